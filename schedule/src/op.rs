@@ -1,0 +1,253 @@
+//! The operations a program is made of, and their text.
+//!
+//! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
+//! B the half of the backward pass that yields the gradient of the input, W the half that yields
+//! the gradient of the weights, BW both in one. An operation on a chunk is written
+//! `<chunk><letters><microbatch>`, as in `2F0` or `3SEND_F1`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+
+/// One chunk's share of one microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Pass {
+    /// The piece of the model that works.
+    pub chunk: ChunkIndex,
+    /// The microbatch it works on.
+    pub microbatch: MicrobatchIndex,
+}
+
+impl Pass {
+    /// The pass of chunk number `chunk` over microbatch number `microbatch`.
+    #[must_use]
+    pub const fn new(chunk: u32, microbatch: u32) -> Self {
+        Self { chunk: ChunkIndex(chunk), microbatch: MicrobatchIndex(microbatch) }
+    }
+}
+
+/// Arithmetic on a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Compute {
+    /// The forward pass.
+    F,
+    /// The gradient of the chunk's input.
+    B,
+    /// The gradient of the chunk's weights: all of it, or what [`Compute::WE`] left.
+    W,
+    /// The part of W that keeps so large an operand that it runs right after its B: the output
+    /// head, whose operand is one number per token and vocabulary entry.
+    WE,
+    /// B and W in one, as schedules without the split run it: the input's gradient leaves only
+    /// when the weights' is done as well.
+    BW,
+}
+
+impl Compute {
+    /// Whether the operation adds to the weights' gradient, and so destroys the gradient of the
+    /// step before (rule R1 of `docs/validation.md`).
+    #[must_use]
+    pub const fn accumulates(self) -> bool {
+        match self {
+            Self::W | Self::WE | Self::BW => true,
+            Self::F | Self::B => false,
+        }
+    }
+
+    /// Whether the operation yields the gradient of the chunk's input.
+    #[must_use]
+    pub const fn yields_input_gradient(self) -> bool {
+        match self {
+            Self::B | Self::BW => true,
+            Self::F | Self::W | Self::WE => false,
+        }
+    }
+}
+
+/// Which way a boundary tensor flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Flow {
+    /// Activations, from a chunk to the next one of the model.
+    Forward,
+    /// Gradients, from a chunk to the one before.
+    Backward,
+}
+
+/// How a boundary tensor changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Transfer {
+    /// The named chunk's result leaves for another stage.
+    Send,
+    /// The named chunk's operand arrives from another stage.
+    Receive,
+    /// The named chunk's result goes to a chunk on the same stage.
+    Local,
+}
+
+/// What belongs to the optimizer step and its validation (`docs/validation.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Update {
+    /// Freeze the gradient, send its sums of squares to the leader.
+    Report,
+    /// Compute the candidate weights.
+    Step,
+    /// Wait for the verdict on the step before this one.
+    GatePrevious,
+    /// Wait for the verdict on this step.
+    GateThis,
+    /// Make the gated step's candidate the state.
+    Commit,
+}
+
+/// One operation of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Op {
+    /// Arithmetic.
+    Compute(Compute, Pass),
+    /// A boundary tensor changes hands; the pass names the chunk at the executing stage.
+    Transfer(Transfer, Flow, Pass),
+    /// The step and its validation.
+    Update(Update),
+}
+
+const COMPUTE_TEXT: [(Compute, &str); 5] = [
+    (Compute::F, "F"),
+    (Compute::B, "B"),
+    (Compute::W, "W"),
+    (Compute::WE, "WE"),
+    (Compute::BW, "BW"),
+];
+
+const TRANSFER_TEXT: [(Transfer, Flow, &str); 6] = [
+    (Transfer::Send, Flow::Forward, "SEND_F"),
+    (Transfer::Receive, Flow::Forward, "RECV_F"),
+    (Transfer::Local, Flow::Forward, "LOCAL_F"),
+    (Transfer::Send, Flow::Backward, "SEND_B"),
+    (Transfer::Receive, Flow::Backward, "RECV_B"),
+    (Transfer::Local, Flow::Backward, "LOCAL_B"),
+];
+
+const UPDATE_TEXT: [(Update, &str); 5] = [
+    (Update::Report, "REPORT"),
+    (Update::Step, "STEP"),
+    (Update::GatePrevious, "GATE_PREVIOUS"),
+    (Update::GateThis, "GATE_THIS"),
+    (Update::Commit, "COMMIT"),
+];
+
+fn lookup<K: PartialEq>(table: &[(K, &'static str)], key: &K) -> &'static str {
+    table.iter().find(|(k, _)| k == key).expect("the table names every variant").1
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(lookup(&COMPUTE_TEXT, self))
+    }
+}
+
+impl fmt::Display for Update {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(lookup(&UPDATE_TEXT, self))
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (letters, pass) = match self {
+            Self::Compute(compute, pass) => (lookup(&COMPUTE_TEXT, compute), pass),
+            Self::Transfer(transfer, flow, pass) => {
+                let row = TRANSFER_TEXT.iter().find(|(t, w, _)| t == transfer && w == flow);
+                (row.expect("the table names every pair").2, pass)
+            }
+            Self::Update(update) => return update.fmt(f),
+        };
+        write!(f, "{}{letters}{}", pass.chunk, pass.microbatch)
+    }
+}
+
+/// Why a word is no operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpParseError {
+    /// Neither an update nor of the form chunk, letters, microbatch.
+    #[error(
+        "`{word}` is no operation: expected an update such as REPORT, \
+         or a chunk, letters and a microbatch such as 2F0"
+    )]
+    Form {
+        /// The word as found.
+        word: String,
+    },
+    /// The letters between chunk and microbatch are not known.
+    #[error("`{word}`: unknown operation `{letters}`; expected one of {}", known_letters())]
+    Letters {
+        /// The word as found.
+        word: String,
+        /// Its letters.
+        letters: String,
+    },
+}
+
+fn known_letters() -> String {
+    let compute = COMPUTE_TEXT.iter().map(|row| row.1);
+    let transfer = TRANSFER_TEXT.iter().map(|row| row.2);
+    compute.chain(transfer).collect::<Vec<_>>().join(", ")
+}
+
+impl FromStr for Op {
+    type Err = OpParseError;
+
+    fn from_str(word: &str) -> Result<Self, OpParseError> {
+        if let Some((update, _)) = UPDATE_TEXT.iter().find(|(_, text)| *text == word) {
+            return Ok(Self::Update(*update));
+        }
+        let form = || OpParseError::Form { word: word.to_owned() };
+        let letters_at = word.find(|c: char| !c.is_ascii_digit()).ok_or_else(form)?;
+        let (chunk, rest) = word.split_at(letters_at);
+        let digits_at = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(form)?;
+        let (letters, microbatch) = rest.split_at(digits_at);
+        let pass =
+            Pass::new(chunk.parse().map_err(|_| form())?, microbatch.parse().map_err(|_| form())?);
+        if let Some((compute, _)) = COMPUTE_TEXT.iter().find(|(_, text)| *text == letters) {
+            return Ok(Self::Compute(*compute, pass));
+        }
+        if let Some((transfer, flow, _)) = TRANSFER_TEXT.iter().find(|row| row.2 == letters) {
+            return Ok(Self::Transfer(*transfer, *flow, pass));
+        }
+        Err(OpParseError::Letters { word: word.to_owned(), letters: letters.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
+
+    #[test]
+    fn text_and_operation_are_inverses() {
+        let check = |text: &str, op: Op| {
+            assert_eq!(op.to_string(), text);
+            assert_eq!(text.parse(), Ok(op));
+        };
+        check("0F0", Op::Compute(Compute::F, Pass::new(0, 0)));
+        check("12BW345", Op::Compute(Compute::BW, Pass::new(12, 345)));
+        check("3WE7", Op::Compute(Compute::WE, Pass::new(3, 7)));
+        check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
+        check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
+        check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
+    }
+
+    #[test]
+    fn a_word_that_is_no_operation_is_named() {
+        let form = |word: &str| Err(OpParseError::Form { word: word.to_owned() });
+        let check = |word: &str, expected| assert_eq!(word.parse::<Op>(), expected);
+        check("", form(""));
+        check("17", form("17"));
+        check("F0", form("F0"));
+        check("0F", form("0F"));
+        check("0F0x", form("0F0x"));
+        check("99999999999F0", form("99999999999F0"));
+        let letters = OpParseError::Letters { word: "0X1".into(), letters: "X".into() };
+        check("0X1", Err(letters));
+    }
+}
