@@ -5,12 +5,31 @@
 //! proves it legal, `lower` adds what arithmetic alone leaves out, `simulate` gives it times, and
 //! `render` draws it. This package knows no tensor, no address, no clock and no consensus.
 
+mod boundary;
+mod check;
+mod cost;
+mod generate;
 mod kind;
+mod lower;
+mod memory;
 mod op;
+mod pass_table;
 mod placement;
 mod program;
+pub mod render;
+mod simulate;
+mod timeline;
+mod walk;
 
+pub use check::{VIOLATION_COUNT_MAX, Violation, check};
+pub use cost::{ChunkTimes, CostError, Costs};
+pub use generate::{GenerateError, generate};
 pub use kind::{ScheduleKind, UnknownKind};
+pub use lower::{LowerOptions, lower};
+pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
 pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
-pub use placement::{Placement, PlacementShape};
-pub use program::{Program, ProgramParseError, TEXT_COUNT_MAX, Window};
+pub use placement::{Placement, PlacementError, PlacementShape};
+pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
+pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate};
+pub use timeline::{Slice, Timeline};
+pub use walk::{Stuck, StuckAt};

@@ -112,6 +112,26 @@ pub enum Op {
     Update(Update),
 }
 
+impl Op {
+    /// The pass the operation is about, if it is about one.
+    #[must_use]
+    pub const fn pass(self) -> Option<Pass> {
+        match self {
+            Self::Compute(_, pass) | Self::Transfer(_, _, pass) => Some(pass),
+            Self::Update(_) => None,
+        }
+    }
+
+    /// Whether the operation adds to a weights' gradient ([`Compute::accumulates`]).
+    #[must_use]
+    pub const fn accumulates(self) -> bool {
+        match self {
+            Self::Compute(compute, _) => compute.accumulates(),
+            Self::Transfer(..) | Self::Update(_) => false,
+        }
+    }
+}
+
 const COMPUTE_TEXT: [(Compute, &str); 5] = [
     (Compute::F, "F"),
     (Compute::B, "B"),

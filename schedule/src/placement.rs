@@ -1,11 +1,16 @@
 //! Which stage holds which chunk of the model.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ChunkIndex, StageIndex};
+
+use crate::program::TEXT_COUNT_MAX;
 
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
 /// highest holds as many chunks as any other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "PlacementForm", into = "PlacementForm")]
 pub struct Placement {
     stage_of_chunk: Vec<StageIndex>,
     stage_count: u32,
@@ -23,7 +28,54 @@ pub enum PlacementShape {
     Vee,
 }
 
+/// Shape and size, from which a placement is laid out again.
+#[derive(Serialize, Deserialize)]
+struct PlacementForm {
+    shape: PlacementShape,
+    stage_count: u32,
+    chunk_count: u32,
+}
+
+/// Chunks and stages that do not form the shape named.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{chunk_count} chunks over {stage_count} stages do not form a {shape}")]
+pub struct PlacementError {
+    /// The shape named.
+    pub shape: PlacementShape,
+    /// Stages named.
+    pub stage_count: u32,
+    /// Chunks named.
+    pub chunk_count: u32,
+}
+
 impl Placement {
+    /// `chunk_count` chunks laid over `stage_count` stages in `shape`.
+    ///
+    /// # Errors
+    /// If every stage cannot hold as many chunks as the shape asks for, or if there are more than
+    /// [`TEXT_COUNT_MAX`] chunks.
+    pub fn of_shape(
+        shape: PlacementShape,
+        stage_count: u32,
+        chunk_count: u32,
+    ) -> Result<Self, PlacementError> {
+        let error = PlacementError { shape, stage_count, chunk_count };
+        let chunks_are_dealt = stage_count > 0
+            && (1..=TEXT_COUNT_MAX).contains(&chunk_count)
+            && chunk_count.is_multiple_of(stage_count);
+        if !chunks_are_dealt {
+            return Err(error);
+        }
+        match (shape, chunk_count / stage_count) {
+            (PlacementShape::Line, 1) => Ok(Self::line(stage_count)),
+            (PlacementShape::Loop, chunks_per_stage) => {
+                Ok(Self::looped(stage_count, chunks_per_stage))
+            }
+            (PlacementShape::Vee, 2) => Ok(Self::vee(stage_count)),
+            (PlacementShape::Line | PlacementShape::Vee, _) => Err(error),
+        }
+    }
+
     /// One chunk a stage.
     ///
     /// # Panics
@@ -101,9 +153,35 @@ impl Placement {
     }
 }
 
+impl From<Placement> for PlacementForm {
+    fn from(placement: Placement) -> Self {
+        let shape = placement.shape();
+        Self { shape, stage_count: placement.stage_count, chunk_count: placement.chunk_count() }
+    }
+}
+
+impl TryFrom<PlacementForm> for Placement {
+    type Error = PlacementError;
+
+    fn try_from(form: PlacementForm) -> Result<Self, PlacementError> {
+        Self::of_shape(form.shape, form.stage_count, form.chunk_count)
+    }
+}
+
+impl fmt::Display for PlacementShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Line => "line",
+            Self::Loop => "loop",
+            Self::Vee => "vee",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Placement, PlacementShape};
+    use super::{Placement, PlacementError, PlacementShape};
+    use crate::program::TEXT_COUNT_MAX;
     use zbelastic_types::{ChunkIndex, StageIndex};
 
     #[test]
@@ -121,5 +199,27 @@ mod tests {
         check(&Placement::vee(3), PlacementShape::Vee, &[0, 1, 2, 2, 1, 0]);
         let first: Vec<_> = Placement::vee(3).chunks_of(StageIndex(0)).collect();
         assert_eq!(first, [ChunkIndex(0), ChunkIndex(5)]);
+    }
+
+    #[test]
+    fn chunks_and_stages_must_form_the_shape() {
+        let check = |shape, stage_count, chunk_count, is_legal: bool| {
+            let expected = if is_legal {
+                Ok(chunk_count)
+            } else {
+                Err(PlacementError { shape, stage_count, chunk_count })
+            };
+            let found = Placement::of_shape(shape, stage_count, chunk_count);
+            assert_eq!(found.map(|placement| placement.chunk_count()), expected);
+        };
+        check(PlacementShape::Line, 3, 3, true);
+        check(PlacementShape::Line, 3, 6, false);
+        check(PlacementShape::Loop, 3, 9, true);
+        check(PlacementShape::Loop, 3, 8, false);
+        check(PlacementShape::Vee, 3, 6, true);
+        check(PlacementShape::Vee, 3, 3, false);
+        check(PlacementShape::Line, 0, 0, false);
+        check(PlacementShape::Loop, 1, TEXT_COUNT_MAX, true);
+        check(PlacementShape::Loop, 1, TEXT_COUNT_MAX + 1, false);
     }
 }

@@ -17,7 +17,7 @@ use zbelastic_types::StageIndex;
 
 use crate::kind::{ScheduleKind, UnknownKind};
 use crate::op::{Op, OpParseError};
-use crate::placement::{Placement, PlacementShape};
+use crate::placement::{Placement, PlacementError, PlacementShape};
 
 /// How many steps may run ahead of the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -53,6 +53,17 @@ impl Program {
     pub fn ops(&self, stage: StageIndex) -> &[Op] {
         &self.stages[stage.index()]
     }
+
+    /// Every stage with its operations.
+    pub fn lists(&self) -> impl Iterator<Item = (StageIndex, &[Op])> {
+        (0..).map(StageIndex).zip(self.stages.iter().map(Vec::as_slice))
+    }
+
+    /// Chunks times microbatches: each is passed forward and backward once.
+    #[must_use]
+    pub fn pass_count(&self) -> u64 {
+        u64::from(self.placement.chunk_count()) * u64::from(self.microbatch_count)
+    }
 }
 
 impl fmt::Display for Window {
@@ -64,21 +75,13 @@ impl fmt::Display for Window {
     }
 }
 
-fn shape_text(shape: PlacementShape) -> &'static str {
-    match shape {
-        PlacementShape::Line => "line",
-        PlacementShape::Loop => "loop",
-        PlacementShape::Vee => "vee",
-    }
-}
-
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "program {} {} stages {} chunks {} microbatches {} window ",
             self.kind,
-            shape_text(self.placement.shape()),
+            self.placement.shape(),
             self.placement.stage_count(),
             self.placement.chunk_count(),
             self.microbatch_count,
@@ -114,14 +117,16 @@ pub enum ProgramParseError {
     #[error("line 1: {0}")]
     Kind(#[from] UnknownKind),
     /// Stages and chunks do not form the shape named.
-    #[error("line 1: {chunk_count} chunks over {stage_count} stages do not form a {shape}")]
-    Shape {
-        /// The shape named.
-        shape: &'static str,
-        /// Stages named.
-        stage_count: u32,
-        /// Chunks named.
-        chunk_count: u32,
+    #[error("line 1: {0}")]
+    Placement(#[from] PlacementError),
+    /// There are more passes than any reader accepts.
+    #[error(
+        "line 1: expected at most {PASS_COUNT_MAX} passes (chunks times microbatches), \
+         found {found}"
+    )]
+    PassCount {
+        /// The passes the header asks for.
+        found: u64,
     },
     /// A line does not begin with the stage that is next.
     #[error("line {line}: expected `stage {expected}:`, found `{found}`")]
@@ -154,9 +159,13 @@ pub enum ProgramParseError {
 /// Largest stage, chunk or microbatch count a program text may name.
 pub const TEXT_COUNT_MAX: u32 = 65_536;
 
-fn parse_header(
-    line: &str,
-) -> Result<(ScheduleKind, Placement, u32, Option<Window>), ProgramParseError> {
+/// Most passes, chunks times microbatches, a program may have. Its readers keep a few tens of
+/// bytes for each, so the longest text costs them some 100 MiB; the largest pipeline planned for,
+/// 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
+pub const PASS_COUNT_MAX: u64 = 1 << 22;
+
+/// The program a header announces, still without stages.
+fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
     let words: Vec<&str> = line.split_whitespace().collect();
     let [
@@ -179,24 +188,21 @@ fn parse_header(
         Ok(count) if (1..=TEXT_COUNT_MAX).contains(&count) => Ok(count),
         Ok(_) | Err(_) => Err(header()),
     };
-    let (stage_count, chunk_count) = (count(stages)?, count(chunks)?);
-    let candidates = match shape {
-        "line" => Placement::line(stage_count),
-        "loop" => Placement::looped(stage_count, chunk_count.div_ceil(stage_count)),
-        "vee" => Placement::vee(stage_count),
+    let shape = match shape {
+        "line" => PlacementShape::Line,
+        "loop" => PlacementShape::Loop,
+        "vee" => PlacementShape::Vee,
         _ => return Err(header()),
     };
-    if candidates.chunk_count() != chunk_count {
-        let shape = shape_text(candidates.shape());
-        return Err(ProgramParseError::Shape { shape, stage_count, chunk_count });
-    }
     let window = match window {
         "0" => Some(Window::Zero),
         "1" => Some(Window::One),
         "-" => None,
         _ => return Err(header()),
     };
-    Ok((kind.parse()?, candidates, count(microbatches)?, window))
+    let placement = Placement::of_shape(shape, count(stages)?, count(chunks)?)?;
+    let microbatch_count = count(microbatches)?;
+    Ok(Program { kind: kind.parse()?, placement, microbatch_count, window, stages: Vec::new() })
 }
 
 impl FromStr for Program {
@@ -205,22 +211,83 @@ impl FromStr for Program {
     fn from_str(text: &str) -> Result<Self, ProgramParseError> {
         let lines = || (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
         let first = lines().next().map_or("", |(_, line)| line);
-        let (kind, placement, microbatch_count, window) = parse_header(first)?;
-        let mut stages = Vec::new();
+        let mut program = parse_header(first)?;
+        if program.pass_count() > PASS_COUNT_MAX {
+            return Err(ProgramParseError::PassCount { found: program.pass_count() });
+        }
         for (line, content) in lines().skip(1) {
-            let expected = stages.len();
+            let expected = program.stages.len();
             let ops = content.trim().strip_prefix(&format!("stage {expected}:"));
             let Some(ops) = ops else {
                 let found = content.to_owned();
                 return Err(ProgramParseError::Stage { line, expected, found });
             };
             let parsed: Result<Vec<Op>, _> = ops.split_whitespace().map(str::parse).collect();
-            stages.push(parsed.map_err(|source| ProgramParseError::Op { line, source })?);
+            program.stages.push(parsed.map_err(|source| ProgramParseError::Op { line, source })?);
         }
-        let expected = placement.stage_count() as usize;
-        if stages.len() != expected {
-            return Err(ProgramParseError::StageCount { expected, found: stages.len() });
+        let (expected, found) = (program.placement.stage_count() as usize, program.stages.len());
+        if found != expected {
+            return Err(ProgramParseError::StageCount { expected, found });
         }
-        Ok(Self { kind, placement, microbatch_count, window, stages })
+        Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PASS_COUNT_MAX, Program, ProgramParseError};
+    use crate::op::OpParseError;
+    use crate::placement::{PlacementError, PlacementShape};
+
+    const HEADER: &str = "program zb-h1 line stages 2 chunks 2 microbatches 1 window -";
+
+    fn check(text: &str, expected: ProgramParseError) {
+        assert_eq!(text.parse::<Program>(), Err(expected));
+    }
+
+    #[test]
+    fn text_and_program_are_inverses() {
+        let text = format!("{HEADER}\nstage 0: 0F0 0B0 0W0\nstage 1: 1F0 1B0 1W0\n");
+        let program: Program = text.parse().expect("the text is a program");
+        assert_eq!(program.to_string(), text);
+        let spaced = format!("\n{HEADER}\n\n  stage 0:  0F0 0B0  0W0\nstage 1: 1F0 1B0 1W0");
+        assert_eq!(spaced.parse(), Ok(program));
+    }
+
+    #[test]
+    fn a_header_says_what_is_wrong_with_it() {
+        let header = |found: &str| ProgramParseError::Header { found: found.to_owned() };
+        check("", header(""));
+        for (right, wrong) in [("stages 2", "stages 0"), ("line", "ring"), ("window -", "window 2")]
+        {
+            let found = HEADER.replace(right, wrong);
+            check(&found, header(&found));
+        }
+        let shape = PlacementShape::Line;
+        let placement = PlacementError { shape, stage_count: 2, chunk_count: 4 };
+        check(&HEADER.replace("chunks 2", "chunks 4"), ProgramParseError::Placement(placement));
+        let unknown = HEADER.replace("zb-h1", "zb-h3").parse::<Program>();
+        assert!(matches!(unknown, Err(ProgramParseError::Kind(kind)) if kind.found == "zb-h3"));
+    }
+
+    #[test]
+    fn a_header_cannot_ask_for_more_memory_than_a_program_may() {
+        let header = |count: u32| {
+            format!("program gpipe line stages {count} chunks {count} microbatches 8192 window -")
+        };
+        let expected = 512;
+        check(&header(512), ProgramParseError::StageCount { expected, found: 0 });
+        check(&header(513), ProgramParseError::PassCount { found: PASS_COUNT_MAX + 8192 });
+    }
+
+    #[test]
+    fn a_line_that_is_wrong_is_named() {
+        let found = "stage 1: 1F0".to_owned();
+        let stage = ProgramParseError::Stage { line: 2, expected: 0, found };
+        check(&format!("{HEADER}\nstage 1: 1F0"), stage);
+        let source = OpParseError::Form { word: "F0".to_owned() };
+        check(&format!("{HEADER}\nstage 0: F0"), ProgramParseError::Op { line: 2, source });
+        let missing = ProgramParseError::StageCount { expected: 2, found: 1 };
+        check(&format!("{HEADER}\nstage 0:"), missing);
     }
 }

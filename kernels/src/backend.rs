@@ -1,0 +1,500 @@
+//! What a device must be able to do: the dozen and a half operations a transformer's training step
+//! is made of.
+//!
+//! Each operation is a whole fused stage of a layer, so that a device may keep what passes
+//! between the parts in registers. Every operation of the backward pass is split the zero-bubble
+//! way: `*_input` is B, what another operation waits for; `*_weights` is W, what ends only in a
+//! parameter's gradient. Forward and backward keep one order of arguments: shape, operands,
+//! parameters, results.
+//!
+//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a [`View`]
+//! into a buffer that holds a layer's parameters side by side. Shapes are the caller's to get
+//! right: an operation asserts them.
+//!
+//! A backend's results do not depend on how many threads it uses, on how a model is partitioned
+//! over backends, or on when an operation runs. [`crate::conformance`] holds every backend to that.
+
+use std::ops::Range;
+
+/// Memory could not be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the device has no {bytes} bytes left")]
+pub struct AllocateError {
+    /// What was asked for.
+    pub bytes: u64,
+}
+
+/// Part of a buffer, to be read.
+#[derive(Debug)]
+pub struct View<'a, B> {
+    /// The buffer.
+    pub buffer: &'a B,
+    /// The floats meant.
+    pub range: Range<usize>,
+}
+
+impl<'a, B> View<'a, B> {
+    /// The floats `range` of `buffer`.
+    pub fn new(buffer: &'a B, range: Range<usize>) -> Self {
+        Self { buffer, range }
+    }
+}
+
+/// Part of a buffer, to be written.
+#[derive(Debug)]
+pub struct ViewMut<'a, B> {
+    /// The buffer.
+    pub buffer: &'a mut B,
+    /// The floats meant.
+    pub range: Range<usize>,
+}
+
+impl<'a, B> ViewMut<'a, B> {
+    /// The floats `range` of `buffer`.
+    pub fn new(buffer: &'a mut B, range: Range<usize>) -> Self {
+        Self { buffer, range }
+    }
+}
+
+/// Whether a gradient begins or continues. Microbatch 0 starts, the others add, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accumulate {
+    /// Overwrite what is there.
+    Start,
+    /// Add to it.
+    Add,
+}
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norm {
+    /// Mean and variance (Ba et al., arXiv 1607.06450); statistics are mean and inverse deviation.
+    Layer {
+        /// Added to the variance.
+        epsilon: f32,
+    },
+    /// Root mean square (Zhang and Sennrich, arXiv 1910.07467); the statistic is its inverse.
+    Rms {
+        /// Added to the mean square.
+        epsilon: f32,
+    },
+}
+
+impl Norm {
+    /// Floats of statistics kept per row.
+    #[must_use]
+    pub const fn statistics_per_row(self) -> usize {
+        match self {
+            Self::Layer { .. } => 2,
+            Self::Rms { .. } => 1,
+        }
+    }
+
+    /// Whether there is a bias beside the weight.
+    #[must_use]
+    pub const fn has_bias(self) -> bool {
+        match self {
+            Self::Layer { .. } => true,
+            Self::Rms { .. } => false,
+        }
+    }
+}
+
+/// `rows` rows of `width` floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Rows, one a token.
+    pub count: usize,
+    /// Floats a row.
+    pub width: usize,
+}
+
+/// A linear layer's matrix: `outputs` rows of `inputs` floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Features out.
+    pub outputs: usize,
+    /// Features in.
+    pub inputs: usize,
+}
+
+/// Causal attention over `sequences` sequences. A row of queries, keys and values holds
+/// `heads * head_width` query floats, then `kv_heads * head_width` keys, then as many values.
+/// Query head `h` reads key and value head `h / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Sequences in the microbatch.
+    pub sequences: usize,
+    /// Tokens a sequence.
+    pub sequence_len: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Floats a head.
+    pub head_width: usize,
+}
+
+impl AttentionShape {
+    /// Tokens in all.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.sequences * self.sequence_len
+    }
+
+    /// Floats of a row of queries.
+    #[must_use]
+    pub const fn query_width(&self) -> usize {
+        self.heads * self.head_width
+    }
+
+    /// Floats of a row of keys, and of a row of values.
+    #[must_use]
+    pub const fn key_width(&self) -> usize {
+        self.kv_heads * self.head_width
+    }
+
+    /// Floats of a row of queries, keys and values.
+    #[must_use]
+    pub const fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.key_width()
+    }
+}
+
+/// Which way a rotary embedding turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// As in the forward pass.
+    Forward,
+    /// Back again: the gradient's way.
+    Backward,
+}
+
+/// What follows the product in a linear layer's forward pass.
+#[derive(Debug)]
+pub enum ForwardEpilogue<'a, B> {
+    /// Nothing.
+    Plain,
+    /// The result is GELU of the product; the product itself is kept in `before`.
+    Gelu {
+        /// Receives the product.
+        before: &'a mut B,
+    },
+    /// The result is `skip` plus the product.
+    Add {
+        /// The residual stream.
+        skip: &'a B,
+    },
+}
+
+/// Where a linear layer's input gradient goes.
+#[derive(Debug)]
+pub enum BackwardEpilogue<'a, B> {
+    /// As it is.
+    Plain {
+        /// Receives the gradient.
+        gradient: &'a mut B,
+    },
+    /// Through GELU's slope.
+    Gelu {
+        /// Holds what GELU was given; receives its gradient.
+        before_then_gradient: &'a mut B,
+    },
+}
+
+/// A linear layer's part of a gradient buffer.
+#[derive(Debug)]
+pub struct LinearGradient<'a, B> {
+    /// The buffer.
+    pub buffer: &'a mut B,
+    /// The matrix in it, `outputs` by `inputs`.
+    pub weight: Range<usize>,
+    /// The bias in it.
+    pub bias: Option<Range<usize>>,
+}
+
+/// A normalisation's part of a gradient buffer.
+#[derive(Debug)]
+pub struct NormGradient<'a, B> {
+    /// The buffer.
+    pub buffer: &'a mut B,
+    /// The weight in it.
+    pub weight: Range<usize>,
+    /// The bias in it.
+    pub bias: Option<Range<usize>>,
+}
+
+/// The embedding's part of a gradient buffer.
+#[derive(Debug)]
+pub struct EmbedGradient<'a, B> {
+    /// The buffer.
+    pub buffer: &'a mut B,
+    /// The token table in it.
+    pub tokens: Range<usize>,
+    /// The table of positions in it.
+    pub positions: Option<Range<usize>>,
+}
+
+/// A sum of squares over a tensor, in f64.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SquareSum {
+    /// In index order within chunks of [`SQUARE_SUM_CHUNK`] elements, chunks in order.
+    pub sum: f64,
+    /// Elements that are NaN or infinite.
+    pub nonfinite: u64,
+}
+
+/// Elements summed as one chain in [`Backend::sum_squares`].
+pub const SQUARE_SUM_CHUNK: usize = 65_536;
+
+/// The numbers of one AdamW step, rounded once (Loshchilov and Hutter, arXiv 1711.05101). For each
+/// element, without fused multiply-add and in this order:
+/// `g' = clip * g`, `w = w * decay`, `m = m * beta1 + g' * beta1_rest`,
+/// `v = v * beta2 + (beta2_rest * g') * g'`, `d = sqrt(v) / correction2 + epsilon`,
+/// `w = w + (step * m) / d`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWNumbers {
+    /// `1 - lr * weight_decay`.
+    pub decay: f32,
+    /// First moment's decay.
+    pub beta1: f32,
+    /// `1 - beta1`.
+    pub beta1_rest: f32,
+    /// Second moment's decay.
+    pub beta2: f32,
+    /// `1 - beta2`.
+    pub beta2_rest: f32,
+    /// `sqrt(1 - beta2^k)`.
+    pub correction2: f32,
+    /// Added to the denominator.
+    pub epsilon: f32,
+    /// `-lr / (1 - beta1^k)`.
+    pub step: f32,
+    /// The clip coefficient.
+    pub clip: f32,
+}
+
+/// A device that holds tensors and does arithmetic on them.
+pub trait Backend {
+    /// A run of 32-bit floats in the device's memory.
+    type Buffer;
+    /// A linear layer's matrix in the form in which products read it.
+    type Matrix;
+
+    /// A buffer of `len` zeros.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate(&self, len: usize) -> Result<Self::Buffer, AllocateError>;
+
+    /// Floats in a buffer.
+    fn len(&self, buffer: &Self::Buffer) -> usize;
+
+    /// Copies from the host; lengths are equal.
+    fn upload(&self, from: &[f32], to: ViewMut<'_, Self::Buffer>);
+
+    /// Copies to the host; lengths are equal.
+    fn download(&self, from: View<'_, Self::Buffer>, to: &mut [f32]);
+
+    /// Copies within the device; lengths are equal.
+    fn copy(&self, from: View<'_, Self::Buffer>, to: ViewMut<'_, Self::Buffer>);
+
+    /// A matrix of zeros.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
+
+    /// Bytes a matrix of this shape takes beside its parameters.
+    fn matrix_bytes(&self, shape: MatrixShape) -> u64;
+
+    /// Bytes a buffer of `len` floats takes.
+    fn buffer_bytes(&self, len: usize) -> u64;
+
+    /// Brings `from`, `outputs` by `inputs` in row-major order, into the form products read.
+    fn load_matrix(&self, from: View<'_, Self::Buffer>, to: &mut Self::Matrix);
+
+    /// `out[i] = tokens_table[token_i] + positions_table[i mod sequence_len]`.
+    fn embed_forward(
+        &self,
+        sequence_len: usize,
+        tokens: &[u32],
+        token_table: View<'_, Self::Buffer>,
+        position_table: Option<View<'_, Self::Buffer>>,
+        out: &mut Self::Buffer,
+    );
+
+    /// W of the embedding: rows of `gradient` added to the tables in token order.
+    fn embed_backward_weights(
+        &self,
+        sequence_len: usize,
+        tokens: &[u32],
+        gradient: &Self::Buffer,
+        to: EmbedGradient<'_, Self::Buffer>,
+        accumulate: Accumulate,
+    );
+
+    /// Normalises rows of `x` into `y` and keeps the statistics.
+    #[allow(clippy::too_many_arguments)]
+    fn norm_forward(
+        &self,
+        norm: Norm,
+        rows: Rows,
+        x: &Self::Buffer,
+        weight: View<'_, Self::Buffer>,
+        bias: Option<View<'_, Self::Buffer>>,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    );
+
+    /// B of a normalisation on a residual stream: replaces `x` by `skip` plus the gradient that
+    /// comes through the normalisation, and leaves this microbatch's share of the weight's and
+    /// bias's gradient in `partials` (`width` floats each).
+    #[allow(clippy::too_many_arguments)]
+    fn norm_backward_input(
+        &self,
+        norm: Norm,
+        rows: Rows,
+        gradient: &Self::Buffer,
+        skip: Option<&Self::Buffer>,
+        weight: View<'_, Self::Buffer>,
+        statistics: &Self::Buffer,
+        x_then_gradient: &mut Self::Buffer,
+        partials: &mut Self::Buffer,
+    );
+
+    /// W of a normalisation: adds `partials`.
+    fn norm_backward_weights(
+        &self,
+        norm: Norm,
+        width: usize,
+        partials: &Self::Buffer,
+        to: NormGradient<'_, Self::Buffer>,
+        accumulate: Accumulate,
+    );
+
+    /// `y = epilogue(x * matrix^T + bias)`.
+    fn linear_forward(
+        &self,
+        rows: usize,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        bias: Option<View<'_, Self::Buffer>>,
+        epilogue: ForwardEpilogue<'_, Self::Buffer>,
+        y: &mut Self::Buffer,
+    );
+
+    /// B of a linear layer: `epilogue(gradient * matrix)`.
+    fn linear_backward_input(
+        &self,
+        rows: usize,
+        gradient: &Self::Buffer,
+        matrix: &Self::Matrix,
+        epilogue: BackwardEpilogue<'_, Self::Buffer>,
+    );
+
+    /// W of a linear layer: `gradient^T * x`, and the column sums of `gradient` for the bias.
+    fn linear_backward_weights(
+        &self,
+        rows: usize,
+        shape: MatrixShape,
+        x: &Self::Buffer,
+        gradient: &Self::Buffer,
+        to: LinearGradient<'_, Self::Buffer>,
+        accumulate: Accumulate,
+    );
+
+    /// Turns queries and keys by their position (Su et al., arXiv 2104.09864; halves, not pairs).
+    /// `angles` holds, for each position, `head_width / 2` cosines and then as many sines.
+    fn rotate(
+        &self,
+        shape: AttentionShape,
+        angles: &Self::Buffer,
+        turn: Turn,
+        qkv: &mut Self::Buffer,
+    );
+
+    /// Causal softmax attention; keeps the logarithm of each row's sum of exponentials in
+    /// `log_sums`, heads side by side.
+    fn attention_forward(
+        &self,
+        shape: AttentionShape,
+        qkv: &Self::Buffer,
+        out: &mut Self::Buffer,
+        log_sums: &mut Self::Buffer,
+    );
+
+    /// B of attention: replaces queries, keys and values by their gradients. Scores are computed
+    /// again from `log_sums` (Dao et al., arXiv 2205.14135, section 3.1).
+    fn attention_backward(
+        &self,
+        shape: AttentionShape,
+        out: &Self::Buffer,
+        log_sums: &Self::Buffer,
+        gradient: &Self::Buffer,
+        qkv_then_gradient: &mut Self::Buffer,
+    );
+
+    /// `h = silu(gate) * up`; a row of `gate_up` holds `width` floats of each (Shazeer, arXiv
+    /// 2002.05202).
+    fn swiglu_forward(&self, rows: Rows, gate_up: &Self::Buffer, h: &mut Self::Buffer);
+
+    /// B of SwiGLU: replaces gate and up by their gradients.
+    fn swiglu_backward(
+        &self,
+        rows: Rows,
+        gradient: &Self::Buffer,
+        gate_up_then_gradient: &mut Self::Buffer,
+    );
+
+    /// Logits, the logarithm of each row's sum of their exponentials, and the sum over rows of the
+    /// cross-entropy with `targets`, in nats.
+    fn head_forward(
+        &self,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        targets: &[u32],
+        logits: &mut Self::Buffer,
+        log_sums: &mut Self::Buffer,
+    ) -> f64;
+
+    /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
+    /// gradient of `x`.
+    #[allow(clippy::too_many_arguments)]
+    fn head_backward_input(
+        &self,
+        targets: &[u32],
+        scale: f32,
+        log_sums: &Self::Buffer,
+        matrix: &Self::Matrix,
+        logits_then_gradient: &mut Self::Buffer,
+        gradient: &mut Self::Buffer,
+    );
+
+    /// The sum of squares of a tensor.
+    fn sum_squares(&self, x: View<'_, Self::Buffer>) -> SquareSum;
+
+    /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
+    /// and writes `candidate` there.
+    #[allow(clippy::too_many_arguments)]
+    fn adamw_candidate(
+        &self,
+        range: Range<usize>,
+        w: &Self::Buffer,
+        m: &Self::Buffer,
+        v: &Self::Buffer,
+        g: &Self::Buffer,
+        numbers: AdamWNumbers,
+        candidate: &mut Self::Buffer,
+    );
+
+    /// The moments after the same step, in place.
+    fn adamw_commit(
+        &self,
+        range: Range<usize>,
+        g: &Self::Buffer,
+        numbers: AdamWNumbers,
+        m: &mut Self::Buffer,
+        v: &mut Self::Buffer,
+    );
+}

@@ -1,0 +1,57 @@
+//! What every backend must do, as tests that a backend instantiates in one line.
+//!
+//! ```ignore
+//! zbelastic_kernels::conformance!(cpu, || vec![CpuBackend::new(1)?, CpuBackend::new(2)?]);
+//! ```
+//!
+//! Each behaviour is compared with [`crate::reference`] on the first device, at shapes on both
+//! sides of every block size, and then all devices named must give the same bits as the first.
+//! The reference's own gradients are checked against finite differences beside it.
+
+mod activation;
+mod attention;
+mod embed;
+mod head;
+mod linear;
+mod norm;
+mod optimizer;
+mod probe;
+
+pub use activation::swiglu;
+pub use attention::{attention, attention_sees_no_future, rotation};
+pub use embed::embedding;
+pub use head::{head, head_is_stable_for_large_logits};
+pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
+pub use norm::norms;
+pub use optimizer::{adamw_meets_the_bits, square_sums};
+pub use probe::floats;
+
+/// Instantiates the suite: a module of tests over the devices that `$make` yields, which must all
+/// give the same bits. Prints one line and passes if `$make` yields none.
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $make:expr) => {
+        mod $name {
+            use super::*;
+
+            $crate::conformance!(@tests $make;
+                linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
+                swiglu, attention, attention_sees_no_future, rotation, embedding, head,
+                head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits
+            );
+        }
+    };
+    (@tests $make:expr; $($test:ident),*) => {
+        $(
+            #[test]
+            fn $test() {
+                let devices = ($make)();
+                if devices.is_empty() {
+                    println!("skipped: no device");
+                    return;
+                }
+                $crate::conformance::$test(&devices);
+            }
+        )*
+    };
+}

@@ -1,0 +1,87 @@
+//! Attention and rotary embedding.
+
+use super::probe::{check, download, floats, poisoned, upload, widen};
+use crate::backend::{AttentionShape, Backend, Turn};
+use crate::reference;
+
+/// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks.
+const SHAPES: [(usize, usize, usize, usize, usize); 8] = [
+    (1, 1, 1, 1, 2),
+    (2, 5, 3, 3, 4),
+    (3, 33, 4, 2, 8),
+    (1, 64, 4, 1, 16),
+    (2, 100, 2, 2, 33),
+    (1, 383, 2, 1, 6),
+    (1, 420, 1, 1, 64),
+    (1, 800, 2, 1, 4),
+];
+const ERROR_MAX: f64 = 4e-6;
+
+fn shape(
+    (sequences, sequence_len, heads, kv_heads, head_width): (usize, usize, usize, usize, usize),
+) -> AttentionShape {
+    AttentionShape { sequences, sequence_len, heads, kv_heads, head_width }
+}
+
+fn run<B: Backend>(device: &B, shape: AttentionShape, qkv: &[f32], dy: &[f32]) -> Vec<Vec<f32>> {
+    let mut qkv = upload(device, qkv);
+    let mut out = poisoned(device, shape.rows() * shape.query_width());
+    let mut log_sums = poisoned(device, shape.rows() * shape.heads);
+    device.attention_forward(shape, &qkv, &mut out, &mut log_sums);
+    device.attention_backward(shape, &out, &log_sums, &upload(device, dy), &mut qkv);
+    [&out, &log_sums, &qkv].map(|result| download(device, result)).to_vec()
+}
+
+/// Forward and B.
+pub fn attention<B: Backend>(devices: &[B]) {
+    for shape in SHAPES.map(shape) {
+        let scaled = floats(shape.rows() * shape.qkv_width(), 1);
+        let qkv: Vec<f32> = scaled.iter().map(|x| x * 2.0).collect();
+        let dy = floats(shape.rows() * shape.query_width(), 2);
+        let (out, log_sums) = reference::attention_forward(shape, &widen(&qkv));
+        let gradient = reference::attention_backward(shape, &widen(&qkv), &widen(&dy));
+        let expected = [("out", out), ("log sums", log_sums), ("gradient", gradient)];
+        check(&format!("{shape:?}"), devices, &expected, ERROR_MAX, |device| {
+            run(device, shape, &qkv, &dy)
+        });
+    }
+}
+
+/// What comes later in a sequence, or in another one, changes no bit of an earlier row.
+pub fn attention_sees_no_future<B: Backend>(devices: &[B]) {
+    let shape = shape((2, 70, 2, 1, 8));
+    let qkv = floats(shape.rows() * shape.qkv_width(), 1);
+    let dy = floats(shape.rows() * shape.query_width(), 2);
+    for device in devices {
+        let before = &run(device, shape, &qkv, &dy)[0];
+        for changed in [1, 13, 14, 31, 32, 69, 70] {
+            let mut later = qkv.clone();
+            for x in &mut later[changed * shape.qkv_width()..] {
+                *x = 3.0 - *x;
+            }
+            let after = &run(device, shape, &later, &dy)[0];
+            let rows = changed * shape.query_width();
+            assert_eq!(before[..rows], after[..rows], "rows before {changed}");
+            assert_ne!(before[rows..], after[rows..], "rows from {changed}");
+        }
+    }
+}
+
+/// Both turns.
+pub fn rotation<B: Backend>(devices: &[B]) {
+    for shape in [shape((2, 5, 3, 1, 4)), shape((1, 300, 2, 2, 6))] {
+        let angles = floats(shape.sequence_len * shape.head_width, 1);
+        let qkv = floats(shape.rows() * shape.qkv_width(), 2);
+        let turned = |turn: Turn| reference::rotate(shape, &widen(&angles), turn, &widen(&qkv));
+        let expected = [("forward", turned(Turn::Forward)), ("backward", turned(Turn::Backward))];
+        check(&format!("rotation {shape:?}"), devices, &expected, 1e-6, |device| {
+            let angles = upload(device, &angles);
+            let turned = [Turn::Forward, Turn::Backward].map(|turn| {
+                let mut qkv = upload(device, &qkv);
+                device.rotate(shape, &angles, turn, &mut qkv);
+                download(device, &qkv)
+            });
+            turned.to_vec()
+        });
+    }
+}

@@ -1,0 +1,52 @@
+//! Embeddings.
+
+use super::probe::{check, download, floats, poisoned, tokens, upload, whole, widen};
+use crate::backend::{Accumulate, Backend, EmbedGradient};
+use crate::reference;
+
+/// Forward and W of two microbatches, with and without positions.
+pub fn embedding<B: Backend>(devices: &[B]) {
+    for (sequences, sequence_len, width, vocabulary) in [(1, 1, 3, 2), (3, 7, 17, 11)] {
+        let rows = sequences * sequence_len;
+        let ids = tokens(rows, vocabulary, 1);
+        let (table, positions) = (floats(vocabulary * width, 2), floats(sequence_len * width, 3));
+        let dx = floats(rows * width, 4);
+        let forward = |positions: Option<&[f64]>| {
+            reference::embed_forward(sequence_len, width, &ids, &widen(&table), positions)
+        };
+        let (dtable, dpositions) =
+            reference::embed_backward(sequence_len, width, vocabulary, &ids, &widen(&dx));
+        let twice = |x: &f64| 2.0 * x;
+        let gradient: Vec<f64> = dtable.iter().chain(&dpositions).map(twice).collect();
+        let expected = [
+            ("tokens", forward(None)),
+            ("with positions", forward(Some(&widen(&positions)))),
+            ("gradient", gradient),
+            ("gradient without positions", dtable),
+        ];
+        check(&format!("embedding of {rows} by {width}"), devices, &expected, 1e-6, |device| {
+            let (table, positions) = (upload(device, &table), upload(device, &positions));
+            let dx = upload(device, &dx);
+            let mut plain = poisoned(device, rows * width);
+            let mut placed = poisoned(device, rows * width);
+            device.embed_forward(sequence_len, &ids, whole(device, &table), None, &mut plain);
+            let views = (whole(device, &table), Some(whole(device, &positions)));
+            device.embed_forward(sequence_len, &ids, views.0, views.1, &mut placed);
+            let token_range = 0..vocabulary * width;
+            let mut g = poisoned(device, (vocabulary + sequence_len) * width);
+            for accumulate in [Accumulate::Start, Accumulate::Add] {
+                let range = token_range.end..(vocabulary + sequence_len) * width;
+                let to = EmbedGradient {
+                    buffer: &mut g,
+                    tokens: token_range.clone(),
+                    positions: Some(range),
+                };
+                device.embed_backward_weights(sequence_len, &ids, &dx, to, accumulate);
+            }
+            let mut g_plain = poisoned(device, vocabulary * width);
+            let to = EmbedGradient { buffer: &mut g_plain, tokens: token_range, positions: None };
+            device.embed_backward_weights(sequence_len, &ids, &dx, to, Accumulate::Start);
+            [&plain, &placed, &g, &g_plain].map(|result| download(device, result)).to_vec()
+        });
+    }
+}

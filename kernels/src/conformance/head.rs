@@ -1,0 +1,70 @@
+//! The output head.
+
+use super::probe::{check, download, floats, matrix, poisoned, tokens, upload, widen};
+use crate::backend::{Backend, MatrixShape};
+use crate::reference;
+
+/// A logit here is a sum of up to 390 products and reaches 20: its last bit is 2e-6, and the
+/// exponential turns that into a relative error.
+const ERROR_MAX: f64 = 2e-5;
+
+/// Forward and B; the loss is compared in the bits of its f64 between devices.
+pub fn head<B: Backend>(devices: &[B]) {
+    for (rows, outputs, inputs) in [(1, 2, 3), (20, 97, 32), (300, 400, 24), (15, 1000, 390)] {
+        let shape = MatrixShape { outputs, inputs };
+        let (x, w) = (floats(rows * inputs, 1), floats(outputs * inputs, 2));
+        let targets = tokens(rows, outputs, 3);
+        let scale = 0.125;
+        let forward = reference::head_forward(shape, &widen(&x), &widen(&w), &targets);
+        let back =
+            reference::head_backward(shape, &widen(&x), &widen(&w), &targets, f64::from(scale));
+        let expected = [
+            ("logits", forward.logits),
+            ("log sums", forward.log_sums),
+            ("loss", vec![forward.loss]),
+            ("gradient of logits", back.logits),
+            ("gradient of x", back.x),
+        ];
+        let losses: Vec<u64> = devices
+            .iter()
+            .map(|device| run(device, shape, &x, &w, &targets, scale).0.to_bits())
+            .collect();
+        assert!(losses.iter().all(|loss| *loss == losses[0]), "losses differ: {losses:?}");
+        check(&format!("head {shape:?}"), devices, &expected, ERROR_MAX, |device| {
+            run(device, shape, &x, &w, &targets, scale).1
+        });
+    }
+}
+
+fn run<B: Backend>(
+    device: &B,
+    shape: MatrixShape,
+    x: &[f32],
+    w: &[f32],
+    targets: &[u32],
+    scale: f32,
+) -> (f64, Vec<Vec<f32>>) {
+    let rows = targets.len();
+    let (x, matrix) = (upload(device, x), matrix(device, shape, w));
+    let mut logits = poisoned(device, rows * shape.outputs);
+    let mut log_sums = poisoned(device, rows);
+    let loss = device.head_forward(&x, &matrix, targets, &mut logits, &mut log_sums);
+    let before = download(device, &logits);
+    let mut dx = poisoned(device, rows * shape.inputs);
+    device.head_backward_input(targets, scale, &log_sums, &matrix, &mut logits, &mut dx);
+    let [log_sums, after, dx] = [&log_sums, &logits, &dx].map(|result| download(device, result));
+    (loss, vec![before, log_sums, vec![loss as f32], after, dx])
+}
+
+/// Logits in the hundreds neither overflow nor lose the loss.
+pub fn head_is_stable_for_large_logits<B: Backend>(devices: &[B]) {
+    let shape = MatrixShape { outputs: 500, inputs: 16 };
+    let x: Vec<f32> = floats(32, 1).iter().map(|x| x * 300.0).collect();
+    let (w, targets) = (floats(500 * 16, 2), [3, 499]);
+    let exact = reference::head_forward(shape, &widen(&x), &widen(&w), &targets).loss;
+    for device in devices {
+        let (loss, results) = run(device, shape, &x, &w, &targets, 1.0);
+        assert!((loss - exact).abs() < 1e-4 * exact, "{loss}, expected {exact}");
+        assert!(results.iter().flatten().all(|x| x.is_finite()));
+    }
+}

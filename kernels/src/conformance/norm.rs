@@ -1,0 +1,60 @@
+//! Normalisations.
+
+use super::probe::{check, download, floats, poisoned, upload, whole, widen};
+use crate::backend::{Accumulate, Backend, Norm, NormGradient, Rows};
+use crate::reference;
+
+const ERROR_MAX: f64 = 3e-6;
+
+/// Both kinds, forward, B with a residual stream, and W of two microbatches.
+pub fn norms<B: Backend>(devices: &[B]) {
+    let shapes = [(1, 3), (5, 16), (65, 40), (300, 97)];
+    for norm in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-6 }] {
+        for (count, width) in shapes {
+            one_norm(devices, norm, Rows { count, width });
+        }
+    }
+}
+
+fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: Rows) {
+    let Rows { count, width } = rows;
+    let (x, dy, skip) =
+        (floats(count * width, 1), floats(count * width, 2), floats(count * width, 3));
+    let (weight, bias) = (floats(width, 4), floats(width, 5));
+    let wide_bias = norm.has_bias().then(|| widen(&bias));
+    let y = reference::norm_forward(norm, rows, &widen(&x), &widen(&weight), wide_bias.as_deref());
+    let back = reference::norm_backward(norm, rows, &widen(&x), &widen(&weight), &widen(&dy));
+    let dx = back.x.iter().zip(&skip).map(|(dx, skip)| dx + f64::from(*skip)).collect();
+    let twice = |sums: &[f64]| sums.iter().map(|x| 2.0 * x).collect::<Vec<_>>();
+    let mut gradient = twice(&back.weight);
+    if norm.has_bias() {
+        gradient.extend(twice(&back.bias));
+    }
+    let expected = [("y", y), ("dx", dx), ("dx without skip", back.x), ("gradient", gradient)];
+    check(&format!("{norm:?} {rows:?}"), devices, &expected, ERROR_MAX, |device| {
+        let (xs, dy) = (upload(device, &x), upload(device, &dy));
+        let (skip, weight) = (upload(device, &skip), upload(device, &weight));
+        let bias = norm.has_bias().then(|| upload(device, &bias));
+        let bias = bias.as_ref().map(|bias| whole(device, bias));
+        let mut y = poisoned(device, count * width);
+        let mut statistics = poisoned(device, count * norm.statistics_per_row());
+        let view = || whole(device, &weight);
+        device.norm_forward(norm, rows, &xs, view(), bias, &mut y, &mut statistics);
+        let parameters = if norm.has_bias() { 2 * width } else { width };
+        let mut partials = poisoned(device, parameters);
+        let mut back = |skip: Option<&B::Buffer>, dx: &mut B::Buffer| {
+            let partials = &mut partials;
+            device.norm_backward_input(norm, rows, &dy, skip, view(), &statistics, dx, partials);
+        };
+        let (mut dx, mut dx_plain) = (upload(device, &x), upload(device, &x));
+        back(Some(&skip), &mut dx);
+        back(None, &mut dx_plain);
+        let mut g = poisoned(device, parameters);
+        for accumulate in [Accumulate::Start, Accumulate::Add] {
+            let bias = norm.has_bias().then_some(width..2 * width);
+            let to = NormGradient { buffer: &mut g, weight: 0..width, bias };
+            device.norm_backward_weights(norm, width, &partials, to, accumulate);
+        }
+        [&y, &dx, &dx_plain, &g].map(|result| download(device, result)).to_vec()
+    });
+}

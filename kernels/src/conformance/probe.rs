@@ -1,0 +1,93 @@
+//! Inputs, uploads and comparisons.
+
+use crate::backend::{Backend, MatrixShape, View, ViewMut};
+
+/// Reproducible floats between -1 and 1.
+#[must_use]
+pub fn floats(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+    let mut next = || {
+        // SplitMix64 (Steele et al., OOPSLA 2014, figure 17).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) >> 40
+    };
+    (0..len).map(|_| next() as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+pub(super) fn widen(floats: &[f32]) -> Vec<f64> {
+    floats.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// Token ids below `vocabulary`.
+pub(super) fn tokens(len: usize, vocabulary: usize, seed: u64) -> Vec<u32> {
+    floats(len, seed)
+        .into_iter()
+        .map(|x| ((x + 1.0) / 2.0 * vocabulary as f32) as u32 % vocabulary as u32)
+        .collect()
+}
+
+pub(super) fn upload<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
+    let mut buffer = device.allocate(floats.len()).expect("memory for a test");
+    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    buffer
+}
+
+/// A buffer that an operation must overwrite entirely.
+pub(super) fn poisoned<B: Backend>(device: &B, len: usize) -> B::Buffer {
+    upload(device, &vec![f32::NAN; len])
+}
+
+pub(super) fn download<B: Backend>(device: &B, buffer: &B::Buffer) -> Vec<f32> {
+    let mut floats = vec![0.0; device.len(buffer)];
+    device.download(View::new(buffer, 0..floats.len()), &mut floats);
+    floats
+}
+
+pub(super) fn whole<'a, B: Backend>(device: &B, buffer: &'a B::Buffer) -> View<'a, B::Buffer> {
+    View::new(buffer, 0..device.len(buffer))
+}
+
+pub(super) fn matrix<B: Backend>(device: &B, shape: MatrixShape, floats: &[f32]) -> B::Matrix {
+    let buffer = upload(device, floats);
+    let mut matrix = device.allocate_matrix(shape).expect("memory for a test");
+    device.load_matrix(whole(device, &buffer), &mut matrix);
+    matrix
+}
+
+/// Checks each result of the first device against its reference, and every other device's bits
+/// against the first's. `run` yields named results.
+pub(super) fn check<B: Backend>(
+    what: &str,
+    devices: &[B],
+    expected: &[(&str, Vec<f64>)],
+    error_max: f64,
+    run: impl Fn(&B) -> Vec<Vec<f32>>,
+) {
+    let found = run(&devices[0]);
+    assert_eq!(found.len(), expected.len());
+    for (found, (name, expected)) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len(), "{what}: length of {name}");
+        let largest = expected.iter().fold(1e-3, |max: f64, x| max.max(x.abs()));
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs() / largest;
+            assert!(
+                error <= error_max,
+                "{what}: {name}[{i}] is {found}, expected {expected}, error {error:e}"
+            );
+        }
+    }
+    for (index, device) in devices.iter().enumerate().skip(1) {
+        for ((found, first), (name, _)) in run(device).iter().zip(&found).zip(expected) {
+            for (i, (found, first)) in found.iter().zip(first).enumerate() {
+                assert_eq!(
+                    found.to_bits(),
+                    first.to_bits(),
+                    "{what}: device {index} differs from the first at {name}[{i}]"
+                );
+            }
+        }
+    }
+}

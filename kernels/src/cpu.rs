@@ -1,0 +1,26 @@
+//! The processor as a device.
+//!
+//! Matrix products, attention and the optimizer are our own code because they carry the promise
+//! this project is about: the same bits for any number of threads, any partition and any vector
+//! width. `docs/decisions/0002-own-matrix-kernel.md` gives the figures.
+
+mod activation;
+mod attention;
+mod backend;
+mod buffer;
+mod embed;
+mod head;
+mod lanes;
+mod linear;
+mod math;
+mod matmul;
+mod norm;
+mod optimizer;
+mod rotate;
+mod shared;
+mod threads;
+
+pub use attention::HEAD_WIDTH_MAX;
+pub use backend::{CpuBackend, CpuMatrix};
+pub use buffer::CpuBuffer;
+pub use lanes::InstructionSet;

@@ -1,0 +1,397 @@
+//! The operations of [`Backend`], each handed to the file that does it.
+
+use std::ops::Range;
+
+use super::buffer::CpuBuffer;
+use super::lanes::InstructionSet;
+use super::matmul::{OuterProduct, PackSource, PackedMatrix, outer_product};
+use super::threads::Threads;
+use super::{activation, attention, embed, head, linear, norm, optimizer, rotate};
+use crate::backend::{
+    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Rows,
+    SquareSum, Turn, View, ViewMut,
+};
+
+/// Rows of a product that one task takes: eighteen strips of the widest tile. The right factor's
+/// blocks are read again for each task, which at this many rows costs a byte a cycle.
+const TASK_ROWS_MAX: usize = 252;
+
+/// Processor cores as a device. Results depend neither on the thread count nor on the instruction
+/// set.
+pub struct CpuBackend {
+    threads: Threads,
+    set: InstructionSet,
+}
+
+/// A matrix packed twice: for the forward product, and for the gradient of its input.
+pub struct CpuMatrix {
+    forward: PackedMatrix,
+    backward: PackedMatrix,
+}
+
+impl CpuBackend {
+    /// A device of `thread_count` threads, the calling one included, with the fastest
+    /// instructions the processor has.
+    ///
+    /// # Errors
+    /// If the system refuses the threads.
+    ///
+    /// # Panics
+    /// If `thread_count` is zero.
+    pub fn new(thread_count: usize) -> Result<Self, AllocateError> {
+        let fastest = InstructionSet::available()[0];
+        Self::with_instructions(thread_count, fastest)
+    }
+
+    /// The same with the instructions named.
+    ///
+    /// # Errors
+    /// If the system refuses the threads.
+    ///
+    /// # Panics
+    /// If `thread_count` is zero, or the processor lacks the instructions.
+    pub fn with_instructions(
+        thread_count: usize,
+        set: InstructionSet,
+    ) -> Result<Self, AllocateError> {
+        assert!(InstructionSet::available().contains(&set), "the processor lacks {set:?}");
+        Ok(Self { threads: Threads::new(thread_count)?, set })
+    }
+
+    /// The instructions in use.
+    #[must_use]
+    pub fn instruction_set(&self) -> InstructionSet {
+        self.set
+    }
+
+    pub(super) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Rows a task takes where a few tasks a thread even out what the system does meanwhile.
+    pub(super) fn rows_per_task(&self, rows: usize) -> usize {
+        rows.div_ceil(self.threads.count()).clamp(1, TASK_ROWS_MAX)
+    }
+
+    /// Rows a task takes where the right factor is too large to be read once a task.
+    pub(super) fn rows_per_thread(&self, rows: usize) -> usize {
+        rows.div_ceil(self.threads.count()).max(1)
+    }
+}
+
+fn read<'a>(view: &View<'a, CpuBuffer>) -> &'a [f32] {
+    &view.buffer.as_slice()[view.range.clone()]
+}
+
+/// Two pieces of a buffer, to be written at once.
+fn split(
+    buffer: &mut CpuBuffer,
+    first: Range<usize>,
+    second: Option<Range<usize>>,
+) -> (&mut [f32], Option<&mut [f32]>) {
+    let floats = buffer.as_mut_slice();
+    match second {
+        None => (&mut floats[first], None),
+        Some(second) => {
+            let [first, second] =
+                floats.get_disjoint_mut([first, second]).expect("parameters do not overlap");
+            (first, Some(second))
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type Matrix = CpuMatrix;
+
+    fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
+        CpuBuffer::zeroed(len)
+    }
+
+    fn len(&self, buffer: &CpuBuffer) -> usize {
+        buffer.as_slice().len()
+    }
+
+    fn upload(&self, from: &[f32], to: ViewMut<'_, CpuBuffer>) {
+        to.buffer.as_mut_slice()[to.range].copy_from_slice(from);
+    }
+
+    fn download(&self, from: View<'_, CpuBuffer>, to: &mut [f32]) {
+        to.copy_from_slice(read(&from));
+    }
+
+    fn copy(&self, from: View<'_, CpuBuffer>, to: ViewMut<'_, CpuBuffer>) {
+        to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
+    }
+
+    fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
+        Ok(CpuMatrix {
+            forward: PackedMatrix::zeroed(shape.inputs, shape.outputs)?,
+            backward: PackedMatrix::zeroed(shape.outputs, shape.inputs)?,
+        })
+    }
+
+    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
+        let forward = PackedMatrix::packed_len(shape.inputs, shape.outputs);
+        let backward = PackedMatrix::packed_len(shape.outputs, shape.inputs);
+        self.buffer_bytes(forward) + self.buffer_bytes(backward)
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        CpuBuffer::bytes(len)
+    }
+
+    fn load_matrix(&self, from: View<'_, CpuBuffer>, to: &mut CpuMatrix) {
+        let floats = read(&from);
+        to.forward.pack(&self.threads, PackSource::Transposed(floats));
+        to.backward.pack(&self.threads, PackSource::AsIs(floats));
+    }
+
+    fn embed_forward(
+        &self,
+        sequence_len: usize,
+        tokens: &[u32],
+        token_table: View<'_, CpuBuffer>,
+        position_table: Option<View<'_, CpuBuffer>>,
+        out: &mut CpuBuffer,
+    ) {
+        let positions = position_table.as_ref().map(read);
+        embed::forward(
+            self,
+            sequence_len,
+            tokens,
+            read(&token_table),
+            positions,
+            out.as_mut_slice(),
+        );
+    }
+
+    fn embed_backward_weights(
+        &self,
+        sequence_len: usize,
+        tokens: &[u32],
+        gradient: &CpuBuffer,
+        to: EmbedGradient<'_, CpuBuffer>,
+        accumulate: Accumulate,
+    ) {
+        let (token_table, positions) = split(to.buffer, to.tokens, to.positions);
+        let tables = embed::Tables { tokens: token_table, positions };
+        let gradient = gradient.as_slice();
+        embed::backward_weights(self, sequence_len, tokens, gradient, tables, accumulate);
+    }
+
+    fn norm_forward(
+        &self,
+        norm: Norm,
+        rows: Rows,
+        x: &CpuBuffer,
+        weight: View<'_, CpuBuffer>,
+        bias: Option<View<'_, CpuBuffer>>,
+        y: &mut CpuBuffer,
+        statistics: &mut CpuBuffer,
+    ) {
+        norm::forward(
+            self,
+            norm,
+            rows,
+            norm::Parameters { weight: read(&weight), bias: bias.as_ref().map(read) },
+            x.as_slice(),
+            y.as_mut_slice(),
+            statistics.as_mut_slice(),
+        );
+    }
+
+    fn norm_backward_input(
+        &self,
+        norm: Norm,
+        rows: Rows,
+        gradient: &CpuBuffer,
+        skip: Option<&CpuBuffer>,
+        weight: View<'_, CpuBuffer>,
+        statistics: &CpuBuffer,
+        x_then_gradient: &mut CpuBuffer,
+        partials: &mut CpuBuffer,
+    ) {
+        let operands = norm::BackwardRows {
+            gradient: gradient.as_slice(),
+            skip: skip.map(CpuBuffer::as_slice),
+            statistics: statistics.as_slice(),
+            x_then_gradient: x_then_gradient.as_mut_slice(),
+        };
+        norm::backward_input(self, norm, rows, read(&weight), operands, partials.as_mut_slice());
+    }
+
+    fn norm_backward_weights(
+        &self,
+        norm: Norm,
+        width: usize,
+        partials: &CpuBuffer,
+        to: NormGradient<'_, CpuBuffer>,
+        accumulate: Accumulate,
+    ) {
+        assert_eq!(to.bias.is_some(), norm.has_bias());
+        let (weight, bias) = split(to.buffer, to.weight, to.bias);
+        let mut partials = partials.as_slice().chunks_exact(width);
+        for to in [Some(weight), bias].into_iter().flatten() {
+            let from = partials.next().expect("one share for the weight, one for the bias");
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = match accumulate {
+                    Accumulate::Start => *from,
+                    Accumulate::Add => *to + from,
+                };
+            }
+        }
+    }
+
+    fn linear_forward(
+        &self,
+        rows: usize,
+        x: &CpuBuffer,
+        matrix: &CpuMatrix,
+        bias: Option<View<'_, CpuBuffer>>,
+        epilogue: ForwardEpilogue<'_, CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) {
+        let (x, y) = (x.as_slice(), y.as_mut_slice());
+        linear::forward(self, rows, x, &matrix.forward, bias.as_ref().map(read), epilogue, y);
+    }
+
+    fn linear_backward_input(
+        &self,
+        rows: usize,
+        gradient: &CpuBuffer,
+        matrix: &CpuMatrix,
+        epilogue: BackwardEpilogue<'_, CpuBuffer>,
+    ) {
+        linear::backward_input(self, rows, gradient.as_slice(), &matrix.backward, epilogue);
+    }
+
+    fn linear_backward_weights(
+        &self,
+        rows: usize,
+        shape: MatrixShape,
+        x: &CpuBuffer,
+        gradient: &CpuBuffer,
+        to: LinearGradient<'_, CpuBuffer>,
+        accumulate: Accumulate,
+    ) {
+        let (weight, bias) = split(to.buffer, to.weight, to.bias);
+        let operands = OuterProduct {
+            rows,
+            left: gradient.as_slice(),
+            left_width: shape.outputs,
+            right: x.as_slice(),
+            right_width: shape.inputs,
+            accumulate,
+        };
+        outer_product(self.set, &self.threads, operands, weight, bias);
+    }
+
+    fn rotate(&self, shape: AttentionShape, angles: &CpuBuffer, turn: Turn, qkv: &mut CpuBuffer) {
+        rotate::rotate(self, shape, angles.as_slice(), turn, qkv.as_mut_slice());
+    }
+
+    fn attention_forward(
+        &self,
+        shape: AttentionShape,
+        qkv: &CpuBuffer,
+        out: &mut CpuBuffer,
+        log_sums: &mut CpuBuffer,
+    ) {
+        let (out, log_sums) = (out.as_mut_slice(), log_sums.as_mut_slice());
+        attention::forward(self, shape, qkv.as_slice(), out, log_sums);
+    }
+
+    fn attention_backward(
+        &self,
+        shape: AttentionShape,
+        out: &CpuBuffer,
+        log_sums: &CpuBuffer,
+        gradient: &CpuBuffer,
+        qkv_then_gradient: &mut CpuBuffer,
+    ) {
+        let saved = attention::Saved {
+            out: out.as_slice(),
+            log_sums: log_sums.as_slice(),
+            gradient: gradient.as_slice(),
+        };
+        attention::backward(self, shape, saved, qkv_then_gradient.as_mut_slice());
+    }
+
+    fn swiglu_forward(&self, rows: Rows, gate_up: &CpuBuffer, h: &mut CpuBuffer) {
+        activation::swiglu_forward(self, rows, gate_up.as_slice(), h.as_mut_slice());
+    }
+
+    fn swiglu_backward(
+        &self,
+        rows: Rows,
+        gradient: &CpuBuffer,
+        gate_up_then_gradient: &mut CpuBuffer,
+    ) {
+        let gate_up = gate_up_then_gradient.as_mut_slice();
+        activation::swiglu_backward(self, rows, gradient.as_slice(), gate_up);
+    }
+
+    fn head_forward(
+        &self,
+        x: &CpuBuffer,
+        matrix: &CpuMatrix,
+        targets: &[u32],
+        logits: &mut CpuBuffer,
+        log_sums: &mut CpuBuffer,
+    ) -> f64 {
+        let (logits, log_sums) = (logits.as_mut_slice(), log_sums.as_mut_slice());
+        head::forward(self, x.as_slice(), &matrix.forward, targets, logits, log_sums)
+    }
+
+    fn head_backward_input(
+        &self,
+        targets: &[u32],
+        scale: f32,
+        log_sums: &CpuBuffer,
+        matrix: &CpuMatrix,
+        logits_then_gradient: &mut CpuBuffer,
+        gradient: &mut CpuBuffer,
+    ) {
+        let (logits, gradient) = (logits_then_gradient.as_mut_slice(), gradient.as_mut_slice());
+        let log_sums = log_sums.as_slice();
+        head::backward_input(self, targets, scale, log_sums, &matrix.backward, logits, gradient);
+    }
+
+    fn sum_squares(&self, x: View<'_, CpuBuffer>) -> SquareSum {
+        optimizer::sum_squares(self, read(&x))
+    }
+
+    fn adamw_candidate(
+        &self,
+        range: Range<usize>,
+        w: &CpuBuffer,
+        m: &CpuBuffer,
+        v: &CpuBuffer,
+        g: &CpuBuffer,
+        numbers: AdamWNumbers,
+        candidate: &mut CpuBuffer,
+    ) {
+        let state = optimizer::State {
+            w: &w.as_slice()[range.clone()],
+            m: &m.as_slice()[range.clone()],
+            v: &v.as_slice()[range.clone()],
+            g: &g.as_slice()[range.clone()],
+        };
+        optimizer::candidate(self, state, numbers, &mut candidate.as_mut_slice()[range]);
+    }
+
+    fn adamw_commit(
+        &self,
+        range: Range<usize>,
+        g: &CpuBuffer,
+        numbers: AdamWNumbers,
+        m: &mut CpuBuffer,
+        v: &mut CpuBuffer,
+    ) {
+        let g = &g.as_slice()[range.clone()];
+        let (m, v) = (&mut m.as_mut_slice()[range.clone()], &mut v.as_mut_slice()[range]);
+        optimizer::commit(self, g, numbers, m, v);
+    }
+}

@@ -1,0 +1,155 @@
+//! The output head with its loss: logits, their softmax statistics, and the gradient.
+//!
+//! Logits are visited in blocks of [`super::matmul`]'s columns while they are in the first-level
+//! cache: forwards for each row's running maximum and sum of exponentials, backwards when the
+//! gradient replaces them on the way into the product.
+
+use std::ops::Range;
+
+use super::backend::CpuBackend;
+use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::math::exp;
+use super::matmul::{
+    Block, PackedMatrix, Space, TILE_STRIDE, copy_rows, multiply_rows, with_scratch,
+};
+
+/// A row's maximum and the sum of exponentials relative to it, so far.
+#[derive(Clone, Copy)]
+struct Running {
+    max: f32,
+    sum: f32,
+}
+
+pub(super) fn forward(
+    cpu: &CpuBackend,
+    x: &[f32],
+    matrix: &PackedMatrix,
+    targets: &[u32],
+    logits: &mut [f32],
+    log_sums: &mut [f32],
+) -> f64 {
+    let (inputs, vocabulary) = (matrix.depth(), matrix.columns());
+    let rows = targets.len();
+    assert_eq!(x.len(), rows * inputs);
+    assert_eq!(logits.len(), rows * vocabulary);
+    assert_eq!(log_sums.len(), rows);
+    let mut losses = vec![0.0f64; rows];
+    let share = cpu.rows_per_thread(rows);
+    let pieces = x
+        .chunks(share * inputs)
+        .zip(targets.chunks(share))
+        .zip(logits.chunks_mut(share * vocabulary))
+        .zip(log_sums.chunks_mut(share))
+        .zip(losses.chunks_mut(share));
+    cpu.threads().for_each(pieces.collect(), |((((x, targets), logits), log_sums), losses)| {
+        let set = cpu.instruction_set();
+        let mut running = vec![Running { max: f32::NEG_INFINITY, sum: 0.0 }; targets.len()];
+        with_scratch(|scratch| {
+            let fill =
+                |block: &Block, _: bool, strip: &mut [f32]| copy_rows(x, inputs, block, strip);
+            let finish = |row: usize, _: &Range<usize>, logits: &mut [f32]| {
+                running[row] = extend(set, running[row], logits);
+            };
+            let (rows, strip) = (targets.len(), scratch.strip.as_mut_slice());
+            multiply_rows(set, strip, rows, matrix, Space::Result(logits), fill, finish);
+        });
+        for (row, Running { max, sum }) in running.into_iter().enumerate() {
+            let log_sum = f64::from(max) + libm::log(f64::from(sum));
+            let logit = logits[row * vocabulary + targets[row] as usize];
+            log_sums[row] = log_sum as f32;
+            losses[row] = log_sum - f64::from(logit);
+        }
+    });
+    losses.iter().sum()
+}
+
+dispatch!(fn extend(running: Running, logits: &[f32]) -> Running = extend_lanes);
+
+#[inline(always)]
+fn extend_lanes<L: Lanes>(running: Running, logits: &[f32]) -> Running {
+    let mut max = L::splat(running.max);
+    for at in (0..logits.len()).step_by(LANES) {
+        max = max.max(L::load_at(logits, at, f32::NEG_INFINITY));
+    }
+    let max = max.max_lane();
+    let mut sum = L::splat(0.0);
+    for at in (0..logits.len()).step_by(LANES) {
+        sum = sum.add(exp(L::load_at(logits, at, f32::NEG_INFINITY).sub(L::splat(max))));
+    }
+    let rescale = exp(L::splat(running.max - max)).to_array()[0];
+    Running { max, sum: running.sum * rescale + sum.sum() }
+}
+
+/// What one task of the backward pass may touch.
+struct BackwardTask<'a> {
+    targets: &'a [u32],
+    log_sums: &'a [f32],
+    logits_then_gradient: &'a mut [f32],
+    gradient: &'a mut [f32],
+}
+
+pub(super) fn backward_input(
+    cpu: &CpuBackend,
+    targets: &[u32],
+    scale: f32,
+    log_sums: &[f32],
+    matrix: &PackedMatrix,
+    logits_then_gradient: &mut [f32],
+    gradient: &mut [f32],
+) {
+    let (vocabulary, inputs) = (matrix.depth(), matrix.columns());
+    let rows = targets.len();
+    assert_eq!(log_sums.len(), rows);
+    assert_eq!(logits_then_gradient.len(), rows * vocabulary);
+    assert_eq!(gradient.len(), rows * inputs);
+    let share = cpu.rows_per_thread(rows);
+    let pieces = targets
+        .chunks(share)
+        .zip(log_sums.chunks(share))
+        .zip(logits_then_gradient.chunks_mut(share * vocabulary))
+        .zip(gradient.chunks_mut(share * inputs))
+        .map(|(((targets, log_sums), logits_then_gradient), gradient)| BackwardTask {
+            targets,
+            log_sums,
+            logits_then_gradient,
+            gradient,
+        });
+    cpu.threads().for_each(pieces.collect(), |task| {
+        backward_task(cpu.instruction_set(), scale, matrix, task);
+    });
+}
+
+fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: BackwardTask<'_>) {
+    let vocabulary = matrix.depth();
+    let BackwardTask { targets, log_sums, logits_then_gradient: logits, gradient } = task;
+    let fill = |block: &Block, is_first_visit: bool, strip: &mut [f32]| {
+        if !is_first_visit {
+            copy_rows(logits, vocabulary, block, strip);
+            return;
+        }
+        for (row, strip) in block.rows.clone().zip(strip.chunks_mut(TILE_STRIDE)) {
+            let here = &mut logits[row * vocabulary..][block.columns.clone()];
+            soften(set, log_sums[row], scale, here);
+            let target = targets[row] as usize;
+            if block.columns.contains(&target) {
+                here[target - block.columns.start] -= scale;
+            }
+            strip[..here.len()].copy_from_slice(here);
+        }
+    };
+    with_scratch(|scratch| {
+        let (rows, strip) = (targets.len(), scratch.strip.as_mut_slice());
+        multiply_rows(set, strip, rows, matrix, Space::Result(gradient), fill, |_, _, _| {});
+    });
+}
+
+dispatch!(fn soften(log_sum: f32, scale: f32, logits: &mut [f32]) = soften_lanes);
+
+/// Logits to probabilities, times `scale`.
+#[inline(always)]
+fn soften_lanes<L: Lanes>(log_sum: f32, scale: f32, logits: &mut [f32]) {
+    for at in (0..logits.len()).step_by(LANES) {
+        let probability = exp(L::load_at(logits, at, 0.0).sub(L::splat(log_sum)));
+        probability.mul(L::splat(scale)).store_at(logits, at);
+    }
+}

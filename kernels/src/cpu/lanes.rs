@@ -1,0 +1,229 @@
+//! Sixteen 32-bit floats at once, whatever the processor's registers hold.
+//!
+//! Every elementwise loop and every reduction of the CPU backend is written once over [`Lanes`].
+//! The count is part of the arithmetic's definition, not of the processor: a reduction runs over
+//! sixteen virtual lanes and one fixed tree, so AVX-512, AVX2 and plain Rust give the same bits.
+//! Multiply-add is always fused and always asked for by name; nothing is contracted silently.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// The number of virtual lanes.
+pub(crate) const LANES: usize = 16;
+
+/// A vector of sixteen floats.
+///
+/// Values exist only inside functions that [`dispatch!`] made, which checked that the processor
+/// has the instructions; that is what makes the safe methods safe.
+pub(crate) trait Lanes: Copy {
+    /// Rows of a matrix tile that fit in registers beside [`Self::TILE_VECTORS`] columns.
+    const TILE_ROWS: usize;
+    /// Vectors side by side in a matrix tile.
+    const TILE_VECTORS: usize;
+
+    /// All lanes `x`.
+    fn splat(x: f32) -> Self;
+
+    /// Sixteen floats from `from`.
+    ///
+    /// # Safety
+    /// `from` is valid for reading sixteen floats; no alignment is asked for.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// Sixteen floats to `to`.
+    ///
+    /// # Safety
+    /// `to` is valid for writing sixteen floats; no alignment is asked for.
+    unsafe fn store(self, to: *mut f32);
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn sqrt(self) -> Self;
+    /// `self * factor + addend`, rounded once.
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// `self > other ? self : other` lane by lane, so a NaN in `other` stays.
+    fn max(self, other: Self) -> Self;
+    /// `self < other ? self : other` lane by lane, so a NaN in `other` stays.
+    fn min(self, other: Self) -> Self;
+    /// Zero where `self < bound`, else `self`; a NaN stays.
+    fn zero_below(self, decider: Self, bound: Self) -> Self;
+    /// The nearest whole number, ties to even.
+    fn round(self) -> Self;
+    /// Two to the power of `self`, which holds whole numbers from -126 to 127.
+    fn exp2_whole(self) -> Self;
+
+    /// The lanes as an array.
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the array holds sixteen floats.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+
+    /// Lanes from the first sixteen floats of `from`.
+    #[inline(always)]
+    fn from_slice(from: &[f32]) -> Self {
+        assert!(from.len() >= LANES);
+        // SAFETY: the slice holds sixteen floats.
+        unsafe { Self::load(from.as_ptr()) }
+    }
+
+    /// Writes the lanes to the first sixteen floats of `to`.
+    #[inline(always)]
+    fn write_to(self, to: &mut [f32]) {
+        assert!(to.len() >= LANES);
+        // SAFETY: the slice holds sixteen floats.
+        unsafe { self.store(to.as_mut_ptr()) };
+    }
+
+    /// Lanes from up to sixteen floats, the missing ones `fill`.
+    #[inline(always)]
+    fn from_partial(from: &[f32], fill: f32) -> Self {
+        let mut lanes = [fill; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        Self::from_slice(&lanes)
+    }
+
+    /// Writes the first `to.len()` lanes.
+    #[inline(always)]
+    fn write_partial(self, to: &mut [f32]) {
+        to.copy_from_slice(&self.to_array()[..to.len()]);
+    }
+
+    /// Lanes from `floats[at..]`; those beyond the end are `fill`.
+    #[inline(always)]
+    fn load_at(floats: &[f32], at: usize, fill: f32) -> Self {
+        match floats[at..].first_chunk::<LANES>() {
+            Some(lanes) => Self::from_slice(lanes),
+            None => Self::from_partial(&floats[at..], fill),
+        }
+    }
+
+    /// Writes lanes to `floats[at..]`, as many as there is room for.
+    #[inline(always)]
+    fn store_at(self, floats: &mut [f32], at: usize) {
+        let to = &mut floats[at..];
+        if to.len() >= LANES {
+            self.write_to(to);
+        } else {
+            self.write_partial(to);
+        }
+    }
+
+    /// The sum of the lanes: halves added until one is left.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = self.to_array();
+        let mut half = LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The largest lane; NaN if the comparison meets one last.
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        let mut lanes = self.to_array();
+        let mut half = LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                if !(lanes[lane] > lanes[lane + half]) {
+                    lanes[lane] = lanes[lane + half];
+                }
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+}
+
+/// Which instructions the CPU backend uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionSet {
+    /// 512-bit vectors with fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// 256-bit vectors with fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// Whatever the compiler makes of plain Rust.
+    Portable,
+}
+
+impl InstructionSet {
+    /// Those this processor has, the fastest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let fma = is_x86_feature_detected!("fma") && is_x86_feature_detected!("avx2");
+            if fma && is_x86_feature_detected!("avx512f") {
+                sets.push(Self::Avx512);
+            }
+            if fma {
+                sets.push(Self::Avx2);
+            }
+        }
+        sets.push(Self::Portable);
+        sets
+    }
+}
+
+/// Makes a function that runs one generic over [`Lanes`] with the instructions asked for.
+///
+/// `dispatch!(fn name(a: A, b: B) -> R = generic)` gives
+/// `fn name(set: InstructionSet, a: A, b: B) -> R`, where `generic` is an `#[inline(always)]`
+/// function `fn generic<L: Lanes>(a: A, b: B) -> R`.
+macro_rules! dispatch {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?
+        = $generic:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name(
+            set: $crate::cpu::lanes::InstructionSet, $($arg: $ty),*
+        ) $(-> $ret)? {
+            use $crate::cpu::lanes::InstructionSet;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                $generic::<$crate::cpu::lanes::Avx512>($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                $generic::<$crate::cpu::lanes::Avx2>($($arg),*)
+            }
+            match set {
+                // SAFETY: `CpuBackend::new` takes only sets that the processor has.
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx512 => unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2 => unsafe { avx2($($arg),*) },
+                InstructionSet::Portable => {
+                    $generic::<$crate::cpu::lanes::Portable>($($arg),*)
+                }
+            }
+        }
+    };
+}
+pub(crate) use dispatch;

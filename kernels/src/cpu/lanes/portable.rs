@@ -1,0 +1,90 @@
+//! Lanes in plain Rust: the definition the others must match bit for bit.
+
+use super::{LANES, Lanes};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable([f32; LANES]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, other: Self, op: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|lane| op(self.0[lane], other.0[lane])))
+    }
+}
+
+impl Lanes for Portable {
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self([x; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise; arrays of floats need no more alignment than a float.
+        Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(self.0.map(f32::sqrt))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn zero_below(self, decider: Self, bound: Self) -> Self {
+        Self(std::array::from_fn(|i| if decider.0[i] < bound.0[i] { 0.0 } else { self.0[i] }))
+    }
+
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(self.0.map(f32::round_ties_even))
+    }
+
+    #[inline(always)]
+    fn exp2_whole(self) -> Self {
+        Self(self.0.map(|n| f32::from_bits((n as i32).wrapping_add(127).cast_unsigned() << 23)))
+    }
+}

@@ -1,0 +1,98 @@
+//! Products against their definition, bit for bit.
+
+use super::{BLOCK_DEPTH, OuterProduct, PackSource, PackedMatrix, Space};
+use super::{copy_rows, multiply_rows, outer_product, with_scratch};
+use crate::backend::Accumulate;
+use crate::conformance::floats;
+use crate::cpu::lanes::InstructionSet;
+use crate::cpu::threads::Threads;
+
+/// The definition of an element, one factor at a time.
+fn define(
+    depth: usize,
+    start: Option<f32>,
+    left: impl Fn(usize) -> f32,
+    right: impl Fn(usize) -> f32,
+) -> f32 {
+    let mut total = start;
+    for block in (0..depth).step_by(BLOCK_DEPTH) {
+        let end = depth.min(block + BLOCK_DEPTH);
+        let chain = (block..end).fold(0.0f32, |sum, k| left(k).mul_add(right(k), sum));
+        total = Some(total.map_or(chain, |sum| sum + chain));
+    }
+    total.unwrap_or(0.0)
+}
+
+/// Rows, columns, depth: around tiles of 14, panels of 32 and blocks of 384.
+const SHAPES: [(usize, usize, usize); 8] = [
+    (1, 1, 1),
+    (13, 31, 5),
+    (14, 32, 383),
+    (15, 33, 384),
+    (28, 64, 385),
+    (31, 383, 40),
+    (9, 385, 769),
+    (2, 800, 3),
+];
+
+#[test]
+fn rows_by_packed_matrix_is_the_definition() {
+    for (rows, columns, depth) in SHAPES {
+        let (x, w) = (floats(rows * depth, 1), floats(columns * depth, 2));
+        let threads = Threads::new(1).expect("one thread");
+        let mut packed = [(); 2].map(|()| PackedMatrix::zeroed(depth, columns).expect("small"));
+        packed[0].pack(&threads, PackSource::AsIs(&w));
+        packed[1].pack(&threads, PackSource::Transposed(&w));
+        let right = [columns, 1].into_iter().zip([1, depth]);
+        for (matrix, (k_stride, j_stride)) in packed.iter().zip(right) {
+            for set in InstructionSet::available() {
+                let mut y = vec![f32::NAN; rows * columns];
+                with_scratch(|scratch| {
+                    let strip = scratch.strip.as_mut_slice();
+                    let fill = |block: &_, _, strip: &mut [f32]| copy_rows(&x, depth, block, strip);
+                    let space = Space::Result(&mut y);
+                    multiply_rows(set, strip, rows, matrix, space, fill, |_, _, _| {});
+                });
+                for (index, y) in y.iter().enumerate() {
+                    let (i, j) = (index / columns, index % columns);
+                    let right = |k: usize| w[k * k_stride + j * j_stride];
+                    let expected = define(depth, None, |k| x[i * depth + k], right);
+                    assert_eq!(y.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn outer_product_is_the_definition_and_continues_where_it_stopped() {
+    for (left_width, right_width, rows) in SHAPES {
+        let (left, right) = (floats(rows * left_width, 1), floats(rows * right_width, 2));
+        for set in InstructionSet::available() {
+            for thread_count in 1..=2 {
+                let threads = Threads::new(thread_count).expect("two threads");
+                let mut result = vec![f32::NAN; left_width * right_width];
+                let mut sums = vec![f32::NAN; left_width];
+                for accumulate in [Accumulate::Start, Accumulate::Add] {
+                    let (left, right) = (&left[..], &right[..]);
+                    let operands =
+                        OuterProduct { rows, left, left_width, right, right_width, accumulate };
+                    outer_product(set, &threads, operands, &mut result, Some(&mut sums));
+                }
+                let twice = |left: &dyn Fn(usize) -> f32, right: &dyn Fn(usize) -> f32| {
+                    define(rows, Some(define(rows, None, left, right)), left, right)
+                };
+                for (index, found) in result.iter().enumerate() {
+                    let (i, j) = (index / right_width, index % right_width);
+                    let factor = |k: usize| left[k * left_width + i];
+                    let expected = twice(&factor, &|k| right[k * right_width + j]);
+                    assert_eq!(found.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");
+                }
+                for (i, found) in sums.iter().enumerate() {
+                    let expected = twice(&|k| left[k * left_width + i], &|_| 1.0);
+                    assert_eq!(found.to_bits(), expected.to_bits(), "{set:?} sum {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The output head with its loss.
+
+use super::layers::{linear_backward_input, linear_backward_weights, linear_forward};
+use crate::backend::MatrixShape;
+
+/// What the head's forward pass yields.
+pub struct HeadResult {
+    /// `rows` by `outputs`.
+    pub logits: Vec<f64>,
+    /// The logarithm of each row's sum of exponentials.
+    pub log_sums: Vec<f64>,
+    /// The sum of cross-entropies over rows, in nats.
+    pub loss: f64,
+}
+
+/// Logits and loss.
+#[must_use]
+pub fn head_forward(shape: MatrixShape, x: &[f64], matrix: &[f64], targets: &[u32]) -> HeadResult {
+    let logits = linear_forward(shape, x, matrix, None);
+    let mut log_sums = Vec::new();
+    let mut loss = 0.0;
+    for (row, target) in logits.chunks_exact(shape.outputs).zip(targets) {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|logit| libm::exp(logit - max)).sum();
+        let log_sum = max + libm::log(sum);
+        loss += log_sum - row[*target as usize];
+        log_sums.push(log_sum);
+    }
+    HeadResult { logits, log_sums, loss }
+}
+
+/// What comes back through the head.
+pub struct HeadGradients {
+    /// Of the logits.
+    pub logits: Vec<f64>,
+    /// Of the input.
+    pub x: Vec<f64>,
+    /// Of the matrix.
+    pub matrix: Vec<f64>,
+}
+
+/// The gradients of `scale` times the loss.
+#[must_use]
+pub fn head_backward(
+    shape: MatrixShape,
+    x: &[f64],
+    matrix: &[f64],
+    targets: &[u32],
+    scale: f64,
+) -> HeadGradients {
+    let HeadResult { mut logits, log_sums, .. } = head_forward(shape, x, matrix, targets);
+    let rows = logits.chunks_exact_mut(shape.outputs).zip(targets).zip(&log_sums);
+    for ((row, target), log_sum) in rows {
+        row.iter_mut().for_each(|logit| *logit = libm::exp(*logit - log_sum) * scale);
+        row[*target as usize] -= scale;
+    }
+    let (weights, _) = linear_backward_weights(shape, x, &logits);
+    let x = linear_backward_input(shape, matrix, &logits);
+    HeadGradients { logits, x, matrix: weights }
+}

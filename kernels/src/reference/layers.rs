@@ -1,0 +1,216 @@
+//! Embedding, normalisation, linear layers and activations.
+
+use crate::backend::{MatrixShape, Norm, Rows};
+
+/// Token rows, plus position rows if there are any.
+#[must_use]
+pub fn embed_forward(
+    sequence_len: usize,
+    width: usize,
+    tokens: &[u32],
+    token_table: &[f64],
+    position_table: Option<&[f64]>,
+) -> Vec<f64> {
+    let mut out = Vec::with_capacity(tokens.len() * width);
+    for (row, token) in tokens.iter().enumerate() {
+        for column in 0..width {
+            let position =
+                position_table.map_or(0.0, |table| table[row % sequence_len * width + column]);
+            out.push(token_table[*token as usize * width + column] + position);
+        }
+    }
+    out
+}
+
+/// The gradients of the token table and of the position table.
+#[must_use]
+pub fn embed_backward(
+    sequence_len: usize,
+    width: usize,
+    vocabulary: usize,
+    tokens: &[u32],
+    gradient: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
+    let mut token_table = vec![0.0; vocabulary * width];
+    let mut position_table = vec![0.0; sequence_len * width];
+    for (row, token) in tokens.iter().enumerate() {
+        for column in 0..width {
+            let x = gradient[row * width + column];
+            token_table[*token as usize * width + column] += x;
+            position_table[row % sequence_len * width + column] += x;
+        }
+    }
+    (token_table, position_table)
+}
+
+/// Mean (zero for RMS) and inverse deviation of a row.
+fn statistics(norm: Norm, x: &[f64]) -> (f64, f64) {
+    let width = x.len() as f64;
+    let (mean, epsilon) = match norm {
+        Norm::Layer { epsilon } => (x.iter().sum::<f64>() / width, epsilon),
+        Norm::Rms { epsilon } => (0.0, epsilon),
+    };
+    let square = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / width;
+    (mean, 1.0 / (square + f64::from(epsilon)).sqrt())
+}
+
+/// Rows normalised.
+#[must_use]
+pub fn norm_forward(
+    norm: Norm,
+    rows: Rows,
+    x: &[f64],
+    weight: &[f64],
+    bias: Option<&[f64]>,
+) -> Vec<f64> {
+    let mut y = Vec::with_capacity(x.len());
+    for x in x.chunks_exact(rows.width) {
+        let (mean, inverse) = statistics(norm, x);
+        for (column, x) in x.iter().enumerate() {
+            let bias = bias.map_or(0.0, |bias| bias[column]);
+            y.push((x - mean) * inverse * weight[column] + bias);
+        }
+    }
+    y
+}
+
+/// What comes back through a normalisation.
+pub struct NormGradients {
+    /// Of its input, without any residual stream.
+    pub x: Vec<f64>,
+    /// Of its weight.
+    pub weight: Vec<f64>,
+    /// Of its bias.
+    pub bias: Vec<f64>,
+}
+
+/// The gradients of a normalisation.
+#[must_use]
+pub fn norm_backward(
+    norm: Norm,
+    rows: Rows,
+    x: &[f64],
+    weight: &[f64],
+    gradient: &[f64],
+) -> NormGradients {
+    let width = rows.width;
+    let mut result =
+        NormGradients { x: Vec::new(), weight: vec![0.0; width], bias: vec![0.0; width] };
+    for (x, dy) in x.chunks_exact(width).zip(gradient.chunks_exact(width)) {
+        let (mean, inverse) = statistics(norm, x);
+        let unit: Vec<f64> = x.iter().map(|x| (x - mean) * inverse).collect();
+        let weighted: Vec<f64> = dy.iter().zip(weight).map(|(dy, w)| dy * w).collect();
+        let mean_gradient = match norm {
+            Norm::Layer { .. } => weighted.iter().sum::<f64>() / width as f64,
+            Norm::Rms { .. } => 0.0,
+        };
+        let product: f64 = weighted.iter().zip(&unit).map(|(a, b)| a * b).sum();
+        let mean_product = product / width as f64;
+        for column in 0..width {
+            result.weight[column] += dy[column] * unit[column];
+            result.bias[column] += dy[column];
+            let through = weighted[column] - mean_gradient - unit[column] * mean_product;
+            result.x.push(through * inverse);
+        }
+    }
+    result
+}
+
+/// `x * matrix^T + bias`.
+#[must_use]
+pub fn linear_forward(
+    shape: MatrixShape,
+    x: &[f64],
+    matrix: &[f64],
+    bias: Option<&[f64]>,
+) -> Vec<f64> {
+    let mut y = Vec::new();
+    for x in x.chunks_exact(shape.inputs) {
+        for (output, row) in matrix.chunks_exact(shape.inputs).enumerate() {
+            let product: f64 = x.iter().zip(row).map(|(x, w)| x * w).sum();
+            y.push(product + bias.map_or(0.0, |bias| bias[output]));
+        }
+    }
+    y
+}
+
+/// `gradient * matrix`.
+#[must_use]
+pub fn linear_backward_input(shape: MatrixShape, matrix: &[f64], gradient: &[f64]) -> Vec<f64> {
+    let mut result = Vec::new();
+    for dy in gradient.chunks_exact(shape.outputs) {
+        for input in 0..shape.inputs {
+            let terms = dy.iter().enumerate().map(|(o, dy)| dy * matrix[o * shape.inputs + input]);
+            result.push(terms.sum());
+        }
+    }
+    result
+}
+
+/// `gradient^T * x`, and the column sums of `gradient`.
+#[must_use]
+pub fn linear_backward_weights(
+    shape: MatrixShape,
+    x: &[f64],
+    gradient: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
+    let mut weight = vec![0.0; shape.outputs * shape.inputs];
+    let mut bias = vec![0.0; shape.outputs];
+    for (x, dy) in x.chunks_exact(shape.inputs).zip(gradient.chunks_exact(shape.outputs)) {
+        for (output, dy) in dy.iter().enumerate() {
+            bias[output] += dy;
+            for (input, x) in x.iter().enumerate() {
+                weight[output * shape.inputs + input] += dy * x;
+            }
+        }
+    }
+    (weight, bias)
+}
+
+/// GELU in its tanh form.
+#[must_use]
+pub fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + libm::tanh(gelu_inner(x)))
+}
+
+fn gelu_inner(x: f64) -> f64 {
+    (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)
+}
+
+/// The derivative of [`gelu`].
+#[must_use]
+pub fn gelu_slope(x: f64) -> f64 {
+    let t = libm::tanh(gelu_inner(x));
+    let inner_slope = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044_715 * x * x);
+    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner_slope
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-x))
+}
+
+/// `silu(gate) * up`.
+#[must_use]
+pub fn swiglu_forward(rows: Rows, gate_up: &[f64]) -> Vec<f64> {
+    let mut h = Vec::new();
+    for row in gate_up.chunks_exact(2 * rows.width) {
+        let (gate, up) = row.split_at(rows.width);
+        h.extend(gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u));
+    }
+    h
+}
+
+/// The gradients of gate and up, side by side.
+#[must_use]
+pub fn swiglu_backward(rows: Rows, gate_up: &[f64], gradient: &[f64]) -> Vec<f64> {
+    let mut result = Vec::new();
+    for (row, dh) in gate_up.chunks_exact(2 * rows.width).zip(gradient.chunks_exact(rows.width)) {
+        let (gate, up) = row.split_at(rows.width);
+        for ((g, u), dh) in gate.iter().zip(up).zip(dh) {
+            let s = sigmoid(*g);
+            result.push(dh * u * s * (1.0 + g * (1.0 - s)));
+        }
+        result.extend(gate.iter().zip(dh).map(|(g, dh)| dh * g * sigmoid(*g)));
+    }
+    result
+}

@@ -1,0 +1,27 @@
+//! AdamW.
+
+use crate::backend::AdamWNumbers;
+
+/// A tensor's weights and moments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamWState {
+    /// Weights.
+    pub w: Vec<f32>,
+    /// First moments.
+    pub m: Vec<f32>,
+    /// Second moments.
+    pub v: Vec<f32>,
+}
+
+/// One step in place, in f32 and in exactly the order [`AdamWNumbers`] tells: this one is not an
+/// approximation, a backend must meet its bits.
+pub fn adamw(state: &mut AdamWState, g: &[f32], numbers: AdamWNumbers) {
+    for (i, g) in g.iter().enumerate() {
+        let g = numbers.clip * g;
+        state.w[i] *= numbers.decay;
+        state.m[i] = state.m[i] * numbers.beta1 + g * numbers.beta1_rest;
+        state.v[i] = state.v[i] * numbers.beta2 + (numbers.beta2_rest * g) * g;
+        let denominator = state.v[i].sqrt() / numbers.correction2 + numbers.epsilon;
+        state.w[i] += (numbers.step * state.m[i]) / denominator;
+    }
+}

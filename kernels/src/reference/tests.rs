@@ -1,0 +1,123 @@
+//! Hand-written gradients against finite differences.
+
+use super::{
+    attention_backward, attention_forward, embed_backward, embed_forward, gelu, gelu_slope,
+    head_backward, head_forward, linear_backward_input, linear_backward_weights, linear_forward,
+    norm_backward, norm_forward, rotate, swiglu_backward, swiglu_forward,
+};
+use crate::backend::{AttentionShape, MatrixShape, Norm, Rows, Turn};
+use crate::conformance::floats;
+
+const STEP: f64 = 1e-5;
+const ERROR_MAX: f64 = 1e-7;
+
+/// Numbers between -1 and 1.
+fn numbers(len: usize, seed: u64) -> Vec<f64> {
+    floats(len, seed).into_iter().map(f64::from).collect()
+}
+
+/// Compares `gradient` with central differences of `weights * f(x)`, element by element.
+fn check(gradient: &[f64], x: &[f64], weights: &[f64], f: impl Fn(&[f64]) -> Vec<f64>) {
+    let loss = |x: &[f64]| -> f64 { f(x).iter().zip(weights).map(|(y, w)| y * w).sum() };
+    assert_eq!(gradient.len(), x.len());
+    let mut moved = x.to_vec();
+    for (i, expected) in gradient.iter().enumerate() {
+        moved[i] = x[i] + STEP;
+        let above = loss(&moved);
+        moved[i] = x[i] - STEP;
+        let below = loss(&moved);
+        moved[i] = x[i];
+        let found = (above - below) / (2.0 * STEP);
+        assert!(
+            (found - expected).abs() < ERROR_MAX,
+            "element {i}: {expected}, differences {found}"
+        );
+    }
+}
+
+#[test]
+fn linear_gradients() {
+    let shape = MatrixShape { outputs: 5, inputs: 7 };
+    let (x, w, b) = (numbers(3 * 7, 1), numbers(35, 2), numbers(5, 3));
+    let dy = numbers(15, 4);
+    check(&linear_backward_input(shape, &w, &dy), &x, &dy, |x| {
+        linear_forward(shape, x, &w, Some(&b))
+    });
+    let (dw, db) = linear_backward_weights(shape, &x, &dy);
+    check(&dw, &w, &dy, |w| linear_forward(shape, &x, w, Some(&b)));
+    check(&db, &b, &dy, |b| linear_forward(shape, &x, &w, Some(b)));
+}
+
+#[test]
+fn norm_gradients() {
+    for norm in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-5 }] {
+        let rows = Rows { count: 3, width: 6 };
+        let (x, w, b) = (numbers(18, 1), numbers(6, 2), numbers(6, 3));
+        let dy = numbers(18, 4);
+        let bias = norm.has_bias().then_some(&b[..]);
+        let found = norm_backward(norm, rows, &x, &w, &dy);
+        check(&found.x, &x, &dy, |x| norm_forward(norm, rows, x, &w, bias));
+        check(&found.weight, &w, &dy, |w| norm_forward(norm, rows, &x, w, bias));
+        check(&found.bias, &b, &dy, |b| norm_forward(norm, rows, &x, &w, Some(b)));
+    }
+}
+
+#[test]
+fn activation_gradients() {
+    let x = numbers(20, 1);
+    let dy = numbers(20, 2);
+    let slopes: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| gelu_slope(*x) * dy).collect();
+    check(&slopes, &x, &dy, |x| x.iter().map(|x| gelu(*x)).collect());
+    let rows = Rows { count: 2, width: 5 };
+    let (gate_up, dh) = (numbers(20, 3), numbers(10, 4));
+    check(&swiglu_backward(rows, &gate_up, &dh), &gate_up, &dh, |x| swiglu_forward(rows, x));
+}
+
+#[test]
+fn attention_gradients() {
+    for kv_heads in [1, 2, 4] {
+        let shape =
+            AttentionShape { sequences: 2, sequence_len: 5, heads: 4, kv_heads, head_width: 2 };
+        let qkv = numbers(shape.rows() * shape.qkv_width(), 1);
+        let dy = numbers(shape.rows() * shape.query_width(), 2);
+        let found = attention_backward(shape, &qkv, &dy);
+        check(&found, &qkv, &dy, |qkv| attention_forward(shape, qkv).0);
+    }
+}
+
+#[test]
+fn rotation_turns_back_and_its_gradient_is_the_turn_back() {
+    let shape =
+        AttentionShape { sequences: 1, sequence_len: 3, heads: 2, kv_heads: 1, head_width: 4 };
+    let raw = numbers(6, 1);
+    let angles: Vec<f64> = raw
+        .chunks(2)
+        .flat_map(|a| [libm::cos(a[0]), libm::cos(a[1]), libm::sin(a[0]), libm::sin(a[1])])
+        .collect();
+    let qkv = numbers(shape.rows() * shape.qkv_width(), 2);
+    let dy = numbers(qkv.len(), 3);
+    let turned = rotate(shape, &angles, Turn::Forward, &qkv);
+    let back = rotate(shape, &angles, Turn::Backward, &turned);
+    assert!(back.iter().zip(&qkv).all(|(a, b)| (a - b).abs() < 1e-12));
+    let gradient = rotate(shape, &angles, Turn::Backward, &dy);
+    check(&gradient, &qkv, &dy, |qkv| rotate(shape, &angles, Turn::Forward, qkv));
+}
+
+#[test]
+fn head_gradients() {
+    let shape = MatrixShape { outputs: 6, inputs: 4 };
+    let (x, w, targets) = (numbers(12, 1), numbers(24, 2), [5, 0, 3]);
+    let found = head_backward(shape, &x, &w, &targets, 0.25);
+    let loss = |x: &[f64], w: &[f64]| vec![head_forward(shape, x, w, &targets).loss];
+    check(&found.x, &x, &[0.25], |x| loss(x, &w));
+    check(&found.matrix, &w, &[0.25], |w| loss(&x, w));
+}
+
+#[test]
+fn embedding_gradients() {
+    let tokens = [2, 0, 2, 1];
+    let (table, positions, dy) = (numbers(9, 1), numbers(6, 2), numbers(12, 3));
+    let (dtable, dpositions) = embed_backward(2, 3, 3, &tokens, &dy);
+    check(&dtable, &table, &dy, |t| embed_forward(2, 3, &tokens, t, Some(&positions)));
+    check(&dpositions, &positions, &dy, |p| embed_forward(2, 3, &tokens, &table, Some(p)));
+}

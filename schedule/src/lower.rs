@@ -1,0 +1,152 @@
+//! Lowering: adds to a program of arithmetic what a cluster needs to run it.
+//!
+//! Transfers follow from the placement: an operand from another stage is received right before
+//! the pass that needs it, a result is passed on right after the pass that made it. Where the gate
+//! stands follows from the window. With window one it stands directly before the first operation
+//! that adds to the weights' gradient, the last moment at which the step before can still be
+//! dropped, so F and B of the new step run while the verdict travels.
+
+use crate::boundary::{receive_before, transfer_after};
+use crate::op::{Compute, Op, Update};
+use crate::placement::Placement;
+use crate::program::{Program, Window};
+
+/// What a cluster decides about a program beside its schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowerOptions {
+    /// How many steps may run ahead of the verdict.
+    pub window: Window,
+    /// Let the part of W that keeps the largest operand run right after B ([`Compute::WE`]).
+    /// Changes nothing where B and W are one.
+    pub early_head_weights: bool,
+}
+
+/// `program` with transfers, updates and, if asked for, early weights. What it had of these before
+/// is replaced, so a lowered program can be lowered again with other options.
+#[must_use]
+pub fn lower(program: &Program, options: LowerOptions) -> Program {
+    let placement = &program.placement;
+    let lower_stage = |ops: &Vec<Op>| {
+        let passed_on = with_transfers(placement, ops, options.early_head_weights);
+        with_updates(&passed_on, options.window)
+    };
+    Program {
+        kind: program.kind,
+        placement: placement.clone(),
+        microbatch_count: program.microbatch_count,
+        window: Some(options.window),
+        stages: program.stages.iter().map(lower_stage).collect(),
+    }
+}
+
+fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -> Vec<Op> {
+    let mut lowered = Vec::with_capacity(2 * ops.len());
+    for &op in ops {
+        let Op::Compute(compute, pass) = op else { continue };
+        match compute {
+            Compute::WE => continue,
+            Compute::F | Compute::B | Compute::W | Compute::BW => {}
+        }
+        lowered.extend(receive_before(placement, op));
+        lowered.push(op);
+        lowered.extend(transfer_after(placement, op));
+        if early_head_weights && compute == Compute::B && pass.chunk == placement.last_chunk() {
+            lowered.push(Op::Compute(Compute::WE, pass));
+        }
+    }
+    lowered
+}
+
+fn with_updates(ops: &[Op], window: Window) -> Vec<Op> {
+    let update = |update: &Update| Op::Update(*update);
+    let at = match window {
+        Window::Zero => ops.len(),
+        Window::One => ops.iter().position(|op| op.accumulates()).unwrap_or(ops.len()),
+    };
+    let (before, after) = ops.split_at(at);
+    let gate = opening(window).iter().map(update);
+    let tail = closing(window).iter().map(update);
+    before.iter().copied().chain(gate).chain(after.iter().copied()).chain(tail).collect()
+}
+
+/// The updates before the first accumulating operation.
+pub(crate) const fn opening(window: Window) -> &'static [Update] {
+    match window {
+        Window::Zero => &[],
+        Window::One => &[Update::GatePrevious, Update::Commit],
+    }
+}
+
+/// The updates that end a step.
+pub(crate) const fn closing(window: Window) -> &'static [Update] {
+    match window {
+        Window::Zero => &[Update::Report, Update::GateThis, Update::Step, Update::Commit],
+        Window::One => &[Update::Report, Update::Step],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LowerOptions, lower};
+    use crate::generate::generate;
+    use crate::kind::ScheduleKind;
+    use crate::program::Window;
+
+    fn check(kind: ScheduleKind, options: LowerOptions, expected: &str) {
+        let program = generate(kind, 2, 2).expect("the size is legal");
+        let lowered = lower(&program, options);
+        let lines: Vec<String> = lowered.to_string().lines().skip(1).map(str::to_owned).collect();
+        let expected: Vec<String> =
+            expected.trim().lines().map(|line| line.trim().to_owned()).collect();
+        assert_eq!(lines, expected);
+        let twice =
+            lower(&lower(&program, LowerOptions { window: Window::Zero, ..options }), options);
+        assert_eq!(twice, lowered, "lowering again replaces what was lowered");
+    }
+
+    #[test]
+    fn window_one_gates_before_the_first_accumulation() {
+        check(
+            ScheduleKind::ZbH1,
+            LowerOptions { window: Window::One, early_head_weights: false },
+            "stage 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 GATE_PREVIOUS COMMIT 0W0 \
+                 0RECV_B1 0B1 0W1 REPORT STEP
+             stage 1: 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 GATE_PREVIOUS COMMIT \
+                 1W0 1W1 REPORT STEP",
+        );
+        check(
+            ScheduleKind::OneFOneB,
+            LowerOptions { window: Window::One, early_head_weights: true },
+            "stage 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 GATE_PREVIOUS COMMIT 0BW0 \
+                 0RECV_B1 0BW1 REPORT STEP
+             stage 1: 1RECV_F0 1F0 GATE_PREVIOUS COMMIT 1BW0 1SEND_B0 1RECV_F1 1F1 1BW1 1SEND_B1 \
+                 REPORT STEP",
+        );
+    }
+
+    #[test]
+    fn window_zero_gates_before_the_step() {
+        check(
+            ScheduleKind::ZbH1,
+            LowerOptions { window: Window::Zero, early_head_weights: true },
+            "stage 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0W0 0RECV_B1 0B1 0W1 \
+                 REPORT GATE_THIS STEP COMMIT
+             stage 1: 1RECV_F0 1F0 1B0 1SEND_B0 1WE0 1RECV_F1 1F1 1B1 1SEND_B1 1WE1 1W0 1W1 \
+                 REPORT GATE_THIS STEP COMMIT",
+        );
+    }
+
+    #[test]
+    fn a_vee_hands_over_on_the_spot() {
+        check(
+            ScheduleKind::ZbV,
+            LowerOptions { window: Window::One, early_head_weights: true },
+            "stage 0: 0F0 0SEND_F0 0F1 0SEND_F1 3RECV_F0 3F0 3B0 3SEND_B0 \
+                 GATE_PREVIOUS COMMIT 3WE0 3W0 3RECV_F1 3F1 3B1 3SEND_B1 3WE1 3W1 \
+                 0RECV_B0 0B0 0W0 0RECV_B1 0B1 0W1 REPORT STEP
+             stage 1: 1RECV_F0 1F0 1LOCAL_F0 2F0 2SEND_F0 1RECV_F1 1F1 1LOCAL_F1 2F1 2SEND_F1 \
+                 2RECV_B0 2B0 2LOCAL_B0 GATE_PREVIOUS COMMIT 2W0 1B0 1SEND_B0 1W0 \
+                 2RECV_B1 2B1 2LOCAL_B1 2W1 1B1 1SEND_B1 1W1 REPORT STEP",
+        );
+    }
+}

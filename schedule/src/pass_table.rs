@@ -1,0 +1,49 @@
+//! One cell for every pass of a program, found by arithmetic instead of by search.
+
+use crate::op::Pass;
+use crate::program::{PASS_COUNT_MAX, Program};
+
+/// A cell for every chunk and microbatch. A pass the program does not have has no cell, so readers
+/// of unchecked programs cannot go astray.
+#[derive(Clone)]
+pub(crate) struct PassTable<T> {
+    cells: Vec<T>,
+    microbatch_count: u32,
+}
+
+impl<T: Copy> PassTable<T> {
+    /// A table for the passes of `program`, every cell filled with `cell`.
+    ///
+    /// # Panics
+    /// If the program has more than [`PASS_COUNT_MAX`] passes, which neither the parser nor
+    /// `check` lets through.
+    pub fn new(program: &Program, cell: T) -> Self {
+        let pass_count = program.pass_count();
+        assert!(pass_count <= PASS_COUNT_MAX, "{pass_count} passes are more than {PASS_COUNT_MAX}");
+        let cells = vec![cell; usize::try_from(pass_count).expect("the limit fits an address")];
+        Self { cells, microbatch_count: program.microbatch_count }
+    }
+
+    /// The cell of `pass`.
+    pub fn get(&self, pass: Pass) -> Option<T> {
+        self.position(pass).and_then(|position| self.cells.get(position)).copied()
+    }
+
+    /// The cell of `pass`, to be written.
+    pub fn get_mut(&mut self, pass: Pass) -> Option<&mut T> {
+        self.position(pass).and_then(|position| self.cells.get_mut(position))
+    }
+
+    /// Every pass with its cell, chunk by chunk.
+    pub fn iter(&self) -> impl Iterator<Item = (Pass, T)> + '_ {
+        let microbatches = self.microbatch_count;
+        let pass = move |position: u32| Pass::new(position / microbatches, position % microbatches);
+        (0u32..).map(pass).zip(self.cells.iter().copied())
+    }
+
+    fn position(&self, pass: Pass) -> Option<usize> {
+        let microbatches = self.microbatch_count as usize;
+        let microbatch = pass.microbatch.index();
+        (microbatch < microbatches).then(|| pass.chunk.index() * microbatches + microbatch)
+    }
+}

@@ -1,0 +1,39 @@
+//! Draws timelines: as text, as an SVG picture, and as a trace for Perfetto or Chrome.
+
+pub mod ascii;
+pub mod chrome_trace;
+pub mod svg;
+
+use crate::timeline::Timeline;
+
+/// What a drawing says about its timeline in one line. Of several steps the last is measured, as
+/// the first does not wait for a verdict on a step before it.
+fn headline(timeline: &Timeline) -> String {
+    let step = timeline.step_count() - 1;
+    let of_steps = match timeline.step_count() {
+        1 => String::new(),
+        steps => format!(", the last of {steps} steps"),
+    };
+    format!(
+        "{}, {} stages, {} microbatches{of_steps}: longest span {}, makespan {}, \
+         bubble_span {:.2} %, bubble_sync {:.2} %",
+        timeline.kind(),
+        timeline.placement().stage_count(),
+        timeline.microbatch_count(),
+        short(timeline.cost(step)),
+        short(timeline.makespan(step)),
+        100.0 * timeline.bubble_span(step),
+        100.0 * timeline.bubble_sync(step),
+    )
+}
+
+/// A time with at most three digits after the point.
+fn short(time: f64) -> String {
+    format!("{}", (time * 1000.0).round() / 1000.0)
+}
+
+/// When the last slice of any stage ends.
+fn end(timeline: &Timeline) -> f64 {
+    let ends = timeline.stages().flat_map(|stage| timeline.slices(stage)).map(|slice| slice.end);
+    ends.fold(0.0, f64::max)
+}

@@ -1,0 +1,128 @@
+//! A timeline as text: one row a stage, time from left to right.
+
+use zbelastic_types::StageIndex;
+
+use super::{end, headline};
+use crate::op::{Compute, Op, Pass, Update};
+use crate::timeline::{Slice, Timeline};
+
+/// `timeline` in rows of at most `columns` characters beside the stage's name.
+///
+/// Every pass takes a share of the row that is proportional to its time, at least one character.
+/// If there is room, the shortest pass gets a whole number of characters, so that equal times look
+/// equal. A microbatch's number is written where it fits whole, and left out otherwise.
+#[must_use]
+pub fn draw(timeline: &Timeline, columns: usize) -> String {
+    let scale = Scale::new(timeline, columns);
+    let mut text = headline(timeline);
+    text.push('\n');
+    let mut has_marks = false;
+    for stage in timeline.stages() {
+        let name = format!("stage {stage}");
+        text.push_str(&format!("{name:<8} {}\n", passes_row(timeline, stage, &scale)));
+        let marks = marks_row(timeline, stage, &scale);
+        if !marks.is_empty() {
+            has_marks = true;
+            text.push_str(&format!("{:<8} {marks}\n", ""));
+        }
+    }
+    text.push_str(&legend(timeline, has_marks));
+    text
+}
+
+/// Characters per unit of time.
+struct Scale {
+    columns_per_unit: f64,
+    /// The column after the last.
+    width: usize,
+}
+
+impl Scale {
+    fn new(timeline: &Timeline, columns: usize) -> Self {
+        let total = end(timeline);
+        let durations = passes(timeline).map(|(_, _, slice)| slice.duration());
+        let shortest = durations.filter(|duration| *duration > 0.0).fold(total, f64::min);
+        if total == 0.0 {
+            return Self { columns_per_unit: 0.0, width: columns };
+        }
+        let columns = columns as f64;
+        let whole = (columns * shortest / total).floor();
+        let columns_per_unit = if whole >= 1.0 { whole / shortest } else { columns / total };
+        Self { columns_per_unit, width: (total * columns_per_unit).round() as usize }
+    }
+
+    fn column(&self, time: f64) -> usize {
+        (time * self.columns_per_unit).round() as usize
+    }
+}
+
+fn passes(timeline: &Timeline) -> impl Iterator<Item = (Compute, Pass, &Slice)> {
+    let slices = timeline.stages().flat_map(|stage| timeline.slices(stage));
+    slices.filter_map(|slice| match slice.op {
+        Op::Compute(compute, pass) => Some((compute, pass, slice)),
+        Op::Transfer(..) | Op::Update(_) => None,
+    })
+}
+
+fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
+    let first_chunk = timeline.placement().chunks_of(stage).next();
+    let mut row = vec!['.'; scale.width];
+    for slice in timeline.slices(stage) {
+        let Op::Compute(compute, pass) = slice.op else { continue };
+        let (from, to) = (scale.column(slice.start), scale.column(slice.end));
+        let cells = &mut row[from.min(scale.width)..to.max(from + 1).min(scale.width)];
+        let label = label(compute, pass, cells.len(), Some(pass.chunk) == first_chunk);
+        for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' '))) {
+            *cell = letter;
+        }
+    }
+    row.into_iter().collect()
+}
+
+/// Letters and number; without room for both, the letters; without room for these, the first. A
+/// number is never cut, because what is left of it would be another number.
+fn label(compute: Compute, pass: Pass, room: usize, is_first_chunk: bool) -> String {
+    let letters = compute.to_string();
+    let letters = if is_first_chunk { letters } else { letters.to_lowercase() };
+    let whole = format!("{letters}{}", pass.microbatch);
+    if whole.len() <= room { whole } else { letters }
+}
+
+/// Where the gate lets the stage pass and where it steps; empty if it does neither.
+fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
+    // One more column: what ends the last step stands after the last pass.
+    let mut row = vec![' '; scale.width + 1];
+    for slice in timeline.slices(stage) {
+        let mark = match slice.op {
+            Op::Update(Update::Step) => 'S',
+            Op::Update(Update::GatePrevious | Update::GateThis) => 'G',
+            Op::Compute(..) | Op::Transfer(..) | Op::Update(Update::Report | Update::Commit) => {
+                continue;
+            }
+        };
+        let (from, to) = (scale.column(slice.start), scale.column(slice.end));
+        row[from..to.max(from + 1)].fill(mark);
+    }
+    row.into_iter().collect::<String>().trim_end().to_owned()
+}
+
+fn legend(timeline: &Timeline, has_marks: bool) -> String {
+    let names = [
+        (Compute::F, "F forward"),
+        (Compute::B, "B input gradient"),
+        (Compute::WE, "WE early share of W"),
+        (Compute::W, "W weight gradient"),
+        (Compute::BW, "BW both gradients"),
+    ];
+    let occurs = |name: Compute| passes(timeline).any(|(compute, ..)| compute == name);
+    let mut entries: Vec<&str> =
+        names.iter().filter(|(compute, _)| occurs(*compute)).map(|(_, name)| *name).collect();
+    entries.push(". idle");
+    if timeline.placement().chunk_count() > timeline.placement().stage_count() {
+        entries.push("lower case: the stage's later chunk");
+    }
+    if has_marks {
+        entries.push("below a row: G gate, S step");
+    }
+    format!("{:<8} {}\n", "", entries.join(" | "))
+}

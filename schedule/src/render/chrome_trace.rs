@@ -1,0 +1,189 @@
+//! The trace format that Perfetto and Chrome read: JSON with one event a slice ("Trace Event
+//! Format", phases `X` and `M`), and the tracks of a timeline in it.
+
+use super::short;
+use crate::op::{Compute, Op, Update};
+use crate::timeline::{Slice, Timeline};
+
+/// One line of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Track {
+    /// Lines of the same process are drawn together.
+    pub process: String,
+    /// The line's own name.
+    pub thread: String,
+    /// What happened on it, in any order.
+    pub slices: Vec<TraceSlice>,
+}
+
+/// Something with a name that took time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceSlice {
+    /// What it is called.
+    pub name: String,
+    /// What kind of thing it is; viewers colour and filter by it.
+    pub category: &'static str,
+    /// When it began, in microseconds since the start of the trace.
+    pub start_us: f64,
+    /// How long it took, in microseconds.
+    pub duration_us: f64,
+}
+
+/// `tracks` as the text of a trace file. Processes and threads are numbered in the order in which
+/// they first occur, and drawn in it.
+///
+/// # Panics
+/// If a time is infinite or not a number, which JSON cannot say.
+#[must_use]
+pub fn write_trace(tracks: &[Track]) -> String {
+    let mut events = Vec::new();
+    let mut processes: Vec<&str> = Vec::new();
+    for (thread, track) in tracks.iter().enumerate() {
+        let known = processes.iter().position(|process| *process == track.process);
+        let process = known.unwrap_or_else(|| {
+            events.push(name_event("process_name", processes.len(), thread, &track.process));
+            processes.push(&track.process);
+            processes.len() - 1
+        });
+        events.push(name_event("thread_name", process, thread, &track.thread));
+        events.extend(track.slices.iter().map(|slice| slice_event(process, thread, slice)));
+    }
+    format!("{{\"traceEvents\":[\n{}\n],\"displayTimeUnit\":\"ms\"}}\n", events.join(",\n"))
+}
+
+/// One track a stage, with passes and updates; transfers take no time of their own and are left
+/// out. One unit of the timeline becomes `unit_us` microseconds.
+#[must_use]
+pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
+    let trace_slice = |slice: &Slice| {
+        let category = category(slice.op)?;
+        let name = match timeline.step_count() {
+            1 => slice.op.to_string(),
+            _ => format!("{} step {}", slice.op, slice.step),
+        };
+        let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
+        Some(TraceSlice { name, category, start_us, duration_us })
+    };
+    let track = |stage| Track {
+        process: format!(
+            "{}, {} stages, {} microbatches",
+            timeline.kind(),
+            timeline.placement().stage_count(),
+            timeline.microbatch_count()
+        ),
+        thread: format!("stage {stage}"),
+        slices: timeline.slices(stage).iter().filter_map(trace_slice).collect(),
+    };
+    timeline.stages().map(track).collect()
+}
+
+fn category(op: Op) -> Option<&'static str> {
+    match op {
+        Op::Compute(Compute::F, _) => Some("forward"),
+        Op::Compute(Compute::B, _) => Some("input gradient"),
+        Op::Compute(Compute::W, _) => Some("weight gradient"),
+        Op::Compute(Compute::WE, _) => Some("early weight gradient"),
+        Op::Compute(Compute::BW, _) => Some("both gradients"),
+        Op::Update(Update::GatePrevious | Update::GateThis) => Some("gate"),
+        Op::Update(Update::Report | Update::Step | Update::Commit) => Some("update"),
+        Op::Transfer(..) => None,
+    }
+}
+
+fn name_event(what: &str, process: usize, thread: usize, name: &str) -> String {
+    format!(
+        "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":{process},\"tid\":{thread},\
+         \"args\":{{\"name\":{}}}}}",
+        json_string(name)
+    )
+}
+
+fn slice_event(process: usize, thread: usize, slice: &TraceSlice) -> String {
+    format!(
+        "{{\"ph\":\"X\",\"name\":{},\"cat\":{},\"pid\":{process},\"tid\":{thread},\
+         \"ts\":{},\"dur\":{}}}",
+        json_string(&slice.name),
+        json_string(slice.category),
+        json_number(slice.start_us),
+        json_number(slice.duration_us)
+    )
+}
+
+/// Microseconds to the nanosecond.
+fn json_number(number: f64) -> String {
+    assert!(number.is_finite(), "a trace has finite times, found {number}");
+    short(number)
+}
+
+fn json_string(text: &str) -> String {
+    let mut json = String::with_capacity(text.len() + 2);
+    json.push('"');
+    for letter in text.chars() {
+        match letter {
+            '"' => json.push_str("\\\""),
+            '\\' => json.push_str("\\\\"),
+            control if control < ' ' => {
+                json.push_str(&format!("\\u{:04x}", u32::from(control)));
+            }
+            other => json.push(other),
+        }
+    }
+    json.push('"');
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TraceSlice, Track, json_string, write_trace};
+
+    #[test]
+    fn strings_are_escaped() {
+        let check = |text: &str, expected: &str| assert_eq!(json_string(text), expected);
+        check("stage 0", "\"stage 0\"");
+        check("a\"b\\c", "\"a\\\"b\\\\c\"");
+        check("\n\u{1f} ", "\"\\u000a\\u001f \"");
+        check("Ωμ", "\"Ωμ\"");
+    }
+
+    #[test]
+    fn tracks_of_one_process_share_its_number() {
+        let track = |process: &str, thread: &str| Track {
+            process: process.to_owned(),
+            thread: thread.to_owned(),
+            slices: vec![TraceSlice {
+                name: "0F0".to_owned(),
+                category: "forward",
+                start_us: 1.5,
+                duration_us: 2.0,
+            }],
+        };
+        let tracks = [track("a", "x"), track("b", "x"), track("a", "y")];
+        let slice = |pid, tid| {
+            format!(
+                "{{\"ph\":\"X\",\"name\":\"0F0\",\"cat\":\"forward\",\"pid\":{pid},\"tid\":{tid},\
+                 \"ts\":1.5,\"dur\":2}}"
+            )
+        };
+        let name = |what, pid, tid, name| {
+            format!(
+                "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":{pid},\"tid\":{tid},\
+                 \"args\":{{\"name\":\"{name}\"}}}}"
+            )
+        };
+        let events = [
+            name("process_name", 0, 0, "a"),
+            name("thread_name", 0, 0, "x"),
+            slice(0, 0),
+            name("process_name", 1, 1, "b"),
+            name("thread_name", 1, 1, "x"),
+            slice(1, 1),
+            name("thread_name", 0, 2, "y"),
+            slice(0, 2),
+        ];
+        let expected = format!(
+            "{{\"traceEvents\":[\n{}\n],\"displayTimeUnit\":\"ms\"}}\n",
+            events.join(",\n")
+        );
+        assert_eq!(write_trace(&tracks), expected);
+    }
+}

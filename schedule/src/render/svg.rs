@@ -1,0 +1,246 @@
+//! A timeline as a picture: SVG that needs no script, font or style from elsewhere.
+
+use zbelastic_types::StageIndex;
+
+use super::{end, headline, short};
+use crate::op::{Compute, Op, Pass, Update};
+use crate::timeline::{Slice, Timeline};
+
+/// Lengths are in pixels.
+const MARGIN: f64 = 12.0;
+const LABEL_WIDTH: f64 = 64.0;
+const TITLE_HEIGHT: f64 = 24.0;
+const LEGEND_HEIGHT: f64 = 26.0;
+const ROW_HEIGHT: f64 = 22.0;
+const ROW_GAP: f64 = 6.0;
+const AXIS_HEIGHT: f64 = 26.0;
+/// Wide enough for a microbatch number of two digits in the average pass.
+const PASS_WIDTH: f64 = 18.0;
+const PLOT_WIDTH_MIN: f64 = 720.0;
+/// Beyond it passes get narrower and lose their numbers; browsers scroll no further with grace.
+const PLOT_WIDTH_MAX: f64 = 12_000.0;
+const DIGIT_WIDTH: f64 = 6.0;
+const TICK_WIDTH_MIN: f64 = 60.0;
+/// So that a step that takes no time is still seen.
+const STEP_WIDTH_MIN: f64 = 3.0;
+
+const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
+.number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
+rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
+.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.later{fill-opacity:.5}.step{fill:#444}\
+.gate{stroke:#c0202a;stroke-width:2}.axis{stroke:#999}";
+
+const PASSES: [(Compute, &str, &str); 5] = [
+    (Compute::F, "f", "F forward"),
+    (Compute::B, "b", "B input gradient"),
+    (Compute::WE, "we", "WE early share of W"),
+    (Compute::W, "w", "W weight gradient"),
+    (Compute::BW, "bw", "BW both gradients"),
+];
+
+/// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
+/// each box where there is room, a lighter shade for a stage's later chunk, a red line where the
+/// gate lets the stage pass, and a dark box for the step.
+#[must_use]
+pub fn draw(timeline: &Timeline) -> String {
+    let picture = Picture::new(timeline);
+    let mut svg = picture.head();
+    svg.push_str(&picture.legend());
+    for stage in timeline.stages() {
+        svg.push_str(&picture.row(stage));
+    }
+    svg.push_str(&picture.axis());
+    svg.push_str("</svg>\n");
+    svg
+}
+
+struct Picture<'a> {
+    timeline: &'a Timeline,
+    time_end: f64,
+    plot_width: f64,
+}
+
+impl<'a> Picture<'a> {
+    fn new(timeline: &'a Timeline) -> Self {
+        let passes = |stage| {
+            let slices = timeline.slices(stage).iter();
+            slices.filter(|slice| matches!(slice.op, Op::Compute(..))).count()
+        };
+        let passes = timeline.stages().map(passes).max().unwrap_or(0);
+        let plot_width = (passes as f64 * PASS_WIDTH).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
+        Self { timeline, time_end: end(timeline), plot_width }
+    }
+
+    fn head(&self) -> String {
+        let width = MARGIN + LABEL_WIDTH + self.plot_width + MARGIN;
+        let height = self.row_top(self.timeline.placement().stage_count()) + AXIS_HEIGHT;
+        let headline = escape(&headline(self.timeline));
+        let baseline = TITLE_HEIGHT - 6.0;
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             viewBox=\"0 0 {width} {height}\">\n<style>{STYLE}</style>\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             <text class=\"title\" x=\"{MARGIN}\" y=\"{baseline}\">{headline}</text>\n"
+        )
+    }
+
+    fn legend(&self) -> String {
+        let ops = || self.timeline.stages().flat_map(|stage| self.timeline.slices(stage));
+        let occurs = |is_it: &dyn Fn(Op) -> bool| ops().any(|slice| is_it(slice.op));
+        let passes = PASSES.iter().filter(|(compute, ..)| {
+            occurs(&|op| matches!(op, Op::Compute(found, _) if found == *compute))
+        });
+        let mut entries: Vec<(&str, &str)> =
+            passes.map(|(_, class, name)| (*class, *name)).collect();
+        if occurs(&|op| op == Op::Update(Update::Step)) {
+            entries.push(("step", "step"));
+        }
+        let (mut svg, mut x) = (String::new(), MARGIN);
+        for (class, name) in entries {
+            let (top, baseline, text_x) = (TITLE_HEIGHT + 4.0, TITLE_HEIGHT + 14.0, x + 17.0);
+            svg.push_str(&format!(
+                "<rect class=\"{class}\" x=\"{x}\" y=\"{top}\" width=\"12\" height=\"12\"/>\
+                 <text x=\"{text_x}\" y=\"{baseline}\">{}</text>\n",
+                escape(name)
+            ));
+            x = text_x + name.len() as f64 * DIGIT_WIDTH + 14.0;
+        }
+        svg
+    }
+
+    fn row(&self, stage: StageIndex) -> String {
+        let y = self.row_top(stage.0);
+        let (left, width, baseline) = (MARGIN + LABEL_WIDTH, self.plot_width, y + 15.0);
+        let mut svg = format!(
+            "<text x=\"{MARGIN}\" y=\"{baseline}\">stage {stage}</text>\
+             <rect class=\"row\" x=\"{left}\" y=\"{y}\" width=\"{width}\" \
+             height=\"{ROW_HEIGHT}\"/>\n"
+        );
+        // Gates last, so that no box hides them.
+        let slices = || self.timeline.slices(stage).iter();
+        svg.extend(slices().filter_map(|slice| self.slice_box(stage, slice)));
+        svg.extend(slices().filter_map(|slice| self.gate(stage, slice)));
+        svg
+    }
+
+    /// A pass or a step.
+    fn slice_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
+        let (class, width_min, number) = match slice.op {
+            Op::Compute(compute, pass) => {
+                (self.pass_class(stage, compute, pass), 0.0, pass.microbatch.to_string())
+            }
+            Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
+            Op::Transfer(..)
+            | Op::Update(
+                Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
+            ) => return None,
+        };
+        let (x, y) = (self.x(slice.start), self.row_top(stage.0));
+        let width = (self.x(slice.end) - x).max(width_min);
+        let mut svg = format!(
+            "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
+             height=\"{ROW_HEIGHT}\"/>",
+            tooltip(slice)
+        );
+        let has_room = number.len() as f64 * DIGIT_WIDTH + 2.0 <= width;
+        if has_room && !number.is_empty() {
+            let (middle, baseline) = (x + width / 2.0, y + 15.0);
+            svg.push_str(&format!(
+                "<text class=\"number\" x=\"{middle:.2}\" y=\"{baseline}\">{number}</text>"
+            ));
+        }
+        svg.push_str("</g>\n");
+        Some(svg)
+    }
+
+    fn pass_class(&self, stage: StageIndex, compute: Compute, pass: Pass) -> String {
+        let row = PASSES.iter().find(|(named, ..)| *named == compute);
+        let class = row.expect("the table names every kind of pass").1;
+        let first_chunk = self.timeline.placement().chunks_of(stage).next();
+        let later = if Some(pass.chunk) == first_chunk { "" } else { " later" };
+        format!("{class}{later}")
+    }
+
+    fn gate(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
+        let is_gate = matches!(slice.op, Op::Update(Update::GatePrevious | Update::GateThis));
+        let (x, top) = (self.x(slice.end), self.row_top(stage.0) - ROW_GAP / 2.0);
+        let bottom = top + ROW_HEIGHT + ROW_GAP;
+        is_gate.then(|| {
+            format!(
+                "<line class=\"gate\" x1=\"{x:.2}\" y1=\"{top}\" x2=\"{x:.2}\" y2=\"{bottom}\">\
+                 {}</line>\n",
+                tooltip(slice)
+            )
+        })
+    }
+
+    fn axis(&self) -> String {
+        let y = self.row_top(self.timeline.placement().stage_count());
+        let (left, right) = (self.x(0.0), self.x(0.0) + self.plot_width);
+        let mut svg =
+            format!("<line class=\"axis\" x1=\"{left}\" y1=\"{y}\" x2=\"{right}\" y2=\"{y}\"/>\n");
+        let every = tick_interval(self.time_end / (self.plot_width / TICK_WIDTH_MIN));
+        let ticks = if every > 0.0 { (self.time_end / every) as u32 } else { 0 };
+        for time in (0..=ticks).map(|tick| f64::from(tick) * every) {
+            let (x, bottom, baseline) = (self.x(time), y + 4.0, y + 15.0);
+            svg.push_str(&format!(
+                "<line class=\"axis\" x1=\"{x:.2}\" y1=\"{y}\" x2=\"{x:.2}\" y2=\"{bottom}\"/>\
+                 <text class=\"tick\" x=\"{x:.2}\" y=\"{baseline}\">{}</text>\n",
+                short(time)
+            ));
+        }
+        svg
+    }
+
+    fn x(&self, time: f64) -> f64 {
+        let share = if self.time_end == 0.0 { 0.0 } else { time / self.time_end };
+        MARGIN + LABEL_WIDTH + share * self.plot_width
+    }
+
+    fn row_top(&self, row: u32) -> f64 {
+        TITLE_HEIGHT + LEGEND_HEIGHT + f64::from(row) * (ROW_HEIGHT + ROW_GAP)
+    }
+}
+
+fn tooltip(slice: &Slice) -> String {
+    let text =
+        format!("{} step {}: {} to {}", slice.op, slice.step, short(slice.start), short(slice.end));
+    format!("<title>{}</title>", escape(&text))
+}
+
+/// The next of 1, 2, 5, 10, 20, 50.. (or their tenths) that is at least `interval_min`.
+fn tick_interval(interval_min: f64) -> f64 {
+    if interval_min <= 0.0 {
+        return 0.0;
+    }
+    let magnitude = 10f64.powf(interval_min.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude);
+    steps.into_iter().find(|step| *step >= interval_min).unwrap_or(10.0 * magnitude)
+}
+
+/// Text as it stands between tags.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{escape, tick_interval};
+
+    #[test]
+    fn text_cannot_open_a_tag() {
+        assert_eq!(escape("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        let check = |interval_min, expected| assert_eq!(tick_interval(interval_min), expected);
+        check(1.0, 1.0);
+        check(1.1, 2.0);
+        check(2.0, 2.0);
+        check(4.9, 5.0);
+        check(7.0, 10.0);
+        check(70_001.0, 100_000.0);
+        check(0.0, 0.0);
+    }
+}

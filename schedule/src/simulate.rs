@@ -1,0 +1,345 @@
+//! Gives a program times: every operation starts as early as list order and dependencies allow.
+//!
+//! Promises: passes depend on passes alone, so a program has the same times before and after
+//! lowering. Does not model: links that carry one message at a time, memory that runs out, compute
+//! slowed down by communication.
+
+use zbelastic_types::{ChunkIndex, StageIndex};
+
+use crate::boundary::chunk_before;
+use crate::cost::{CostError, Costs};
+use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
+use crate::pass_table::PassTable;
+use crate::placement::Placement;
+use crate::program::{Program, Window};
+use crate::timeline::{Slice, Timeline};
+use crate::walk::{Stuck, walk};
+
+/// Most steps of one simulation. A pipeline has found its rhythm by the third step; the rest
+/// would only repeat it.
+pub const STEP_COUNT_MAX: u32 = 64;
+
+/// Why a program has no times.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SimulateError {
+    /// The costs do not fit the program, or are no durations.
+    #[error(transparent)]
+    Costs(#[from] CostError),
+    /// No step, or too many.
+    #[error("expected 1 to {STEP_COUNT_MAX} steps, found {found}")]
+    StepCount {
+        /// The steps asked for.
+        found: u32,
+    },
+    /// Only a lowered program says how one step follows another.
+    #[error("{step_count} steps asked of a program without updates; lower it first")]
+    NotLowered {
+        /// The steps asked for.
+        step_count: u32,
+    },
+    /// The program does not reach its end.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+}
+
+/// Runs `step_count` steps of `program`.
+///
+/// Between steps there is nothing but the lists themselves: a stage begins its next step when its
+/// list for this one is done, and waits where its gate stands.
+///
+/// # Errors
+/// If the costs are not this program's, if the program is not lowered and more than one step is
+/// asked for, or if the program does not reach its end.
+pub fn simulate(
+    program: &Program,
+    costs: &Costs,
+    step_count: u32,
+) -> Result<Timeline, SimulateError> {
+    costs.check(&program.placement)?;
+    if !(1..=STEP_COUNT_MAX).contains(&step_count) {
+        return Err(SimulateError::StepCount { found: step_count });
+    }
+    if step_count > 1 && program.window.is_none() {
+        return Err(SimulateError::NotLowered { step_count });
+    }
+    let mut clock = Clock::new(program, costs, step_count);
+    walk(program, step_count, |stage, step, op| clock.run(stage, step, op))?;
+    Ok(Timeline {
+        kind: program.kind,
+        placement: program.placement.clone(),
+        microbatch_count: program.microbatch_count,
+        step_count,
+        slices: clock.slices,
+    })
+}
+
+/// When the parts of a pass ended. Read only after they were written: the walk sees to that.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    forward: f64,
+    backward: f64,
+    ran_early: bool,
+}
+
+struct Clock<'a> {
+    costs: &'a Costs,
+    placement: &'a Placement,
+    window: Option<Window>,
+    /// By stage: when its last operation ended.
+    now: Vec<f64>,
+    /// By step.
+    ends: Vec<PassTable<Ends>>,
+    /// By step, then by stage.
+    reports: Vec<Vec<f64>>,
+    slices: Vec<Vec<Slice>>,
+}
+
+impl<'a> Clock<'a> {
+    fn new(program: &'a Program, costs: &'a Costs, step_count: u32) -> Self {
+        let steps = step_count as usize;
+        let room = |ops: &Vec<Op>| Vec::with_capacity(ops.len() * steps);
+        Self {
+            costs,
+            placement: &program.placement,
+            window: program.window,
+            now: vec![0.0; program.stages.len()],
+            ends: vec![PassTable::new(program, Ends::default()); steps],
+            reports: vec![vec![0.0; program.stages.len()]; steps],
+            slices: program.stages.iter().map(room).collect(),
+        }
+    }
+
+    fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
+        let start = self.now[stage.index()].max(self.released(stage, step, op));
+        let end = start + self.duration(step, op);
+        self.note(stage, step, op, end);
+        self.now[stage.index()] = end;
+        self.slices[stage.index()].push(Slice { op, step, start, end });
+    }
+
+    /// When the last of what `op` depends on has arrived.
+    fn released(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
+        match op {
+            Op::Compute(Compute::F, pass) => self.arrival(step, Flow::Forward, pass),
+            Op::Compute(Compute::B | Compute::BW, pass) => {
+                self.ends(step, pass).forward.max(self.arrival(step, Flow::Backward, pass))
+            }
+            Op::Compute(Compute::W | Compute::WE, pass) => self.ends(step, pass).backward,
+            Op::Transfer(Transfer::Receive, flow, pass) => self.arrival(step, flow, pass),
+            Op::Transfer(Transfer::Send | Transfer::Local, ..) => 0.0,
+            Op::Update(Update::GatePrevious) => {
+                step.checked_sub(1).map_or(0.0, |s| self.verdict(s))
+            }
+            Op::Update(Update::GateThis) => self.verdict(step),
+            Op::Update(Update::Step) => match self.window {
+                Some(Window::One) => self.prefix(stage, step),
+                Some(Window::Zero) | None => 0.0,
+            },
+            Op::Update(Update::Report | Update::Commit) => 0.0,
+        }
+    }
+
+    /// When the operand of `pass` is on its stage: the end of the pass before it, and a hop.
+    fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
+        let Some(chunk) = chunk_before(self.placement, pass.chunk, flow) else { return 0.0 };
+        let before = self.ends(step, Pass { chunk, ..pass });
+        let end = match flow {
+            Flow::Forward => before.forward,
+            Flow::Backward => before.backward,
+        };
+        end + self.hop(chunk, pass.chunk)
+    }
+
+    fn hop(&self, from: ChunkIndex, to: ChunkIndex) -> f64 {
+        let is_here = self.placement.stage_of(from) == self.placement.stage_of(to);
+        if is_here { 0.0 } else { self.costs.link }
+    }
+
+    /// When the verdict on `step` is known on every stage.
+    fn verdict(&self, step: u32) -> f64 {
+        self.reports[step as usize].iter().fold(0.0, |last, report| report.max(last))
+            + self.costs.verdict
+    }
+
+    /// When the sums of all earlier stages have come down the pipeline to `stage`.
+    fn prefix(&self, stage: StageIndex, step: u32) -> f64 {
+        let reports = &self.reports[step as usize][..stage.index()];
+        reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
+    }
+
+    fn duration(&self, step: u32, op: Op) -> f64 {
+        let times = |pass: Pass| self.costs.chunks[pass.chunk.index()];
+        match op {
+            Op::Compute(Compute::F, pass) => times(pass).f,
+            Op::Compute(Compute::B, pass) => times(pass).b,
+            Op::Compute(Compute::BW, pass) => times(pass).b + times(pass).w,
+            Op::Compute(Compute::WE, pass) => times(pass).w_early,
+            Op::Compute(Compute::W, pass) if self.ends(step, pass).ran_early => {
+                times(pass).w - times(pass).w_early
+            }
+            Op::Compute(Compute::W, pass) => times(pass).w,
+            Op::Update(Update::Step) => self.costs.step,
+            Op::Transfer(..)
+            | Op::Update(
+                Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
+            ) => 0.0,
+        }
+    }
+
+    fn note(&mut self, stage: StageIndex, step: u32, op: Op, end: f64) {
+        match op {
+            Op::Compute(Compute::F, pass) => self.ends_mut(step, pass).forward = end,
+            Op::Compute(Compute::B | Compute::BW, pass) => self.ends_mut(step, pass).backward = end,
+            Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
+            Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
+            Op::Compute(Compute::W, _)
+            | Op::Transfer(..)
+            | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
+                {}
+        }
+    }
+
+    fn ends(&self, step: u32, pass: Pass) -> Ends {
+        self.ends[step as usize].get(pass).expect("a visited pass has a cell")
+    }
+
+    fn ends_mut(&mut self, step: u32, pass: Pass) -> &mut Ends {
+        self.ends[step as usize].get_mut(pass).expect("a visited pass has a cell")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::StageIndex;
+
+    use super::{STEP_COUNT_MAX, SimulateError, simulate};
+    use crate::cost::{ChunkTimes, CostError, Costs};
+    use crate::generate::generate;
+    use crate::kind::ScheduleKind;
+    use crate::lower::{LowerOptions, lower};
+    use crate::program::{Program, Window};
+    use crate::timeline::{Slice, Timeline};
+
+    fn program(kind: ScheduleKind) -> Program {
+        generate(kind, 2, 2).expect("the size is legal")
+    }
+
+    fn lowered(window: Window) -> Program {
+        let options = LowerOptions { window, early_head_weights: false };
+        lower(&program(ScheduleKind::ZbH1), options)
+    }
+
+    fn unit_costs(program: &Program) -> Costs {
+        Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.0)
+    }
+
+    fn slice(timeline: &Timeline, stage: u32, step: u32, op: &str) -> Slice {
+        let mut slices = timeline.slices(StageIndex(stage)).iter();
+        let found = slices.find(|slice| slice.step == step && slice.op.to_string() == op);
+        *found.expect("the operation is in the program")
+    }
+
+    /// Two stages, two microbatches, all passes 1: both stages report at 7, stage 1 reaches its
+    /// gate in the second step 5.5 after that.
+    fn second_step(window: Window, verdict: f64) -> Timeline {
+        let program = lowered(window);
+        let costs = Costs { verdict, step: 0.5, ..unit_costs(&program) };
+        simulate(&program, &costs, 2).expect("the program is legal")
+    }
+
+    #[test]
+    fn window_one_hides_the_verdict_behind_the_next_forwards() {
+        let start = |timeline: &Timeline, stage, op| slice(timeline, stage, 1, op).start;
+        let hidden = second_step(Window::One, 3.0);
+        assert_eq!(slice(&hidden, 0, 0, "REPORT").start, 7.0);
+        assert_eq!(slice(&hidden, 1, 0, "REPORT").start, 7.0);
+        assert_eq!(start(&hidden, 0, "0F0"), 7.5);
+        assert_eq!(start(&hidden, 0, "GATE_PREVIOUS"), 11.5);
+        assert_eq!(start(&hidden, 1, "GATE_PREVIOUS"), 12.5);
+        let seen = second_step(Window::One, 6.0);
+        assert_eq!(start(&seen, 0, "0F0"), 7.5);
+        assert_eq!(start(&seen, 0, "GATE_PREVIOUS"), 13.0);
+        assert_eq!(start(&seen, 1, "GATE_PREVIOUS"), 13.0);
+        assert_eq!(start(&seen, 1, "1W0"), 13.0);
+    }
+
+    #[test]
+    fn window_zero_waits_for_the_verdict_before_the_step() {
+        let timeline = second_step(Window::Zero, 3.0);
+        assert_eq!(slice(&timeline, 0, 0, "GATE_THIS").start, 10.0);
+        assert_eq!(slice(&timeline, 0, 0, "STEP").end, 10.5);
+        assert_eq!(slice(&timeline, 0, 1, "0F0").start, 10.5);
+    }
+
+    #[test]
+    fn the_first_step_waits_for_no_verdict() {
+        let timeline = second_step(Window::One, 1000.0);
+        assert_eq!(slice(&timeline, 0, 0, "GATE_PREVIOUS").start, 4.0);
+    }
+
+    #[test]
+    fn a_speculative_step_waits_for_the_sums_of_the_stages_before() {
+        let program = lowered(Window::One);
+        let mut costs = unit_costs(&program);
+        costs.link = 0.25;
+        costs.chunks[0].w = 10.0;
+        let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+        let report = slice(&timeline, 0, 0, "REPORT").start;
+        assert!(slice(&timeline, 1, 0, "REPORT").start < report);
+        assert_eq!(slice(&timeline, 0, 0, "STEP").start, report);
+        assert_eq!(slice(&timeline, 1, 0, "STEP").start, report + 0.25);
+    }
+
+    #[test]
+    fn early_weights_take_their_share_of_w() {
+        let options = LowerOptions { window: Window::One, early_head_weights: true };
+        let program = lower(&program(ScheduleKind::ZbH1), options);
+        let times = ChunkTimes { f: 1.0, b: 1.0, w: 5.0, w_early: 3.0 };
+        let costs = Costs { chunks: vec![times; 2], ..unit_costs(&program) };
+        let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+        let duration = |stage, op| slice(&timeline, stage, 0, op).duration();
+        assert_eq!(duration(1, "1WE0"), 3.0);
+        assert_eq!(duration(1, "1W0"), 2.0);
+        assert_eq!(duration(0, "0W0"), 5.0);
+    }
+
+    #[test]
+    fn a_fused_backward_releases_its_result_at_its_end() {
+        let program = program(ScheduleKind::OneFOneB);
+        let costs = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.5);
+        let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+        let last = slice(&timeline, 1, 0, "1BW0");
+        assert_eq!((last.start, last.end), (2.5, 8.5));
+        assert_eq!(slice(&timeline, 0, 0, "0BW0").start, 9.0);
+    }
+
+    #[test]
+    fn what_cannot_be_simulated_is_named() {
+        let check = |program: &Program, costs: &Costs, steps, expected: SimulateError| {
+            assert_eq!(simulate(program, costs, steps), Err(expected));
+        };
+        let bare = program(ScheduleKind::ZbH1);
+        let costs = unit_costs(&bare);
+        check(&bare, &costs, 0, SimulateError::StepCount { found: 0 });
+        let found = STEP_COUNT_MAX + 1;
+        check(&bare, &costs, found, SimulateError::StepCount { found });
+        check(&bare, &costs, 2, SimulateError::NotLowered { step_count: 2 });
+        assert!(simulate(&lowered(Window::One), &costs, STEP_COUNT_MAX).is_ok());
+        let few = Costs { chunks: Vec::new(), ..costs.clone() };
+        check(&bare, &few, 1, CostError::ChunkCount { expected: 2, found: 0 }.into());
+    }
+
+    /// Programs that were never checked: nothing panics, and the operation is named.
+    #[test]
+    fn a_pass_the_program_does_not_have_is_where_it_stops() {
+        for word in ["2F0", "0F2", "9B9", "4294967295RECV_F0", "0RECV_F0", "2W0", "0SEND_F9"] {
+            let mut broken = program(ScheduleKind::ZbH1);
+            let op = word.parse().expect("the word is an operation");
+            broken.stages[1].push(op);
+            let stuck = simulate(&broken, &unit_costs(&broken), 1);
+            let Err(SimulateError::Stuck(stuck)) = stuck else { panic!("{word}: {stuck:?}") };
+            assert_eq!(stuck.places[0].op, None);
+            assert_eq!(stuck.places[1].op, Some(op));
+        }
+    }
+}

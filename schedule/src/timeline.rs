@@ -1,0 +1,143 @@
+//! A simulated program: every operation with its times, and the two bubble rates.
+
+use zbelastic_types::StageIndex;
+
+use crate::kind::ScheduleKind;
+use crate::op::Op;
+use crate::placement::Placement;
+
+/// One operation in time, in the unit of the costs it was simulated with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slice {
+    /// The operation.
+    pub op: Op,
+    /// The step it belongs to, counted from 0.
+    pub step: u32,
+    /// When it begins, after all it waited for.
+    pub start: f64,
+    /// When it ends; the same as `start` for what takes no time.
+    pub end: f64,
+}
+
+impl Slice {
+    /// How long it takes.
+    #[must_use]
+    pub fn duration(&self) -> f64 {
+        self.end - self.start
+    }
+}
+
+/// Every operation of every stage in time.
+///
+/// There are two bubble rates because there are two ways to end a step. If each stage begins its
+/// next step when it has finished its own share, what counts is the longest span of any one stage
+/// ([`Timeline::bubble_span`], the zero-bubble paper's rate). If the optimizer is a barrier for
+/// all, what counts is the time from the first start anywhere to the last end anywhere
+/// ([`Timeline::bubble_sync`]).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    pub(crate) kind: ScheduleKind,
+    pub(crate) placement: Placement,
+    pub(crate) microbatch_count: u32,
+    pub(crate) step_count: u32,
+    /// By stage, in list order, one step after the other.
+    pub(crate) slices: Vec<Vec<Slice>>,
+}
+
+impl Timeline {
+    /// The schedule that was simulated.
+    #[must_use]
+    pub fn kind(&self) -> ScheduleKind {
+        self.kind
+    }
+
+    /// Where its chunks are.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Microbatches in a step.
+    #[must_use]
+    pub fn microbatch_count(&self) -> u32 {
+        self.microbatch_count
+    }
+
+    /// Steps simulated.
+    #[must_use]
+    pub fn step_count(&self) -> u32 {
+        self.step_count
+    }
+
+    /// The stages, from the one that reads the tokens.
+    pub fn stages(&self) -> impl Iterator<Item = StageIndex> + use<> {
+        (0..self.placement.stage_count()).map(StageIndex)
+    }
+
+    /// All slices of `stage`, in the order in which it ran them.
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    #[must_use]
+    pub fn slices(&self, stage: StageIndex) -> &[Slice] {
+        &self.slices[stage.index()]
+    }
+
+    /// From the start of the stage's first pass in `step` to the end of its last.
+    #[must_use]
+    pub fn span(&self, stage: StageIndex, step: u32) -> f64 {
+        let (start, end) = extent(self.passes(stage, step));
+        (end - start).max(0.0)
+    }
+
+    /// The time in which the stage computes during `step`.
+    #[must_use]
+    pub fn work(&self, stage: StageIndex, step: u32) -> f64 {
+        self.passes(stage, step).map(Slice::duration).sum()
+    }
+
+    /// The longest span of any stage in `step`: what a step costs if no stage waits for others to
+    /// finish theirs.
+    #[must_use]
+    pub fn cost(&self, step: u32) -> f64 {
+        self.stages().map(|stage| self.span(stage, step)).fold(0.0, f64::max)
+    }
+
+    /// From the first start to the last end of any pass of `step`: what a step costs if the
+    /// optimizer waits for all.
+    #[must_use]
+    pub fn makespan(&self, step: u32) -> f64 {
+        let (start, end) = extent(self.stages().flat_map(|stage| self.passes(stage, step)));
+        (end - start).max(0.0)
+    }
+
+    /// The share of [`Timeline::cost`] in which the busiest stage does not compute.
+    #[must_use]
+    pub fn bubble_span(&self, step: u32) -> f64 {
+        self.idle_share(step, self.cost(step))
+    }
+
+    /// The share of [`Timeline::makespan`] in which the busiest stage does not compute.
+    #[must_use]
+    pub fn bubble_sync(&self, step: u32) -> f64 {
+        self.idle_share(step, self.makespan(step))
+    }
+
+    fn idle_share(&self, step: u32, total: f64) -> f64 {
+        let work = self.stages().map(|stage| self.work(stage, step)).fold(0.0, f64::max);
+        if total == 0.0 { 0.0 } else { (total - work) / total }
+    }
+
+    fn passes(&self, stage: StageIndex, step: u32) -> impl Iterator<Item = &Slice> {
+        assert!(step < self.step_count, "step {step} of {} was not simulated", self.step_count);
+        let slices = self.slices(stage);
+        let ops = slices.len() / self.step_count as usize;
+        let of_step = &slices[step as usize * ops..][..ops];
+        of_step.iter().filter(|slice| matches!(slice.op, Op::Compute(..)))
+    }
+}
+
+fn extent<'a>(slices: impl Iterator<Item = &'a Slice>) -> (f64, f64) {
+    let nothing = (f64::INFINITY, f64::NEG_INFINITY);
+    slices.fold(nothing, |(start, end), slice| (start.min(slice.start), end.max(slice.end)))
+}

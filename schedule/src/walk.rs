@@ -1,0 +1,236 @@
+//! Runs the lists of a program against each other, without times.
+//!
+//! A stage runs its list in order and waits at an operation until what it depends on has run.
+//! Sends are buffered: a stage never waits for a peer to take a result. What an operation depends
+//! on follows from the pass it names, not from the transfers, so a program walks alike before and
+//! after lowering. The order in which operations are visited is one that respects every dependency;
+//! `simulate` only has to add times, and `check` only asks whether the end is reached.
+
+use std::fmt;
+
+use zbelastic_types::StageIndex;
+
+use crate::boundary::{chunk_after, chunk_before};
+use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
+use crate::pass_table::PassTable;
+use crate::program::{Program, Window};
+
+/// Where one stage stands when nothing moves any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StuckAt {
+    /// The stage.
+    pub stage: StageIndex,
+    /// The step it is in, counted from 0.
+    pub step: u32,
+    /// The operation it waits at; `None` if it has run its whole list.
+    pub op: Option<Op>,
+}
+
+/// A program that does not reach its end: the stages wait for each other, or for something that
+/// never comes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the program stops: {}", places_text(places))]
+pub struct Stuck {
+    /// Where each stage stands.
+    pub places: Vec<StuckAt>,
+}
+
+fn places_text(places: &[StuckAt]) -> String {
+    places.iter().map(StuckAt::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for StuckAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            Some(op) => write!(f, "stage {} waits at {op} in step {}", self.stage, self.step),
+            None => write!(f, "stage {} is done", self.stage),
+        }
+    }
+}
+
+/// Runs `step_count` steps of `program` and calls `visit` with every operation as it runs.
+pub(crate) fn walk(
+    program: &Program,
+    step_count: u32,
+    mut visit: impl FnMut(StageIndex, u32, Op),
+) -> Result<(), Stuck> {
+    let mut walk = Walk::new(program, step_count);
+    while let Some(stage) = walk.awake.pop() {
+        while let Some(op) = walk.next_op(stage) {
+            let step = walk.cursors[stage.index()].step;
+            if !walk.is_ready(stage, step, op) {
+                break;
+            }
+            visit(stage, step, op);
+            walk.finish(stage, step, op);
+        }
+    }
+    walk.outcome()
+}
+
+/// How far a stage has come: the operation that is next.
+#[derive(Clone, Copy)]
+struct Cursor {
+    step: u32,
+    position: usize,
+}
+
+/// What has run of a pass.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    forward: bool,
+    backward: bool,
+}
+
+struct Walk<'a> {
+    program: &'a Program,
+    step_count: u32,
+    cursors: Vec<Cursor>,
+    /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
+    /// costs at most one look at another stage, and the reports of a step two at each.
+    awake: Vec<StageIndex>,
+    /// By step.
+    done: Vec<PassTable<Done>>,
+    /// By step.
+    reports: Vec<Reports>,
+}
+
+/// Who has reported a step.
+#[derive(Clone)]
+struct Reports {
+    /// By stage.
+    sent: Vec<bool>,
+    /// How many stages have reported from the first one on without a gap.
+    prefix: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(program: &'a Program, step_count: u32) -> Self {
+        let stage_count = program.stages.len();
+        let steps = step_count as usize;
+        Self {
+            program,
+            step_count,
+            cursors: vec![Cursor { step: 0, position: 0 }; stage_count],
+            awake: stages(program).rev().collect(),
+            done: vec![PassTable::new(program, Done::default()); steps],
+            reports: vec![Reports { sent: vec![false; stage_count], prefix: 0 }; steps],
+        }
+    }
+
+    fn next_op(&self, stage: StageIndex) -> Option<Op> {
+        let cursor = self.cursors[stage.index()];
+        let ops = self.program.ops(stage);
+        if cursor.step == self.step_count { None } else { ops.get(cursor.position).copied() }
+    }
+
+    fn is_ready(&self, stage: StageIndex, step: u32, op: Op) -> bool {
+        match op {
+            Op::Compute(compute, pass) => self.is_compute_ready(step, compute, pass),
+            Op::Transfer(Transfer::Receive, flow, pass) => {
+                let before = chunk_before(&self.program.placement, pass.chunk, flow);
+                before.is_some_and(|chunk| self.is_done(step, flow, Pass { chunk, ..pass }))
+            }
+            Op::Transfer(Transfer::Send | Transfer::Local, flow, pass) => {
+                self.is_done(step, flow, pass)
+            }
+            Op::Update(update) => self.is_update_ready(stage, step, update),
+        }
+    }
+
+    fn is_compute_ready(&self, step: u32, compute: Compute, pass: Pass) -> bool {
+        let from = |flow| {
+            let before = chunk_before(&self.program.placement, pass.chunk, flow);
+            before.is_none_or(|chunk| self.is_done(step, flow, Pass { chunk, ..pass }))
+        };
+        match compute {
+            Compute::F => self.has_pass(pass) && from(Flow::Forward),
+            Compute::B | Compute::BW => {
+                self.is_done(step, Flow::Forward, pass) && from(Flow::Backward)
+            }
+            Compute::W | Compute::WE => self.is_done(step, Flow::Backward, pass),
+        }
+    }
+
+    fn is_update_ready(&self, stage: StageIndex, step: u32, update: Update) -> bool {
+        let prefix = |step: u32| self.reports[step as usize].prefix;
+        let all = self.program.stages.len();
+        match update {
+            Update::Report | Update::Commit => true,
+            Update::GatePrevious => step == 0 || prefix(step - 1) == all,
+            Update::GateThis => prefix(step) == all,
+            Update::Step => match self.program.window {
+                Some(Window::One) => prefix(step) >= stage.index(),
+                Some(Window::Zero) | None => true,
+            },
+        }
+    }
+
+    fn has_pass(&self, pass: Pass) -> bool {
+        self.done.first().is_some_and(|table| table.get(pass).is_some())
+    }
+
+    fn is_done(&self, step: u32, flow: Flow, pass: Pass) -> bool {
+        self.done[step as usize].get(pass).is_some_and(|done| match flow {
+            Flow::Forward => done.forward,
+            Flow::Backward => done.backward,
+        })
+    }
+
+    fn finish(&mut self, stage: StageIndex, step: u32, op: Op) {
+        match op {
+            Op::Compute(Compute::F, pass) => self.finish_pass(step, Flow::Forward, pass),
+            Op::Compute(Compute::B | Compute::BW, pass) => {
+                self.finish_pass(step, Flow::Backward, pass);
+            }
+            Op::Update(Update::Report) => self.finish_report(stage, step),
+            Op::Compute(Compute::W | Compute::WE, _)
+            | Op::Transfer(..)
+            | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
+                {}
+        }
+        let cursor = &mut self.cursors[stage.index()];
+        cursor.position += 1;
+        if cursor.position == self.program.ops(stage).len() {
+            *cursor = Cursor { step: step + 1, position: 0 };
+        }
+    }
+
+    fn finish_pass(&mut self, step: u32, flow: Flow, pass: Pass) {
+        let done = self.done[step as usize].get_mut(pass).expect("a ready pass has a cell");
+        match flow {
+            Flow::Forward => done.forward = true,
+            Flow::Backward => done.backward = true,
+        }
+        let placement = &self.program.placement;
+        let after = chunk_after(placement, pass.chunk, flow).and_then(|c| placement.stage_of(c));
+        self.awake.extend(after.filter(|stage| stage.index() < self.program.stages.len()));
+    }
+
+    /// Wakes the stages whose prefix is now complete and, after the last report, those at a gate.
+    fn finish_report(&mut self, stage: StageIndex, step: u32) {
+        let reports = &mut self.reports[step as usize];
+        reports.sent[stage.index()] = true;
+        let prefix_before = reports.prefix;
+        reports.prefix += reports.sent[prefix_before..].iter().take_while(|sent| **sent).count();
+        let is_last = reports.prefix == reports.sent.len();
+        let released = prefix_before + 1..=reports.prefix;
+        let wakes = |stage: &StageIndex| is_last || released.contains(&stage.index());
+        self.awake.extend(stages(self.program).filter(wakes));
+    }
+
+    fn outcome(&self) -> Result<(), Stuck> {
+        let place = |stage: StageIndex| StuckAt {
+            stage,
+            step: self.cursors[stage.index()].step,
+            op: self.next_op(stage),
+        };
+        let places: Vec<StuckAt> = stages(self.program).map(place).collect();
+        if places.iter().any(|place| place.op.is_some()) { Err(Stuck { places }) } else { Ok(()) }
+    }
+}
+
+fn stages(program: &Program) -> impl DoubleEndedIterator<Item = StageIndex> + use<> {
+    let count = u32::try_from(program.stages.len()).expect("stages are counted in u32");
+    (0..count).map(StageIndex)
+}
