@@ -80,12 +80,14 @@ pub fn live_passes(program: &Program) -> Vec<PassesLive> {
             }
             Compute::B => {}
             Compute::WE => {
-                now.early_slots -= 1;
+                end_one(&mut now.early_slots);
                 *ran_early = true;
             }
             Compute::W | Compute::BW => {
-                now.slots -= 1;
-                now.early_slots -= u32::from(!*ran_early);
+                end_one(&mut now.slots);
+                if !*ran_early {
+                    end_one(&mut now.early_slots);
+                }
             }
         }
         let most = &mut most[pass.chunk.index()];
@@ -93,6 +95,10 @@ pub fn live_passes(program: &Program) -> Vec<PassesLive> {
         most.early_slots = most.early_slots.max(now.early_slots);
     }
     most
+}
+
+fn end_one(alive: &mut u32) {
+    *alive = alive.checked_sub(1).expect("a pass begins before it ends");
 }
 
 #[cfg(test)]

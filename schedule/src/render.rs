@@ -4,7 +4,29 @@ pub mod ascii;
 pub mod chrome_trace;
 pub mod svg;
 
+use crate::op::{Compute, Op};
 use crate::timeline::Timeline;
+
+const PASS_NAMES: [(Compute, &str); 5] = [
+    (Compute::F, "F forward"),
+    (Compute::B, "B input gradient"),
+    (Compute::WE, "WE early share of W"),
+    (Compute::W, "W weight gradient"),
+    (Compute::BW, "BW both gradients"),
+];
+
+/// The kinds of pass that occur in a timeline, and what its legend calls them.
+fn pass_names(timeline: &Timeline) -> impl Iterator<Item = (Compute, &'static str)> {
+    PASS_NAMES.into_iter().filter(|(compute, _)| {
+        let is_it = |op| matches!(op, Op::Compute(found, _) if found == *compute);
+        timeline.all_slices().any(|slice| is_it(slice.op))
+    })
+}
+
+/// Whether a stage holds more than one chunk.
+fn has_later_chunks(timeline: &Timeline) -> bool {
+    timeline.placement().chunk_count() > timeline.placement().stage_count()
+}
 
 /// What a drawing says about its timeline in one line. Of several steps the last is measured, as
 /// the first does not wait for a verdict on a step before it.
@@ -34,6 +56,5 @@ fn short(time: f64) -> String {
 
 /// When the last slice of any stage ends.
 fn end(timeline: &Timeline) -> f64 {
-    let ends = timeline.stages().flat_map(|stage| timeline.slices(stage)).map(|slice| slice.end);
-    ends.fold(0.0, f64::max)
+    timeline.all_slices().map(|slice| slice.end).fold(0.0, f64::max)
 }

@@ -117,14 +117,13 @@ impl<'a> Clock<'a> {
         self.slices[stage.index()].push(Slice { op, step, start, end });
     }
 
-    /// When the last of what `op` depends on has arrived.
+    /// When what `op` depends on has arrived from elsewhere. What its own stage did is over: its
+    /// list is run in order.
     fn released(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
         match op {
             Op::Compute(Compute::F, pass) => self.arrival(step, Flow::Forward, pass),
-            Op::Compute(Compute::B | Compute::BW, pass) => {
-                self.ends(step, pass).forward.max(self.arrival(step, Flow::Backward, pass))
-            }
-            Op::Compute(Compute::W | Compute::WE, pass) => self.ends(step, pass).backward,
+            Op::Compute(Compute::B | Compute::BW, pass) => self.arrival(step, Flow::Backward, pass),
+            Op::Compute(Compute::W | Compute::WE, _) => 0.0,
             Op::Transfer(Transfer::Receive, flow, pass) => self.arrival(step, flow, pass),
             Op::Transfer(Transfer::Send | Transfer::Local, ..) => 0.0,
             Op::Update(Update::GatePrevious) => {

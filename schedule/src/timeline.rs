@@ -83,6 +83,11 @@ impl Timeline {
         &self.slices[stage.index()]
     }
 
+    /// The slices of all stages, stage by stage.
+    pub fn all_slices(&self) -> impl Iterator<Item = &Slice> {
+        self.slices.iter().flatten()
+    }
+
     /// From the start of the stage's first pass in `step` to the end of its last.
     #[must_use]
     pub fn span(&self, stage: StageIndex, step: u32) -> f64 {

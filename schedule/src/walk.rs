@@ -87,7 +87,7 @@ struct Walk<'a> {
     step_count: u32,
     cursors: Vec<Cursor>,
     /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
-    /// costs at most one look at another stage, and the reports of a step two at each.
+    /// costs at most one look at another stage, and the reports of a step one at each.
     awake: Vec<StageIndex>,
     /// By step.
     done: Vec<PassTable<Done>>,
@@ -207,16 +207,15 @@ impl<'a> Walk<'a> {
         self.awake.extend(after.filter(|stage| stage.index() < self.program.stages.len()));
     }
 
-    /// Wakes the stages whose prefix is now complete and, after the last report, those at a gate.
+    /// The last report wakes all. A stage that waits at STEP could often move earlier, but nothing
+    /// of this step waits for it.
     fn finish_report(&mut self, stage: StageIndex, step: u32) {
         let reports = &mut self.reports[step as usize];
         reports.sent[stage.index()] = true;
-        let prefix_before = reports.prefix;
-        reports.prefix += reports.sent[prefix_before..].iter().take_while(|sent| **sent).count();
-        let is_last = reports.prefix == reports.sent.len();
-        let released = prefix_before + 1..=reports.prefix;
-        let wakes = |stage: &StageIndex| is_last || released.contains(&stage.index());
-        self.awake.extend(stages(self.program).filter(wakes));
+        reports.prefix += reports.sent[reports.prefix..].iter().take_while(|sent| **sent).count();
+        if reports.prefix == reports.sent.len() {
+            self.awake.extend(stages(self.program));
+        }
     }
 
     fn outcome(&self) -> Result<(), Stuck> {

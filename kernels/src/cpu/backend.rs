@@ -144,8 +144,8 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&self, from: View<'_, CpuBuffer>, to: &mut CpuMatrix) {
         let floats = read(&from);
-        to.forward.pack(&self.threads, PackSource::Transposed(floats));
-        to.backward.pack(&self.threads, PackSource::AsIs(floats));
+        to.forward.pack(self.set, &self.threads, PackSource::Transposed(floats));
+        to.backward.pack(self.set, &self.threads, PackSource::AsIs(floats));
     }
 
     fn embed_forward(

@@ -10,7 +10,7 @@ use super::backend::CpuBackend;
 use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::math::exp;
 use super::matmul::{
-    Block, PackedMatrix, Space, TILE_STRIDE, copy_rows, multiply_rows, with_scratch,
+    Block, PackedMatrix, RowProduct, Space, TILE_STRIDE, copy_rows, multiply_rows, with_scratch,
 };
 
 /// A row's maximum and the sum of exponentials relative to it, so far.
@@ -50,8 +50,9 @@ pub(super) fn forward(
             let finish = |row: usize, _: &Range<usize>, logits: &mut [f32]| {
                 running[row] = extend(set, running[row], logits);
             };
-            let (rows, strip) = (targets.len(), scratch.strip.as_mut_slice());
-            multiply_rows(set, strip, rows, matrix, Space::Result(logits), fill, finish);
+            let factors = RowProduct { set, row_count: targets.len(), left: x, matrix };
+            let strip = scratch.strip.as_mut_slice();
+            multiply_rows(factors, strip, Space::Result(logits), fill, finish);
         });
         for (row, Running { max, sum }) in running.into_iter().enumerate() {
             let log_sum = f64::from(max) + libm::log(f64::from(sum));
@@ -138,8 +139,9 @@ fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: B
         }
     };
     with_scratch(|scratch| {
-        let (rows, strip) = (targets.len(), scratch.strip.as_mut_slice());
-        multiply_rows(set, strip, rows, matrix, Space::Result(gradient), fill, |_, _, _| {});
+        let factors = RowProduct { set, row_count: targets.len(), left: &[], matrix };
+        let strip = scratch.strip.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(gradient), fill, |_, _, _| {});
     });
 }
 

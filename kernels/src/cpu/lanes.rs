@@ -63,6 +63,22 @@ pub(crate) trait Lanes: Copy {
     /// Two to the power of `self`, which holds whole numbers from -126 to 127.
     fn exp2_whole(self) -> Self;
 
+    /// Row `i` of the result is lane `i` of each row.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut square = [[0.0; LANES]; LANES];
+        for (row, lanes) in rows.into_iter().enumerate() {
+            for (column, x) in lanes.to_array().into_iter().enumerate() {
+                square[column][row] = x;
+            }
+        }
+        let mut result = rows;
+        for (to, row) in result.iter_mut().zip(&square) {
+            *to = Self::from_slice(row);
+        }
+        result
+    }
+
     /// The lanes as an array.
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
@@ -136,16 +152,15 @@ pub(crate) trait Lanes: Copy {
         lanes[0]
     }
 
-    /// The largest lane; NaN if the comparison meets one last.
+    /// The largest lane, halves compared until one is left as [`Self::max`] compares.
     #[inline(always)]
     fn max_lane(self) -> f32 {
         let mut lanes = self.to_array();
         let mut half = LANES / 2;
         while half > 0 {
             for lane in 0..half {
-                if !(lanes[lane] > lanes[lane + half]) {
-                    lanes[lane] = lanes[lane + half];
-                }
+                let (a, b) = (lanes[lane], lanes[lane + half]);
+                lanes[lane] = if a > b { a } else { b };
             }
             half /= 2;
         }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::activation::{add_bias, add_rows, apply_gelu, apply_gelu_slope};
 use super::backend::CpuBackend;
 use super::buffer::CpuBuffer;
-use super::matmul::{Block, PackedMatrix, Space, copy_rows, multiply_rows, with_scratch};
+use super::matmul::{
+    Block, PackedMatrix, RowProduct, Space, copy_rows, multiply_rows, with_scratch,
+};
 use crate::backend::{BackwardEpilogue, ForwardEpilogue};
 
 /// What one task of a forward product may touch.
@@ -80,8 +82,9 @@ fn forward_task(
     };
     with_scratch(|scratch| {
         let fill = |block: &Block, _: bool, strip: &mut [f32]| copy_rows(x, inputs, block, strip);
-        let (rows, strip) = (x.len() / inputs, scratch.strip.as_mut_slice());
-        multiply_rows(set, strip, rows, matrix, Space::Result(y), fill, finish_row);
+        let factors = RowProduct { set, row_count: x.len() / inputs, left: x, matrix };
+        let strip = scratch.strip.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(y), fill, finish_row);
     });
 }
 
@@ -117,9 +120,11 @@ fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, resu
     with_scratch(|scratch| {
         let fill =
             |block: &Block, _: bool, strip: &mut [f32]| copy_rows(gradient, outputs, block, strip);
-        let (rows, strip) = (gradient.len() / outputs, scratch.strip.as_mut_slice());
-        let (set, space) = (cpu.instruction_set(), Space::Result(result));
-        multiply_rows(set, strip, rows, matrix, space, fill, |_, _, _| {});
+        let row_count = gradient.len() / outputs;
+        let set = cpu.instruction_set();
+        let factors = RowProduct { set, row_count, left: gradient, matrix };
+        let strip = scratch.strip.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(result), fill, |_, _, _| {});
     });
 }
 
@@ -140,8 +145,9 @@ fn backward_task_gelu(
             let there = &mut before_then_gradient[row * inputs..][columns.clone()];
             apply_gelu_slope(set, sums, there);
         };
-        let (rows, strip) = (gradient.len() / outputs, scratch.strip.as_mut_slice());
+        let row_count = gradient.len() / outputs;
+        let factors = RowProduct { set, row_count, left: gradient, matrix };
         let space = Space::Passing(scratch.passing.as_mut_slice());
-        multiply_rows(set, strip, rows, matrix, space, fill, finish);
+        multiply_rows(factors, scratch.strip.as_mut_slice(), space, fill, finish);
     });
 }

@@ -11,6 +11,11 @@ const EXP_LOW: f32 = -87.336_54;
 /// Above this, `exp` stays at its largest value; the input is clamped.
 const EXP_HIGH: f32 = 88.376_26;
 
+/// The natural logarithm of 2 in two parts: the first has so few digits that its multiples up to
+/// 128 are exact.
+const LN_2_HIGH: f32 = 355.0 / 512.0;
+const LN_2_LOW: f32 = -2.121_944_4e-4;
+
 /// `e^x`, relative error below 2e-7; zero below -87.34, about 2.4e38 above 88.37; NaN stays NaN.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by its Taylor sum to the sixth power, with the
@@ -19,8 +24,8 @@ const EXP_HIGH: f32 = 88.376_26;
 pub(crate) fn exp<L: Lanes>(x: L) -> L {
     let clamped = L::splat(EXP_HIGH).min(L::splat(EXP_LOW).max(x));
     let n = clamped.mul(L::splat(std::f32::consts::LOG2_E)).round();
-    let r = n.mul_add(L::splat(-0.693_359_375), clamped);
-    let r = n.mul_add(L::splat(2.121_944_4e-4), r);
+    let r = n.mul_add(L::splat(-LN_2_HIGH), clamped);
+    let r = n.mul_add(L::splat(-LN_2_LOW), r);
     let p = L::splat(1.987_569_1e-4);
     let p = p.mul_add(r, L::splat(1.398_199_9e-3));
     let p = p.mul_add(r, L::splat(8.333_452e-3));
@@ -40,7 +45,7 @@ pub(crate) fn sigmoid<L: Lanes>(x: L) -> L {
 
 /// The square root of 2 over pi, doubled: GELU's tanh form is `x * sigmoid(2u)` with
 /// `u = sqrt(2/pi) (x + 0.044715 x^3)`, because `(1 + tanh u) / 2 = sigmoid(2u)`.
-const GELU_SCALE: f32 = 1.595_769_1;
+const GELU_SCALE: f32 = 2.0 * 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;
 
 /// GELU in its tanh form (Hendrycks and Gimpel, arXiv 1606.08415, section 2).

@@ -17,10 +17,10 @@ mod scratch;
 mod tile;
 
 pub(crate) use outer::{OuterProduct, outer_product};
-pub(crate) use packed::{PackSource, PackedMatrix, pack_as_is, pack_transposed};
-pub(crate) use rows::{Block, Space, copy_rows, multiply_rows};
+pub(crate) use packed::{PackSource, PackedMatrix, PanelSource, pack_as_is, pack_transposed};
+pub(crate) use rows::{Block, RowProduct, Space, copy_rows, multiply_rows};
 pub(crate) use scratch::with_scratch;
-pub(crate) use tile::{Left, Product, TILE_STRIDE, tile_rows};
+pub(crate) use tile::{Ahead, Left, Product, TILE_STRIDE, tile_rows};
 
 /// Factors in one chain. Part of the arithmetic's definition: changing it changes bits.
 pub(crate) const BLOCK_DEPTH: usize = 384;

@@ -1,10 +1,9 @@
 //! Rules about transfers: what crosses a boundary crosses it once, at the right place.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::{Findings, Violation, ops_of};
 use crate::boundary::{receive_before, transfer_after};
-use crate::op::{Compute, Op, Transfer};
+use crate::op::{Compute, Flow, Op, Transfer};
+use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// A program that is not lowered has neither transfers nor updates nor early weights.
@@ -43,17 +42,15 @@ pub(super) fn operand_count(program: &Program, findings: &mut Findings) {
     if program.window.is_none() {
         return;
     }
-    for (stage, ops) in program.lists() {
-        let mut received: BTreeMap<Op, u32> = BTreeMap::new();
-        for &op in ops {
-            if matches!(op, Op::Transfer(Transfer::Receive, ..)) {
-                *received.entry(op).or_default() += 1;
-            }
-            let Some(expected) = receive_before(&program.placement, op) else { continue };
-            let found = received.get(&expected).copied().unwrap_or(0);
-            if found != 1 {
-                findings.add(Violation::OperandCount { stage, op, expected, found });
-            }
+    let mut received = ReceiveTable::new(program, 0u32);
+    for (stage, op) in ops_of(program) {
+        if let Some(count) = received.get_mut(op) {
+            *count += 1;
+        }
+        let Some(expected) = receive_before(&program.placement, op) else { continue };
+        let found = received.get_mut(expected).map_or(0, |count| *count);
+        if found != 1 {
+            findings.add(Violation::OperandCount { stage, op, expected, found });
         }
     }
 }
@@ -61,16 +58,19 @@ pub(super) fn operand_count(program: &Program, findings: &mut Findings) {
 /// A transfer stands where a pass asks for it: a receive somewhere before, a send or local right
 /// after.
 pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
+    let mut asked = ReceiveTable::new(program, false);
     for (stage, ops) in program.lists() {
-        let mut asked: BTreeSet<Op> = BTreeSet::new();
         for (position, &op) in ops.iter().enumerate().rev() {
+            if let Some(receive) = receive_before(&program.placement, op)
+                && let Some(asked) = asked.get_mut(receive)
+            {
+                *asked = true;
+            }
             let is_asked = match op {
-                Op::Compute(..) => {
-                    asked.extend(receive_before(&program.placement, op));
-                    continue;
+                Op::Compute(..) | Op::Update(_) => true,
+                Op::Transfer(Transfer::Receive, ..) => {
+                    asked.get_mut(op).is_some_and(|asked| *asked)
                 }
-                Op::Update(_) => continue,
-                Op::Transfer(Transfer::Receive, ..) => asked.contains(&op),
                 Op::Transfer(Transfer::Send | Transfer::Local, ..) => {
                     let before = position.checked_sub(1).map(|before| ops[before]);
                     before.and_then(|before| transfer_after(&program.placement, before)) == Some(op)
@@ -79,6 +79,29 @@ pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
             if !is_asked {
                 findings.add(Violation::StrayTransfer { stage, op });
             }
+        }
+    }
+}
+
+/// A cell for every receive a program could have.
+struct ReceiveTable<T> {
+    forward: PassTable<T>,
+    backward: PassTable<T>,
+}
+
+impl<T: Copy> ReceiveTable<T> {
+    fn new(program: &Program, cell: T) -> Self {
+        Self { forward: PassTable::new(program, cell), backward: PassTable::new(program, cell) }
+    }
+
+    /// The cell of `op`, if that is a receive.
+    fn get_mut(&mut self, op: Op) -> Option<&mut T> {
+        match op {
+            Op::Transfer(Transfer::Receive, Flow::Forward, pass) => self.forward.get_mut(pass),
+            Op::Transfer(Transfer::Receive, Flow::Backward, pass) => self.backward.get_mut(pass),
+            Op::Transfer(Transfer::Send | Transfer::Local, ..)
+            | Op::Compute(..)
+            | Op::Update(_) => None,
         }
     }
 }

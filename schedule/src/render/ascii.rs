@@ -2,7 +2,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, headline};
+use super::{end, has_later_chunks, headline, pass_names};
 use crate::op::{Compute, Op, Pass, Update};
 use crate::timeline::{Slice, Timeline};
 
@@ -40,8 +40,9 @@ struct Scale {
 impl Scale {
     fn new(timeline: &Timeline, columns: usize) -> Self {
         let total = end(timeline);
-        let durations = passes(timeline).map(|(_, _, slice)| slice.duration());
-        let shortest = durations.filter(|duration| *duration > 0.0).fold(total, f64::min);
+        let passes = timeline.all_slices().filter(|slice| matches!(slice.op, Op::Compute(..)));
+        let durations = passes.map(Slice::duration).filter(|duration| *duration > 0.0);
+        let shortest = durations.fold(total, f64::min);
         if total == 0.0 {
             return Self { columns_per_unit: 0.0, width: columns };
         }
@@ -56,14 +57,6 @@ impl Scale {
     }
 }
 
-fn passes(timeline: &Timeline) -> impl Iterator<Item = (Compute, Pass, &Slice)> {
-    let slices = timeline.stages().flat_map(|stage| timeline.slices(stage));
-    slices.filter_map(|slice| match slice.op {
-        Op::Compute(compute, pass) => Some((compute, pass, slice)),
-        Op::Transfer(..) | Op::Update(_) => None,
-    })
-}
-
 fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
     let first_chunk = timeline.placement().chunks_of(stage).next();
     let mut row = vec!['.'; scale.width];
@@ -76,7 +69,7 @@ fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
             *cell = letter;
         }
     }
-    row.into_iter().collect()
+    row.into_iter().collect::<String>().trim_end().to_owned()
 }
 
 /// Letters and number; without room for both, the letters; without room for these, the first. A
@@ -107,22 +100,13 @@ fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
 }
 
 fn legend(timeline: &Timeline, has_marks: bool) -> String {
-    let names = [
-        (Compute::F, "F forward"),
-        (Compute::B, "B input gradient"),
-        (Compute::WE, "WE early share of W"),
-        (Compute::W, "W weight gradient"),
-        (Compute::BW, "BW both gradients"),
-    ];
-    let occurs = |name: Compute| passes(timeline).any(|(compute, ..)| compute == name);
-    let mut entries: Vec<&str> =
-        names.iter().filter(|(compute, _)| occurs(*compute)).map(|(_, name)| *name).collect();
+    let mut entries: Vec<&str> = pass_names(timeline).map(|(_, name)| name).collect();
     entries.push(". idle");
-    if timeline.placement().chunk_count() > timeline.placement().stage_count() {
-        entries.push("lower case: the stage's later chunk");
+    if has_later_chunks(timeline) {
+        entries.push("lower case: later chunk");
     }
     if has_marks {
-        entries.push("below a row: G gate, S step");
+        entries.push("below: G gate, S step");
     }
     format!("{:<8} {}\n", "", entries.join(" | "))
 }

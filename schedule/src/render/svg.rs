@@ -2,7 +2,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, headline, short};
+use super::{end, has_later_chunks, headline, pass_names, short};
 use crate::op::{Compute, Op, Pass, Update};
 use crate::timeline::{Slice, Timeline};
 
@@ -17,7 +17,7 @@ const AXIS_HEIGHT: f64 = 26.0;
 /// Wide enough for a microbatch number of two digits in the average pass.
 const PASS_WIDTH: f64 = 18.0;
 const PLOT_WIDTH_MIN: f64 = 720.0;
-/// Beyond it passes get narrower and lose their numbers; browsers scroll no further with grace.
+/// Some six screens. Beyond it passes get narrower and lose their numbers.
 const PLOT_WIDTH_MAX: f64 = 12_000.0;
 const DIGIT_WIDTH: f64 = 6.0;
 const TICK_WIDTH_MIN: f64 = 60.0;
@@ -28,15 +28,7 @@ const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
 .number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
 .w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.later{fill-opacity:.5}.step{fill:#444}\
-.gate{stroke:#c0202a;stroke-width:2}.axis{stroke:#999}";
-
-const PASSES: [(Compute, &str, &str); 5] = [
-    (Compute::F, "f", "F forward"),
-    (Compute::B, "b", "B input gradient"),
-    (Compute::WE, "we", "WE early share of W"),
-    (Compute::W, "w", "W weight gradient"),
-    (Compute::BW, "bw", "BW both gradients"),
-];
+.gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
 /// each box where there is room, a lighter shade for a stage's later chunk, a red line where the
@@ -85,15 +77,13 @@ impl<'a> Picture<'a> {
     }
 
     fn legend(&self) -> String {
-        let ops = || self.timeline.stages().flat_map(|stage| self.timeline.slices(stage));
-        let occurs = |is_it: &dyn Fn(Op) -> bool| ops().any(|slice| is_it(slice.op));
-        let passes = PASSES.iter().filter(|(compute, ..)| {
-            occurs(&|op| matches!(op, Op::Compute(found, _) if found == *compute))
-        });
-        let mut entries: Vec<(&str, &str)> =
-            passes.map(|(_, class, name)| (*class, *name)).collect();
-        if occurs(&|op| op == Op::Update(Update::Step)) {
-            entries.push(("step", "step"));
+        let mut entries: Vec<(String, &str)> =
+            pass_names(self.timeline).map(|(compute, name)| (class_of(compute), name)).collect();
+        if has_later_chunks(self.timeline) {
+            entries.push(("f later".to_owned(), "lighter: later chunk"));
+        }
+        if self.timeline.all_slices().any(|slice| matches!(slice.op, Op::Update(_))) {
+            entries.extend([("gate".to_owned(), "gate"), ("step".to_owned(), "step")]);
         }
         let (mut svg, mut x) = (String::new(), MARGIN);
         for (class, name) in entries {
@@ -154,11 +144,9 @@ impl<'a> Picture<'a> {
     }
 
     fn pass_class(&self, stage: StageIndex, compute: Compute, pass: Pass) -> String {
-        let row = PASSES.iter().find(|(named, ..)| *named == compute);
-        let class = row.expect("the table names every kind of pass").1;
         let first_chunk = self.timeline.placement().chunks_of(stage).next();
         let later = if Some(pass.chunk) == first_chunk { "" } else { " later" };
-        format!("{class}{later}")
+        format!("{}{later}", class_of(compute))
     }
 
     fn gate(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
@@ -200,6 +188,11 @@ impl<'a> Picture<'a> {
     fn row_top(&self, row: u32) -> f64 {
         TITLE_HEIGHT + LEGEND_HEIGHT + f64::from(row) * (ROW_HEIGHT + ROW_GAP)
     }
+}
+
+/// Also the name of the style.
+fn class_of(compute: Compute) -> String {
+    compute.to_string().to_lowercase()
 }
 
 fn tooltip(slice: &Slice) -> String {

@@ -7,7 +7,7 @@
 use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
-use super::super::matmul::{BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
+use super::super::matmul::{Ahead, BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
 use super::heads::{Columns, HeadColumns, HeadScratch, key_block_len, with_head_scratch};
@@ -69,11 +69,11 @@ impl Job<'_> {
         let at = HeadColumns::new(self.shape, kv_head * group);
         self.gather(at.key, 1.0, &mut scratch.query_rows);
         let keys = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
-        keys.pack_rows_as_columns(sequence_len, &mut scratch.keys_as_columns);
-        keys.pack_as_is(sequence_len, &mut scratch.keys);
+        keys.pack_rows_as_columns(self.set, sequence_len, &mut scratch.keys_as_columns);
+        keys.pack_as_is(self.set, sequence_len, &mut scratch.keys);
         self.gather(at.value, 1.0, &mut scratch.query_rows);
         let values = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
-        values.pack_rows_as_columns(sequence_len, &mut scratch.values_as_columns);
+        values.pack_rows_as_columns(self.set, sequence_len, &mut scratch.values_as_columns);
         for index in 0..group {
             self.head(kv_head * group + index, index > 0, scratch);
         }
@@ -87,9 +87,9 @@ impl Job<'_> {
         let scale = softmax_scale(head_width);
         self.gather(at.query, scale, &mut scratch.query_rows);
         let queries = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
-        queries.pack_as_is(sequence_len, &mut scratch.queries);
+        queries.pack_as_is(self.set, sequence_len, &mut scratch.queries);
         let (out, gradients) = (self.out_columns(self.saved.out, at.out), self.gradients(head));
-        gradients.pack_as_is(sequence_len, &mut scratch.gradients);
+        gradients.pack_as_is(self.set, sequence_len, &mut scratch.gradients);
         for row in 0..sequence_len {
             scratch.dots[row] = dot(self.set, gradients.row(row), out.row(row));
         }
@@ -154,7 +154,15 @@ impl Job<'_> {
         ];
         for (left, panels, floats) in products {
             let to = Product { floats, stride: TILE_STRIDE, columns, add: false };
-            tile_rows(self.set, rows, head_width, Left::Rows(left), &panels[panel_start..], to);
+            tile_rows(
+                self.set,
+                rows,
+                head_width,
+                Left::Rows(left),
+                &panels[panel_start..],
+                Ahead::NOTHING,
+                to,
+            );
         }
         let width = key_block_len(self.shape);
         for row in 0..rows {
@@ -196,7 +204,15 @@ impl Job<'_> {
             };
             let panels = &scratch.keys[keys.start * padded + panel * keys.len..];
             let left = Left::Rows(&scratch.score_strip);
-            tile_rows(self.set, rows.len(), columns.min(keys.len), left, panels, to);
+            tile_rows(
+                self.set,
+                rows.len(),
+                columns.min(keys.len),
+                left,
+                panels,
+                Ahead::NOTHING,
+                to,
+            );
         }
     }
 
@@ -227,7 +243,7 @@ impl Job<'_> {
                     let left = Left::Columns(&left[query * stride + first..], stride);
                     let panels = &panels[block * padded + panel * block_len..];
                     let panels = &panels[(query - block) * PANEL..];
-                    tile_rows(self.set, rows, depth, left, panels, to);
+                    tile_rows(self.set, rows, depth, left, panels, Ahead::NOTHING, to);
                 }
             }
             add = true;

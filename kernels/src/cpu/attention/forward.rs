@@ -3,7 +3,7 @@
 use super::super::backend::CpuBackend;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
-use super::super::matmul::{BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
+use super::super::matmul::{Ahead, BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
 use super::super::shared::SharedRows;
 use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
 use super::{STRIP, key_limit};
@@ -52,8 +52,12 @@ impl Job<'_> {
     fn pack_keys_and_values(&self, head: usize, scratch: &mut HeadScratch) {
         let at = HeadColumns::new(self.shape, head);
         let len = self.shape.sequence_len;
-        self.columns(at.key).pack_rows_as_columns(len, &mut scratch.keys_as_columns);
-        self.columns(at.value).pack_as_is(len, &mut scratch.values);
+        self.columns(at.key).pack_rows_as_columns(
+            self.cpu.instruction_set(),
+            len,
+            &mut scratch.keys_as_columns,
+        );
+        self.columns(at.value).pack_as_is(self.cpu.instruction_set(), len, &mut scratch.values);
     }
 
     fn head(
@@ -106,7 +110,7 @@ impl Job<'_> {
             };
             let panels = &scratch.keys_as_columns[key * width..];
             let left = Left::Rows(&scratch.query_strip);
-            tile_rows(self.cpu.instruction_set(), rows, width, left, panels, to);
+            tile_rows(self.cpu.instruction_set(), rows, width, left, panels, Ahead::NOTHING, to);
         }
     }
 
@@ -127,7 +131,15 @@ impl Job<'_> {
                     add: block > 0,
                 };
                 let panels = &scratch.values[key * padded + panel * block_depth..];
-                tile_rows(self.cpu.instruction_set(), rows, depth, left, panels, to);
+                tile_rows(
+                    self.cpu.instruction_set(),
+                    rows,
+                    depth,
+                    left,
+                    panels,
+                    Ahead::NOTHING,
+                    to,
+                );
             }
         }
     }

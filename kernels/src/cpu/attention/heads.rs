@@ -2,7 +2,10 @@
 
 use std::cell::RefCell;
 
-use super::super::matmul::{BLOCK_DEPTH, PANEL, TILE_STRIDE, pack_as_is, pack_transposed};
+use super::super::lanes::InstructionSet;
+use super::super::matmul::{
+    BLOCK_DEPTH, PANEL, PanelSource, TILE_STRIDE, pack_as_is, pack_transposed,
+};
 use super::STRIP;
 use crate::backend::AttentionShape;
 
@@ -44,24 +47,21 @@ impl<'a> Columns<'a> {
 
     /// Panels whose columns are these rows, `rows` of them: the right factor of a product over
     /// this head's width.
-    pub(super) fn pack_rows_as_columns(&self, rows: usize, to: &mut [f32]) {
-        let panels = to.chunks_exact_mut(self.width * PANEL);
-        for (panel, to) in panels.take(rows.div_ceil(PANEL)).enumerate() {
-            pack_transposed(self.floats, self.stride, rows, panel * PANEL, to);
-        }
+    pub(super) fn pack_rows_as_columns(&self, set: InstructionSet, rows: usize, to: &mut [f32]) {
+        let Self { floats, stride, width } = *self;
+        pack_transposed(set, PanelSource { floats, stride, columns: 0..rows, rows: width }, to);
     }
 
     /// Panels of these columns in blocks of [`BLOCK_DEPTH`] rows: the right factor of a product
     /// over rows.
-    pub(super) fn pack_as_is(&self, rows: usize, to: &mut [f32]) {
-        let padded = self.width.next_multiple_of(PANEL);
+    pub(super) fn pack_as_is(&self, set: InstructionSet, rows: usize, to: &mut [f32]) {
+        let Self { floats, stride, width } = *self;
+        let padded = width.next_multiple_of(PANEL);
         for first in (0..rows).step_by(BLOCK_DEPTH) {
             let depth = BLOCK_DEPTH.min(rows - first);
-            let block = &mut to[first * padded..][..depth * padded];
-            for (panel, to) in block.chunks_exact_mut(depth * PANEL).enumerate() {
-                let from = &self.floats[first * self.stride..];
-                pack_as_is(from, self.stride, self.width, panel * PANEL, to);
-            }
+            let floats = &floats[first * stride..];
+            let source = PanelSource { floats, stride, columns: 0..width, rows: depth };
+            pack_as_is(set, source, &mut to[first * padded..][..depth * padded]);
         }
     }
 }

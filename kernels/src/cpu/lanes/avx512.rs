@@ -2,13 +2,15 @@
 
 use std::arch::x86_64::{
     __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm512_add_epi32,
-    _mm512_add_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtps_epi32, _mm512_div_ps,
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_slli_epi32, _mm512_sqrt_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_sqrt_ps,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+    _mm512_unpacklo_ps,
 };
 
-use super::Lanes;
+use super::{LANES, Lanes};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512);
@@ -92,6 +94,49 @@ impl Lanes for Avx512 {
         unsafe {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        }
+    }
+
+    /// Pairs, then quadruples within 128 bits, then the 128-bit pieces among each other.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        unsafe {
+            let mut a = [_mm512_castps_pd(rows[0].0); LANES];
+            for (a, row) in a.iter_mut().zip(rows) {
+                *a = _mm512_castps_pd(row.0);
+            }
+            let mut b = a;
+            for pair in 0..8 {
+                let (x, y) = (_mm512_castpd_ps(a[2 * pair]), _mm512_castpd_ps(a[2 * pair + 1]));
+                b[2 * pair] = _mm512_castps_pd(_mm512_unpacklo_ps(x, y));
+                b[2 * pair + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(x, y));
+            }
+            for quad in 0..4 {
+                let b = &b[4 * quad..4 * quad + 4];
+                a[4 * quad] = _mm512_unpacklo_pd(b[0], b[2]);
+                a[4 * quad + 1] = _mm512_unpackhi_pd(b[0], b[2]);
+                a[4 * quad + 2] = _mm512_unpacklo_pd(b[1], b[3]);
+                a[4 * quad + 3] = _mm512_unpackhi_pd(b[1], b[3]);
+            }
+            for column in 0..4 {
+                let (w, x, y, z) = (a[column], a[4 + column], a[8 + column], a[12 + column]);
+                b[column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(w, x);
+                b[4 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(w, x);
+                b[8 + column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(y, z);
+                b[12 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(y, z);
+            }
+            for column in 0..4 {
+                let (w, x, y, z) = (b[column], b[4 + column], b[8 + column], b[12 + column]);
+                a[column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(w, y);
+                a[8 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(w, y);
+                a[4 + column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(x, z);
+                a[12 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(x, z);
+            }
+            let mut columns = rows;
+            for (column, a) in columns.iter_mut().zip(a) {
+                *column = Self(_mm512_castpd_ps(a));
+            }
+            columns
         }
     }
 }

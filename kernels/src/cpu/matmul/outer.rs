@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::lanes::InstructionSet;
-use super::packed::pack_as_is;
+use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::packed::{PanelSource, pack_as_is};
 use super::scratch::{STRIP_FLOATS, STRIPS_PACKED, Scratch, with_scratch};
-use super::tile::{Left, Product, row_block_len, tile_rows};
-use super::{BLOCK_COLUMNS, BLOCK_DEPTH, PANEL};
+use super::tile::{Ahead, Left, Product, row_block_len, tile_rows};
+use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 use crate::backend::Accumulate;
 use crate::cpu::threads::Threads;
 
@@ -41,13 +41,12 @@ pub(crate) fn outer_product(
     threads: &Threads,
     operands: OuterProduct<'_>,
     result: &mut [f32],
-    sums: Option<&mut [f32]>,
+    mut sums: Option<&mut [f32]>,
 ) {
     assert_eq!(operands.left.len(), operands.rows * operands.left_width);
     assert_eq!(operands.right.len(), operands.rows * operands.right_width);
     assert_eq!(result.len(), operands.left_width * operands.right_width);
     let rows_per_part = rows_per_part(set, threads, operands.left_width);
-    let mut sums = sums;
     let mut parts = Vec::new();
     let results = result.chunks_mut(rows_per_part * operands.right_width);
     for (index, result) in results.enumerate() {
@@ -60,14 +59,16 @@ pub(crate) fn outer_product(
         });
         parts.push(Part { rows, result, sums });
     }
-    threads.for_each(parts, |part| with_scratch(|scratch| run(set, scratch, operands, part)));
+    threads.for_each(parts, |part| {
+        with_scratch(|scratch| Task { set, operands, part }.run(scratch));
+    });
 }
 
-/// With one thread, everything at once. With several, four parts a thread, so that a thread that
+/// With one thread, everything at once. With several, a few parts a thread, so that a thread that
 /// is held up leaves its share to the others; each part packs the right operand again, so parts
 /// stay large enough that this costs a few per cent at most.
 fn rows_per_part(set: InstructionSet, threads: &Threads, rows: usize) -> usize {
-    const PARTS_PER_THREAD: usize = 4;
+    const PARTS_PER_THREAD: usize = 3;
     const ROWS_MIN: usize = 112;
     if threads.count() == 1 {
         return rows.max(1);
@@ -76,93 +77,164 @@ fn rows_per_part(set: InstructionSet, threads: &Threads, rows: usize) -> usize {
     even.max(ROWS_MIN).next_multiple_of(row_block_len(set))
 }
 
-fn run(set: InstructionSet, scratch: &mut Scratch, operands: OuterProduct<'_>, mut part: Part<'_>) {
-    for column in (0..operands.right_width).step_by(BLOCK_COLUMNS) {
-        let columns = column..operands.right_width.min(column + BLOCK_COLUMNS);
-        for start in (0..operands.rows).step_by(BLOCK_DEPTH) {
-            let depth = start..operands.rows.min(start + BLOCK_DEPTH);
-            let add = start > 0 || operands.accumulate == Accumulate::Add;
-            let right = &operands.right[start * operands.right_width..];
-            let block = scratch.block.as_mut_slice();
-            for (panel, to) in block.chunks_mut(depth.len() * PANEL).enumerate() {
-                let first = column + panel * PANEL;
-                if first >= columns.end {
-                    break;
-                }
-                pack_as_is(right, operands.right_width, operands.right_width, first, to);
-            }
-            if column == 0
-                && let Some(sums) = part.sums.as_deref_mut()
-            {
-                add_columns(operands, &depth, &part.rows, add, sums);
-            }
-            multiply(set, scratch, operands, &mut part, &columns, &depth, add);
-        }
-    }
-}
-
-/// One block of the right operand, already packed, by all strips of the part.
-fn multiply(
+struct Task<'a> {
     set: InstructionSet,
-    scratch: &mut Scratch,
-    operands: OuterProduct<'_>,
-    part: &mut Part<'_>,
-    columns: &Range<usize>,
-    depth: &Range<usize>,
+    operands: OuterProduct<'a>,
+    part: Part<'a>,
+}
+
+/// A block of the right operand: some of its rows and columns.
+struct RightBlock {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    /// Whether the result already holds something to add to.
     add: bool,
-) {
-    let strip_len = row_block_len(set);
-    let group_len = STRIPS_PACKED * strip_len;
-    let width = operands.right_width;
-    let (packed, block) = (scratch.columns.as_mut_slice(), scratch.block.as_slice());
-    for group in (0..part.rows.len()).step_by(group_len) {
-        let group_end = part.rows.len().min(group + group_len);
-        for (k, row) in depth.clone().enumerate() {
-            let from = &operands.left[row * operands.left_width + part.rows.start..];
-            let pieces = from[group..group_end].chunks(strip_len);
-            for (from, to) in pieces.zip(packed.chunks_exact_mut(STRIP_FLOATS)) {
-                copy_short(from, &mut to[k * strip_len..]);
+}
+
+impl Task<'_> {
+    fn run(mut self, scratch: &mut Scratch) {
+        let OuterProduct { rows, right, right_width, accumulate, .. } = self.operands;
+        for column in (0..right_width).step_by(BLOCK_COLUMNS) {
+            for row in (0..rows).step_by(BLOCK_DEPTH) {
+                let block = RightBlock {
+                    rows: row..rows.min(row + BLOCK_DEPTH),
+                    columns: column..right_width.min(column + BLOCK_COLUMNS),
+                    add: row > 0 || accumulate == Accumulate::Add,
+                };
+                let source = PanelSource {
+                    floats: &right[row * right_width..],
+                    stride: right_width,
+                    columns: block.columns.clone(),
+                    rows: block.rows.len(),
+                };
+                pack_as_is(self.set, source, scratch.block.as_mut_slice());
+                self.multiply(scratch, &block);
             }
         }
-        let packed = packed.chunks_exact(STRIP_FLOATS);
-        for (strip, packed) in (group..group_end).step_by(strip_len).zip(packed) {
-            let rows = strip_len.min(group_end - strip);
-            let to = Product {
-                floats: &mut part.result[strip * width + columns.start..],
-                stride: width,
-                columns: columns.len(),
-                add,
-            };
-            tile_rows(set, rows, depth.len(), Left::Columns(packed, strip_len), block, to);
+    }
+
+    /// One block of the right operand, already packed, by all strips of the part.
+    fn multiply(&mut self, scratch: &mut Scratch, block: &RightBlock) {
+        let strip_len = row_block_len(self.set);
+        let group_len = STRIPS_PACKED * strip_len;
+        let rows = self.part.rows.len();
+        for first in (0..rows).step_by(group_len) {
+            let group = first..rows.min(first + group_len);
+            let source = self.strip_source(block, group.clone());
+            let mut chains = [0.0; STRIPS_PACKED * LANES];
+            let packed = scratch.columns.as_mut_slice();
+            pack_strips(self.set, source, strip_len, packed, &mut chains);
+            if block.columns.start == 0 {
+                self.add_sums(group.clone(), block.add, &chains);
+            }
+            let strips = packed.chunks_exact(STRIP_FLOATS).enumerate();
+            for (start, (index, packed)) in group.clone().step_by(strip_len).zip(strips) {
+                let ahead = self.ahead(block, group.end, index, group_len);
+                let width = self.operands.right_width;
+                let to = Product {
+                    floats: &mut self.part.result[start * width + block.columns.start..],
+                    stride: width,
+                    columns: block.columns.len(),
+                    add: block.add,
+                };
+                let left = Left::Columns(packed, strip_len);
+                let strip_rows = strip_len.min(group.end - start);
+                let (depth, panels) = (block.rows.len(), scratch.block.as_slice());
+                tile_rows(self.set, strip_rows, depth, left, panels, ahead, to);
+            }
+        }
+    }
+
+    fn strip_source(&self, block: &RightBlock, group: Range<usize>) -> StripSource<'_> {
+        StripSource {
+            floats: &self.operands.left[block.rows.start * self.operands.left_width..],
+            stride: self.operands.left_width,
+            first: self.part.rows.start + group.start,
+            width: group.len(),
+            depth: block.rows.len(),
+        }
+    }
+
+    /// The share of the next group's operand that is fetched while strip `index` is worked on.
+    fn ahead(&self, block: &RightBlock, group_end: usize, index: usize, group_len: usize) -> Ahead {
+        let share = block.rows.len().div_ceil(STRIPS_PACKED);
+        let row = block.rows.start + index * share;
+        let stride = self.operands.left_width;
+        let start = row * stride + self.part.rows.start + group_end;
+        let width = group_len.min(self.part.rows.len() - group_end);
+        Ahead::new(self.operands.left, start, stride, width, share)
+    }
+
+    fn add_sums(&mut self, group: Range<usize>, add: bool, chains: &[f32]) {
+        let Some(sums) = self.part.sums.as_deref_mut() else { return };
+        let strip_len = row_block_len(self.set);
+        let chains = chains.chunks_exact(LANES).flat_map(|chain| &chain[..strip_len]);
+        for (to, sum) in sums[group].iter_mut().zip(chains) {
+            *to = if add { *to + sum } else { *sum };
         }
     }
 }
 
-/// Copies a strip's width; the lengths that occur are spelled out so that each is a few moves.
-fn copy_short(from: &[f32], to: &mut [f32]) {
-    match from.len() {
-        14 => to[..14].copy_from_slice(&from[..14]),
-        12 => to[..12].copy_from_slice(&from[..12]),
-        len => to[..len].copy_from_slice(from),
-    }
+/// Columns of the left operand that become strips.
+#[derive(Clone, Copy)]
+struct StripSource<'a> {
+    /// From the block's first row on.
+    floats: &'a [f32],
+    /// Floats from one row to the next.
+    stride: usize,
+    /// The first column.
+    first: usize,
+    /// Columns, at most [`STRIPS_PACKED`] strips.
+    width: usize,
+    /// Rows.
+    depth: usize,
 }
 
-/// Column sums of the left operand over a block of rows.
-fn add_columns(
-    operands: OuterProduct<'_>,
-    depth: &Range<usize>,
-    columns: &Range<usize>,
-    add: bool,
-    sums: &mut [f32],
+dispatch!(fn pack_strips(
+    source: StripSource<'_>, strip_len: usize, packed: &mut [f32], chains: &mut [f32],
+) = pack_strips_lanes);
+
+/// Packs strips column by column, and sums each column of them as one chain.
+#[inline(always)]
+fn pack_strips_lanes<L: Lanes>(
+    source: StripSource<'_>,
+    strip_len: usize,
+    packed: &mut [f32],
+    chains: &mut [f32],
 ) {
-    let mut chain = vec![0.0f32; columns.len()];
-    for row in depth.clone() {
-        let from = &operands.left[row * operands.left_width..][columns.clone()];
-        for (sum, x) in chain.iter_mut().zip(from) {
-            *sum += x;
+    let StripSource { floats, stride, first, width, depth } = source;
+    assert!(packed.len() >= STRIPS_PACKED * STRIP_FLOATS && depth <= BLOCK_DEPTH);
+    assert!(first + width <= stride && floats.len() >= (depth - 1) * stride + first + width);
+    let mut sums = [L::splat(0.0); STRIPS_PACKED];
+    // What a vector holds beyond its strip is overwritten by the next row's; the last rows, whose
+    // vectors would reach beyond the source, and strips that are not full go the slow way.
+    let is_full = width == STRIPS_PACKED * strip_len;
+    let fast = match floats.len().checked_sub(first + width - strip_len + LANES) {
+        Some(beyond_first) if is_full => depth.min(beyond_first / stride + 1),
+        Some(_) | None => 0,
+    };
+    for k in 0..fast {
+        for (strip, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the vector ends within the source, because row `k` is readable that far,
+            // and within its strip's memory, which has room for sixteen floats a row.
+            unsafe {
+                let from = floats.as_ptr().add(k * stride + first + strip * strip_len);
+                let lanes = L::load(from);
+                *sum = sum.add(lanes);
+                lanes.store(packed.as_mut_ptr().add(strip * STRIP_FLOATS + k * strip_len));
+            }
         }
     }
-    for (to, sum) in sums.iter_mut().zip(chain) {
-        *to = if add { *to + sum } else { sum };
+    for k in fast..depth {
+        let row = &floats[k * stride + first..][..width];
+        let strips = row.chunks(strip_len).zip(packed.chunks_exact_mut(STRIP_FLOATS));
+        for ((from, to), sum) in strips.zip(&mut sums) {
+            let lanes = L::from_partial(from, 0.0);
+            *sum = sum.add(lanes);
+            lanes.write_partial(&mut to[k * strip_len..][..from.len()]);
+        }
+    }
+    for (sum, chain) in sums.into_iter().zip(chains.chunks_exact_mut(LANES)) {
+        sum.write_to(chain);
     }
 }

@@ -1,6 +1,9 @@
 //! The right factor of a product, laid out in the order in which tiles read it.
 
-use super::{BLOCK_DEPTH, PANEL};
+use std::ops::Range;
+
+use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::{BLOCK_COLUMNS, BLOCK_DEPTH, PANEL};
 use crate::backend::AllocateError;
 use crate::cpu::buffer::CpuBuffer;
 use crate::cpu::threads::Threads;
@@ -57,68 +60,95 @@ impl PackedMatrix {
     }
 
     /// Replaces the content.
-    pub(crate) fn pack(&mut self, threads: &Threads, source: PackSource<'_>) {
+    pub(crate) fn pack(&mut self, set: InstructionSet, threads: &Threads, source: PackSource<'_>) {
         let (depth, columns) = (self.depth, self.columns);
         let (PackSource::AsIs(floats) | PackSource::Transposed(floats)) = source;
         assert_eq!(floats.len(), depth * columns);
         let mut pieces = Vec::new();
         let mut rest = self.floats.as_mut_slice();
         for start in (0..depth).step_by(BLOCK_DEPTH) {
-            let block_depth = BLOCK_DEPTH.min(depth - start);
-            let len = block_depth * columns.next_multiple_of(PANEL);
-            let (block, after) = rest.split_at_mut(len);
-            rest = after;
-            let panels = block.chunks_exact_mut(block_depth * PANEL);
-            pieces.extend(panels.enumerate().map(|(panel, to)| (start, panel * PANEL, to)));
+            let rows = BLOCK_DEPTH.min(depth - start);
+            for column in (0..columns).step_by(BLOCK_COLUMNS) {
+                let columns = column..columns.min(column + BLOCK_COLUMNS);
+                let (to, after) = rest.split_at_mut(rows * columns.len().next_multiple_of(PANEL));
+                rest = after;
+                pieces.push((start, rows, columns, to));
+            }
         }
-        threads.for_each(pieces, |(start, column, to)| match source {
+        threads.for_each(pieces, |(start, rows, piece, to)| match source {
             PackSource::AsIs(from) => {
-                pack_as_is(&from[start * columns..], columns, columns, column, to);
+                let floats = &from[start * columns..];
+                let source = PanelSource { floats, stride: columns, columns: piece, rows };
+                pack_as_is(set, source, to);
             }
             PackSource::Transposed(from) => {
-                pack_transposed(&from[start..], depth, columns, column, to);
+                let floats = &from[start..];
+                let source = PanelSource { floats, stride: depth, columns: piece, rows };
+                pack_transposed(set, source, to);
             }
         });
     }
 }
 
-/// A panel whose rows are pieces of the source's rows, which are `stride` floats apart.
-pub(crate) fn pack_as_is(
-    from: &[f32],
-    stride: usize,
-    columns: usize,
-    column: usize,
-    panel: &mut [f32],
-) {
-    let width = PANEL.min(columns - column);
-    for (row, to) in panel.chunks_exact_mut(PANEL).enumerate() {
-        to[..width].copy_from_slice(&from[row * stride + column..][..width]);
-        to[width..].fill(0.0);
+/// What becomes a run of panels of `rows` rows.
+pub(crate) struct PanelSource<'a> {
+    /// A row-major matrix, or its transpose.
+    pub(crate) floats: &'a [f32],
+    /// Floats from one row of `floats` to the next.
+    pub(crate) stride: usize,
+    /// Columns of the panels, which are rows of a transposed source.
+    pub(crate) columns: Range<usize>,
+    /// Rows of the panels, which are columns of a transposed source.
+    pub(crate) rows: usize,
+}
+
+dispatch!(
+    /// Panels whose rows are pieces of the source's rows.
+    pub(crate) fn pack_as_is(source: PanelSource<'_>, panels: &mut [f32]) = pack_as_is_lanes
+);
+
+/// Row by row, so that the source is read in the order in which it lies.
+#[inline(always)]
+fn pack_as_is_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
+    let PanelSource { floats, stride, columns, rows } = source;
+    for row in 0..rows {
+        let from = &floats[row * stride..][columns.clone()];
+        for (panel, from) in from.chunks(PANEL).enumerate() {
+            let to = &mut panels[(panel * rows + row) * PANEL..][..PANEL];
+            if from.len() == PANEL {
+                L::from_slice(from).write_to(to);
+                L::from_slice(&from[LANES..]).write_to(&mut to[LANES..]);
+            } else {
+                to[..from.len()].copy_from_slice(from);
+                to[from.len()..].fill(0.0);
+            }
+        }
     }
 }
 
-/// Edge of the square pieces in which a source is transposed: they fit in the first-level cache.
-const SQUARE: usize = 16;
+dispatch!(
+    /// Panels whose columns are pieces of the source's rows.
+    pub(crate) fn pack_transposed(source: PanelSource<'_>, panels: &mut [f32])
+        = pack_transposed_lanes
+);
 
-/// A panel whose columns are pieces of the source's rows, which are `stride` floats apart.
-pub(crate) fn pack_transposed(
-    from: &[f32],
-    stride: usize,
-    columns: usize,
-    column: usize,
-    panel: &mut [f32],
-) {
-    let width = PANEL.min(columns - column);
-    if width < PANEL {
-        panel.fill(0.0);
-    }
-    for (square, rows) in panel.chunks_mut(SQUARE * PANEL).enumerate() {
-        let depth = rows.len() / PANEL;
-        for left in (0..width).step_by(SQUARE) {
-            for to_column in left..width.min(left + SQUARE) {
-                let source = &from[(column + to_column) * stride + square * SQUARE..][..depth];
-                for (row, value) in source.iter().enumerate() {
-                    rows[row * PANEL + to_column] = *value;
+#[inline(always)]
+fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
+    let PanelSource { floats, stride, columns, rows } = source;
+    let firsts = columns.clone().step_by(PANEL);
+    for (first, panel) in firsts.zip(panels.chunks_exact_mut(rows * PANEL)) {
+        for half in [0, LANES] {
+            let here = first + half..columns.end.min(first + half + LANES);
+            for row in (0..rows).step_by(LANES) {
+                let depth = LANES.min(rows - row);
+                let mut square = [L::splat(0.0); LANES];
+                for (lanes, column) in square.iter_mut().zip(here.clone()) {
+                    let from = &floats[column * stride + row..][..depth];
+                    *lanes = L::load_at(from, 0, 0.0);
+                }
+                let square = L::transpose(square);
+                for (lanes, row) in square.into_iter().zip(row..row + depth) {
+                    lanes.write_to(&mut panel[row * PANEL + half..]);
                 }
             }
         }

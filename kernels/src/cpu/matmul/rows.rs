@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::lanes::InstructionSet;
 use super::packed::PackedMatrix;
-use super::tile::{Left, Product, TILE_STRIDE, row_block_len, tile_rows};
+use super::tile::{Ahead, Left, Product, TILE_STRIDE, row_block_len, tile_rows};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 
 /// A few rows and a run of columns of the left factor; rows count from the start of the task's
@@ -32,21 +32,32 @@ pub(crate) enum Space<'a> {
     Passing(&'a mut [f32]),
 }
 
-/// `product = left * matrix` for the `row_count` rows of one task.
+/// The factors of a product of many rows by a packed matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct RowProduct<'a> {
+    pub(crate) set: InstructionSet,
+    /// Rows of the left factor.
+    pub(crate) row_count: usize,
+    /// The left factor, row-major, if rows should be fetched ahead from it; else empty.
+    pub(crate) left: &'a [f32],
+    /// The right factor.
+    pub(crate) matrix: &'a PackedMatrix,
+}
+
+/// The rows of one task times the matrix.
 ///
 /// `fill(block, is_first_visit, strip)` lays a block of the left factor into the strip, rows
 /// [`TILE_STRIDE`] floats apart; it is called again for each [`BLOCK_COLUMNS`] columns of the
 /// product, the first time with `true`. `finish(row, columns, sums)` is called on each row of a
 /// block whose sums are complete, while they are in the first-level cache.
 pub(crate) fn multiply_rows(
-    set: InstructionSet,
+    factors: RowProduct<'_>,
     strip: &mut [f32],
-    row_count: usize,
-    matrix: &PackedMatrix,
     space: Space<'_>,
     mut fill: impl FnMut(&Block, bool, &mut [f32]),
     mut finish: impl FnMut(usize, &Range<usize>, &mut [f32]),
 ) {
+    let RowProduct { set, row_count, left, matrix } = factors;
     let (product, stride, is_result) = match space {
         Space::Result(floats) => (floats, matrix.columns(), true),
         Space::Passing(floats) => (floats, BLOCK_COLUMNS, false),
@@ -60,8 +71,8 @@ pub(crate) fn multiply_rows(
             let panels = matrix.panels(depth_start, column);
             for row in (0..row_count).step_by(row_block_len(set)) {
                 let rows = row..row_count.min(row + row_block_len(set));
-                let left = Block { rows: rows.clone(), columns: depth_start..depth_end };
-                fill(&left, column == 0, strip);
+                let block = Block { rows: rows.clone(), columns: depth_start..depth_end };
+                fill(&block, column == 0, strip);
                 let to = Product {
                     floats: &mut product[row * stride + offset..],
                     stride,
@@ -69,7 +80,9 @@ pub(crate) fn multiply_rows(
                     add: depth_start > 0,
                 };
                 let depth = depth_end - depth_start;
-                tile_rows(set, rows.len(), depth, Left::Rows(strip), panels, to);
+                let next = rows.end * matrix.depth() + depth_start;
+                let ahead = Ahead::new(left, next, matrix.depth(), depth, row_block_len(set));
+                tile_rows(set, rows.len(), depth, Left::Rows(strip), panels, ahead, to);
                 if depth_end == matrix.depth() {
                     for row in rows {
                         let sums = &mut product[row * stride + offset..][..columns.len()];

@@ -1,6 +1,6 @@
 //! Products against their definition, bit for bit.
 
-use super::{BLOCK_DEPTH, OuterProduct, PackSource, PackedMatrix, Space};
+use super::{BLOCK_DEPTH, OuterProduct, PackSource, PackedMatrix, RowProduct, Space};
 use super::{copy_rows, multiply_rows, outer_product, with_scratch};
 use crate::backend::Accumulate;
 use crate::conformance::floats;
@@ -40,9 +40,10 @@ fn rows_by_packed_matrix_is_the_definition() {
     for (rows, columns, depth) in SHAPES {
         let (x, w) = (floats(rows * depth, 1), floats(columns * depth, 2));
         let threads = Threads::new(1).expect("one thread");
+        let set = InstructionSet::Portable;
         let mut packed = [(); 2].map(|()| PackedMatrix::zeroed(depth, columns).expect("small"));
-        packed[0].pack(&threads, PackSource::AsIs(&w));
-        packed[1].pack(&threads, PackSource::Transposed(&w));
+        packed[0].pack(set, &threads, PackSource::AsIs(&w));
+        packed[1].pack(set, &threads, PackSource::Transposed(&w));
         let right = [columns, 1].into_iter().zip([1, depth]);
         for (matrix, (k_stride, j_stride)) in packed.iter().zip(right) {
             for set in InstructionSet::available() {
@@ -51,7 +52,8 @@ fn rows_by_packed_matrix_is_the_definition() {
                     let strip = scratch.strip.as_mut_slice();
                     let fill = |block: &_, _, strip: &mut [f32]| copy_rows(&x, depth, block, strip);
                     let space = Space::Result(&mut y);
-                    multiply_rows(set, strip, rows, matrix, space, fill, |_, _, _| {});
+                    let factors = RowProduct { set, row_count: rows, left: &x, matrix };
+                    multiply_rows(factors, strip, space, fill, |_, _, _| {});
                 });
                 for (index, y) in y.iter().enumerate() {
                     let (i, j) = (index / columns, index % columns);

@@ -42,6 +42,92 @@ pub(crate) struct Product<'a> {
     pub(crate) add: bool,
 }
 
+/// Memory that the next strip will read, fetched a line at a time while this one is worked on: a
+/// copy that must wait for the third-level cache costs 6 % of a product, one that finds its lines
+/// close by 3 %.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    start: *const f32,
+    stride: usize,
+    lines_per_row: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    /// Nothing to fetch.
+    pub(crate) const NOTHING: Self =
+        Self { start: std::ptr::null(), stride: 0, lines_per_row: 0, rows: 0 };
+
+    /// `rows` rows of `width` floats, `stride` floats apart, of which the first begins at
+    /// `floats[at]`. What lies beyond the end is left out.
+    pub(crate) fn new(floats: &[f32], at: usize, stride: usize, width: usize, rows: usize) -> Self {
+        let rest = floats.len().saturating_sub(at);
+        let rows = rows.min(rest.div_ceil(stride.max(1)));
+        let start = floats.as_ptr().wrapping_add(at);
+        Self { start, stride, lines_per_row: width.div_ceil(LANES), rows }
+    }
+
+    /// The share of panel `panel` of `panel_count`.
+    fn share(&self, panel: usize, panel_count: usize) -> Fetcher {
+        let lines = self.rows * self.lines_per_row;
+        let (first, end) = (lines * panel / panel_count, lines * (panel + 1) / panel_count);
+        let (row, column) = match self.lines_per_row {
+            0 => (0, 0),
+            lines => (first / lines, first % lines),
+        };
+        Fetcher { ahead: *self, row, column, left: end - first }
+    }
+}
+
+/// Lines still to be fetched.
+#[derive(Clone, Copy)]
+struct Fetcher {
+    ahead: Ahead,
+    row: usize,
+    column: usize,
+    left: usize,
+}
+
+impl Fetcher {
+    /// Fetches up to `count` lines.
+    #[inline(always)]
+    fn fetch(&mut self, count: usize) {
+        for _ in 0..count.min(self.left) {
+            let offset = self.row * self.ahead.stride + self.column * LANES;
+            fetch_line::<{ Near::SECOND_LEVEL }>(self.ahead.start.wrapping_add(offset));
+            self.column += 1;
+            if self.column == self.ahead.lines_per_row {
+                (self.row, self.column) = (self.row + 1, 0);
+            }
+            self.left -= 1;
+        }
+    }
+}
+
+/// How near a line is fetched.
+struct Near;
+
+impl Near {
+    const FIRST_LEVEL: bool = true;
+    const SECOND_LEVEL: bool = false;
+}
+
+#[inline(always)]
+fn fetch_line<const FIRST_LEVEL: bool>(from: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it reads nothing that the program could see.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        if FIRST_LEVEL {
+            _mm_prefetch::<_MM_HINT_T0>(from.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T1>(from.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
 /// A strip of up to [`row_block_len`] rows by as many panels as the product has columns, `depth`
 /// factors each.
 pub(crate) fn tile_rows(
@@ -50,6 +136,7 @@ pub(crate) fn tile_rows(
     depth: usize,
     left: Left<'_>,
     panels: &[f32],
+    ahead: Ahead,
     product: Product<'_>,
 ) {
     if rows == 0 || depth == 0 || product.columns == 0 {
@@ -61,20 +148,22 @@ pub(crate) fn tile_rows(
     match left {
         Left::Rows(floats) => {
             assert!(floats.len() >= (rows - 1) * TILE_STRIDE + depth);
-            strip_of_rows(set, rows, depth, floats.as_ptr(), panels, product);
+            strip_of_rows(set, rows, depth, floats.as_ptr(), panels, ahead, product);
         }
         Left::Columns(floats, stride) => {
             assert!(floats.len() >= (depth - 1) * stride + rows);
-            strip_of_columns(set, rows, depth, floats.as_ptr(), stride, panels, product);
+            let left = floats.as_ptr();
+            strip_of_columns(set, rows, depth, left, stride, panels, ahead, product);
         }
     }
 }
 
 dispatch!(fn strip_of_rows(
-    rows: usize, depth: usize, left: *const f32, panels: &[f32], product: Product<'_>,
+    rows: usize, depth: usize, left: *const f32, panels: &[f32], ahead: Ahead,
+    product: Product<'_>,
 ) = strip_of_rows_lanes);
 dispatch!(fn strip_of_columns(
-    rows: usize, depth: usize, left: *const f32, stride: usize, panels: &[f32],
+    rows: usize, depth: usize, left: *const f32, stride: usize, panels: &[f32], ahead: Ahead,
     product: Product<'_>,
 ) = strip_of_columns_lanes);
 
@@ -84,9 +173,10 @@ fn strip_of_rows_lanes<L: Lanes>(
     depth: usize,
     left: *const f32,
     panels: &[f32],
+    ahead: Ahead,
     product: Product<'_>,
 ) {
-    strip::<L, TILE_STRIDE>(rows, depth, left, 1, panels, product);
+    strip::<L, TILE_STRIDE>(rows, depth, left, 1, panels, ahead, product);
 }
 
 #[inline(always)]
@@ -96,9 +186,10 @@ fn strip_of_columns_lanes<L: Lanes>(
     left: *const f32,
     stride: usize,
     panels: &[f32],
+    ahead: Ahead,
     product: Product<'_>,
 ) {
-    strip::<L, 1>(rows, depth, left, stride, panels, product);
+    strip::<L, 1>(rows, depth, left, stride, panels, ahead, product);
 }
 
 /// One panel after the other; the last one through a scratch tile if it is only partly used.
@@ -109,8 +200,10 @@ fn strip<L: Lanes, const ROW_STRIDE: usize>(
     left: *const f32,
     depth_stride: usize,
     panels: &[f32],
+    ahead: Ahead,
     product: Product<'_>,
 ) {
+    let panel_count = product.columns.div_ceil(PANEL);
     let Product { floats, stride, columns, add } = product;
     for (index, panel) in panels.chunks_exact(depth * PANEL).enumerate() {
         let first = index * PANEL;
@@ -118,7 +211,8 @@ fn strip<L: Lanes, const ROW_STRIDE: usize>(
             break;
         }
         let width = PANEL.min(columns - first);
-        let tile = Tile { rows, depth, left, depth_stride, panel: panel.as_ptr() };
+        let fetcher = ahead.share(index, panel_count);
+        let tile = Tile { rows, depth, left, depth_stride, panel: panel.as_ptr(), fetcher };
         if width == PANEL {
             // SAFETY: `tile_rows` checked every bound.
             unsafe { tile.run::<L, ROW_STRIDE>(floats.as_mut_ptr().add(first), stride, add) };
@@ -144,6 +238,7 @@ struct Tile {
     left: *const f32,
     depth_stride: usize,
     panel: *const f32,
+    fetcher: Fetcher,
 }
 
 impl Tile {
@@ -215,19 +310,28 @@ impl Tile {
     ) {
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
         let (mut left, mut panel) = (self.left, self.panel);
+        let mut fetcher = self.fetcher;
+        let fetches = fetcher.left.div_ceil(ROWS);
         // SAFETY: the caller's promise.
         unsafe {
-            for _ in 0..self.depth {
-                let mut right = [L::splat(0.0); VECTORS];
-                for (vector, right) in right.iter_mut().enumerate() {
-                    *right = L::load(panel.add(vector * LANES));
+            // As many stretches of the depth as there are rows: before each, one row of the
+            // product and a few lines for the next strip are sent for, so that they never queue.
+            // All stretches are equally long, or the processor mispredicts their ends.
+            let stretch_len = self.depth / ROWS;
+            for stretch in 0..ROWS {
+                for vector in 0..VECTORS {
+                    let line = to.wrapping_add(stretch * stride + vector * LANES);
+                    fetch_line::<{ Near::FIRST_LEVEL }>(line);
                 }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let factor = L::splat(*left.add(row * ROW_STRIDE));
-                    for (sum, right) in sums.iter_mut().zip(right) {
-                        *sum = factor.mul_add(right, *sum);
-                    }
+                fetcher.fetch(fetches);
+                for _ in 0..stretch_len {
+                    step::<L, ROWS, VECTORS, ROW_STRIDE>(left, panel, &mut sums);
+                    left = left.add(self.depth_stride);
+                    panel = panel.add(PANEL);
                 }
+            }
+            for _ in 0..self.depth % ROWS {
+                step::<L, ROWS, VECTORS, ROW_STRIDE>(left, panel, &mut sums);
                 left = left.add(self.depth_stride);
                 panel = panel.add(PANEL);
             }
@@ -238,6 +342,30 @@ impl Tile {
                     total.store(to);
                 }
             }
+        }
+    }
+}
+
+/// One factor: each row's element by the panel's row.
+///
+/// # Safety
+/// `left` is readable for `ROWS` rows, `panel` for `VECTORS` vectors.
+#[inline(always)]
+unsafe fn step<L: Lanes, const ROWS: usize, const VECTORS: usize, const ROW_STRIDE: usize>(
+    left: *const f32,
+    panel: *const f32,
+    sums: &mut [[L; VECTORS]; ROWS],
+) {
+    let mut right = [L::splat(0.0); VECTORS];
+    for (vector, right) in right.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *right = unsafe { L::load(panel.add(vector * LANES)) };
+    }
+    for (row, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let factor = L::splat(unsafe { *left.add(row * ROW_STRIDE) });
+        for (sum, right) in sums.iter_mut().zip(right) {
+            *sum = factor.mul_add(right, *sum);
         }
     }
 }

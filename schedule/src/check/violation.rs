@@ -1,0 +1,258 @@
+//! What a rule says when a program breaks it: one variant a rule.
+
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+
+use crate::op::{Op, Pass, Update};
+use crate::program::PASS_COUNT_MAX;
+use crate::walk::Stuck;
+
+/// A rule that a program breaks, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Chunks times microbatches are more than any reader accepts. Nothing else was checked.
+    #[error("expected at most {PASS_COUNT_MAX} passes, found {found}")]
+    PassCount {
+        /// The program's passes.
+        found: u64,
+    },
+    /// There is not one list a stage. Nothing else was checked.
+    #[error("expected {expected} lists of operations, one a stage, found {found}")]
+    ListCount {
+        /// The placement's stages.
+        expected: u32,
+        /// The program's lists.
+        found: usize,
+    },
+    /// An operation on a chunk that lives elsewhere or does not exist.
+    #[error("stage {stage}: {op} is on a chunk of {}", home_text(*expected))]
+    ForeignChunk {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// The stage that holds the chunk; `None` beyond the model's end.
+        expected: Option<StageIndex>,
+    },
+    /// An operation on a microbatch the step does not have.
+    #[error("stage {stage}: {op} is beyond the step's {microbatch_count} microbatches")]
+    MicrobatchRange {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// Microbatches in a step.
+        microbatch_count: u32,
+    },
+    /// A pass has not exactly one F.
+    #[error("chunk {}, microbatch {}: expected one F, found {found}", pass.chunk, pass.microbatch)]
+    ForwardCount {
+        /// The pass.
+        pass: Pass,
+        /// How often F was found.
+        found: u32,
+    },
+    /// A pass has neither exactly one BW nor exactly one B and one W.
+    #[error(
+        "chunk {}, microbatch {}: expected either one BW or one B and one W, \
+         found {b} B, {w} W, {bw} BW",
+        pass.chunk,
+        pass.microbatch
+    )]
+    BackwardCount {
+        /// The pass.
+        pass: Pass,
+        /// How often B was found.
+        b: u32,
+        /// How often W was found.
+        w: u32,
+        /// How often BW was found.
+        bw: u32,
+    },
+    /// WE more than once, on a pass that is not split, or not on the last chunk.
+    #[error(
+        "chunk {}, microbatch {}: expected at most one WE, on a split pass of chunk {last_chunk}, \
+         found {found}{}",
+        pass.chunk,
+        pass.microbatch,
+        if *is_split { "" } else { " on a pass without W" }
+    )]
+    EarlyWeights {
+        /// The pass.
+        pass: Pass,
+        /// The chunk that may have WE.
+        last_chunk: ChunkIndex,
+        /// How often WE was found.
+        found: u32,
+        /// Whether the pass has a W that WE could take a share of.
+        is_split: bool,
+    },
+    /// The operations of a pass are not in the order F, B or BW, WE, W.
+    #[error("stage {stage}: expected {op} before {after}, found it after")]
+    PassOrder {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that comes too late.
+        op: Op,
+        /// The operation of the same pass that should have come later.
+        after: Op,
+    },
+    /// A gradient is not summed in microbatch order, so its bits would depend on the schedule.
+    #[error("stage {stage}: {op} adds to a gradient that microbatch {after} was added to before")]
+    AccumulationOrder {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// The later microbatch that was added first.
+        after: MicrobatchIndex,
+    },
+    /// A transfer, update or WE in a program that says it is not lowered.
+    #[error("stage {stage}: {op} in a program without a window; only F, B, W and BW belong there")]
+    NotLowered {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+    },
+    /// A result that another chunk needs is not passed on at once.
+    #[error("stage {stage}: expected {expected} right after {op}, found {}", op_text(*found))]
+    ResultKept {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation whose result it is.
+        op: Op,
+        /// The transfer that should follow.
+        expected: Op,
+        /// What follows.
+        found: Option<Op>,
+    },
+    /// An operand from another stage is not received exactly once before it is needed.
+    #[error("stage {stage}: expected one {expected} before {op}, found {found}")]
+    OperandCount {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that needs it.
+        op: Op,
+        /// The transfer that should come first.
+        expected: Op,
+        /// How often it was found there.
+        found: u32,
+    },
+    /// A transfer that no pass asks for at that place.
+    #[error("stage {stage}: nothing asks for {op} there")]
+    StrayTransfer {
+        /// The stage.
+        stage: StageIndex,
+        /// The transfer.
+        op: Op,
+    },
+    /// The updates of a step are not those of its window, in their order.
+    #[error(
+        "stage {stage}: expected the updates {}, found {}",
+        updates_text(expected),
+        updates_text(found)
+    )]
+    UpdateSequence {
+        /// The stage.
+        stage: StageIndex,
+        /// The updates of the window.
+        expected: Vec<Update>,
+        /// The updates found.
+        found: Vec<Update>,
+    },
+    /// The step does not end with its updates.
+    #[error(
+        "stage {stage}: expected {} at the end, found {}",
+        updates_text(expected),
+        ops_text(found)
+    )]
+    UpdateTail {
+        /// The stage.
+        stage: StageIndex,
+        /// The updates that should come last.
+        expected: Vec<Update>,
+        /// As many operations from the end.
+        found: Vec<Op>,
+    },
+    /// With window one, `GATE_PREVIOUS COMMIT` does not stand before the first accumulation.
+    #[error(
+        "stage {stage}: expected GATE_PREVIOUS COMMIT before {}, found {} before it",
+        op_text(*accumulation),
+        ops_text(found)
+    )]
+    GatePlace {
+        /// The stage.
+        stage: StageIndex,
+        /// The first operation that adds to the weights' gradient.
+        accumulation: Option<Op>,
+        /// What stands before it, from the gate on, at most two operations.
+        found: Vec<Op>,
+    },
+    /// The stages come to a point where each waits for another, or for nothing that comes.
+    #[error(transparent)]
+    Stuck(Stuck),
+}
+
+fn home_text(stage: Option<StageIndex>) -> String {
+    stage.map_or_else(|| "no stage".to_owned(), |stage| format!("stage {stage}"))
+}
+
+fn op_text(op: Option<Op>) -> String {
+    op.map_or_else(|| "the end".to_owned(), |op| op.to_string())
+}
+
+fn ops_text(ops: &[Op]) -> String {
+    if ops.is_empty() {
+        return "nothing".to_owned();
+    }
+    ops.iter().map(Op::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn updates_text(updates: &[Update]) -> String {
+    ops_text(&updates.iter().map(|update| Op::Update(*update)).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+
+    use super::Violation;
+    use crate::check::tests::op;
+    use crate::op::{Pass, Update};
+
+    #[test]
+    fn messages_say_where_and_what() {
+        let check = |violation: Violation, expected: &str| {
+            assert_eq!(violation.to_string(), expected);
+        };
+        let stage = StageIndex(1);
+        check(
+            Violation::ForeignChunk { stage, op: op("9F0"), expected: None },
+            "stage 1: 9F0 is on a chunk of no stage",
+        );
+        let (last_chunk, pass) = (ChunkIndex(3), Pass::new(3, 5));
+        check(
+            Violation::EarlyWeights { pass, last_chunk, found: 1, is_split: false },
+            "chunk 3, microbatch 5: expected at most one WE, on a split pass of chunk 3, \
+             found 1 on a pass without W",
+        );
+        check(
+            Violation::AccumulationOrder { stage, op: op("1W1"), after: MicrobatchIndex(2) },
+            "stage 1: 1W1 adds to a gradient that microbatch 2 was added to before",
+        );
+        let (b, send) = (op("1B1"), op("1SEND_B1"));
+        check(
+            Violation::ResultKept { stage, op: b, expected: send, found: None },
+            "stage 1: expected 1SEND_B1 right after 1B1, found the end",
+        );
+        let expected = vec![Update::Report, Update::Step];
+        check(
+            Violation::UpdateTail { stage, expected, found: vec![op("1W1"), op("REPORT")] },
+            "stage 1: expected REPORT STEP at the end, found 1W1 REPORT",
+        );
+        check(
+            Violation::GatePlace { stage, accumulation: Some(op("1W0")), found: vec![] },
+            "stage 1: expected GATE_PREVIOUS COMMIT before 1W0, found nothing before it",
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! Every text form, compared with a file. After a wanted change: run with `ZBELASTIC_BLESS=1`,
+//! read the difference, commit it.
+
+use std::fs;
+use std::path::Path;
+
+use zbelastic_schedule::render::{ascii, chrome_trace, svg};
+use zbelastic_schedule::{
+    Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, simulate,
+};
+
+const WINDOW_ONE: LowerOptions = LowerOptions { window: Window::One, early_head_weights: true };
+
+fn lowered(kind: ScheduleKind, stages: u32, microbatches: u32) -> Program {
+    lower(&generate(kind, stages, microbatches).expect("the size is legal"), WINDOW_ONE)
+}
+
+/// Every pass takes 1, and nothing else takes time, except what `change` says.
+fn timeline(program: &Program, steps: u32, change: impl FnOnce(&mut Costs)) -> Timeline {
+    let mut costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.0);
+    change(&mut costs);
+    simulate(program, &costs, steps).expect("the program is legal")
+}
+
+/// Compares `found` with the golden file `name`, or writes it there if asked to bless.
+fn check(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if is_blessing() {
+        fs::write(&path, found).expect("the golden folder can be written");
+        return;
+    }
+    let expected = fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{name}: {error}; run with ZBELASTIC_BLESS=1 to write it"));
+    if expected != found {
+        panic!(
+            "{name} {}\nif this is wanted, run with ZBELASTIC_BLESS=1",
+            difference(&expected, found)
+        );
+    }
+}
+
+/// The first line in which two texts differ.
+fn difference(expected: &str, found: &str) -> String {
+    let mut lines = (1..).zip(expected.lines().zip(found.lines()));
+    match lines.find(|(_, (expected, found))| expected != found) {
+        Some((line, (expected, found))) => {
+            format!("differs in line {line}\nexpected: {expected}\nfound:    {found}")
+        }
+        None => format!(
+            "differs in length: expected {} lines, found {}",
+            expected.lines().count(),
+            found.lines().count()
+        ),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
+fn is_blessing() -> bool {
+    std::env::var("ZBELASTIC_BLESS").is_ok_and(|value| value == "1")
+}
+
+#[test]
+fn programs_have_their_text() {
+    for kind in ScheduleKind::ALL {
+        let program = generate(kind, 4, 8).expect("the size is legal");
+        check(&format!("{kind}.program.txt"), &program.to_string());
+        check(&format!("{kind}.lowered.txt"), &lowered(kind, 4, 8).to_string());
+    }
+}
+
+#[test]
+fn a_timeline_has_its_text() {
+    let options = LowerOptions { early_head_weights: false, ..WINDOW_ONE };
+    let program = generate(ScheduleKind::ZbH2, 4, 8).expect("the size is legal");
+    let program = lower(&program, options);
+    check("zb-h2.ascii.txt", &ascii::draw(&timeline(&program, 1, |_| {}), 96));
+    let program = lowered(ScheduleKind::ZbV, 2, 4);
+    let timeline = timeline(&program, 2, |costs| {
+        costs.verdict = 2.0;
+        costs.step = 1.0;
+    });
+    check("zb-v-two-steps.ascii.txt", &ascii::draw(&timeline, 120));
+}
+
+#[test]
+fn a_timeline_that_does_not_fit_keeps_its_letters() {
+    let program = lowered(ScheduleKind::Interleaved, 2, 12);
+    check("interleaved-narrow.ascii.txt", &ascii::draw(&timeline(&program, 1, |_| {}), 60));
+}
+
+#[test]
+fn a_timeline_has_its_picture() {
+    let program = lowered(ScheduleKind::ZbV, 2, 3);
+    let costs = |costs: &mut Costs| {
+        costs.link = 0.25;
+        costs.step = 0.5;
+        costs.chunks[3].w_early = 0.25;
+    };
+    check("zb-v.svg", &svg::draw(&timeline(&program, 1, costs)));
+}
+
+#[test]
+fn a_timeline_has_its_trace() {
+    let program = lowered(ScheduleKind::ZbH1, 2, 2);
+    let tracks = chrome_trace::timeline_tracks(&timeline(&program, 2, |_| {}), 1500.0);
+    check("zb-h1.trace.json", &chrome_trace::write_trace(&tracks));
+}
+
+/// The drawing in the documentation is the one this package makes.
+#[test]
+fn the_documentation_shows_what_is_drawn() {
+    let page = include_str!("../../docs/schedule-ir.md");
+    let drawing = include_str!("golden/zb-h2.ascii.txt");
+    assert!(page.contains(drawing), "docs/schedule-ir.md should contain\n{drawing}");
+}
