@@ -1,0 +1,37 @@
+//! Validation of optimizer steps: applied first, judged afterwards, dropped exactly.
+//!
+//! A stage computes a *candidate* beside its state and goes on with it. What it needs to take the
+//! candidate back, it never overwrites: there is nothing to undo, only something to drop. The
+//! leader sums squares over all tensors in model order, [`decide`]s, and the decision becomes a
+//! [`Seal`] which every stage applies. `docs/validation.md` tells the whole protocol.
+//!
+//! ```text
+//! stage   W ... W | REPORT | STEP (candidate) | F F B of the next step | GATE | COMMIT | W ...
+//!                    |                                                    ^
+//! leader             +--> Tally --> decide --> Seal -- agreed on ---------+
+//! ```
+//!
+//! The stage's part is [`StageHalf`], the leader's [`Leader`]; [`Ledger`] is what is agreed. The
+//! rules R1, R2, R4 and R8 are asserted where they are named.
+
+mod leader;
+mod ledger;
+mod report;
+mod seal;
+mod stage;
+mod tally;
+mod verdict;
+
+pub use leader::{Leader, Proposal};
+pub use ledger::{Ledger, NORM_WINDOW};
+pub use report::{Prefix, Report, TensorSum};
+pub use seal::{Seal, SealRefusal, Turn};
+pub use stage::{Application, CandidateOrder, StageHalf};
+pub use tally::{ReportRefusal, Summary, Tally};
+pub use verdict::{
+    Decision, Gate, GuardPolicy, NonfinitePolicy, Reason, SPIKE_SKIPS_MAX, SPIKE_WARMUP, Verdict,
+    clip_coefficient, decide,
+};
+
+#[cfg(test)]
+mod tests;

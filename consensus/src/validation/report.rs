@@ -1,0 +1,70 @@
+//! What stages tell about their gradients.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Attempt, Generation, StageIndex, Step, TensorIndex};
+
+/// One parameter tensor's gradient in a number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorSum {
+    /// The tensor, in canonical order.
+    pub tensor: TensorIndex,
+    /// The sum of its squares, in f64, in index order.
+    pub square_sum: f64,
+    /// Elements that are NaN or infinite.
+    pub nonfinite: u64,
+}
+
+impl TensorSum {
+    /// Whether two sums are the same to the bit; a NaN equals itself.
+    pub(super) fn same_bits(&self, other: &Self) -> bool {
+        self.tensor == other.tensor
+            && self.square_sum.to_bits() == other.square_sum.to_bits()
+            && self.nonfinite == other.nonfinite
+    }
+}
+
+/// A stage's report on its gradient of a step. Sent again until the step is sealed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The plan it was computed under.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+    /// The attempt at it.
+    pub attempt: Attempt,
+    /// Who reports.
+    pub stage: StageIndex,
+    /// One sum for each tensor of the stage.
+    pub sums: Vec<TensorSum>,
+    /// The sum of cross-entropies over the step's tokens, from the stage that holds the head.
+    pub loss_sum: Option<f64>,
+}
+
+/// The sums of all stages so far, on the way down the pipeline. It decides whether a stage goes
+/// ahead with its candidate, never what the verdict is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prefix {
+    /// The plan.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+    /// The attempt at it.
+    pub attempt: Attempt,
+    /// The sum of squares of the stages up to the sender's.
+    pub square_sum: f64,
+}
+
+impl Prefix {
+    /// What a stage passes on: what it received, if it is not the first, and its own sums.
+    #[must_use]
+    pub fn of(report: &Report, received: Option<&Self>) -> Self {
+        let start = received.map_or(0.0, |prefix| prefix.square_sum);
+        let own = report.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
+        Self {
+            generation: report.generation,
+            step: report.step,
+            attempt: report.attempt,
+            square_sum: start + own,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The seal: a verdict that everybody has agreed on.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Attempt, Generation, Step};
+
+use super::verdict::{Reason, Verdict};
+
+/// One attempt at one step under one plan. It tags every tensor that travels, and fences those of
+/// a run that was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Turn {
+    /// The plan.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+    /// The attempt at it.
+    pub attempt: Attempt,
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { generation, step, attempt } = self;
+        write!(f, "step {step} attempt {attempt} of generation {generation}")
+    }
+}
+
+impl Turn {
+    /// What follows once this turn got `verdict`. Work on the next step that was begun on a
+    /// candidate which was not kept is fenced off by the next attempt number.
+    #[must_use]
+    pub const fn after(self, verdict: Verdict) -> Self {
+        let (step, attempt) = match verdict {
+            Verdict::Keep => (self.step.next(), Attempt(0)),
+            Verdict::Clip { .. } | Verdict::Skip => (self.step.next(), Attempt(1)),
+            Verdict::Replay => (self.step, self.attempt.next()),
+        };
+        Self { generation: self.generation, step, attempt }
+    }
+}
+
+/// The committed decision on a turn. Floats travel as bits, so that every stage computes with the
+/// very same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Seal {
+    /// What was decided on.
+    pub turn: Turn,
+    /// The decision.
+    pub verdict: Verdict,
+    /// Why; for people, and for the spike guard's count.
+    pub reason: Reason,
+    /// The sum of squares over all tensors, an f64.
+    pub square_sum_bits: u64,
+    /// The sum of cross-entropies over the step's tokens, an f64.
+    pub loss_sum_bits: u64,
+    /// Optimizer updates applied so far, this one included if it is applied.
+    pub updates_after: u64,
+    /// The step whose batch is read next.
+    pub cursor_after: Step,
+}
+
+impl Seal {
+    /// The global gradient norm.
+    #[must_use]
+    pub fn norm(&self) -> f64 {
+        f64::from_bits(self.square_sum_bits).sqrt()
+    }
+
+    /// The sum of cross-entropies over the step's tokens.
+    #[must_use]
+    pub fn loss_sum(&self) -> f64 {
+        f64::from_bits(self.loss_sum_bits)
+    }
+
+    /// The turn that follows.
+    #[must_use]
+    pub fn next_turn(&self) -> Turn {
+        self.turn.after(self.verdict)
+    }
+}
+
+/// Why a seal was not applied. The state stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SealRefusal {
+    /// It belongs to another plan (rule R2: checked when it is applied, not when it is proposed).
+    #[error("the seal is of generation {found}, the plan is generation {expected}")]
+    OtherGeneration {
+        /// The plan in force.
+        expected: Generation,
+        /// The seal's.
+        found: Generation,
+    },
+    /// It was applied before (rule R8: a repeated delivery does nothing).
+    #[error("{found} is behind {expected}")]
+    Past {
+        /// What comes next here.
+        expected: Turn,
+        /// The seal's.
+        found: Turn,
+    },
+    /// Something before it is missing.
+    #[error("{found} is ahead of {expected}")]
+    Gap {
+        /// What comes next here.
+        expected: Turn,
+        /// The seal's.
+        found: Turn,
+    },
+}
+
+/// Checks a seal against the turn that is open.
+pub(super) fn check_turn(expected: Turn, found: Turn) -> Result<(), SealRefusal> {
+    if expected.generation != found.generation {
+        let (expected, found) = (expected.generation, found.generation);
+        return Err(SealRefusal::OtherGeneration { expected, found });
+    }
+    match found.cmp(&expected) {
+        std::cmp::Ordering::Less => Err(SealRefusal::Past { expected, found }),
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Greater => Err(SealRefusal::Gap { expected, found }),
+    }
+}

@@ -1,0 +1,153 @@
+//! A stage's half: when to compute a candidate, when to drop it, when to make it the state.
+
+use zbelastic_types::{Generation, StageIndex};
+
+use super::report::{Prefix, Report, TensorSum};
+use super::seal::{Seal, SealRefusal, Turn, check_turn};
+use super::verdict::{Gate, Verdict};
+
+/// What to do about the candidate when a seal is applied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CandidateOrder {
+    /// The one there is was computed with the sealed coefficient: leave it.
+    Stay,
+    /// Compute one with this coefficient from the untouched state, in place of any other.
+    Compute {
+        /// The coefficient.
+        coefficient: f32,
+    },
+    /// Drop what there is: the state's weights are in force again.
+    Drop,
+    /// There is none, and none is needed.
+    None,
+}
+
+/// What applying a seal means for a stage, in this order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Application {
+    /// First, the candidate.
+    pub candidate: CandidateOrder,
+    /// Then, if the step is taken, the moments with this coefficient, and the candidate becomes
+    /// the state (rule R8: from version `t - 1` only).
+    pub commit: Option<f32>,
+    /// Whether work on the next step was begun on weights that are not its weights; it must be
+    /// dropped, activations freed, before the turn that follows begins (rule R6).
+    pub drops_ahead: bool,
+    /// The turn that follows.
+    pub next: Turn,
+}
+
+/// Where a stage stands with the open step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// Its gradient is not complete yet.
+    Accumulating,
+    /// Frozen and reported; `candidate` holds the coefficient of the one in force, if any.
+    Reported { candidate: Option<f32> },
+}
+
+/// The state of a stage towards validation.
+#[derive(Clone, Debug)]
+pub struct StageHalf {
+    open: Turn,
+    updates: u64,
+    phase: Phase,
+    clip_norm: Option<f64>,
+}
+
+impl StageHalf {
+    /// A stage whose next step is that of `open`, after `updates` applied updates.
+    #[must_use]
+    pub fn new(open: Turn, updates: u64, clip_norm: Option<f64>) -> Self {
+        Self { open, updates, phase: Phase::Accumulating, clip_norm }
+    }
+
+    /// The turn whose seal is applied next.
+    #[must_use]
+    pub fn open_turn(&self) -> Turn {
+        self.open
+    }
+
+    /// Updates applied so far. Changes only when a seal is applied (rule R4).
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The plan this stage works under.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.open.generation
+    }
+
+    /// The gradient is frozen: what is reported of it.
+    ///
+    /// # Panics
+    /// If it was reported before.
+    pub fn report(
+        &mut self,
+        stage: StageIndex,
+        sums: Vec<TensorSum>,
+        loss_sum: Option<f64>,
+    ) -> Report {
+        assert_eq!(self.phase, Phase::Accumulating, "{} is reported once", self.open);
+        self.phase = Phase::Reported { candidate: None };
+        let Turn { generation, step, attempt } = self.open;
+        Report { generation, step, attempt, stage, sums, loss_sum }
+    }
+
+    /// Whether to go ahead, given the sums up to and including this stage's. An open gate means
+    /// that a candidate is computed with coefficient one.
+    ///
+    /// # Panics
+    /// If nothing was reported, or the prefix is about another turn.
+    pub fn gate(&mut self, prefix: &Prefix) -> Gate {
+        let found =
+            Turn { generation: prefix.generation, step: prefix.step, attempt: prefix.attempt };
+        assert_eq!(found, self.open, "a prefix of the open turn");
+        assert_eq!(self.phase, Phase::Reported { candidate: None }, "the report comes first");
+        let gate = Gate::of(prefix.square_sum, self.clip_norm);
+        if gate == Gate::Open {
+            self.phase = Phase::Reported { candidate: Some(1.0) };
+        }
+        gate
+    }
+
+    /// Applies a seal. Only now may the pre-image go (rule R1: a seal is agreed on, not merely
+    /// known).
+    ///
+    /// # Errors
+    /// If it is of another generation (rule R2), was applied before (rule R8), or something before
+    /// it is missing.
+    ///
+    /// # Panics
+    /// If this stage's gradient was not reported: nobody could have decided.
+    pub fn apply(&mut self, seal: &Seal) -> Result<Application, SealRefusal> {
+        check_turn(self.open, seal.turn)?;
+        let candidate = match self.phase {
+            Phase::Reported { candidate } => candidate,
+            Phase::Accumulating => panic!("{} was sealed before it was reported", self.open),
+        };
+        let order = match (seal.verdict.coefficient(), candidate) {
+            (Some(sealed), Some(computed)) if sealed.to_bits() == computed.to_bits() => {
+                CandidateOrder::Stay
+            }
+            (Some(coefficient), Some(_) | None) => CandidateOrder::Compute { coefficient },
+            (None, Some(_)) => CandidateOrder::Drop,
+            (None, None) => CandidateOrder::None,
+        };
+        let keeps_ahead = match seal.verdict {
+            Verdict::Keep => true,
+            Verdict::Clip { .. } | Verdict::Skip | Verdict::Replay => false,
+        };
+        self.updates = seal.updates_after;
+        self.open = seal.next_turn();
+        self.phase = Phase::Accumulating;
+        Ok(Application {
+            candidate: order,
+            commit: seal.verdict.coefficient(),
+            drops_ahead: !keeps_ahead,
+            next: self.open,
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! The leader's count of reports on one attempt at one step.
+
+use zbelastic_types::{StageIndex, TensorIndex};
+
+use super::report::{Report, TensorSum};
+use super::seal::Turn;
+use super::verdict::Reason;
+
+/// Why a report was not counted. The tally stays as it was.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ReportRefusal {
+    /// It is about another generation, step or attempt.
+    #[error("the report is about {found}, the open step is {expected}")]
+    OtherTurn {
+        /// What is open.
+        expected: Turn,
+        /// What the report is about.
+        found: Turn,
+    },
+    /// It names a tensor the model does not have.
+    #[error("stage {stage} reports tensor {tensor} of {tensor_count}")]
+    UnknownTensor {
+        /// Who reports.
+        stage: StageIndex,
+        /// The tensor named.
+        tensor: TensorIndex,
+        /// Tensors there are.
+        tensor_count: u32,
+    },
+    /// It tells another sum than an earlier report.
+    #[error("stage {stage} reports {found} for tensor {tensor}, which was counted as {counted}")]
+    Contradiction {
+        /// Who reports.
+        stage: StageIndex,
+        /// The tensor.
+        tensor: TensorIndex,
+        /// The sum counted.
+        counted: f64,
+        /// The sum reported.
+        found: f64,
+    },
+    /// It tells another loss than an earlier report.
+    #[error("stage {stage} reports a loss of {found}, which was counted as {counted}")]
+    LossContradiction {
+        /// Who reports.
+        stage: StageIndex,
+        /// The loss counted.
+        counted: f64,
+        /// The loss reported.
+        found: f64,
+    },
+}
+
+/// Sums of all tensors, as far as they have come.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    turn: Turn,
+    sums: Vec<Option<TensorSum>>,
+    missing: usize,
+    loss_sum: Option<f64>,
+    /// The first stage's own sum, which says whether anybody went ahead.
+    first_stage_sum: Option<f64>,
+}
+
+impl Tally {
+    /// An empty tally for `turn` of a model with `tensor_count` tensors.
+    #[must_use]
+    pub fn new(turn: Turn, tensor_count: u32) -> Self {
+        Self {
+            turn,
+            sums: vec![None; tensor_count as usize],
+            missing: tensor_count as usize,
+            loss_sum: None,
+            first_stage_sum: None,
+        }
+    }
+
+    /// Counts a report. One that was counted before changes nothing.
+    ///
+    /// # Errors
+    /// If the report is about something else, or contradicts what was counted.
+    pub fn add(&mut self, report: &Report) -> Result<(), ReportRefusal> {
+        self.check(report)?;
+        for sum in &report.sums {
+            let slot = &mut self.sums[sum.tensor.index()];
+            if slot.replace(*sum).is_none() {
+                self.missing -= 1;
+            }
+        }
+        self.loss_sum = self.loss_sum.or(report.loss_sum);
+        if report.stage == StageIndex(0) {
+            let own = report.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
+            self.first_stage_sum = Some(own);
+        }
+        Ok(())
+    }
+
+    fn check(&self, report: &Report) -> Result<(), ReportRefusal> {
+        let found =
+            Turn { generation: report.generation, step: report.step, attempt: report.attempt };
+        if found != self.turn {
+            return Err(ReportRefusal::OtherTurn { expected: self.turn, found });
+        }
+        let stage = report.stage;
+        for sum in &report.sums {
+            let tensor = sum.tensor;
+            let Some(slot) = self.sums.get(tensor.index()) else {
+                let tensor_count = self.sums.len() as u32;
+                return Err(ReportRefusal::UnknownTensor { stage, tensor, tensor_count });
+            };
+            if let Some(counted) = slot.filter(|counted| !counted.same_bits(sum)) {
+                let (counted, found) = (counted.square_sum, sum.square_sum);
+                return Err(ReportRefusal::Contradiction { stage, tensor, counted, found });
+            }
+        }
+        match (self.loss_sum, report.loss_sum) {
+            (Some(counted), Some(found)) if counted.to_bits() != found.to_bits() => {
+                Err(ReportRefusal::LossContradiction { stage, counted, found })
+            }
+            (Some(_) | None, Some(_) | None) => Ok(()),
+        }
+    }
+
+    /// Everything counted, or `None` while a tensor or the loss is missing.
+    #[must_use]
+    pub fn summary(&self) -> Option<Summary> {
+        if self.missing > 0 {
+            return None;
+        }
+        let sums = self.sums.iter().map(|sum| sum.expect("no tensor is missing")).collect();
+        let first_stage_sum = self.first_stage_sum.unwrap_or(0.0);
+        Some(Summary { sums, loss_sum: self.loss_sum?, first_stage_sum })
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn turn(&self) -> Turn {
+        self.turn
+    }
+}
+
+/// The complete sums of one attempt, in canonical tensor order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    sums: Vec<TensorSum>,
+    /// The sum of cross-entropies over the step's tokens.
+    pub loss_sum: f64,
+    /// What the first stage's gate saw.
+    pub first_stage_sum: f64,
+}
+
+impl Summary {
+    /// The sum of squares over all tensors: one chain of additions in canonical order, in f64, so
+    /// that it does not depend on which stage held what.
+    #[must_use]
+    pub fn square_sum(&self) -> f64 {
+        self.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum)
+    }
+
+    /// Why this step cannot be taken, if something is not finite.
+    pub(super) fn nonfinite_reason(&self, replays: u32) -> Option<Reason> {
+        let is_bad = |sum: &&TensorSum| sum.nonfinite > 0 || !sum.square_sum.is_finite();
+        let mut bad = self.sums.iter().filter(is_bad);
+        if let Some(first) = bad.next() {
+            return Some(Reason::NonfiniteGradient {
+                tensor: first.tensor,
+                values: first.nonfinite,
+                tensor_count: 1 + bad.count() as u32,
+                replays,
+            });
+        }
+        (!self.loss_sum.is_finite()).then_some(Reason::NonfiniteLoss { replays })
+    }
+}
