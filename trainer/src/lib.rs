@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Training: a transformer, its data and its optimizer, run from a program.
+//!
+//! [`stage::StageEngine`] runs one stage: it takes what arrived, executes the next operation of its
+//! program on a [`zbelastic_kernels::Backend`], and returns what should be sent. [`reference`] is
+//! the same training in one loop. The two agree to the last bit, whatever the number of stages,
+//! the schedule, the window, the threads or the rollbacks.
+//!
+//! This package knows no socket, no file and no clock.
+
+pub mod data;
+pub mod digest;
+pub mod hf;
+pub mod model;
+pub mod optimizer;
+pub mod plan;
+pub mod random;
+pub mod reference;
+pub mod stage;

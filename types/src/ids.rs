@@ -63,7 +63,8 @@ id! {
     Step(u64)
 }
 id! {
-    /// How often a step was begun, counted from 0. It fences tensors of a run that was dropped.
+    /// How often work was dropped and begun again under a plan, counted from 0. It fences tensors
+    /// of a run that was dropped.
     Attempt(u32)
 }
 id! {

@@ -1,7 +1,8 @@
 //! What stages tell about their gradients.
 
+use super::seal::Turn;
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Attempt, Generation, StageIndex, Step, TensorIndex};
+use zbelastic_types::{StageIndex, TensorIndex};
 
 /// One parameter tensor's gradient in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,12 +27,8 @@ impl TensorSum {
 /// A stage's report on its gradient of a step. Sent again until the step is sealed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The plan it was computed under.
-    pub generation: Generation,
-    /// The step.
-    pub step: Step,
-    /// The attempt at it.
-    pub attempt: Attempt,
+    /// What it is about.
+    pub turn: Turn,
     /// Who reports.
     pub stage: StageIndex,
     /// One sum for each tensor of the stage.
@@ -44,12 +41,8 @@ pub struct Report {
 /// ahead with its candidate, never what the verdict is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prefix {
-    /// The plan.
-    pub generation: Generation,
-    /// The step.
-    pub step: Step,
-    /// The attempt at it.
-    pub attempt: Attempt,
+    /// What it is about.
+    pub turn: Turn,
     /// The sum of squares of the stages up to the sender's.
     pub square_sum: f64,
 }
@@ -60,11 +53,6 @@ impl Prefix {
     pub fn of(report: &Report, received: Option<&Self>) -> Self {
         let start = received.map_or(0.0, |prefix| prefix.square_sum);
         let own = report.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
-        Self {
-            generation: report.generation,
-            step: report.step,
-            attempt: report.attempt,
-            square_sum: start + own,
-        }
+        Self { turn: report.turn, square_sum: start + own }
     }
 }

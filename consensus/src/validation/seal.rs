@@ -9,14 +9,18 @@ use super::verdict::{Reason, Verdict};
 
 /// One attempt at one step under one plan. It tags every tensor that travels, and fences those of
 /// a run that was dropped.
+///
+/// Attempts count on from step to step as long as a plan lasts, so that no two runs of a step ever
+/// carry the same tag, and turns order as they happened: what was dropped lies before what came
+/// after it, even if it had got further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Turn {
     /// The plan.
     pub generation: Generation,
+    /// How often work was dropped under this plan so far.
+    pub attempt: Attempt,
     /// The step.
     pub step: Step,
-    /// The attempt at it.
-    pub attempt: Attempt,
 }
 
 impl fmt::Display for Turn {
@@ -31,12 +35,13 @@ impl Turn {
     /// candidate which was not kept is fenced off by the next attempt number.
     #[must_use]
     pub const fn after(self, verdict: Verdict) -> Self {
-        let (step, attempt) = match verdict {
-            Verdict::Keep => (self.step.next(), Attempt(0)),
-            Verdict::Clip { .. } | Verdict::Skip => (self.step.next(), Attempt(1)),
-            Verdict::Replay => (self.step, self.attempt.next()),
+        let Self { generation, attempt, step } = self;
+        let (attempt, step) = match verdict {
+            Verdict::Keep => (attempt, step.next()),
+            Verdict::Clip { .. } | Verdict::Skip => (attempt.next(), step.next()),
+            Verdict::Replay => (attempt.next(), step),
         };
-        Self { generation: self.generation, step, attempt }
+        Self { generation, attempt, step }
     }
 }
 

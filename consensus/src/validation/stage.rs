@@ -92,8 +92,7 @@ impl StageHalf {
     ) -> Report {
         assert_eq!(self.phase, Phase::Accumulating, "{} is reported once", self.open);
         self.phase = Phase::Reported { candidate: None };
-        let Turn { generation, step, attempt } = self.open;
-        Report { generation, step, attempt, stage, sums, loss_sum }
+        Report { turn: self.open, stage, sums, loss_sum }
     }
 
     /// Whether to go ahead, given the sums up to and including this stage's. An open gate means
@@ -102,8 +101,7 @@ impl StageHalf {
     /// # Panics
     /// If nothing was reported, or the prefix is about another turn.
     pub fn gate(&mut self, prefix: &Prefix) -> Gate {
-        let found =
-            Turn { generation: prefix.generation, step: prefix.step, attempt: prefix.attempt };
+        let found = prefix.turn;
         assert_eq!(found, self.open, "a prefix of the open turn");
         assert_eq!(self.phase, Phase::Reported { candidate: None }, "the report comes first");
         let gate = Gate::of(prefix.square_sum, self.clip_norm);
@@ -113,17 +111,25 @@ impl StageHalf {
         gate
     }
 
-    /// Applies a seal. Only now may the pre-image go (rule R1: a seal is agreed on, not merely
-    /// known).
+    /// Whether a seal is the one that is applied next.
     ///
     /// # Errors
     /// If it is of another generation (rule R2), was applied before (rule R8), or something before
     /// it is missing.
+    pub fn check(&self, seal: &Seal) -> Result<(), SealRefusal> {
+        check_turn(self.open, seal.turn)
+    }
+
+    /// Applies a seal. Only now may the pre-image go (rule R1: a seal is agreed on, not merely
+    /// known).
+    ///
+    /// # Errors
+    /// As [`Self::check`].
     ///
     /// # Panics
     /// If this stage's gradient was not reported: nobody could have decided.
     pub fn apply(&mut self, seal: &Seal) -> Result<Application, SealRefusal> {
-        check_turn(self.open, seal.turn)?;
+        self.check(seal)?;
         let candidate = match self.phase {
             Phase::Reported { candidate } => candidate,
             Phase::Accumulating => panic!("{} was sealed before it was reported", self.open),

@@ -96,8 +96,7 @@ impl Tally {
     }
 
     fn check(&self, report: &Report) -> Result<(), ReportRefusal> {
-        let found =
-            Turn { generation: report.generation, step: report.step, attempt: report.attempt };
+        let found = report.turn;
         if found != self.turn {
             return Err(ReportRefusal::OtherTurn { expected: self.turn, found });
         }

@@ -28,8 +28,7 @@ fn sum(tensor: u32, square_sum: f64) -> TensorSum {
 }
 
 fn report(turn: Turn, stage: u32, sums: Vec<TensorSum>, loss_sum: Option<f64>) -> Report {
-    let Turn { generation, step, attempt } = turn;
-    Report { generation, step, attempt, stage: StageIndex(stage), sums, loss_sum }
+    Report { turn, stage: StageIndex(stage), sums, loss_sum }
 }
 
 fn summary(squares: &[f64], loss_sum: f64) -> Summary {
@@ -114,7 +113,7 @@ fn tally_refuses_what_does_not_belong_and_stays_as_it_was() {
     let first = report(at, 0, vec![sum(0, 1.0)], None);
     assert_eq!(tally.add(&first), Ok(()));
     assert_eq!(tally.add(&first), Ok(()), "a repeated report changes nothing");
-    for other in [turn(4, 1), turn(6, 0), turn(5, 0), turn(5, 2)] {
+    for other in [turn(4, 1), turn(6, 1), turn(5, 0), turn(5, 2)] {
         let refused = tally.add(&report(other, 1, vec![sum(1, 1.0)], Some(1.0)));
         assert_eq!(refused, Err(ReportRefusal::OtherTurn { expected: at, found: other }));
     }
@@ -186,6 +185,24 @@ fn applying_a_seal_says_what_to_do_with_the_candidate() {
 }
 
 #[test]
+fn turns_order_as_they_happened_and_no_tag_comes_twice() {
+    let clip = Verdict::Clip { coefficient: 0.5 };
+    let verdicts =
+        [Verdict::Keep, Verdict::Replay, Verdict::Keep, clip, Verdict::Replay, Verdict::Skip];
+    let mut open = turn(0, 0);
+    let mut tags = Vec::new();
+    for verdict in verdicts {
+        // A stage tags the open step, and the next one if it goes ahead.
+        tags.extend([open, open.after(Verdict::Keep)]);
+        open = open.after(verdict);
+        if verdict != Verdict::Keep {
+            assert!(tags.iter().all(|tag| *tag < open), "what was dropped lies before {open}");
+        }
+    }
+    assert_eq!(open, turn(4, 4));
+}
+
+#[test]
 fn r2_and_r8_a_seal_is_applied_once_and_under_its_own_plan() {
     let mut half = reported(true);
     let mut other = seal_of(Verdict::Keep, turn(7, 0), 6);
@@ -198,6 +215,7 @@ fn r2_and_r8_a_seal_is_applied_once_and_under_its_own_plan() {
     assert_eq!(half.apply(&seal), Err(SealRefusal::Past { expected, found }));
     assert_eq!(half.updates(), 6);
     let found = turn(9, 0);
+    assert!(half.check(&seal_of(Verdict::Keep, turn(8, 0), 7)).is_ok());
     let ahead = seal_of(Verdict::Keep, found, 7);
     assert_eq!(half.apply(&ahead), Err(SealRefusal::Gap { expected, found }));
 }
@@ -226,11 +244,12 @@ fn leader_proposes_when_nothing_is_missing_and_follows_the_ledger() {
     assert_eq!(run(turn(0, 0), [0.1, 0.1]), ("keep", true, 1));
     assert_eq!(run(turn(1, 0), [0.1, 9.0]), ("clip", true, 2));
     assert_eq!(run(turn(2, 1), [9.0, 0.1]), ("clip", false, 3));
-    assert_eq!(run(turn(3, 1), [0.1, f64::NAN]), ("replay", true, 3));
-    assert_eq!(run(turn(3, 2), [0.1, f64::NAN]), ("skip", true, 3));
-    assert_eq!(run(turn(4, 1), [0.1, f64::NAN]), ("replay", true, 3));
-    assert_eq!(run(turn(4, 2), [0.1, 0.1]), ("keep", true, 4));
-    assert_eq!(ledger.open_turn(), turn(5, 0));
+    assert_eq!(run(turn(3, 2), [0.1, f64::NAN]), ("replay", true, 3));
+    assert_eq!(run(turn(3, 3), [0.1, f64::NAN]), ("skip", true, 3));
+    assert_eq!(run(turn(4, 4), [0.1, f64::NAN]), ("replay", true, 3));
+    assert_eq!(run(turn(4, 5), [0.1, 0.1]), ("keep", true, 4));
+    assert_eq!(run(turn(5, 5), [0.1, 0.1]), ("keep", true, 5));
+    assert_eq!(ledger.open_turn(), turn(6, 5));
 }
 
 fn squares() -> impl Strategy<Value = Vec<f64>> {

@@ -1,0 +1,48 @@
+//! What a model reads: text as bytes, cut into windows, in an order that is a pure function of
+//! (seed, step, microbatch).
+
+mod corpus;
+mod permutation;
+
+pub use corpus::{Corpus, CorpusError, Cut};
+pub use permutation::Permutation;
+
+use zbelastic_types::{MicrobatchIndex, Step};
+
+/// One microbatch: for each row, a token and the token after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// What the model sees, sequence by sequence.
+    pub inputs: Vec<u32>,
+    /// What it should say.
+    pub targets: Vec<u32>,
+}
+
+/// Where batches come from. The same arguments give the same batch on every node, at any time.
+pub trait BatchSource {
+    /// A microbatch of training text.
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch;
+
+    /// A microbatch of held-out text, or `None` beyond the last.
+    fn held_out(&self, index: u32) -> Option<Batch>;
+}
+
+impl<S: BatchSource + ?Sized> BatchSource for &S {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        (**self).training(step, microbatch)
+    }
+
+    fn held_out(&self, index: u32) -> Option<Batch> {
+        (**self).held_out(index)
+    }
+}
+
+impl<S: BatchSource + ?Sized> BatchSource for std::sync::Arc<S> {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        (**self).training(step, microbatch)
+    }
+
+    fn held_out(&self, index: u32) -> Option<Batch> {
+        (**self).held_out(index)
+    }
+}

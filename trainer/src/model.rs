@@ -1,0 +1,21 @@
+//! The model: decoder-only transformers of two families, layer by layer.
+//!
+//! A layer is half a block: attention or MLP, each with the normalisation before it. That is the
+//! grain of the partition; a block's two halves may stand on different stages. Each kind of layer
+//! has its three passes in `layers.rs`; a [`Chunk`] strings layers together.
+
+mod chunk;
+mod config;
+mod initial;
+mod layers;
+mod parts;
+mod state;
+mod tensors;
+
+pub use chunk::{Chunk, LayerRange, PassStash, count_bytes, rotary_angles};
+pub use config::{Family, LayerKind, ModelConfig, ModelError};
+pub use initial::initial_weights;
+pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes};
+pub use parts::{LayerParts, LinearParts, NormParts};
+pub use state::{LayerState, Live};
+pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};

@@ -1,0 +1,284 @@
+//! A chunk: a run of layers on one stage, and what its passes keep.
+
+use std::ops::Range;
+
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_types::{Bytes, LayerId};
+
+use super::config::{LayerKind, ModelConfig};
+use super::layers::{
+    AttentionStash, Context, HeadStash, Logits, MicrobatchShape, MlpStash, Scratch, Sizes,
+    embed_forward, embed_weights,
+};
+use super::state::LayerState;
+use crate::data::Batch;
+
+/// Layers `start` up to, not including, `end`; at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerRange {
+    start: LayerId,
+    end: LayerId,
+}
+
+impl LayerRange {
+    /// The layers from `start` up to `end`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn new(start: u32, end: u32) -> Self {
+        assert!(start < end, "a chunk has a layer");
+        Self { start: LayerId(start), end: LayerId(end) }
+    }
+
+    /// Their numbers.
+    #[must_use]
+    pub fn ids(self) -> Range<u32> {
+        self.start.0..self.end.0
+    }
+}
+
+/// What one layer's pass keeps.
+enum LayerStash<T> {
+    Embed,
+    Attention(AttentionStash<T>),
+    Mlp(MlpStash<T>),
+    Head(HeadStash<T>),
+}
+
+/// What one microbatch's passes over a chunk keep, from F to W.
+///
+/// `residuals[i]` is what layer `i` reads and, once its B has run, the gradient of that; the
+/// last one is the chunk's result and then the gradient that came back.
+pub struct PassStash<T> {
+    residuals: Vec<T>,
+    layers: Vec<LayerStash<T>>,
+}
+
+impl<T> PassStash<T> {
+    /// A stash for `layers`, its parts made by `make` from their sizes in floats.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn build<E>(
+        sizes: &Sizes<'_>,
+        layers: LayerRange,
+        make: &mut impl FnMut(usize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let kind = |layer: u32| sizes.model.layer_kind(LayerId(layer));
+        let ids = layers.ids();
+        let mut residuals = Vec::new();
+        for boundary in ids.start..=ids.end {
+            let is_inner = boundary > 0 && boundary < sizes.model.layer_count();
+            residuals.push(make(if is_inner { sizes.residual() } else { 0 })?);
+        }
+        let mut stashes = Vec::new();
+        for layer in ids {
+            stashes.push(match kind(layer) {
+                LayerKind::Embed => LayerStash::Embed,
+                LayerKind::Attention { .. } => LayerStash::Attention(sizes.attention(make)?),
+                LayerKind::Mlp { .. } => LayerStash::Mlp(sizes.mlp(make)?),
+                LayerKind::Head => LayerStash::Head(sizes.head(make)?),
+            });
+        }
+        Ok(Self { residuals, layers: stashes })
+    }
+}
+
+/// Adds up what a stash takes on `backend`.
+pub fn count_bytes<B: Backend, R>(
+    backend: &B,
+    build: impl FnOnce(&mut dyn FnMut(usize) -> Result<(), std::convert::Infallible>) -> R,
+) -> Bytes {
+    let mut bytes = 0;
+    let mut count = |len: usize| {
+        bytes += backend.buffer_bytes(len);
+        Ok(())
+    };
+    build(&mut count);
+    Bytes(bytes)
+}
+
+/// A run of layers with their state.
+pub struct Chunk<B: Backend> {
+    layers: Vec<LayerState<B>>,
+}
+
+impl<B: Backend> Chunk<B> {
+    /// A chunk of these layers, which follow each other.
+    #[must_use]
+    pub fn new(layers: Vec<LayerState<B>>) -> Self {
+        Self { layers }
+    }
+
+    /// Its layers.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerState<B>] {
+        &self.layers
+    }
+
+    /// Its layers, to be updated.
+    pub fn layers_mut(&mut self) -> &mut [LayerState<B>] {
+        &mut self.layers
+    }
+
+    /// Whether it begins with the embedding.
+    #[must_use]
+    pub fn has_embedding(&self) -> bool {
+        self.layers.first().is_some_and(|layer| layer.spec.kind == LayerKind::Embed)
+    }
+
+    /// Whether it ends with the head.
+    #[must_use]
+    pub fn has_head(&self) -> bool {
+        self.layers.last().is_some_and(|layer| layer.spec.kind == LayerKind::Head)
+    }
+
+    /// Puts what arrived where the first layer reads it.
+    pub fn set_input(&self, backend: &B, input: &[f32], stash: &mut PassStash<B::Buffer>) {
+        backend.upload(input, ViewMut::new(&mut stash.residuals[0], 0..input.len()));
+    }
+
+    /// What the last layer left for the chunk after this one.
+    #[must_use]
+    pub fn output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Vec<f32> {
+        download(backend, &stash.residuals[self.layers.len()])
+    }
+
+    /// Puts the gradient that came back where B reads it.
+    pub fn set_gradient(&self, backend: &B, gradient: &[f32], stash: &mut PassStash<B::Buffer>) {
+        let to = &mut stash.residuals[self.layers.len()];
+        backend.upload(gradient, ViewMut::new(to, 0..gradient.len()));
+    }
+
+    /// What B left for the chunk before this one.
+    #[must_use]
+    pub fn input_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Vec<f32> {
+        download(backend, &stash.residuals[0])
+    }
+
+    /// F. With the head, the sum of cross-entropies over the microbatch.
+    pub fn forward(
+        &self,
+        context: &Context<'_, B>,
+        batch: &Batch,
+        stash: &mut PassStash<B::Buffer>,
+        mut logits: Option<&mut Logits<B::Buffer>>,
+    ) -> Option<f64> {
+        let mut loss = None;
+        let PassStash { residuals, layers } = stash;
+        for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
+            let (before, after) = residuals.split_at_mut(index + 1);
+            let (x, y) = (&before[index], &mut after[0]);
+            match layer {
+                LayerStash::Embed => embed_forward(context, state, batch, y),
+                LayerStash::Attention(stash) => stash.forward(context, state, x, y),
+                LayerStash::Mlp(stash) => stash.forward(context, state, x, y),
+                LayerStash::Head(stash) => {
+                    let logits = logits.take().expect("the head's chunk has logits");
+                    loss = Some(stash.forward(context, state, x, &batch.targets, logits));
+                }
+            }
+        }
+        loss
+    }
+
+    /// B, of `scale` times the loss.
+    pub fn backward_input(
+        &self,
+        context: &Context<'_, B>,
+        (batch, scale): (&Batch, f32),
+        stash: &mut PassStash<B::Buffer>,
+        mut logits: Option<&mut Logits<B::Buffer>>,
+        scratch: &mut Scratch<B::Buffer>,
+    ) {
+        let PassStash { residuals, layers } = stash;
+        for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate().rev() {
+            let (before, after) = residuals.split_at_mut(index + 1);
+            let (x, gradient) = (&mut before[index], &after[0]);
+            match layer {
+                LayerStash::Embed => {}
+                LayerStash::Attention(stash) => {
+                    stash.backward_input(context, state, gradient, x, scratch);
+                }
+                LayerStash::Mlp(stash) => {
+                    stash.backward_input(context, state, gradient, x, scratch);
+                }
+                LayerStash::Head(stash) => {
+                    let logits = logits.take().expect("the head's chunk has logits");
+                    let loss = (&batch.targets[..], scale);
+                    stash.backward_input(context, state, loss, logits, x, scratch);
+                }
+            }
+        }
+    }
+
+    /// W of the head's matrix.
+    pub fn head_weights(
+        &mut self,
+        context: &Context<'_, B>,
+        stash: &PassStash<B::Buffer>,
+        logits: &Logits<B::Buffer>,
+        accumulate: Accumulate,
+    ) {
+        if let (Some(state), Some(LayerStash::Head(stash))) =
+            (self.layers.last_mut(), stash.layers.last())
+        {
+            stash.matrix_weights(context, state, logits, accumulate);
+        }
+    }
+
+    /// W of everything but the head's matrix.
+    pub fn backward_weights(
+        &mut self,
+        context: &Context<'_, B>,
+        batch: &Batch,
+        stash: &PassStash<B::Buffer>,
+        accumulate: Accumulate,
+    ) {
+        let PassStash { residuals, layers } = stash;
+        for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
+            let gradient = &residuals[index + 1];
+            match layer {
+                LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
+                LayerStash::Attention(stash) => {
+                    stash.backward_weights(context, state, gradient, accumulate);
+                }
+                LayerStash::Mlp(stash) => {
+                    stash.backward_weights(context, state, gradient, accumulate);
+                }
+                LayerStash::Head(stash) => stash.norm_weights(context, state, accumulate),
+            }
+        }
+    }
+}
+
+fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
+    let mut floats = vec![0.0; backend.len(buffer)];
+    backend.download(View::new(buffer, 0..floats.len()), &mut floats);
+    floats
+}
+
+/// Rotary angles of every position, as [`Backend::rotate`] takes them.
+///
+/// # Errors
+/// If the device's memory does not hold them.
+pub fn rotary_angles<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    shape: MicrobatchShape,
+) -> Result<B::Buffer, AllocateError> {
+    let width = model.head_width as usize;
+    let mut angles = Vec::with_capacity(shape.sequence_len * width);
+    for position in 0..shape.sequence_len {
+        let angle = |pair: usize| {
+            let exponent = -((2 * pair) as f64) / width as f64;
+            position as f64 * libm::pow(model.rope_theta, exponent)
+        };
+        angles.extend((0..width / 2).map(|pair| libm::cos(angle(pair)) as f32));
+        angles.extend((0..width / 2).map(|pair| libm::sin(angle(pair)) as f32));
+    }
+    let mut buffer = backend.allocate(angles.len())?;
+    backend.upload(&angles, ViewMut::new(&mut buffer, 0..angles.len()));
+    Ok(buffer)
+}

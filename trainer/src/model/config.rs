@@ -1,0 +1,262 @@
+//! What a model looks like.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_kernels::{AttentionShape, HEAD_WIDTH_MAX, MatrixShape, Norm};
+use zbelastic_types::LayerId;
+
+/// The two families of decoder-only transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// LayerNorm, learned positions, GELU in its tanh form, biases (Radford et al., 2019).
+    Gpt2,
+    /// RMSNorm, rotary positions, SwiGLU, grouped queries, no biases (Touvron et al., arXiv
+    /// 2302.13971).
+    Llama,
+}
+
+/// A model's shape. Sizes are counts of floats, tokens or pieces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Which family.
+    pub family: Family,
+    /// Transformer blocks; each is an attention layer and an MLP layer.
+    pub blocks: u32,
+    /// The residual stream.
+    pub width: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// A head.
+    pub head_width: u32,
+    /// The MLP's hidden layer.
+    pub mlp_width: u32,
+    /// Tokens there are.
+    pub vocabulary: u32,
+    /// The longest sequence; GPT-2 learns a row for each position.
+    pub positions: u32,
+    /// Added inside normalisations.
+    pub norm_epsilon: f32,
+    /// The base of rotary frequencies.
+    pub rope_theta: f64,
+    /// Whether the head shares the token embedding.
+    pub tied: bool,
+}
+
+/// What one layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Token and position embedding.
+    Embed,
+    /// The attention half of a block.
+    Attention {
+        /// The block.
+        block: u32,
+    },
+    /// The MLP half of a block.
+    Mlp {
+        /// The block.
+        block: u32,
+    },
+    /// The final normalisation, the output head and the loss.
+    Head,
+}
+
+/// What is wrong with a model's shape.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ModelError {
+    /// A size is zero.
+    #[error("{name} must be at least 1")]
+    Zero {
+        /// Which size.
+        name: &'static str,
+    },
+    /// Heads do not divide the width, and no head width is given.
+    #[error("{heads} heads do not divide a width of {width}")]
+    Heads {
+        /// Query heads.
+        heads: u32,
+        /// The width.
+        width: u32,
+    },
+    /// Key heads do not divide the query heads.
+    #[error("{kv_heads} key and value heads do not divide {heads} query heads")]
+    KvHeads {
+        /// Key heads.
+        kv_heads: u32,
+        /// Query heads.
+        heads: u32,
+    },
+    /// Rotary embedding turns pairs.
+    #[error("rotary positions need an even head width, found {head_width}")]
+    OddHeadWidth {
+        /// A head.
+        head_width: u32,
+    },
+    /// The attention kernel holds a head's queries in one strip.
+    #[error("a head of {head_width} is wider than the {max} a kernel holds")]
+    WideHead {
+        /// A head.
+        head_width: u32,
+        /// The widest.
+        max: usize,
+    },
+    /// GPT-2 shares keys with no other head.
+    #[error("the gpt2 family has as many key heads as query heads: {heads}, found {kv_heads}")]
+    GroupedGpt2 {
+        /// Query heads.
+        heads: u32,
+        /// Key heads.
+        kv_heads: u32,
+    },
+    /// Not built yet.
+    #[error("a head tied to the token embedding is not supported yet")]
+    Tied,
+    /// A number that cannot be used.
+    #[error("{name} must be a finite number above 0, found {found}")]
+    NotPositive {
+        /// Which number.
+        name: &'static str,
+        /// The number.
+        found: f64,
+    },
+}
+
+impl ModelConfig {
+    /// Everything wrong with this shape.
+    #[must_use]
+    pub fn errors(&self) -> Vec<ModelError> {
+        let sizes = [
+            ("layers", self.blocks),
+            ("width", self.width),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_width),
+            ("mlp_width", self.mlp_width),
+            ("vocab", self.vocabulary),
+            ("the sequence length", self.positions),
+        ];
+        let zero = sizes.into_iter().filter(|(_, size)| *size == 0);
+        let mut errors: Vec<_> = zero.map(|(name, _)| ModelError::Zero { name }).collect();
+        let (heads, kv_heads, head_width) = (self.heads, self.kv_heads, self.head_width);
+        if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+            errors.push(ModelError::KvHeads { kv_heads, heads });
+        }
+        if head_width as usize > HEAD_WIDTH_MAX {
+            errors.push(ModelError::WideHead { head_width, max: HEAD_WIDTH_MAX });
+        }
+        match self.family {
+            Family::Gpt2 if heads != kv_heads => {
+                errors.push(ModelError::GroupedGpt2 { heads, kv_heads });
+            }
+            Family::Llama if !head_width.is_multiple_of(2) => {
+                errors.push(ModelError::OddHeadWidth { head_width });
+            }
+            Family::Gpt2 | Family::Llama => {}
+        }
+        if self.tied {
+            errors.push(ModelError::Tied);
+        }
+        let numbers = [("norm_eps", f64::from(self.norm_epsilon)), ("rope_theta", self.rope_theta)];
+        for (name, found) in numbers {
+            if !(found.is_finite() && found > 0.0) {
+                errors.push(ModelError::NotPositive { name, found });
+            }
+        }
+        errors
+    }
+
+    /// Layers in all: the embedding, two for each block, the head.
+    #[must_use]
+    pub const fn layer_count(&self) -> u32 {
+        2 * self.blocks + 2
+    }
+
+    /// What `layer` is.
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    #[must_use]
+    pub fn layer_kind(&self, layer: LayerId) -> LayerKind {
+        let last = self.layer_count() - 1;
+        assert!(layer.0 <= last, "layer {layer} of {last}");
+        match layer.0 {
+            0 => LayerKind::Embed,
+            id if id == last => LayerKind::Head,
+            id if id % 2 == 1 => LayerKind::Attention { block: (id - 1) / 2 },
+            id => LayerKind::Mlp { block: (id - 2) / 2 },
+        }
+    }
+
+    /// The family's normalisation.
+    #[must_use]
+    pub const fn norm(&self) -> Norm {
+        match self.family {
+            Family::Gpt2 => Norm::Layer { epsilon: self.norm_epsilon },
+            Family::Llama => Norm::Rms { epsilon: self.norm_epsilon },
+        }
+    }
+
+    /// Whether linear layers have biases.
+    #[must_use]
+    pub const fn has_biases(&self) -> bool {
+        match self.family {
+            Family::Gpt2 => true,
+            Family::Llama => false,
+        }
+    }
+
+    /// Attention over a microbatch.
+    #[must_use]
+    pub const fn attention_shape(&self, sequences: usize, sequence_len: usize) -> AttentionShape {
+        AttentionShape {
+            sequences,
+            sequence_len,
+            heads: self.heads as usize,
+            kv_heads: self.kv_heads as usize,
+            head_width: self.head_width as usize,
+        }
+    }
+
+    /// Floats of a row of queries.
+    #[must_use]
+    pub const fn query_width(&self) -> usize {
+        self.heads as usize * self.head_width as usize
+    }
+
+    /// The matrix that makes queries, keys and values.
+    #[must_use]
+    pub const fn qkv_matrix(&self) -> MatrixShape {
+        let keys = self.kv_heads as usize * self.head_width as usize;
+        MatrixShape { outputs: self.query_width() + 2 * keys, inputs: self.width as usize }
+    }
+
+    /// The matrix after attention.
+    #[must_use]
+    pub const fn out_matrix(&self) -> MatrixShape {
+        MatrixShape { outputs: self.width as usize, inputs: self.query_width() }
+    }
+
+    /// The matrix into the MLP; for SwiGLU gate and up in one.
+    #[must_use]
+    pub const fn up_matrix(&self) -> MatrixShape {
+        let outputs = match self.family {
+            Family::Gpt2 => self.mlp_width as usize,
+            Family::Llama => 2 * self.mlp_width as usize,
+        };
+        MatrixShape { outputs, inputs: self.width as usize }
+    }
+
+    /// The matrix out of the MLP.
+    #[must_use]
+    pub const fn down_matrix(&self) -> MatrixShape {
+        MatrixShape { outputs: self.width as usize, inputs: self.mlp_width as usize }
+    }
+
+    /// The head's matrix.
+    #[must_use]
+    pub const fn head_matrix(&self) -> MatrixShape {
+        MatrixShape { outputs: self.vocabulary as usize, inputs: self.width as usize }
+    }
+}

@@ -1,0 +1,134 @@
+//! Where the parameters of a layer's operations lie in its buffer.
+
+use std::ops::Range;
+
+use zbelastic_kernels::MatrixShape;
+
+use super::config::{LayerKind, ModelConfig};
+use super::tensors::LayerSpec;
+
+/// A normalisation's parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormParts {
+    /// The weight.
+    pub weight: Range<usize>,
+    /// The bias.
+    pub bias: Option<Range<usize>>,
+}
+
+/// A linear layer's parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearParts {
+    /// The matrix's shape.
+    pub shape: MatrixShape,
+    /// The matrix.
+    pub weight: Range<usize>,
+    /// The bias.
+    pub bias: Option<Range<usize>>,
+}
+
+/// The parameters of a layer, by what reads them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerParts {
+    /// Embedding.
+    Embed {
+        /// The token table.
+        tokens: Range<usize>,
+        /// The table of positions.
+        positions: Option<Range<usize>>,
+    },
+    /// Attention.
+    Attention {
+        /// Before it.
+        norm: NormParts,
+        /// Queries, keys and values.
+        qkv: LinearParts,
+        /// After it.
+        out: LinearParts,
+    },
+    /// MLP.
+    Mlp {
+        /// Before it.
+        norm: NormParts,
+        /// Into it; for SwiGLU gate and up.
+        up: LinearParts,
+        /// Out of it.
+        down: LinearParts,
+    },
+    /// Head.
+    Head {
+        /// Before it.
+        norm: NormParts,
+        /// The head.
+        head: LinearParts,
+    },
+}
+
+impl LayerParts {
+    /// The parts of the layer that `spec` describes.
+    #[must_use]
+    pub fn new(model: &ModelConfig, spec: &LayerSpec) -> Self {
+        let mut cursor = Cursor { spec, next: 0 };
+        match spec.kind {
+            LayerKind::Embed => Self::Embed {
+                tokens: cursor.take(1),
+                positions: (spec.tensors.len() > 1).then(|| cursor.take(1)),
+            },
+            LayerKind::Attention { .. } => Self::Attention {
+                norm: cursor.norm(model),
+                qkv: cursor.linear(model, model.qkv_matrix(), 3),
+                out: cursor.linear(model, model.out_matrix(), 1),
+            },
+            LayerKind::Mlp { .. } => {
+                let matrices = model.up_matrix().outputs / model.mlp_width as usize;
+                Self::Mlp {
+                    norm: cursor.norm(model),
+                    up: cursor.linear(model, model.up_matrix(), matrices),
+                    down: cursor.linear(model, model.down_matrix(), 1),
+                }
+            }
+            LayerKind::Head => {
+                let norm = cursor.norm(model);
+                let (shape, weight) = (model.head_matrix(), cursor.take(1));
+                Self::Head { norm, head: LinearParts { shape, weight, bias: None } }
+            }
+        }
+    }
+
+    /// The matrices that products read, in the order in which a layer's state holds them.
+    #[must_use]
+    pub fn matrices(&self) -> Vec<&LinearParts> {
+        match self {
+            Self::Embed { .. } => vec![],
+            Self::Attention { qkv, out, .. } => vec![qkv, out],
+            Self::Mlp { up, down, .. } => vec![up, down],
+            Self::Head { head, .. } => vec![head],
+        }
+    }
+}
+
+/// Walks over a layer's tensors in the order in which they lie.
+struct Cursor<'a> {
+    spec: &'a LayerSpec,
+    next: usize,
+}
+
+impl Cursor<'_> {
+    fn take(&mut self, count: usize) -> Range<usize> {
+        let range = self.spec.span(self.next, count);
+        self.next += count;
+        range
+    }
+
+    fn norm(&mut self, model: &ModelConfig) -> NormParts {
+        let weight = self.take(1);
+        NormParts { weight, bias: model.norm().has_bias().then(|| self.take(1)) }
+    }
+
+    /// `count` matrices side by side, then as many biases.
+    fn linear(&mut self, model: &ModelConfig, shape: MatrixShape, count: usize) -> LinearParts {
+        let weight = self.take(count);
+        assert_eq!(weight.len(), shape.outputs * shape.inputs, "the matrices lie side by side");
+        LinearParts { shape, weight, bias: model.has_biases().then(|| self.take(count)) }
+    }
+}

@@ -1,0 +1,145 @@
+//! A layer's parameters with all that belongs to training them.
+
+use std::ops::Range;
+
+use zbelastic_kernels::{AllocateError, Backend, View, ViewMut};
+use zbelastic_types::{Bytes, Step};
+
+use super::config::ModelConfig;
+use super::parts::LayerParts;
+use super::tensors::LayerSpec;
+
+/// Which weights the passes read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Live {
+    /// The state's.
+    State,
+    /// Those of a step that is not sealed yet.
+    Candidate,
+}
+
+/// Weights, candidate, moments and gradient of one layer on a device.
+///
+/// The *pre-image* `w`, `m`, `v` is written by [`Self::commit_candidate`] and by the optimizer's
+/// commit, nowhere else; the candidate lies beside it, so that dropping it restores everything.
+pub struct LayerState<B: Backend> {
+    /// Its tensors.
+    pub spec: LayerSpec,
+    /// Where its operations' parameters lie.
+    pub parts: LayerParts,
+    /// Weights.
+    pub w: B::Buffer,
+    /// Weights of a step that is not sealed yet.
+    pub candidate: B::Buffer,
+    /// First moments.
+    pub m: B::Buffer,
+    /// Second moments.
+    pub v: B::Buffer,
+    /// Gradient.
+    pub g: B::Buffer,
+    matrices: Vec<B::Matrix>,
+    live: Live,
+    version: Step,
+}
+
+impl<B: Backend> LayerState<B> {
+    /// A layer with these weights and moments of zero.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn new(
+        backend: &B,
+        model: &ModelConfig,
+        spec: LayerSpec,
+        weights: &[f32],
+    ) -> Result<Self, AllocateError> {
+        let parts = LayerParts::new(model, &spec);
+        let buffer = || backend.allocate(spec.len());
+        let (mut w, candidate, m, v, g) = (buffer()?, buffer()?, buffer()?, buffer()?, buffer()?);
+        backend.upload(weights, ViewMut::new(&mut w, 0..spec.len()));
+        let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
+        let matrices = parts.matrices().into_iter().map(allocate).collect::<Result<_, _>>()?;
+        let (live, version) = (Live::State, Step(0));
+        let mut state = Self { spec, parts, w, candidate, m, v, g, matrices, live, version };
+        state.load_matrices(backend);
+        Ok(state)
+    }
+
+    /// What a layer takes on the device.
+    #[must_use]
+    pub fn bytes(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+        const BUFFERS: u64 = 5;
+        let parts = LayerParts::new(model, spec);
+        let matrices =
+            parts.matrices().into_iter().map(|linear| backend.matrix_bytes(linear.shape));
+        Bytes(BUFFERS * backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
+    }
+
+    /// The weights that the passes read.
+    #[must_use]
+    pub fn weights(&self) -> &B::Buffer {
+        match self.live {
+            Live::State => &self.w,
+            Live::Candidate => &self.candidate,
+        }
+    }
+
+    /// A parameter that the passes read.
+    #[must_use]
+    pub fn view(&self, range: &Range<usize>) -> View<'_, B::Buffer> {
+        View::new(self.weights(), range.clone())
+    }
+
+    /// The matrix at `index` of [`LayerParts::matrices`].
+    #[must_use]
+    pub fn matrix(&self, index: usize) -> &B::Matrix {
+        &self.matrices[index]
+    }
+
+    /// Which weights are in force.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.live
+    }
+
+    /// Puts the state's weights or the candidate in force.
+    pub fn set_live(&mut self, backend: &B, live: Live) {
+        self.live = live;
+        self.load_matrices(backend);
+    }
+
+    /// The step whose verdict is applied next.
+    #[must_use]
+    pub fn version(&self) -> Step {
+        self.version
+    }
+
+    /// Counts the verdict on `step` as applied.
+    ///
+    /// # Panics
+    /// If it is not the next one (rule R8).
+    pub(crate) fn advance_from(&mut self, step: Step) {
+        assert_eq!(self.version, step, "R8: a verdict is applied once, to the version before it");
+        self.version = step.next();
+    }
+
+    /// The candidate becomes the state's weights; what the passes read stays what it was.
+    ///
+    /// # Panics
+    /// If the candidate is not in force.
+    pub fn commit_candidate(&mut self) {
+        assert_eq!(self.live, Live::Candidate, "only a candidate in force is committed");
+        std::mem::swap(&mut self.w, &mut self.candidate);
+        self.live = Live::State;
+    }
+
+    fn load_matrices(&mut self, backend: &B) {
+        let weights = match self.live {
+            Live::State => &self.w,
+            Live::Candidate => &self.candidate,
+        };
+        for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
+            backend.load_matrix(View::new(weights, linear.weight.clone()), matrix);
+        }
+    }
+}

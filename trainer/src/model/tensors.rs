@@ -1,0 +1,199 @@
+//! The parameter tensors: their names, where they lie, how they begin.
+//!
+//! A layer's parameters lie side by side in one buffer, in canonical order; matrices that a kernel
+//! reads as one (queries, keys and values; gate and up) are neighbours. Canonical order over the
+//! whole model is layer by layer in this order, whatever stage holds what.
+
+use std::ops::Range;
+
+use zbelastic_types::{LayerId, TensorIndex};
+
+use super::config::{Family, LayerKind, ModelConfig};
+
+/// How a tensor begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// All this number.
+    Constant(f32),
+    /// Normal with mean zero and this deviation.
+    Normal(f64),
+}
+
+/// One parameter tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    /// The name a person meets: `layers.2.mlp.up`, or with `.bias` behind it.
+    pub name: String,
+    /// Its number in canonical order.
+    pub index: TensorIndex,
+    /// Rows and columns of a matrix, or the length of a vector.
+    pub shape: Vec<usize>,
+    /// Where it lies in its layer's buffer.
+    pub range: Range<usize>,
+    /// How it begins.
+    pub initial: Initial,
+}
+
+impl TensorSpec {
+    /// Whether it is a matrix; what is not is left out of weight decay by default.
+    #[must_use]
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() == 2
+    }
+}
+
+/// The tensors of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The layer.
+    pub layer: LayerId,
+    /// What it is.
+    pub kind: LayerKind,
+    /// In the order in which they lie.
+    pub tensors: Vec<TensorSpec>,
+}
+
+impl LayerSpec {
+    /// Floats of the layer's buffer.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tensors.last().map_or(0, |tensor| tensor.range.end)
+    }
+
+    /// Whether the layer has no parameters; none is like that.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the `count` tensors from number `first` of the layer on lie, as one piece.
+    #[must_use]
+    pub fn span(&self, first: usize, count: usize) -> Range<usize> {
+        self.tensors[first].range.start..self.tensors[first + count - 1].range.end
+    }
+}
+
+/// Deviation of initial weights (Radford et al., 2019, section 2.3).
+const DEVIATION: f64 = 0.02;
+
+/// All layers of a model, in order.
+#[must_use]
+pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
+    let mut next = TensorIndex(0);
+    let layers = (0..model.layer_count()).map(LayerId);
+    layers
+        .map(|layer| {
+            let kind = model.layer_kind(layer);
+            let mut builder = Builder { next, tensors: Vec::new() };
+            builder.layer(model, kind);
+            next = builder.next;
+            LayerSpec { layer, kind, tensors: builder.tensors }
+        })
+        .collect()
+}
+
+/// The number of tensors and of parameters of a model.
+#[must_use]
+pub fn model_size(model: &ModelConfig) -> (u32, u64) {
+    let layers = model_layers(model);
+    let tensors = layers.iter().map(|layer| layer.tensors.len() as u32).sum();
+    (tensors, layers.iter().map(|layer| layer.len() as u64).sum())
+}
+
+struct Builder {
+    next: TensorIndex,
+    tensors: Vec<TensorSpec>,
+}
+
+impl Builder {
+    fn add(&mut self, name: String, shape: &[usize], initial: Initial) {
+        let start = self.tensors.last().map_or(0, |tensor| tensor.range.end);
+        let range = start..start + shape.iter().product::<usize>();
+        let index = self.next;
+        self.next = self.next.next();
+        self.tensors.push(TensorSpec { name, index, shape: shape.to_vec(), range, initial });
+    }
+
+    fn norm(&mut self, model: &ModelConfig, name: &str) {
+        let width = [model.width as usize];
+        self.add(name.to_owned(), &width, Initial::Constant(1.0));
+        if model.norm().has_bias() {
+            self.add(format!("{name}.bias"), &width, Initial::Constant(0.0));
+        }
+    }
+
+    /// Matrices that lie side by side, then their biases.
+    fn linears(
+        &mut self,
+        model: &ModelConfig,
+        matrices: &[(String, usize, usize)],
+        deviation: f64,
+    ) {
+        for (name, outputs, inputs) in matrices {
+            self.add(name.clone(), &[*outputs, *inputs], Initial::Normal(deviation));
+        }
+        if model.has_biases() {
+            for (name, outputs, _) in matrices {
+                self.add(format!("{name}.bias"), &[*outputs], Initial::Constant(0.0));
+            }
+        }
+    }
+
+    fn layer(&mut self, model: &ModelConfig, kind: LayerKind) {
+        let width = model.width as usize;
+        // Projections back into the residual stream start smaller, so that its size does not grow
+        // with depth (Radford et al., 2019, section 2.3).
+        let residual = DEVIATION / f64::from(2 * model.blocks).sqrt();
+        match kind {
+            LayerKind::Embed => {
+                let tokens = [model.vocabulary as usize, width];
+                self.add("embed.tokens".into(), &tokens, Initial::Normal(DEVIATION));
+                if model.family == Family::Gpt2 {
+                    let positions = [model.positions as usize, width];
+                    self.add("embed.positions".into(), &positions, Initial::Normal(DEVIATION));
+                }
+            }
+            LayerKind::Attention { block } => {
+                let name = |part: &str| format!("layers.{block}.{part}");
+                let keys = (model.kv_heads * model.head_width) as usize;
+                let queries = model.query_width();
+                self.norm(model, &name("norm1"));
+                let qkv = [("attn.q", queries), ("attn.k", keys), ("attn.v", keys)];
+                let qkv = qkv.map(|(part, outputs)| (name(part), outputs, width));
+                self.linears(model, &qkv, DEVIATION);
+                self.linears(model, &[(name("attn.out"), width, queries)], residual);
+            }
+            LayerKind::Mlp { block } => {
+                let name = |part: &str| format!("layers.{block}.{part}");
+                let hidden = model.mlp_width as usize;
+                self.norm(model, &name("norm2"));
+                let up = (name("mlp.up"), hidden, width);
+                match model.family {
+                    Family::Gpt2 => self.linears(model, &[up], DEVIATION),
+                    Family::Llama => {
+                        self.linears(model, &[(name("mlp.gate"), hidden, width), up], DEVIATION);
+                    }
+                }
+                self.linears(model, &[(name("mlp.down"), width, hidden)], residual);
+            }
+            LayerKind::Head => {
+                self.norm(model, "norm");
+                let head = [model.vocabulary as usize, width];
+                self.add("head".into(), &head, Initial::Normal(DEVIATION));
+            }
+        }
+    }
+}
+
+/// A tensor by the name a person uses, with or without `.weight` behind it.
+#[must_use]
+pub fn find_tensor<'a>(
+    layers: &'a [LayerSpec],
+    name: &str,
+) -> Option<(&'a LayerSpec, &'a TensorSpec)> {
+    let name = name.strip_suffix(".weight").unwrap_or(name);
+    layers.iter().find_map(|layer| {
+        let tensor = layer.tensors.iter().find(|tensor| tensor.name == name)?;
+        Some((layer, tensor))
+    })
+}

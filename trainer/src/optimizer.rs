@@ -1,0 +1,7 @@
+//! AdamW with a learning-rate schedule, in two halves: a candidate beside the state, and a commit.
+
+mod config;
+mod update;
+
+pub use config::{DecayOn, LrDecay, OptimizerConfig};
+pub use update::{Update, commit, compute_candidate, drop_candidate, skip, square_sums};

@@ -1,0 +1,83 @@
+//! What the optimizer does to a layer.
+
+use std::ops::Range;
+
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_kernels::{Backend, View};
+use zbelastic_types::Step;
+
+use super::config::OptimizerConfig;
+use crate::model::{LayerState, Live};
+
+/// The sum of squares of each tensor's gradient.
+pub fn square_sums<B: Backend>(backend: &B, layer: &LayerState<B>) -> Vec<TensorSum> {
+    let sum = |tensor: &crate::model::TensorSpec| {
+        let found = backend.sum_squares(View::new(&layer.g, tensor.range.clone()));
+        TensorSum { tensor: tensor.index, square_sum: found.sum, nonfinite: found.nonfinite }
+    };
+    layer.spec.tensors.iter().map(sum).collect()
+}
+
+/// What one update is computed with.
+#[derive(Clone, Copy, Debug)]
+pub struct Update<'a> {
+    /// The settings.
+    pub config: &'a OptimizerConfig,
+    /// The learning rate.
+    pub lr: f64,
+    /// Its number, counted from 1.
+    pub number: u64,
+    /// The clip coefficient.
+    pub clip: f32,
+}
+
+/// Computes candidate weights from the untouched state and puts them in force.
+pub fn compute_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
+    for (range, is_decayed) in decay_runs(layer, update.config) {
+        let numbers = update.config.numbers(update.lr, update.number, update.clip, is_decayed);
+        let LayerState { w, candidate, m, v, g, .. } = &mut *layer;
+        backend.adamw_candidate(range, w, m, v, g, numbers, candidate);
+    }
+    layer.set_live(backend, Live::Candidate);
+}
+
+/// Puts the state's weights back in force. Nothing else is to undo.
+pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
+    layer.set_live(backend, Live::State);
+}
+
+/// Makes the candidate the state: moments, then weights.
+///
+/// # Panics
+/// If the layer is not at `step` (rule R8), or the candidate is not in force.
+pub fn commit<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
+    layer.advance_from(step);
+    let numbers = update.config.numbers(update.lr, update.number, update.clip, false);
+    let LayerState { spec, m, v, g, .. } = &mut *layer;
+    backend.adamw_commit(0..spec.len(), g, numbers, m, v);
+    layer.commit_candidate();
+}
+
+/// Leaves the state as it is, one step on.
+///
+/// # Panics
+/// If the layer is not at `step` (rule R8).
+pub fn skip<B: Backend>(layer: &mut LayerState<B>, step: Step) {
+    layer.advance_from(step);
+}
+
+/// Neighbouring tensors that weight decay treats alike.
+fn decay_runs<B: Backend>(
+    layer: &LayerState<B>,
+    config: &OptimizerConfig,
+) -> Vec<(Range<usize>, bool)> {
+    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+    for tensor in &layer.spec.tensors {
+        let is_decayed = config.decays(tensor.is_matrix());
+        match runs.last_mut() {
+            Some((range, last)) if *last == is_decayed => range.end = tensor.range.end,
+            Some(_) | None => runs.push((tensor.range.clone(), is_decayed)),
+        }
+    }
+    runs
+}

@@ -1,0 +1,70 @@
+//! What a stage takes on its device: claimed by the plan before anything is allocated, and asserted
+//! when it is.
+
+use zbelastic_kernels::Backend;
+use zbelastic_schedule::{PassesLive, live_passes};
+use zbelastic_types::{Bytes, StageIndex};
+
+use super::Plan;
+use crate::model::{Family, LayerState, ModelConfig, PassStash, Sizes, count_bytes, model_layers};
+
+/// A stage's claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Weights, candidate, moments, gradient, and the matrices in the form products read.
+    pub state: Bytes,
+    /// What passes keep between F and W, for as many microbatches as are alive at once.
+    pub stash: Bytes,
+    /// What lives within one pass.
+    pub scratch: Bytes,
+    /// Boundary tensors in flight to this stage.
+    pub messages: Bytes,
+}
+
+impl StageMemory {
+    /// What lies on the device.
+    #[must_use]
+    pub fn device(&self) -> Bytes {
+        self.state + self.stash + self.scratch
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.device() + self.messages
+    }
+}
+
+/// What `stage` takes under `plan`.
+#[must_use]
+pub fn stage_memory<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    plan: &Plan,
+    stage: StageIndex,
+) -> StageMemory {
+    let sizes = Sizes { model, shape: plan.batch.microbatch };
+    let specs = model_layers(model);
+    let live = live_passes(&plan.program);
+    let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
+    for (chunk, layers) in plan.chunks_of(stage) {
+        for layer in layers.ids() {
+            state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
+        }
+        let PassesLive { slots, early_slots } = live[chunk.index()];
+        let pass = count_bytes(backend, |mut make| PassStash::build(&sizes, layers, &mut make));
+        stash += pass * u64::from(slots);
+        if layers.ids().end == model.layer_count() {
+            let logits = count_bytes(backend, |mut make| sizes.logits(&mut make));
+            stash += logits * u64::from(early_slots);
+        }
+        // One boundary tensor a microbatch may wait at either end.
+        messages += Bytes::of_f32(sizes.residual()) * u64::from(slots);
+    }
+    let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
+    if model.family == Family::Llama {
+        let angles = plan.batch.microbatch.sequence_len * model.head_width as usize;
+        scratch += Bytes(backend.buffer_bytes(angles));
+    }
+    StageMemory { state, stash, scratch, messages }
+}

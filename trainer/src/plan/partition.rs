@@ -1,0 +1,198 @@
+//! Which layers go into which chunk.
+
+use zbelastic_schedule::Placement;
+use zbelastic_types::StageIndex;
+
+use crate::model::LayerRange;
+
+/// Cuts layers with this much work into the placement's chunks, so that the busiest stage has as
+/// little to do as can be; among such cuts, one whose largest chunk is small.
+///
+/// Begins with equal shares and shifts one or two runs of boundaries by a layer as long as that
+/// helps. Deterministic: the first best move is taken. Not always the lightest cut there is, but
+/// within a tenth of it on random work.
+///
+/// # Panics
+/// If there are fewer layers than chunks.
+#[must_use]
+pub fn partition(work: &[f64], placement: &Placement) -> Vec<LayerRange> {
+    let chunk_count = placement.chunk_count() as usize;
+    assert!(work.len() >= chunk_count, "{} layers for {chunk_count} chunks", work.len());
+    let mut ends = equal_shares(work, chunk_count);
+    let mut best = burden(work, placement, &ends);
+    while let Some((moved, lighter)) = best_move(work, placement, &ends, best) {
+        (ends, best) = (moved, lighter);
+    }
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(&ends).map(|(start, end)| LayerRange::new(start as u32, *end as u32)).collect()
+}
+
+/// The ends of chunks of about equal work, each with a layer.
+fn equal_shares(work: &[f64], chunk_count: usize) -> Vec<usize> {
+    let total: f64 = work.iter().sum();
+    let mut ends = Vec::with_capacity(chunk_count);
+    let (mut end, mut done) = (0, 0.0);
+    for chunk in 1..=chunk_count {
+        let target = total * chunk as f64 / chunk_count as f64;
+        let last = work.len() - (chunk_count - chunk);
+        done += work[end];
+        end += 1;
+        while end < last && done + work[end] / 2.0 <= target {
+            done += work[end];
+            end += 1;
+        }
+        ends.push(if chunk == chunk_count { work.len() } else { end });
+    }
+    ends
+}
+
+/// What is to be made small: the busiest stage's work, then the largest chunk's, then the sum of
+/// squares, which tells evenly spread work from work spread at the last moment.
+type Burden = (f64, f64, f64);
+
+fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> Burden {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let chunks: Vec<f64> =
+        starts.zip(ends).map(|(start, end)| work[start..*end].iter().sum()).collect();
+    let stages: Vec<f64> = (0..placement.stage_count())
+        .map(|stage| placement.chunks_of(StageIndex(stage)).map(|c| chunks[c.index()]).sum())
+        .collect();
+    let largest = |works: &[f64]| works.iter().copied().fold(0.0, f64::max);
+    let squares = stages.iter().chain(&chunks).map(|x| x * x).sum();
+    (largest(&stages), largest(&chunks), squares)
+}
+
+/// The lightest cut that shifting two runs of neighbouring boundaries by one layer each leads to,
+/// if it is lighter than `now`.
+fn best_move(
+    work: &[f64],
+    placement: &Placement,
+    ends: &[usize],
+    now: Burden,
+) -> Option<(Vec<usize>, Burden)> {
+    let shifts = shifts(ends.len() - 1);
+    let mut best: Option<(Vec<usize>, Burden)> = None;
+    for (index, first) in shifts.iter().enumerate() {
+        for second in &shifts[index..] {
+            let mut moved = ends.to_vec();
+            first.apply(&mut moved);
+            if first != second && is_legal(&moved) {
+                second.apply(&mut moved);
+            }
+            if !is_legal(&moved) {
+                continue;
+            }
+            let burden = burden(work, placement, &moved);
+            if burden < best.as_ref().map_or(now, |(_, burden)| *burden) {
+                best = Some((moved, burden));
+            }
+        }
+    }
+    best
+}
+
+/// Whether every chunk has a layer.
+fn is_legal(ends: &[usize]) -> bool {
+    ends[0] > 0 && ends.windows(2).all(|pair| pair[0] < pair[1])
+}
+
+/// Boundaries `first..=last` move by one layer.
+#[derive(Clone, Copy, PartialEq)]
+struct Shift {
+    first: usize,
+    last: usize,
+    is_forward: bool,
+}
+
+impl Shift {
+    fn apply(self, ends: &mut [usize]) {
+        for end in &mut ends[self.first..=self.last] {
+            *end = if self.is_forward { *end + 1 } else { *end - 1 };
+        }
+    }
+}
+
+/// All shifts of `boundary_count` boundaries; only of single ones where there are many, so that a
+/// round stays in the ten thousands of cuts.
+fn shifts(boundary_count: usize) -> Vec<Shift> {
+    const RUNS_BELOW: usize = 16;
+    let mut shifts = Vec::new();
+    for first in 0..boundary_count {
+        let longest = if boundary_count < RUNS_BELOW { boundary_count } else { first + 1 };
+        for last in first..longest {
+            for is_forward in [false, true] {
+                shifts.push(Shift { first, last, is_forward });
+            }
+        }
+    }
+    shifts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{burden, partition};
+    use proptest::prelude::{prop, prop_assert, proptest};
+    use zbelastic_schedule::Placement;
+
+    fn ends(work: &[f64], placement: &Placement) -> Vec<usize> {
+        partition(work, placement).iter().map(|range| range.ids().end as usize).collect()
+    }
+
+    #[test]
+    fn work_is_spread_evenly_where_it_can_be() {
+        let check = |work: &[f64], placement: &Placement, expected: &[usize]| {
+            assert_eq!(ends(work, placement), expected);
+        };
+        check(&[1.0; 8], &Placement::line(4), &[2, 4, 6, 8]);
+        check(&[0.0, 1.0, 1.0, 1.0, 1.0, 2.0], &Placement::line(3), &[3, 5, 6]);
+        check(&[5.0, 1.0, 1.0], &Placement::line(2), &[1, 3]);
+        check(&[1.0; 3], &Placement::line(3), &[1, 2, 3]);
+    }
+
+    #[test]
+    fn a_vee_weighs_both_chunks_of_a_stage() {
+        let work = [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.0];
+        let placement = Placement::vee(2);
+        let (busiest, _, _) = burden(&work, &placement, &ends(&work, &placement));
+        assert_eq!(busiest, 5.0, "ten in all: the head's four and one more on the first stage");
+    }
+
+    /// The least burden over all cuts, by trying them.
+    fn least(work: &[f64], placement: &Placement) -> f64 {
+        fn extend(work: &[f64], placement: &Placement, ends: &mut Vec<usize>, best: &mut f64) {
+            let left = placement.chunk_count() as usize - ends.len();
+            let start = ends.last().copied().unwrap_or(0);
+            if left == 1 {
+                ends.push(work.len());
+                *best = best.min(burden(work, placement, ends).0);
+                ends.pop();
+                return;
+            }
+            for end in start + 1..=work.len() - (left - 1) {
+                ends.push(end);
+                extend(work, placement, ends, best);
+                ends.pop();
+            }
+        }
+        let mut best = f64::INFINITY;
+        extend(work, placement, &mut Vec::new(), &mut best);
+        best
+    }
+
+    proptest! {
+        #[test]
+        fn no_cut_is_more_than_a_tenth_lighter(
+            work in prop::collection::vec(0.5f64..2.0, 8..13),
+            stages in 1u32..4,
+            shape in 0..3,
+        ) {
+            let placement = match shape {
+                0 => Placement::line(stages),
+                1 => Placement::looped(stages, 2),
+                _ => Placement::vee(stages),
+            };
+            let (found, _, _) = burden(&work, &placement, &ends(&work, &placement));
+            prop_assert!(found <= least(&work, &placement) * 1.1);
+        }
+    }
+}

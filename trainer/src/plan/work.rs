@@ -1,0 +1,97 @@
+//! How much arithmetic a layer takes: multiplications and additions, counted by hand.
+//!
+//! Causal attention counts half of the square. W of attention's products does not exist: the
+//! gradients of queries, keys and values are what B of the layer before it needs.
+
+use zbelastic_kernels::MatrixShape;
+use zbelastic_types::LayerId;
+
+use crate::model::{LayerKind, MicrobatchShape, ModelConfig};
+
+/// Floating-point operations of one layer for one microbatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerWork {
+    /// F.
+    pub f: f64,
+    /// B.
+    pub b: f64,
+    /// W.
+    pub w: f64,
+    /// The share of `w` that WE runs.
+    pub w_early: f64,
+}
+
+impl LayerWork {
+    /// All three.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.f + self.b + self.w
+    }
+}
+
+/// The work of every layer, in order.
+#[must_use]
+pub fn layer_work(model: &ModelConfig, shape: MicrobatchShape) -> Vec<LayerWork> {
+    let rows = shape.rows() as f64;
+    let product = |matrix: MatrixShape| 2.0 * rows * (matrix.outputs * matrix.inputs) as f64;
+    // Scores and weighted values, half of each square: s/2 keys a query, twice.
+    let attention = 2.0 * rows * shape.sequence_len as f64 * model.query_width() as f64;
+    let layers = (0..model.layer_count()).map(|layer| model.layer_kind(LayerId(layer)));
+    layers
+        .map(|kind| {
+            let linear = match kind {
+                LayerKind::Embed => 0.0,
+                LayerKind::Attention { .. } => {
+                    product(model.qkv_matrix()) + product(model.out_matrix())
+                }
+                LayerKind::Mlp { .. } => product(model.up_matrix()) + product(model.down_matrix()),
+                LayerKind::Head => product(model.head_matrix()),
+            };
+            let (attention, w_early) = match kind {
+                LayerKind::Attention { .. } => (attention, 0.0),
+                LayerKind::Head => (0.0, linear),
+                LayerKind::Embed | LayerKind::Mlp { .. } => (0.0, 0.0),
+            };
+            LayerWork { f: linear + attention, b: linear + 2.0 * attention, w: linear, w_early }
+        })
+        .collect()
+}
+
+/// The model's work for one token, all passes, nothing computed twice.
+#[must_use]
+pub fn model_flop_per_token(model: &ModelConfig, shape: MicrobatchShape) -> f64 {
+    let total: f64 = layer_work(model, shape).iter().map(LayerWork::total).sum();
+    total / shape.rows() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::model_flop_per_token;
+    use crate::model::{Family, MicrobatchShape, ModelConfig};
+
+    #[test]
+    fn work_is_that_of_the_benchmark_configurations() {
+        let check = |blocks, width: u32, heads, sequence_len: usize, vocabulary, expected: f64| {
+            let model = ModelConfig {
+                family: Family::Gpt2,
+                blocks,
+                width,
+                heads,
+                kv_heads: heads,
+                head_width: width / heads,
+                mlp_width: 4 * width,
+                vocabulary,
+                positions: sequence_len as u32,
+                norm_epsilon: 1e-5,
+                rope_theta: 1e4,
+                tied: false,
+            };
+            let found =
+                model_flop_per_token(&model, MicrobatchShape { sequences: 2, sequence_len }) / 1e6;
+            assert!((found / expected - 1.0).abs() < 2e-3, "{found}, expected {expected}");
+        };
+        check(4, 256, 4, 128, 256, 20.05);
+        check(6, 384, 6, 256, 4096, 76.7);
+        check(12, 768, 12, 256, 50_304, 755.6);
+    }
+}

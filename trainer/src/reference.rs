@@ -1,0 +1,195 @@
+//! The same training, serial, in one loop, as simply written as can be.
+//!
+//! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
+//! then AdamW in place. What this yields is right by being plain; [`crate::stage`] must yield the
+//! same bits.
+
+use zbelastic_kernels::reference::{AdamWState, adamw};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_types::{MicrobatchIndex, Step};
+
+use crate::data::BatchSource;
+use crate::digest::{StateDigest, layer_digests, state_digest};
+use crate::model::{
+    Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
+    model_layers, rotary_angles,
+};
+use crate::stage::StageSetup;
+
+/// A serial training run.
+pub struct Reference<'a, B: Backend, S> {
+    setup: &'a StageSetup,
+    backend: B,
+    source: S,
+    model: Chunk<B>,
+    stash: PassStash<B::Buffer>,
+    logits: Logits<B::Buffer>,
+    scratch: Scratch<B::Buffer>,
+    angles: Option<B::Buffer>,
+    updates: u64,
+}
+
+/// What a step showed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReferenceStep {
+    /// The mean cross-entropy.
+    pub loss: f64,
+    /// The global gradient norm before clipping.
+    pub norm: f64,
+}
+
+impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
+    /// A run of `setup` from its first step.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn new(setup: &'a StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
+        let shape = setup.plan.batch.microbatch;
+        let sizes = Sizes { model: &setup.model, shape };
+        let mut make = |len| backend.allocate(len);
+        let all = LayerRange::new(0, setup.model.layer_count());
+        let stash = PassStash::build(&sizes, all, &mut make)?;
+        let logits = sizes.logits(&mut make)?;
+        let scratch = sizes.scratch(&mut make)?;
+        let angles = match setup.model.family {
+            Family::Gpt2 => None,
+            Family::Llama => Some(rotary_angles(&backend, &setup.model, shape)?),
+        };
+        let layers = model_layers(&setup.model)
+            .into_iter()
+            .map(|spec| {
+                let weights = setup.weights.of_layer(&spec);
+                LayerState::new(&backend, &setup.model, spec, &weights)
+            })
+            .collect::<Result<_, _>>()?;
+        let model = Chunk::new(layers);
+        Ok(Self { setup, backend, source, model, stash, logits, scratch, angles, updates: 0 })
+    }
+
+    /// One step; `is_skipped` reads the batch and leaves the state alone.
+    pub fn step(&mut self, step: Step, is_skipped: bool) -> ReferenceStep {
+        let batch = self.setup.plan.batch;
+        let mut loss_sum = 0.0;
+        for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
+            loss_sum += self.microbatch(step, microbatch);
+        }
+        let norm = self.square_sum().sqrt();
+        if !is_skipped {
+            self.update(step, norm);
+        }
+        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
+    }
+
+    fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex) -> f64 {
+        let batch = self.source.training(step, microbatch);
+        let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
+        let context = Context {
+            backend: &self.backend,
+            model: &self.setup.model,
+            shape: self.setup.plan.batch.microbatch,
+            angles: self.angles.as_ref(),
+        };
+        let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
+        let loss = self.model.forward(&context, &batch, stash, Some(logits));
+        self.model.backward_input(&context, (&batch, scale), stash, Some(logits), scratch);
+        let is_first = microbatch == MicrobatchIndex(0);
+        let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
+        self.model.head_weights(&context, stash, logits, accumulate);
+        self.model.backward_weights(&context, &batch, stash, accumulate);
+        loss.expect("the whole model has a loss")
+    }
+
+    /// Tensor by tensor in model order, in f64.
+    fn square_sum(&self) -> f64 {
+        let mut total = 0.0;
+        for layer in self.model.layers() {
+            for tensor in &layer.spec.tensors {
+                let view = View::new(&layer.g, tensor.range.clone());
+                total += self.backend.sum_squares(view).sum;
+            }
+        }
+        total
+    }
+
+    fn update(&mut self, step: Step, norm: f64) {
+        let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
+        let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
+        let clip = if coefficient < 1.0 { coefficient as f32 } else { 1.0 };
+        self.updates += 1;
+        let lr = optimizer.lr_at(step, *step_count);
+        for layer in self.model.layers_mut() {
+            for tensor in layer.spec.tensors.clone() {
+                let is_decayed = optimizer.decays(tensor.is_matrix());
+                let numbers = optimizer.numbers(lr, self.updates, clip, is_decayed);
+                let read = |buffer: &B::Buffer| {
+                    let mut floats = vec![0.0; tensor.range.len()];
+                    self.backend.download(View::new(buffer, tensor.range.clone()), &mut floats);
+                    floats
+                };
+                let g = read(&layer.g);
+                let mut state =
+                    AdamWState { w: read(&layer.w), m: read(&layer.m), v: read(&layer.v) };
+                adamw(&mut state, &g, numbers);
+                for (floats, buffer) in
+                    [(state.w, &mut layer.w), (state.m, &mut layer.m), (state.v, &mut layer.v)]
+                {
+                    self.backend.upload(&floats, ViewMut::new(buffer, tensor.range.clone()));
+                }
+            }
+            layer.set_live(&self.backend, Live::State);
+        }
+    }
+
+    /// The mean cross-entropy over held-out text, or `None` if there is none.
+    pub fn held_out_loss(&mut self, microbatches_max: u32) -> Option<f64> {
+        let (mut loss_sum, mut tokens) = (0.0, 0);
+        for index in 0..microbatches_max {
+            let Some(batch) = self.source.held_out(index) else { break };
+            let context = Context {
+                backend: &self.backend,
+                model: &self.setup.model,
+                shape: self.setup.plan.batch.microbatch,
+                angles: self.angles.as_ref(),
+            };
+            let logits = Some(&mut self.logits);
+            loss_sum += self.model.forward(&context, &batch, &mut self.stash, logits)?;
+            tokens += batch.targets.len();
+        }
+        (tokens > 0).then(|| loss_sum / tokens as f64)
+    }
+
+    /// The logits of one batch, `rows` by vocabulary.
+    pub fn logits(&mut self, batch: &crate::data::Batch) -> Vec<f32> {
+        let context = Context {
+            backend: &self.backend,
+            model: &self.setup.model,
+            shape: self.setup.plan.batch.microbatch,
+            angles: self.angles.as_ref(),
+        };
+        self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
+        let logits = self.logits.values();
+        let mut floats = vec![0.0; self.backend.len(logits)];
+        self.backend.download(View::new(logits, 0..floats.len()), &mut floats);
+        floats
+    }
+
+    /// The layers.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerState<B>] {
+        self.model.layers()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The digest of the state.
+    #[must_use]
+    pub fn digest(&self) -> StateDigest {
+        let layers = self.model.layers();
+        let tensors = layers.iter().flat_map(|layer| layer_digests(&self.backend, layer));
+        state_digest(tensors.collect(), self.updates)
+    }
+}

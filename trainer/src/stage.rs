@@ -1,0 +1,23 @@
+//! One stage of the pipeline, run from its program.
+//!
+//! [`StageEngine`] is a state machine: [`StageEngine::handle`] takes what arrived,
+//! [`StageEngine::run_next`] runs the next operation or says what it waits for, and
+//! [`StageEngine::poll_output`] yields what should be sent. It owns a device and its part of the
+//! model; threads, sockets and clocks are its owner's.
+
+mod engine;
+mod evaluation;
+mod frame;
+mod inbox;
+mod injection;
+mod passes;
+mod slots;
+mod updates;
+
+pub use engine::{
+    Activity, Event, EventRefusal, InitialWeights, Output, Progress, StageEngine, StageSetup, Wait,
+};
+pub use evaluation::HELD_OUT_MAX;
+pub use frame::{Frame, Lap};
+pub use inbox::FrameRefusal;
+pub use injection::{Corruption, Injection, InjectionParseError};

@@ -1,0 +1,408 @@
+//! The engine: events in, the next operation run, outputs out.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{
+    Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
+};
+use zbelastic_kernels::{AllocateError, Backend};
+use zbelastic_schedule::{Flow, Op, Pass, Window};
+use zbelastic_types::{Attempt, StageIndex, Step};
+
+use super::evaluation::Evaluation;
+use super::frame::{Frame, Lap};
+use super::inbox::{FrameRefusal, Inbox};
+use super::injection::Injection;
+use super::passes::Bench;
+use crate::data::BatchSource;
+use crate::model::{LayerSpec, LayerState, ModelConfig, initial_weights};
+use crate::optimizer::OptimizerConfig;
+use crate::plan::Plan;
+
+/// What a stage is told once, the same for all stages of a run.
+#[derive(Clone, Debug)]
+pub struct StageSetup {
+    /// The model.
+    pub model: ModelConfig,
+    /// The plan.
+    pub plan: Plan,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The largest gradient norm that is applied as it is.
+    pub clip_norm: Option<f64>,
+    /// Steps of the run.
+    pub step_count: u64,
+    /// Evaluate after every so many steps; 0 only after the last.
+    pub evaluate_every: u64,
+    /// Where weights begin.
+    pub weights: InitialWeights,
+    /// Gradients corrupted on purpose.
+    pub injections: Vec<Injection>,
+}
+
+/// Where weights begin.
+#[derive(Clone, Debug)]
+pub enum InitialWeights {
+    /// Drawn from a seed.
+    Drawn {
+        /// The seed.
+        seed: u64,
+    },
+    /// Given, layer by layer, in the order in which a layer's tensors lie.
+    Given(Arc<Vec<Vec<f32>>>),
+}
+
+impl InitialWeights {
+    /// The weights of a layer.
+    #[must_use]
+    pub fn of_layer(&self, spec: &LayerSpec) -> Cow<'_, [f32]> {
+        match self {
+            Self::Drawn { seed } => initial_weights(spec, *seed).into(),
+            Self::Given(layers) => Cow::Borrowed(&layers[spec.layer.index()]),
+        }
+    }
+}
+
+/// What happened elsewhere.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A boundary tensor arrived.
+    Frame(Frame),
+    /// The sums of the stages before this one.
+    Prefix(Prefix),
+    /// A verdict that was agreed on.
+    Seal(Seal),
+    /// The run ends after this step; sent before that step's seal.
+    Halt {
+        /// The last step.
+        after: Step,
+    },
+}
+
+/// What should happen elsewhere.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// A boundary tensor for another stage.
+    Frame {
+        /// Where to.
+        to: StageIndex,
+        /// The tensor.
+        frame: Frame,
+    },
+    /// The sums up to this stage, for the next.
+    Prefix {
+        /// Where to.
+        to: StageIndex,
+        /// The sums.
+        prefix: Prefix,
+    },
+    /// This stage's sums, for the leader.
+    Report(Report),
+    /// The loss on held-out text, from the stage that holds the head. Nothing sealed later can
+    /// change it (rule R5).
+    Evaluated {
+        /// After so many steps.
+        steps_done: u64,
+        /// Sum of cross-entropies.
+        loss_sum: f64,
+        /// Over so many tokens.
+        token_count: u64,
+    },
+}
+
+/// What was dropped instead of being taken in. The engine stays as it was.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum EventRefusal {
+    /// A frame.
+    #[error(transparent)]
+    Frame(#[from] FrameRefusal),
+    /// A seal.
+    #[error(transparent)]
+    Seal(#[from] SealRefusal),
+}
+
+/// What [`StageEngine::run_next`] did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Progress {
+    /// Something was run.
+    Ran(Activity),
+    /// Nothing can be run until this arrives.
+    Blocked(Wait),
+    /// The run is over.
+    Finished,
+}
+
+/// What was run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activity {
+    /// An operation of the program.
+    Op {
+        /// The turn it belongs to.
+        turn: Turn,
+        /// The operation.
+        op: Op,
+    },
+    /// F on held-out text.
+    Evaluation {
+        /// The pass.
+        pass: Pass,
+    },
+    /// A verdict that came after the end of the program.
+    Settled {
+        /// The turn it was about.
+        turn: Turn,
+    },
+}
+
+/// What is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// A boundary tensor.
+    Frame {
+        /// Activation or gradient.
+        flow: Flow,
+        /// Who reads it.
+        pass: Pass,
+    },
+    /// The sums of the stages before this one.
+    Prefix,
+    /// A verdict.
+    Seal(Turn),
+}
+
+/// Where the engine is.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// In its program, at this operation.
+    Program { cursor: usize },
+    /// Behind it, waiting for the verdict before anything else may happen.
+    Settling,
+    /// Evaluating on sealed weights.
+    Evaluating(Evaluation),
+    /// Done.
+    Finished,
+}
+
+/// One stage of a run.
+pub struct StageEngine<B: Backend, S> {
+    pub(super) setup: Arc<StageSetup>,
+    pub(super) stage: StageIndex,
+    pub(super) source: S,
+    pub(super) bench: Bench<B>,
+    pub(super) half: StageHalf,
+    /// The turn whose program runs.
+    pub(super) turn: Turn,
+    /// The step that was replayed last, and how often.
+    pub(super) replayed: (Step, u32),
+    pub(super) phase: Phase,
+    pub(super) inbox: Inbox,
+    pub(super) outbox: VecDeque<Output>,
+    /// What the last report told, for the prefix.
+    pub(super) report: Option<Report>,
+    pub(super) prefix: Option<Prefix>,
+    pub(super) seal: Option<Seal>,
+    /// A seal applied by a gate, to be carried out by STEP and COMMIT.
+    pub(super) pending: Option<Pending>,
+    /// Cross-entropies of the step's microbatches.
+    pub(super) losses: Vec<Option<f64>>,
+    pub(super) halt_after: Option<Step>,
+}
+
+/// What a gate found and the operations behind it carry out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub(super) application: Application,
+    pub(super) seal: Seal,
+}
+
+/// Frames that may wait for one pass: an activation and a gradient, of this turn, of the next, and
+/// of a neighbour's that is further for having dropped one; and one on held-out text.
+const FRAMES_PER_PASS: usize = 7;
+
+impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+    /// A stage at the beginning of a run.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold what the plan claims.
+    pub fn new(
+        setup: Arc<StageSetup>,
+        stage: StageIndex,
+        backend: B,
+        source: S,
+    ) -> Result<Self, AllocateError> {
+        let bench = Bench::new(&setup, stage, backend)?;
+        let generation = setup.plan.generation;
+        let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
+        let passes = bench.chunk_count() * setup.plan.batch.microbatch_count as usize;
+        let inbox = Inbox::new(bench.frame_len(), passes * FRAMES_PER_PASS);
+        let phase =
+            if setup.step_count == 0 { Phase::Finished } else { Phase::Program { cursor: 0 } };
+        Ok(Self {
+            half: StageHalf::new(turn, 0, setup.clip_norm),
+            losses: vec![None; setup.plan.batch.microbatch_count as usize],
+            stage,
+            source,
+            bench,
+            turn,
+            replayed: (Step(0), 0),
+            phase,
+            inbox,
+            outbox: VecDeque::new(),
+            report: None,
+            prefix: None,
+            seal: None,
+            pending: None,
+            halt_after: None,
+            setup,
+        })
+    }
+
+    /// Takes in what happened elsewhere.
+    ///
+    /// # Errors
+    /// If it does not belong: it is dropped, and the engine stays as it was.
+    pub fn handle(&mut self, event: Event) -> Result<(), EventRefusal> {
+        match event {
+            Event::Frame(frame) => {
+                if !self.bench.has_chunk(frame.pass.chunk) {
+                    return Err(FrameRefusal::Elsewhere { pass: frame.pass }.into());
+                }
+                Ok(self.inbox.insert(self.turn, frame)?)
+            }
+            Event::Prefix(prefix) => {
+                self.prefix = Some(prefix);
+                Ok(())
+            }
+            Event::Seal(seal) => {
+                self.half.check(&seal)?;
+                self.seal = Some(seal);
+                Ok(())
+            }
+            Event::Halt { after } => {
+                let is_sooner = self.halt_after.is_none_or(|known| after < known);
+                if is_sooner {
+                    self.halt_after = Some(after);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// What should happen elsewhere, in order, until none is left.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outbox.pop_front()
+    }
+
+    /// Runs the next operation, if everything it needs is there.
+    pub fn run_next(&mut self) -> Progress {
+        match &self.phase {
+            Phase::Program { cursor } => {
+                let cursor = *cursor;
+                self.drop_if_overruled().unwrap_or_else(|| self.run_op(cursor))
+            }
+            Phase::Settling => self.settle(),
+            Phase::Evaluating(_) => self.evaluate_next(),
+            Phase::Finished => Progress::Finished,
+        }
+    }
+
+    fn run_op(&mut self, cursor: usize) -> Progress {
+        let plan = &self.setup.plan;
+        let Some(op) = plan.program.ops(self.stage).get(cursor).copied() else {
+            return self.end_program();
+        };
+        let turn = self.turn;
+        let wait = match op {
+            Op::Compute(compute, pass) => {
+                self.run_pass(compute, pass);
+                None
+            }
+            Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
+            Op::Update(update) => self.run_update(update),
+        };
+        if let Some(wait) = wait {
+            return Progress::Blocked(wait);
+        }
+        // A gate may have sent the engine elsewhere; then that is where it goes on.
+        if let Phase::Program { cursor: now } = &mut self.phase
+            && *now == cursor
+            && self.turn == turn
+        {
+            *now += 1;
+        }
+        Progress::Ran(Activity::Op { turn, op })
+    }
+
+    /// Begins the next step on the candidate, before its verdict is known.
+    pub(super) fn go_ahead(&mut self) {
+        let step = self.turn.step.next();
+        self.begin(Turn { step, ..self.turn });
+    }
+
+    /// Begins a turn from the top of the program.
+    pub(super) fn begin(&mut self, turn: Turn) {
+        assert_eq!(self.bench.slots_taken(), 0, "a turn begins with free slots");
+        self.turn = turn;
+        self.phase = Phase::Program { cursor: 0 };
+        self.losses.fill(None);
+        self.inbox.forget_before(turn);
+    }
+
+    /// Whether the run ends with `step`.
+    pub(super) fn is_last(&self, step: Step) -> bool {
+        step.0 + 1 >= self.setup.step_count || self.halt_after.is_some_and(|last| step >= last)
+    }
+
+    /// Whether held-out text is read after `step`: a function of the configuration, so that all
+    /// stages agree.
+    pub(super) fn evaluates_after(&self, step: Step) -> bool {
+        let done = step.0 + 1;
+        let every = self.setup.evaluate_every;
+        done == self.setup.step_count || (every > 0 && done.is_multiple_of(every))
+    }
+
+    /// Whether nothing of the next step may run before `step` is sealed.
+    pub(super) fn closes_after(&self, step: Step) -> bool {
+        self.setup.plan.program.window == Some(Window::Zero)
+            || self.is_last(step)
+            || self.evaluates_after(step)
+    }
+
+    /// Whether the run is over.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Finished)
+    }
+
+    /// The layers on this stage, in model order within each chunk.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+        self.bench.layers()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn backend(&self) -> &B {
+        self.bench.backend()
+    }
+
+    /// The turn that runs.
+    #[must_use]
+    pub fn turn(&self) -> Turn {
+        self.turn
+    }
+
+    /// Updates applied and sealed.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.half.updates()
+    }
+
+    pub(super) fn send_frame(&mut self, flow: Flow, pass: Pass, lap: Lap, floats: Vec<f32>) {
+        let to = self.setup.plan.placement().stage_of(pass.chunk);
+        let to = to.expect("a chunk that is sent to stands somewhere");
+        let frame = Frame { turn: self.turn, lap, flow, pass, floats };
+        self.outbox.push_back(Output::Frame { to, frame });
+    }
+}

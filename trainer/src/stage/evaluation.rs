@@ -1,0 +1,119 @@
+//! Held-out text, on sealed weights, between two steps.
+
+use std::collections::VecDeque;
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_kernels::Backend;
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, Step};
+
+use super::engine::{Activity, Output, Progress, StageEngine, Wait};
+use super::frame::{Frame, Lap};
+use crate::data::BatchSource;
+
+/// Held-out microbatches read at most: enough for the second decimal of a loss.
+pub const HELD_OUT_MAX: u32 = 64;
+
+/// An evaluation under way.
+#[derive(Debug)]
+pub(super) struct Evaluation {
+    /// The turn that follows, which tags its frames.
+    next: Turn,
+    /// The step it follows.
+    after: Step,
+    /// Passes still to run, once they are listed.
+    passes: Option<VecDeque<Pass>>,
+    loss_sum: f64,
+    token_count: u64,
+}
+
+impl Evaluation {
+    pub(super) fn new(next: Turn, after: Step) -> Self {
+        Self { next, after, passes: None, loss_sum: 0.0, token_count: 0 }
+    }
+}
+
+impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+    /// This stage's passes over held-out text: in groups of a step's microbatches, chunk by chunk,
+    /// so that no more frames wait than in a step.
+    fn held_out_passes(&self) -> VecDeque<Pass> {
+        let count = (0..HELD_OUT_MAX).take_while(|i| self.source.held_out(*i).is_some()).count();
+        let all: Vec<u32> = (0..count as u32).collect();
+        let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
+        let chunks: Vec<ChunkIndex> = self.bench.chunk_indices().collect();
+        let passes = groups.flat_map(|group| {
+            chunks.iter().flat_map(move |chunk| {
+                group.iter().map(|i| Pass { chunk: *chunk, microbatch: MicrobatchIndex(*i) })
+            })
+        });
+        passes.collect()
+    }
+
+    pub(super) fn evaluate_next(&mut self) -> Progress {
+        let super::engine::Phase::Evaluating(evaluation) = &self.phase else {
+            unreachable!("called while evaluating")
+        };
+        let (next, after) = (evaluation.next, evaluation.after);
+        let first = match &evaluation.passes {
+            Some(passes) => passes.front().copied(),
+            None => {
+                let passes = self.held_out_passes();
+                let first = passes.front().copied();
+                self.turn = next;
+                self.inbox.forget_before(next);
+                self.with_evaluation(|evaluation| evaluation.passes = Some(passes));
+                first
+            }
+        };
+        let Some(pass) = first else {
+            self.end_evaluation(next, after);
+            return self.run_next();
+        };
+        if pass.chunk.0 > 0 && !self.inbox.has(next, Lap::Evaluation, Flow::Forward, pass) {
+            return Progress::Blocked(Wait::Frame { flow: Flow::Forward, pass });
+        }
+        self.run_held_out(pass);
+        self.with_evaluation(|evaluation| {
+            evaluation.passes.as_mut().expect("listed above").pop_front();
+        });
+        Progress::Ran(Activity::Evaluation { pass })
+    }
+
+    fn with_evaluation(&mut self, change: impl FnOnce(&mut Evaluation)) {
+        if let super::engine::Phase::Evaluating(evaluation) = &mut self.phase {
+            change(evaluation);
+        }
+    }
+
+    fn run_held_out(&mut self, pass: Pass) {
+        let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
+        let batch = self.source.held_out(pass.microbatch.0).expect("listed because it is there");
+        if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
+            self.with_evaluation(|evaluation| {
+                evaluation.loss_sum += loss;
+                evaluation.token_count += batch.targets.len() as u64;
+            });
+            return;
+        }
+        let floats = self.bench.take_result(Flow::Forward, pass);
+        let reader = Pass { chunk: pass.chunk.next(), ..pass };
+        if self.bench.has_chunk(reader.chunk) {
+            let (lap, flow) = (Lap::Evaluation, Flow::Forward);
+            let frame = Frame { turn: self.turn, lap, flow, pass: reader, floats };
+            let kept = self.inbox.insert(self.turn, frame);
+            assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+        } else {
+            self.send_frame(Flow::Forward, reader, Lap::Evaluation, floats);
+        }
+    }
+
+    fn end_evaluation(&mut self, next: Turn, after: Step) {
+        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return };
+        let Evaluation { loss_sum, token_count, .. } = *evaluation;
+        if token_count > 0 {
+            let steps_done = after.0 + 1;
+            self.outbox.push_back(Output::Evaluated { steps_done, loss_sum, token_count });
+        }
+        self.continue_after(next, after);
+    }
+}

@@ -1,0 +1,28 @@
+//! A boundary tensor on its way from stage to stage.
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{Flow, Pass};
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lap {
+    /// Held-out text: F alone, on sealed weights, before the turn it is tagged with.
+    Evaluation,
+    /// A step.
+    Training,
+}
+
+/// A boundary tensor with everything that says where it belongs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// The turn it was computed in; a receiver drops those of a turn that was dropped (rule R6).
+    pub turn: Turn,
+    /// What for.
+    pub lap: Lap,
+    /// Activation or gradient.
+    pub flow: Flow,
+    /// The pass that reads it.
+    pub pass: Pass,
+    /// `rows` by `width`, in the type the next operation reads.
+    pub floats: Vec<f32>,
+}

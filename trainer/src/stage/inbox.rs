@@ -1,0 +1,97 @@
+//! Boundary tensors that arrived and wait for their pass.
+
+use std::collections::BTreeMap;
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{Flow, Pass};
+
+use super::frame::{Frame, Lap};
+
+/// Why a frame was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameRefusal {
+    /// It was computed in a turn that is over or was dropped.
+    #[error("a frame of {found}, now is {expected}")]
+    Stale {
+        /// What is open.
+        expected: Turn,
+        /// The frame's.
+        found: Turn,
+    },
+    /// It is not as long as the plan predicts.
+    #[error("a frame of {found} floats for {pass:?}, expected {expected}")]
+    Length {
+        /// Who reads it.
+        pass: Pass,
+        /// Floats the plan predicts.
+        expected: usize,
+        /// Floats there are.
+        found: usize,
+    },
+    /// Its pass is not on this stage.
+    #[error("a frame for {pass:?}, which is not on this stage")]
+    Elsewhere {
+        /// Who reads it.
+        pass: Pass,
+    },
+    /// More frames wait than two steps have.
+    #[error("more than {limit} frames wait")]
+    Full {
+        /// Frames that may wait.
+        limit: usize,
+    },
+}
+
+type Key = (Turn, Lap, Flow, Pass);
+
+/// Frames by what they are for. Bounded: a neighbour runs ahead by a step at most.
+pub(super) struct Inbox {
+    frames: BTreeMap<Key, Vec<f32>>,
+    limit: usize,
+    frame_len: usize,
+}
+
+impl Inbox {
+    /// An inbox for frames of `frame_len` floats, at most `limit` of them.
+    pub(super) fn new(frame_len: usize, limit: usize) -> Self {
+        Self { frames: BTreeMap::new(), limit, frame_len }
+    }
+
+    /// Takes a frame in.
+    pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), FrameRefusal> {
+        let Frame { turn, lap, flow, pass, floats } = frame;
+        if turn < now {
+            return Err(FrameRefusal::Stale { expected: now, found: turn });
+        }
+        if floats.len() != self.frame_len {
+            let (expected, found) = (self.frame_len, floats.len());
+            return Err(FrameRefusal::Length { pass, expected, found });
+        }
+        if self.frames.len() >= self.limit {
+            return Err(FrameRefusal::Full { limit: self.limit });
+        }
+        self.frames.insert((turn, lap, flow, pass), floats);
+        Ok(())
+    }
+
+    /// Whether a frame is there.
+    pub(super) fn has(&self, turn: Turn, lap: Lap, flow: Flow, pass: Pass) -> bool {
+        self.frames.contains_key(&(turn, lap, flow, pass))
+    }
+
+    /// Takes a frame out.
+    pub(super) fn take(
+        &mut self,
+        turn: Turn,
+        lap: Lap,
+        flow: Flow,
+        pass: Pass,
+    ) -> Option<Vec<f32>> {
+        self.frames.remove(&(turn, lap, flow, pass))
+    }
+
+    /// Drops everything of turns before `now`.
+    pub(super) fn forget_before(&mut self, now: Turn) {
+        self.frames.retain(|(turn, ..), _| *turn >= now);
+    }
+}

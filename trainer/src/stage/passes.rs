@@ -1,0 +1,341 @@
+//! F, B and W on this stage's chunks, and boundary tensors in and out.
+
+use std::collections::BTreeMap;
+
+use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer, live_passes};
+use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
+
+use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
+use super::frame::{Frame, Lap};
+use super::slots::Slots;
+use crate::data::{Batch, BatchSource};
+use crate::model::{
+    Chunk, Context, Family, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig,
+    PassStash, Scratch, Sizes, model_layers, rotary_angles,
+};
+use crate::plan::stage_memory;
+
+/// A chunk with the memory its passes work in.
+struct ChunkBench<B: Backend> {
+    chunk: Chunk<B>,
+    stashes: Slots<PassStash<B::Buffer>>,
+    logits: Slots<Logits<B::Buffer>>,
+    /// Weight gradients added so far this step: the order rule.
+    accumulated: u32,
+    head_accumulated: u32,
+}
+
+/// A stage's device with everything on it.
+pub(super) struct Bench<B: Backend> {
+    backend: B,
+    model: ModelConfig,
+    shape: MicrobatchShape,
+    chunks: BTreeMap<ChunkIndex, ChunkBench<B>>,
+    scratch: Scratch<B::Buffer>,
+    angles: Option<B::Buffer>,
+    /// What the last F or B left, until a transfer takes it.
+    result: Option<(Flow, Pass, Vec<f32>)>,
+    /// One over the tokens of a step: the loss is their mean.
+    loss_scale: f32,
+}
+
+impl<B: Backend> Bench<B> {
+    pub(super) fn new(
+        setup: &StageSetup,
+        stage: StageIndex,
+        backend: B,
+    ) -> Result<Self, AllocateError> {
+        let StageSetup { model, plan, weights, .. } = setup;
+        let sizes = Sizes { model, shape: plan.batch.microbatch };
+        let live = live_passes(&plan.program);
+        let mut allocated = Bytes(0);
+        let mut make = |len: usize| {
+            allocated += Bytes(backend.buffer_bytes(len));
+            backend.allocate(len)
+        };
+        let scratch = sizes.scratch(&mut make)?;
+        let mut chunks = BTreeMap::new();
+        for (chunk, layers) in plan.chunks_of(stage) {
+            let PassesLive { slots, early_slots } = live[chunk.index()];
+            let has_head = layers.ids().end == model.layer_count();
+            let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
+            let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
+            let logits = if has_head { early_slots } else { 0 };
+            let logits = (0..logits).map(|_| sizes.logits(&mut make));
+            let logits = Slots::new(logits.collect::<Result<_, _>>()?);
+            let chunk_bench = ChunkBench {
+                chunk: Chunk::new(build_layers(&backend, model, layers, weights)?),
+                stashes,
+                logits,
+                accumulated: 0,
+                head_accumulated: 0,
+            };
+            chunks.insert(chunk, chunk_bench);
+        }
+        let angles = match model.family {
+            Family::Gpt2 => None,
+            Family::Llama => Some(rotary_angles(&backend, model, plan.batch.microbatch)?),
+        };
+        if let Some(angles) = &angles {
+            allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
+        }
+        let claim = stage_memory(&backend, model, plan, stage);
+        assert_eq!(allocated, claim.stash + claim.scratch, "the plan claims what is allocated");
+        let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
+        let (model, shape) = (model.clone(), plan.batch.microbatch);
+        Ok(Self { backend, model, shape, chunks, scratch, angles, result: None, loss_scale })
+    }
+
+    pub(super) fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    pub(super) fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(super) fn chunk_indices(&self) -> impl Iterator<Item = ChunkIndex> + '_ {
+        self.chunks.keys().copied()
+    }
+
+    pub(super) fn has_chunk(&self, chunk: ChunkIndex) -> bool {
+        self.chunks.contains_key(&chunk)
+    }
+
+    pub(super) fn frame_len(&self) -> usize {
+        Sizes { model: &self.model, shape: self.shape }.residual()
+    }
+
+    pub(super) fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+        self.chunks.values().flat_map(|bench| bench.chunk.layers())
+    }
+
+    /// The device, and the layers to be updated.
+    pub(super) fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
+        let layers = self.chunks.values_mut().flat_map(|bench| bench.chunk.layers_mut());
+        (&self.backend, layers)
+    }
+
+    pub(super) fn slots_taken(&self) -> usize {
+        self.chunks.values().map(|bench| bench.stashes.taken() + bench.logits.taken()).sum()
+    }
+
+    /// Frees what a dropped turn left.
+    pub(super) fn drop_passes(&mut self) {
+        self.result = None;
+        for bench in self.chunks.values_mut() {
+            bench.stashes.release_all();
+            bench.logits.release_all();
+            (bench.accumulated, bench.head_accumulated) = (0, 0);
+        }
+    }
+
+    /// The gradient is complete: the next step's begins anew.
+    ///
+    /// # Panics
+    /// If a microbatch is missing.
+    pub(super) fn freeze(&mut self, microbatch_count: u32) {
+        for bench in self.chunks.values_mut() {
+            assert_eq!(bench.accumulated, microbatch_count, "every microbatch is in the gradient");
+            if bench.chunk.has_head() {
+                assert_eq!(bench.head_accumulated, microbatch_count, "in the head's as well");
+            }
+            (bench.accumulated, bench.head_accumulated) = (0, 0);
+        }
+    }
+
+    fn context(
+        &mut self,
+        chunk: ChunkIndex,
+    ) -> (Context<'_, B>, &mut ChunkBench<B>, &mut Scratch<B::Buffer>) {
+        let context = Context {
+            backend: &self.backend,
+            model: &self.model,
+            shape: self.shape,
+            angles: self.angles.as_ref(),
+        };
+        let bench = self.chunks.get_mut(&chunk).expect("a pass of this stage's chunks");
+        (context, bench, &mut self.scratch)
+    }
+
+    /// F; yields the loss if the chunk has the head.
+    pub(super) fn forward(
+        &mut self,
+        pass: Pass,
+        batch: &Batch,
+        input: Option<Vec<f32>>,
+    ) -> Option<f64> {
+        let (context, bench, _) = self.context(pass.chunk);
+        let stash = bench.stashes.acquire(pass.microbatch);
+        if let Some(input) = input {
+            bench.chunk.set_input(context.backend, &input, stash);
+        }
+        let logits = bench.chunk.has_head().then(|| bench.logits.acquire(pass.microbatch));
+        let loss = bench.chunk.forward(&context, batch, stash, logits);
+        if loss.is_none() {
+            let output = bench.chunk.output(context.backend, stash);
+            self.result = Some((Flow::Forward, pass, output));
+        }
+        loss
+    }
+
+    /// F whose stash nobody reads.
+    pub(super) fn forward_only(
+        &mut self,
+        pass: Pass,
+        batch: &Batch,
+        input: Option<Vec<f32>>,
+    ) -> Option<f64> {
+        let loss = self.forward(pass, batch, input);
+        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        bench.stashes.release(pass.microbatch);
+        if bench.chunk.has_head() {
+            bench.logits.release(pass.microbatch);
+        }
+        loss
+    }
+
+    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>) {
+        let loss = (batch, self.loss_scale);
+        let (context, bench, scratch) = self.context(pass.chunk);
+        let stash = bench.stashes.get(pass.microbatch);
+        if let Some(gradient) = gradient {
+            bench.chunk.set_gradient(context.backend, &gradient, stash);
+        }
+        let logits = bench.chunk.has_head().then(|| bench.logits.get(pass.microbatch));
+        bench.chunk.backward_input(&context, loss, stash, logits, scratch);
+        if !bench.chunk.has_embedding() {
+            let output = bench.chunk.input_gradient(context.backend, stash);
+            self.result = Some((Flow::Backward, pass, output));
+        }
+    }
+
+    /// W of the head's matrix, after which nobody reads the logits.
+    fn head_weights(&mut self, pass: Pass) {
+        let (context, bench, _) = self.context(pass.chunk);
+        let accumulate = next_in_order(pass.microbatch, &mut bench.head_accumulated);
+        let stash = bench.stashes.get(pass.microbatch);
+        let logits = bench.logits.get(pass.microbatch);
+        bench.chunk.head_weights(&context, stash, logits, accumulate);
+        bench.logits.release(pass.microbatch);
+    }
+
+    /// W of what is left, after which nobody reads the stash.
+    fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
+        let (_, bench, _) = self.context(pass.chunk);
+        if bench.chunk.has_head() && bench.head_accumulated == pass.microbatch.0 {
+            self.head_weights(pass);
+        }
+        let (context, bench, _) = self.context(pass.chunk);
+        let accumulate = next_in_order(pass.microbatch, &mut bench.accumulated);
+        let stash = bench.stashes.get(pass.microbatch);
+        bench.chunk.backward_weights(&context, batch, stash, accumulate);
+        bench.stashes.release(pass.microbatch);
+    }
+
+    /// What the last F or B left.
+    pub(super) fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+        match self.result.take() {
+            Some((of_flow, of_pass, floats)) if (of_flow, of_pass) == (flow, pass) => floats,
+            other => panic!(
+                "the result of {pass:?} is passed on at once, found {:?}",
+                other.map(|r| r.1)
+            ),
+        }
+    }
+}
+
+/// The order rule: gradients add up in microbatch order, whenever W runs.
+fn next_in_order(microbatch: MicrobatchIndex, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(microbatch.0, *accumulated, "W adds microbatches in order");
+    *accumulated += 1;
+    if microbatch.0 == 0 { Accumulate::Start } else { Accumulate::Add }
+}
+
+fn build_layers<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    layers: LayerRange,
+    weights: &InitialWeights,
+) -> Result<Vec<LayerState<B>>, AllocateError> {
+    let specs = model_layers(model);
+    let build = |layer: u32| {
+        let spec = specs[layer as usize].clone();
+        let weights = weights.of_layer(&spec);
+        LayerState::new(backend, model, spec, &weights)
+    };
+    layers.ids().map(build).collect()
+}
+
+impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+    fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        self.source.training(step, microbatch)
+    }
+
+    /// The operand of a pass, if it comes from another chunk.
+    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Vec<f32>> {
+        let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
+        let is_end = match flow {
+            Flow::Forward => pass.chunk.0 == 0,
+            Flow::Backward => pass.chunk == self.setup.plan.placement().last_chunk(),
+        };
+        assert_eq!(operand.is_none(), is_end, "the operand of {pass:?} was received");
+        operand
+    }
+
+    pub(super) fn run_pass(&mut self, compute: Compute, pass: Pass) {
+        let batch = self.training_batch(self.turn.step, pass.microbatch);
+        match compute {
+            Compute::F => {
+                let input = self.take_operand(Flow::Forward, pass);
+                let loss = self.bench.forward(pass, &batch, input);
+                if loss.is_some() {
+                    self.losses[pass.microbatch.index()] = loss;
+                }
+            }
+            Compute::B => {
+                let gradient = self.take_operand(Flow::Backward, pass);
+                self.bench.backward_input(pass, &batch, gradient);
+            }
+            Compute::WE => self.bench.head_weights(pass),
+            Compute::W => self.bench.backward_weights(pass, &batch),
+            Compute::BW => {
+                let gradient = self.take_operand(Flow::Backward, pass);
+                self.bench.backward_input(pass, &batch, gradient);
+                self.bench.backward_weights(pass, &batch);
+            }
+        }
+    }
+
+    pub(super) fn run_transfer(
+        &mut self,
+        transfer: Transfer,
+        flow: Flow,
+        pass: Pass,
+    ) -> Option<Wait> {
+        let neighbour = match flow {
+            Flow::Forward => ChunkIndex(pass.chunk.0 + 1),
+            Flow::Backward => ChunkIndex(pass.chunk.0.wrapping_sub(1)),
+        };
+        let reader = Pass { chunk: neighbour, ..pass };
+        match transfer {
+            Transfer::Receive => {
+                let is_here = self.inbox.has(self.turn, Lap::Training, flow, pass);
+                return (!is_here).then_some(Wait::Frame { flow, pass });
+            }
+            Transfer::Send => {
+                let floats = self.bench.take_result(flow, pass);
+                self.send_frame(flow, reader, Lap::Training, floats);
+            }
+            Transfer::Local => {
+                let floats = self.bench.take_result(flow, pass);
+                let frame =
+                    Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, floats };
+                let kept = self.inbox.insert(self.turn, frame);
+                assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,84 @@
+//! Memory for microbatches in flight: as many slots as the plan claims, allocated once.
+
+use zbelastic_types::MicrobatchIndex;
+
+/// Slots for one kind of stash. A microbatch takes one at its F and gives it back when its last
+/// reader has run.
+pub(super) struct Slots<T> {
+    slots: Vec<(Option<MicrobatchIndex>, T)>,
+}
+
+impl<T> Slots<T> {
+    pub(super) fn new(stashes: Vec<T>) -> Self {
+        Self { slots: stashes.into_iter().map(|stash| (None, stash)).collect() }
+    }
+
+    /// Takes a free slot for `microbatch`.
+    ///
+    /// # Panics
+    /// If there is none: the plan claimed too few.
+    pub(super) fn acquire(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+        let count = self.slots.len();
+        let free = self.slots.iter_mut().find(|(holder, _)| holder.is_none());
+        let (holder, stash) =
+            free.unwrap_or_else(|| panic!("the plan claims {count} slots, all are taken"));
+        *holder = Some(microbatch);
+        stash
+    }
+
+    /// The slot of `microbatch`.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub(super) fn get(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+        let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
+        &mut slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).1
+    }
+
+    /// Gives the slot of `microbatch` back.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub(super) fn release(&mut self, microbatch: MicrobatchIndex) {
+        let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
+        slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).0 = None;
+    }
+
+    /// Gives all slots back.
+    pub(super) fn release_all(&mut self) {
+        self.slots.iter_mut().for_each(|(holder, _)| *holder = None);
+    }
+
+    /// Slots taken.
+    pub(super) fn taken(&self) -> usize {
+        self.slots.iter().filter(|(holder, _)| holder.is_some()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Slots;
+    use zbelastic_types::MicrobatchIndex;
+
+    #[test]
+    fn slots_are_found_again_by_microbatch_and_can_be_taken_anew() {
+        let mut slots = Slots::new(vec![0, 0]);
+        *slots.acquire(MicrobatchIndex(3)) = 30;
+        *slots.acquire(MicrobatchIndex(5)) = 50;
+        assert_eq!((*slots.get(MicrobatchIndex(3)), *slots.get(MicrobatchIndex(5))), (30, 50));
+        slots.release(MicrobatchIndex(3));
+        assert_eq!(slots.taken(), 1);
+        *slots.acquire(MicrobatchIndex(6)) = 60;
+        assert_eq!((*slots.get(MicrobatchIndex(5)), *slots.get(MicrobatchIndex(6))), (50, 60));
+        slots.release_all();
+        assert_eq!(slots.taken(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "the plan claims 1 slots")]
+    fn one_slot_too_many_is_our_own_mistake() {
+        let mut slots = Slots::new(vec![()]);
+        slots.acquire(MicrobatchIndex(0));
+        slots.acquire(MicrobatchIndex(1));
+    }
+}

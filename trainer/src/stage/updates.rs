@@ -1,0 +1,260 @@
+//! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
+
+use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, Turn};
+use zbelastic_kernels::Backend;
+use zbelastic_schedule::{Update, Window};
+use zbelastic_types::{StageIndex, Step};
+
+use super::engine::{Activity, Output, Pending, Phase, Progress, StageEngine, Wait};
+use super::evaluation::Evaluation;
+use crate::data::BatchSource;
+use crate::optimizer::{self, commit, compute_candidate, drop_candidate, skip, square_sums};
+
+impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+    pub(super) fn run_update(&mut self, update: Update) -> Option<Wait> {
+        match update {
+            Update::Report => {
+                self.freeze_and_report();
+                None
+            }
+            Update::Step => self.step(),
+            Update::GatePrevious => self.gate_previous(),
+            Update::GateThis => self.gate_this(),
+            Update::Commit => {
+                self.commit_pending();
+                None
+            }
+        }
+    }
+
+    fn freeze_and_report(&mut self) {
+        self.bench.freeze(self.setup.plan.batch.microbatch_count);
+        assert_eq!(self.bench.slots_taken(), 0, "the last W freed the last slot");
+        let (step, setup) = (self.turn.step, self.setup.clone());
+        let replays = if self.replayed.0 == step { self.replayed.1 } else { 0 };
+        let (backend, layers) = self.bench.update_layers();
+        let mut sums = Vec::new();
+        for layer in layers {
+            for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
+                injection.apply(backend, layer);
+            }
+            sums.extend(square_sums(backend, layer));
+        }
+        let has_loss = self.losses.iter().any(Option::is_some);
+        let loss_sum = has_loss.then(|| {
+            let losses = self.losses.iter().map(|loss| loss.expect("every microbatch has a loss"));
+            losses.fold(0.0, |sum, loss| sum + loss)
+        });
+        let report = self.half.report(self.stage, sums, loss_sum);
+        self.outbox.push_back(Output::Report(report.clone()));
+        self.report = Some(report);
+    }
+
+    fn step(&mut self) -> Option<Wait> {
+        match self.setup.plan.program.window {
+            Some(Window::One) => self.step_ahead(),
+            Some(Window::Zero) | None => {
+                let pending = self.pending.expect("the gate stands before the step");
+                self.follow_order(pending);
+                None
+            }
+        }
+    }
+
+    /// STEP before the verdict. If the sums so far speak against it, or the verdict is there
+    /// already, there is nothing to try: the verdict is waited for and carried out.
+    fn step_ahead(&mut self) -> Option<Wait> {
+        if self.seal.is_some() {
+            self.settle_open_step();
+            return None;
+        }
+        // Without a report the gate was closed before, and only the verdict is missing.
+        let Some(report) = &self.report else { return Some(Wait::Seal(self.half.open_turn())) };
+        let received = match self.stage {
+            StageIndex(0) => None,
+            _ => match self.prefix.take_if(|prefix| prefix.turn == self.turn) {
+                Some(prefix) => Some(prefix),
+                None => return Some(Wait::Prefix),
+            },
+        };
+        let prefix = Prefix::of(report, received.as_ref());
+        self.report = None;
+        let to = self.stage.next();
+        if to.0 < self.setup.plan.placement().stage_count() {
+            self.outbox.push_back(Output::Prefix { to, prefix });
+        }
+        match self.half.gate(&prefix) {
+            Gate::Open => {
+                self.compute_candidate(self.turn.step, self.half.updates() + 1, 1.0);
+                None
+            }
+            Gate::ClosedLarge | Gate::ClosedNonfinite => Some(Wait::Seal(self.half.open_turn())),
+        }
+    }
+
+    /// Waits for the verdict on the step before this one.
+    fn gate_previous(&mut self) -> Option<Wait> {
+        let open = self.half.open_turn();
+        if open.step == self.turn.step {
+            return None;
+        }
+        let Some(pending) = self.apply_seal() else { return Some(Wait::Seal(open)) };
+        let Application { candidate, drops_ahead, next, .. } = pending.application;
+        assert!(!drops_ahead && next == self.turn, "what was overruled never reaches its gate");
+        assert_eq!(candidate, CandidateOrder::Stay, "who went ahead has a candidate");
+        self.pending = Some(pending);
+        None
+    }
+
+    /// Drops work that ran ahead of a verdict which overruled it, or which ends the run. Looked at
+    /// before every operation and not only at the gate, because a stage that waits for a neighbour
+    /// who has already turned back would wait for ever.
+    pub(super) fn drop_if_overruled(&mut self) -> Option<Progress> {
+        let open = self.half.open_turn();
+        let seal = self.seal.filter(|_| open.step != self.turn.step)?;
+        let is_over = seal.verdict.is_final() && self.is_last(open.step);
+        if seal.next_turn() == self.turn && !is_over {
+            return None;
+        }
+        let pending = self.apply_seal().expect("looked at above");
+        self.bench.drop_passes();
+        self.carry_out(pending);
+        if is_over {
+            self.phase = Phase::Finished;
+        } else {
+            self.go_back(pending);
+        }
+        Some(Progress::Ran(Activity::Settled { turn: open }))
+    }
+
+    /// Begins the turn that a verdict leads to.
+    fn go_back(&mut self, pending: Pending) {
+        let (step, next) = (pending.seal.turn.step, pending.application.next);
+        if next.step == step {
+            let before = if self.replayed.0 == step { self.replayed.1 } else { 0 };
+            self.replayed = (step, before + 1);
+        }
+        self.begin(next);
+    }
+
+    fn gate_this(&mut self) -> Option<Wait> {
+        let open = self.half.open_turn();
+        match self.apply_seal() {
+            Some(pending) => {
+                self.pending = Some(pending);
+                None
+            }
+            None => Some(Wait::Seal(open)),
+        }
+    }
+
+    fn apply_seal(&mut self) -> Option<Pending> {
+        let seal = self.seal.take()?;
+        let application = self.half.apply(&seal).expect("a seal is checked when it arrives");
+        (self.report, self.prefix) = (None, None);
+        Some(Pending { application, seal })
+    }
+
+    /// COMMIT. With nothing pending there was no step before this one.
+    fn commit_pending(&mut self) {
+        let Some(pending) = self.pending.take() else { return };
+        self.commit_moments(pending);
+        if self.setup.plan.program.window == Some(Window::Zero) {
+            self.after_verdict(pending);
+        }
+    }
+
+    /// Applies the verdict on the open step at once and goes where it leads.
+    fn settle_open_step(&mut self) {
+        let pending = self.apply_seal().expect("the verdict is there");
+        self.carry_out(pending);
+        self.after_verdict(pending);
+    }
+
+    /// Behind the program, when nothing may run before the verdict.
+    pub(super) fn settle(&mut self) -> Progress {
+        let turn = self.half.open_turn();
+        if self.seal.is_none() {
+            return Progress::Blocked(Wait::Seal(turn));
+        }
+        self.settle_open_step();
+        Progress::Ran(Activity::Settled { turn })
+    }
+
+    pub(super) fn end_program(&mut self) -> Progress {
+        if self.closes_after(self.turn.step) {
+            self.phase = Phase::Settling;
+        } else {
+            self.go_ahead();
+        }
+        self.run_next()
+    }
+
+    /// Where to go once a step's verdict is carried out and nothing ran ahead of it.
+    fn after_verdict(&mut self, pending: Pending) {
+        let next = pending.application.next;
+        let step = pending.seal.turn.step;
+        if next.step == step {
+            self.go_back(pending);
+        } else if self.evaluates_after(step) {
+            self.phase = Phase::Evaluating(Evaluation::new(next, step));
+        } else {
+            self.continue_after(next, step);
+        }
+    }
+
+    /// The next turn, unless the run is over.
+    pub(super) fn continue_after(&mut self, next: Turn, step: Step) {
+        if self.is_last(step) {
+            self.phase = Phase::Finished;
+        } else {
+            self.begin(next);
+        }
+    }
+
+    fn carry_out(&mut self, pending: Pending) {
+        self.follow_order(pending);
+        self.commit_moments(pending);
+    }
+
+    fn compute_candidate(&mut self, step: Step, number: u64, clip: f32) {
+        let setup = self.setup.clone();
+        let lr = setup.optimizer.lr_at(step, setup.step_count);
+        let update = optimizer::Update { config: &setup.optimizer, lr, number, clip };
+        let (backend, layers) = self.bench.update_layers();
+        layers.for_each(|layer| compute_candidate(backend, layer, &update));
+    }
+
+    /// The candidate that a seal orders.
+    fn follow_order(&mut self, pending: Pending) {
+        let Pending { application, seal } = pending;
+        match application.candidate {
+            CandidateOrder::Stay | CandidateOrder::None => {}
+            CandidateOrder::Compute { coefficient } => {
+                self.compute_candidate(seal.turn.step, seal.updates_after, coefficient);
+            }
+            CandidateOrder::Drop => {
+                let (backend, layers) = self.bench.update_layers();
+                layers.for_each(|layer| drop_candidate(backend, layer));
+            }
+        }
+    }
+
+    /// The moments that a seal orders; with them the candidate is the state.
+    fn commit_moments(&mut self, pending: Pending) {
+        let Pending { application, seal } = pending;
+        let step = seal.turn.step;
+        let setup = self.setup.clone();
+        let lr = setup.optimizer.lr_at(step, setup.step_count);
+        let (backend, layers) = self.bench.update_layers();
+        match application.commit {
+            Some(clip) => {
+                let number = seal.updates_after;
+                let update = optimizer::Update { config: &setup.optimizer, lr, number, clip };
+                layers.for_each(|layer| commit(backend, layer, &update, step));
+            }
+            None if seal.verdict.is_final() => layers.for_each(|layer| skip(layer, step)),
+            None => {}
+        }
+    }
+}

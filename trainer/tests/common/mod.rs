@@ -1,0 +1,253 @@
+//! A whole cluster in one thread: stage engines, the leader's half of validation, and a network
+//! that delivers in whatever order a seed draws.
+
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{
+    GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
+};
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::{Corpus, Cut};
+use zbelastic_trainer::digest::{StateDigest, layer_digests, state_digest};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::random::{Purpose, Stream};
+use zbelastic_trainer::stage::{Event, InitialWeights, Output, Progress, StageEngine, StageSetup};
+use zbelastic_types::{Generation, StageIndex, Step};
+
+/// A model small enough to train hundreds of times in a test.
+pub fn tiny_model(family: Family) -> ModelConfig {
+    let (kv_heads, mlp_width) = match family {
+        Family::Gpt2 => (4, 32),
+        Family::Llama => (2, 20),
+    };
+    ModelConfig {
+        family,
+        blocks: 4,
+        width: 16,
+        heads: 4,
+        kv_heads,
+        head_width: 4,
+        mlp_width,
+        vocabulary: 128,
+        positions: 8,
+        norm_epsilon: 1e-5,
+        rope_theta: 10_000.0,
+        tied: false,
+    }
+}
+
+/// Twelve microbatches: every schedule exists for one to four stages.
+pub const BATCH: BatchShape = BatchShape {
+    microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 },
+    microbatch_count: 12,
+};
+
+pub fn optimizer() -> OptimizerConfig {
+    OptimizerConfig {
+        lr: 1e-2,
+        lr_min: 0.0,
+        warmup: 2,
+        decay: LrDecay::Cosine,
+        betas: [0.9, 0.95],
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decay_on: DecayOn::Matrices,
+    }
+}
+
+pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
+    StageSetup {
+        model,
+        plan,
+        optimizer: optimizer(),
+        clip_norm: Some(1.0),
+        step_count,
+        evaluate_every: 0,
+        weights: InitialWeights::Drawn { seed: 3 },
+        injections: Vec::new(),
+    }
+}
+
+pub fn plan(model: &ModelConfig, kind: ScheduleKind, stage_count: u32, window: Window) -> Plan {
+    let request = PlanRequest { model, batch: BATCH, kind, stage_count, window };
+    Plan::new(request).expect("a legal plan")
+}
+
+/// Text of letters with some structure to learn.
+pub fn corpus() -> Arc<Corpus> {
+    let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
+    let draws = Stream::new(1, Purpose::Sampling, 0);
+    let text: Vec<u8> =
+        (0..900).flat_map(|i| words[draws.block(i)[0] as usize % words.len()].bytes()).collect();
+    let cut = Cut {
+        shape: BATCH.microbatch,
+        microbatch_count: BATCH.microbatch_count,
+        held_out_share: 0.05,
+        seed: 5,
+        vocabulary: 128,
+    };
+    Arc::new(Corpus::new(text, &cut).expect("long enough"))
+}
+
+pub fn policy(clip_norm: Option<f64>, nonfinite: NonfinitePolicy) -> GuardPolicy {
+    GuardPolicy { clip_norm, nonfinite, replays_max: 1, spike_deviations: None }
+}
+
+/// What a run showed.
+pub struct Outcome {
+    pub digest: StateDigest,
+    pub seals: Vec<Seal>,
+    /// Steps done and mean loss of each evaluation.
+    pub evaluations: Vec<(u64, f64)>,
+    /// Steps in which a candidate was dropped.
+    pub rollbacks: usize,
+    /// Events that were refused, by stage.
+    pub refusals: usize,
+}
+
+impl Outcome {
+    pub fn verdicts(&self, name: &str) -> usize {
+        self.seals.iter().filter(|seal| seal.verdict.name() == name).count()
+    }
+}
+
+/// A cluster of stages on this thread.
+pub struct Cluster {
+    engines: Vec<StageEngine<CpuBackend, Arc<Corpus>>>,
+    /// By sender and receiver; the leader is number `u32::MAX`.
+    wires: BTreeMap<(u32, u32), VecDeque<Wire>>,
+    ledger: Ledger,
+    leader: Leader,
+    draws: Stream,
+    drawn: u64,
+    halt_after: Option<u64>,
+}
+
+enum Wire {
+    Event(Event),
+    Report(zbelastic_consensus::validation::Report),
+}
+
+const LEADER: u32 = u32::MAX;
+
+impl Cluster {
+    pub fn new(setup: &StageSetup, policy: GuardPolicy, threads: usize, seed: u64) -> Self {
+        let shared = Arc::new(setup.clone());
+        let corpus = corpus();
+        let stages = (0..setup.plan.placement().stage_count()).map(StageIndex);
+        let engines = stages
+            .map(|stage| {
+                let backend = CpuBackend::new(threads).expect("threads");
+                StageEngine::new(shared.clone(), stage, backend, corpus.clone()).expect("memory")
+            })
+            .collect();
+        let ledger = Ledger::new(Generation(0), Step(0), 0);
+        let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
+        let draws = Stream::new(seed, Purpose::Sampling, 7);
+        let wires = BTreeMap::new();
+        Self { engines, wires, ledger, leader, draws, drawn: 0, halt_after: None }
+    }
+
+    /// Ends the run after so many steps.
+    pub fn halt_after(mut self, steps: u64) -> Self {
+        self.halt_after = Some(steps);
+        self
+    }
+
+    fn draw(&mut self, below: usize) -> usize {
+        self.drawn += 1;
+        self.draws.block(self.drawn)[0] as usize % below
+    }
+
+    fn send(&mut self, from: u32, to: u32, wire: Wire) {
+        self.wires.entry((from, to)).or_default().push_back(wire);
+    }
+
+    /// Runs to the end: at each turn either a stage takes its next operation or a message arrives.
+    pub fn run(mut self) -> Outcome {
+        let mut outcome = Outcome {
+            digest: StateDigest([0; 32]),
+            seals: Vec::new(),
+            evaluations: Vec::new(),
+            rollbacks: 0,
+            refusals: 0,
+        };
+        let mut idle = 0;
+        loop {
+            let busy: Vec<_> =
+                self.wires.iter().filter(|(_, q)| !q.is_empty()).map(|(k, _)| *k).collect();
+            let choice = self.draw(self.engines.len() + busy.len());
+            if choice < self.engines.len() {
+                match self.engines[choice].run_next() {
+                    Progress::Ran(_) => idle = 0,
+                    Progress::Blocked(_) | Progress::Finished => idle += 1,
+                }
+                self.collect(choice, &mut outcome);
+            } else {
+                idle = 0;
+                self.deliver(busy[choice - self.engines.len()], &mut outcome);
+            }
+            if self.engines.iter().all(StageEngine::is_finished) {
+                break;
+            }
+            assert!(idle < 10_000, "the cluster stands still");
+        }
+        let tensors = self.engines.iter().flat_map(|engine| {
+            engine.layers().flat_map(|layer| layer_digests(engine.backend(), layer))
+        });
+        outcome.digest = state_digest(tensors.collect(), self.ledger.updates());
+        for engine in &self.engines {
+            assert_eq!(engine.updates(), self.ledger.updates());
+        }
+        outcome
+    }
+
+    fn collect(&mut self, stage: usize, outcome: &mut Outcome) {
+        while let Some(output) = self.engines[stage].poll_output() {
+            let from = stage as u32;
+            match output {
+                Output::Frame { to, frame } => {
+                    self.send(from, to.0, Wire::Event(Event::Frame(frame)));
+                }
+                Output::Prefix { to, prefix } => {
+                    self.send(from, to.0, Wire::Event(Event::Prefix(prefix)));
+                }
+                Output::Report(report) => self.send(from, LEADER, Wire::Report(report)),
+                Output::Evaluated { steps_done, loss_sum, token_count } => {
+                    outcome.evaluations.push((steps_done, loss_sum / token_count as f64));
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, (from, to): (u32, u32), outcome: &mut Outcome) {
+        let queue = self.wires.get_mut(&(from, to)).expect("chosen because it is there");
+        match queue.pop_front().expect("not empty") {
+            Wire::Event(event) => {
+                let refused = self.engines[to as usize].handle(event).is_err();
+                outcome.refusals += usize::from(refused);
+            }
+            Wire::Report(report) => {
+                let counted = self.leader.handle_report(&mut self.ledger, &report);
+                let Some(proposal) = counted.expect("reports are in turn") else { return };
+                self.ledger.apply(&proposal.seal).expect("in turn");
+                outcome.seals.push(proposal.seal);
+                let is_kept = proposal.seal.verdict == Verdict::Keep;
+                outcome.rollbacks += usize::from(proposal.went_ahead && !is_kept);
+                for stage in 0..self.engines.len() as u32 {
+                    if self.halt_after == Some(proposal.seal.turn.step.0 + 1) {
+                        let after = proposal.seal.turn.step;
+                        self.send(LEADER, stage, Wire::Event(Event::Halt { after }));
+                    }
+                    self.send(LEADER, stage, Wire::Event(Event::Seal(proposal.seal)));
+                }
+            }
+        }
+    }
+}

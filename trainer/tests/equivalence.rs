@@ -1,0 +1,223 @@
+//! The pipeline against the serial reference: the same bits, whatever the number of stages, the
+//! split, the schedule, the window, the threads, the clipping and the rollbacks.
+
+mod common;
+
+use common::{BATCH, Cluster, corpus, plan, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
+use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
+use zbelastic_types::Step;
+
+const STEPS: u64 = 6;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 3;
+
+/// The digest of a serial run, and how often each step was clipped.
+fn serial(setup: &StageSetup, skipped: &[u64]) -> (StateDigest, Vec<f64>) {
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(setup, backend, corpus()).expect("memory");
+    let step = |step| run.step(Step(step), skipped.contains(&(step + 1))).norm;
+    let norms = (0..setup.step_count).map(step).collect();
+    (run.digest(), norms)
+}
+
+fn base(model: &ModelConfig) -> StageSetup {
+    setup(model.clone(), plan(model, ScheduleKind::GPipe, 1, Window::Zero), STEPS)
+}
+
+/// Never clips, clips about half of the steps, clips all.
+fn clip_norms(model: &ModelConfig) -> [(&'static str, Option<f64>); 3] {
+    let mut norms = serial(&base(model), &[]).1;
+    norms.sort_by(f64::total_cmp);
+    let often = f64::midpoint(norms[STEPS as usize / 2 - 1], norms[STEPS as usize / 2]);
+    [("never", None), ("often", Some(often)), ("always", Some(norms[0] / 100.0))]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Injected {
+    Nothing,
+    NanReplayed,
+    NanSkipped,
+}
+
+fn strike(setup: &mut StageSetup, injected: Injected) -> NonfinitePolicy {
+    let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
+    if injected != Injected::Nothing {
+        setup.injections = vec![text.parse().expect("a legal injection")];
+    }
+    match injected {
+        Injected::NanReplayed => NonfinitePolicy::Replay,
+        Injected::Nothing | Injected::NanSkipped => NonfinitePolicy::Skip,
+    }
+}
+
+/// All combinations for one family; `seed` orders the messages.
+fn check_matrix(family: Family, stage_count: u32) {
+    let model = tiny_model(family);
+    let mut seed = u64::from(stage_count);
+    for (clip_name, clip_norm) in clip_norms(&model) {
+        let mut serial_setup = base(&model);
+        serial_setup.clip_norm = clip_norm;
+        let straight = serial(&serial_setup, &[]).0;
+        let skipping = serial(&serial_setup, &[STRUCK]).0;
+        assert_ne!(straight, skipping);
+        for kind in ScheduleKind::ALL {
+            for window in [Window::Zero, Window::One] {
+                for threads in [1, 2] {
+                    for injected in [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped]
+                    {
+                        seed += 1;
+                        let mut setup =
+                            setup(model.clone(), plan(&model, kind, stage_count, window), STEPS);
+                        setup.clip_norm = clip_norm;
+                        let policy = policy(clip_norm, strike(&mut setup, injected));
+                        let outcome = Cluster::new(&setup, policy, threads, seed).run();
+                        let case = format!(
+                            "{family:?} {stage_count} stages {kind} window {window} {threads} \
+                             threads clip {clip_name} {injected:?}"
+                        );
+                        let expected = match injected {
+                            Injected::Nothing | Injected::NanReplayed => straight,
+                            Injected::NanSkipped => skipping,
+                        };
+                        assert_eq!(outcome.digest, expected, "{case}");
+                        let replays = usize::from(injected == Injected::NanReplayed);
+                        assert_eq!(outcome.verdicts("replay"), replays, "{case}");
+                        let skips = usize::from(injected == Injected::NanSkipped);
+                        assert_eq!(outcome.verdicts("skip"), skips, "{case}");
+                        let kept = outcome.verdicts("keep");
+                        match clip_name {
+                            "never" => assert_eq!(outcome.verdicts("clip"), 0, "{case}"),
+                            "always" => assert_eq!(kept, 0, "{case}"),
+                            _ => assert!(kept > 0 && outcome.verdicts("clip") > 0, "{case}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_stage_equals_the_reference() {
+    check_matrix(Family::Gpt2, 1);
+}
+
+#[test]
+fn two_stages_equal_the_reference() {
+    check_matrix(Family::Gpt2, 2);
+}
+
+#[test]
+fn three_stages_equal_the_reference() {
+    check_matrix(Family::Llama, 3);
+}
+
+#[test]
+fn four_stages_equal_the_reference() {
+    check_matrix(Family::Llama, 4);
+}
+
+#[test]
+fn uneven_splits_equal_the_reference() {
+    let model = tiny_model(Family::Gpt2);
+    let mut serial_setup = base(&model);
+    serial_setup.clip_norm = Some(0.5);
+    let (expected, _) = serial(&serial_setup, &[]);
+    let check = |kind, stage_count, ends: &[u32]| {
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let chunks = starts.zip(ends).map(|(start, end)| LayerRange::new(start, *end)).collect();
+        let window = Window::One;
+        let request = PlanRequest { model: &model, batch: BATCH, kind, stage_count, window };
+        let plan = Plan::with_chunks(request, chunks).expect("a legal split");
+        let mut setup = setup(model.clone(), plan, STEPS);
+        setup.clip_norm = Some(0.5);
+        let policy = policy(Some(0.5), NonfinitePolicy::Skip);
+        let outcome = Cluster::new(&setup, policy, 1, 77).run();
+        assert_eq!(outcome.digest, expected, "{kind} {ends:?}");
+    };
+    check(ScheduleKind::ZbH1, 2, &[1, 10]);
+    check(ScheduleKind::ZbH2, 2, &[9, 10]);
+    check(ScheduleKind::OneFOneB, 3, &[2, 9, 10]);
+    check(ScheduleKind::ZbH2, 4, &[4, 5, 6, 10]);
+    check(ScheduleKind::GPipe, 4, &[1, 2, 3, 10]);
+    check(ScheduleKind::Interleaved, 3, &[1, 2, 6, 7, 8, 10]);
+    check(ScheduleKind::ZbV, 3, &[2, 3, 5, 6, 8, 10]);
+    check(ScheduleKind::ZbV, 2, &[4, 5, 6, 10]);
+}
+
+#[test]
+fn held_out_loss_is_the_references_and_changes_nothing() {
+    let model = tiny_model(Family::Llama);
+    let mut serial_setup = base(&model);
+    serial_setup.clip_norm = Some(0.5);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(&serial_setup, backend, corpus()).expect("memory");
+    let mut expected = Vec::new();
+    for step in 0..STEPS {
+        run.step(Step(step), false);
+        if (step + 1) % 2 == 0 {
+            expected.push((step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some")));
+        }
+    }
+    assert!(expected.len() == 3 && expected[2].1 < expected[0].1, "{expected:?}");
+    for kind in ScheduleKind::ALL {
+        for window in [Window::Zero, Window::One] {
+            let mut setup = setup(model.clone(), plan(&model, kind, 3, window), STEPS);
+            (setup.clip_norm, setup.evaluate_every) = (Some(0.5), 2);
+            let policy = policy(Some(0.5), NonfinitePolicy::Skip);
+            let outcome = Cluster::new(&setup, policy, 1, 5).run();
+            assert_eq!(outcome.digest, run.digest(), "{kind} {window}");
+            assert_eq!(outcome.evaluations, expected, "{kind} {window}");
+        }
+    }
+}
+
+#[test]
+fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
+    let model = tiny_model(Family::Gpt2);
+    let mut serial_setup = base(&model);
+    serial_setup.clip_norm = Some(0.5);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(&serial_setup, backend, corpus()).expect("memory");
+    for step in 0..3 {
+        run.step(Step(step), false);
+    }
+    for seed in 0..20 {
+        for kind in [ScheduleKind::ZbH2, ScheduleKind::ZbV, ScheduleKind::OneFOneB] {
+            let mut setup = setup(model.clone(), plan(&model, kind, 4, Window::One), STEPS);
+            setup.clip_norm = Some(0.5);
+            let policy = policy(Some(0.5), NonfinitePolicy::Skip);
+            let outcome = Cluster::new(&setup, policy, 1, seed).halt_after(3).run();
+            assert_eq!(outcome.digest, run.digest(), "{kind}, seed {seed}");
+            assert_eq!(outcome.seals.len(), 3);
+        }
+    }
+}
+
+#[test]
+fn rollbacks_happen_and_the_order_of_messages_changes_nothing() {
+    let model = tiny_model(Family::Gpt2);
+    let (_, norms) = serial(&base(&model), &[]);
+    // Above what the first stages contribute, below the whole: gates open and verdicts clip.
+    let clip_norm = Some(norms.iter().copied().fold(f64::INFINITY, f64::min) * 0.97);
+    let mut serial_setup = base(&model);
+    serial_setup.clip_norm = clip_norm;
+    let (expected, _) = serial(&serial_setup, &[]);
+    let mut rollbacks = 0;
+    for seed in 0..40 {
+        let mut setup =
+            setup(model.clone(), plan(&model, ScheduleKind::ZbH2, 4, Window::One), STEPS);
+        setup.clip_norm = clip_norm;
+        let outcome = Cluster::new(&setup, policy(clip_norm, NonfinitePolicy::Skip), 1, seed).run();
+        assert_eq!(outcome.digest, expected, "seed {seed}");
+        rollbacks += outcome.rollbacks;
+    }
+    assert!(rollbacks > 40, "only {rollbacks} candidates were dropped");
+}

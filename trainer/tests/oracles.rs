@@ -1,0 +1,204 @@
+//! Figures made by others: transformers' models and PyTorch's AdamW. The folder is named by
+//! `ZBELASTIC_ORACLES`; without it these tests print a line and pass.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use zbelastic_kernels::{Backend, CpuBackend, View};
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::{Batch, BatchSource};
+use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
+use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_types::{MicrobatchIndex, Step};
+
+fn oracles() -> Option<PathBuf> {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
+    let folder = std::env::var_os("ZBELASTIC_ORACLES").map_or(default.into(), PathBuf::from);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    println!("skipped: no oracles; name their folder in ZBELASTIC_ORACLES");
+    None
+}
+
+/// Token ids of every step, one sequence a microbatch.
+struct Given {
+    ids: Vec<i32>,
+    sequences: usize,
+    tokens: usize,
+}
+
+impl BatchSource for Given {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        let row = step.0 as usize * self.sequences + microbatch.index();
+        let ids = self.ids[row * self.tokens..][..self.tokens].iter().map(|id| *id as u32);
+        let ids: Vec<u32> = ids.collect();
+        Batch { inputs: ids[..self.tokens - 1].to_vec(), targets: ids[1..].to_vec() }
+    }
+
+    fn held_out(&self, _: u32) -> Option<Batch> {
+        None
+    }
+}
+
+struct Expected {
+    floats: BTreeMap<String, Vec<f32>>,
+    ids: Vec<i32>,
+    ids_shape: Vec<usize>,
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+}
+
+impl Expected {
+    fn read(folder: &std::path::Path) -> Self {
+        let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
+        let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
+        let mut floats = BTreeMap::new();
+        let (mut ids, mut ids_shape) = (Vec::new(), Vec::new());
+        for (name, view) in tensors.tensors() {
+            let words = view.data().as_chunks::<4>().0;
+            if name == "input_ids" {
+                ids = words.iter().map(|word| i32::from_le_bytes(*word)).collect();
+                ids_shape = view.shape().to_vec();
+            } else {
+                floats.insert(name, words.iter().map(|w| f32::from_le_bytes(*w)).collect());
+            }
+        }
+        let json = std::fs::read_to_string(folder.join("expected.json")).expect("readable");
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let column = |key: &str| {
+            let steps = json["trajectory"].as_array().expect("a list").iter();
+            steps.map(|step| step[key].as_f64().expect("a number")).collect()
+        };
+        Self { floats, ids, ids_shape, losses: column("loss"), norms: column("grad_norm") }
+    }
+}
+
+fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageSetup {
+    let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
+    let batch = BatchShape { microbatch, microbatch_count: shape[1] as u32 };
+    let (kind, window) = (ScheduleKind::ZbH1, Window::One);
+    let request = PlanRequest { model, batch, kind, stage_count: 1, window };
+    StageSetup {
+        model: model.clone(),
+        plan: Plan::new(request).expect("one stage is always legal"),
+        optimizer: OptimizerConfig {
+            lr: 1e-3,
+            lr_min: 0.0,
+            warmup: 0,
+            decay: LrDecay::Constant,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            decay_on: DecayOn::All,
+        },
+        clip_norm: Some(1.0),
+        step_count: shape[0] as u64,
+        evaluate_every: 0,
+        weights: InitialWeights::Given(Arc::new(weights)),
+        injections: Vec::new(),
+    }
+}
+
+fn floats_of<B: Backend>(
+    backend: &B,
+    layers: &[LayerState<B>],
+    which: impl Fn(&LayerState<B>) -> &B::Buffer,
+) -> Vec<Vec<f32>> {
+    let download = |layer: &LayerState<B>| {
+        let mut floats = vec![0.0; layer.spec.len()];
+        backend.download(View::new(which(layer), 0..floats.len()), &mut floats);
+        floats
+    };
+    layers.iter().map(download).collect()
+}
+
+/// The largest difference, relative to the largest value of the tensor.
+fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs();
+        assert!(error <= error_max * largest, "{what}[{i}]: {found}, expected {expected}");
+    }
+}
+
+#[test]
+fn transformers_models_train_as_they_do_there() {
+    let Some(folder) = oracles() else { return };
+    let mut cases: Vec<_> =
+        std::fs::read_dir(folder.join("hf")).expect("a folder").flatten().collect();
+    cases.sort_by_key(std::fs::DirEntry::path);
+    for case in cases {
+        let (path, name) = (case.path(), case.file_name());
+        let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
+        let model = parse_config(&config).unwrap_or_else(|error| panic!("{name:?}: {error}"));
+        if model.tied {
+            println!("{name:?}: tied weights are not supported yet");
+            continue;
+        }
+        let file = std::fs::read(path.join("model.safetensors")).expect("readable");
+        let weights = import_safetensors(&model, &file).expect("its weights");
+        check_case(&name.to_string_lossy(), &model, weights, &Expected::read(&path));
+    }
+}
+
+fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &Expected) {
+    let setup = setup(model, weights, &expected.ids_shape);
+    let source = Given {
+        ids: expected.ids.clone(),
+        sequences: expected.ids_shape[1],
+        tokens: expected.ids_shape[2],
+    };
+    let logits: Vec<f32> = {
+        let backend = CpuBackend::new(1).expect("one thread");
+        let mut run = Reference::new(&setup, backend, &source).expect("memory");
+        let microbatches = (0..source.sequences as u32).map(MicrobatchIndex);
+        microbatches.flat_map(|m| run.logits(&source.training(Step(0), m))).collect()
+    };
+    for (found, expected) in logits.iter().zip(&expected.floats["logits_step0"]) {
+        assert!((found - expected).abs() <= 1e-5, "{name}: logit {found}, expected {expected}");
+    }
+    let backend = CpuBackend::new(2).expect("two threads");
+    let mut run = Reference::new(&setup, backend, &source).expect("memory");
+    for (step, (loss, norm)) in expected.losses.iter().zip(&expected.norms).enumerate() {
+        let found = run.step(Step(step as u64), false);
+        let error_max = if step == 0 { 1e-5 } else { 1e-4 };
+        let error = (found.loss - loss).abs();
+        assert!(error <= error_max, "{name} step {step}: loss {}, expected {loss}", found.loss);
+        assert!((found.norm / norm - 1.0).abs() < 1e-4, "{name} step {step}: norm {}", found.norm);
+        if step == 0 {
+            let gradients = floats_of(run.backend(), run.layers(), |layer| &layer.g);
+            check_named(name, model, &gradients, "grad_step0.", expected, 1e-4);
+        }
+    }
+    let parameters = floats_of(run.backend(), run.layers(), |layer| &layer.w);
+    check_named(name, model, &parameters, "param_after6.", expected, 1e-3);
+}
+
+/// Compares every tensor of the file whose name begins with `prefix`.
+fn check_named(
+    case: &str,
+    model: &ModelConfig,
+    layers: &[Vec<f32>],
+    prefix: &str,
+    expected: &Expected,
+    error_max: f32,
+) {
+    let named = to_named(model, layers);
+    let there = expected.floats.keys().filter(|name| name.starts_with(prefix)).count();
+    assert_eq!(there, named.len(), "{case}: tensors with {prefix}");
+    for tensor in named {
+        let name = format!("{prefix}{}", tensor.name);
+        compare(&format!("{case} {name}"), &tensor.floats, &expected.floats[&name], error_max);
+    }
+}
