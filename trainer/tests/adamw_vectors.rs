@@ -1,0 +1,232 @@
+//! Optimistic AdamW with validation against vectors that were checked with PyTorch's optimizer:
+//! gates, verdicts, coefficients, candidates and states, bit for bit. The folder is named by
+//! `ZBELASTIC_ORACLES`; without it the test prints a line and passes.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use zbelastic_consensus::validation::{
+    CandidateOrder, Gate, GuardPolicy, Leader, Ledger, NonfinitePolicy, Prefix, StageHalf,
+    TensorSum, Verdict, clip_coefficient,
+};
+use zbelastic_kernels::{Backend, CpuBackend, CpuBuffer, View, ViewMut};
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+use zbelastic_types::{Generation, StageIndex, Step, TensorIndex};
+
+fn vectors() -> Option<Value> {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
+    let folder = std::env::var_os("ZBELASTIC_ORACLES").map_or(default.into(), PathBuf::from);
+    match std::fs::read_to_string(folder.join("adamw_vectors.json")) {
+        Ok(text) => Some(serde_json::from_str(&text).expect("JSON")),
+        Err(_) => {
+            println!("skipped: no adamw_vectors.json; name its folder in ZBELASTIC_ORACLES");
+            None
+        }
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+fn bits(value: &Value) -> Vec<u32> {
+    list(value).iter().map(|x| x.as_u64().expect("a bit pattern") as u32).collect()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    bits(value).into_iter().map(f32::from_bits).collect()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+/// One tensor on the device.
+struct Tensor {
+    index: TensorIndex,
+    is_decayed: bool,
+    w: CpuBuffer,
+    candidate: CpuBuffer,
+    m: CpuBuffer,
+    v: CpuBuffer,
+    g: CpuBuffer,
+}
+
+struct Stage {
+    half: StageHalf,
+    tensors: Vec<Tensor>,
+}
+
+struct Bench {
+    backend: CpuBackend,
+    optimizer: OptimizerConfig,
+}
+
+impl Bench {
+    fn buffer(&self, floats: &[f32]) -> CpuBuffer {
+        let mut buffer = self.backend.allocate(floats.len()).expect("memory");
+        self.backend.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+        buffer
+    }
+
+    fn bits(&self, buffer: &CpuBuffer) -> Vec<u32> {
+        let mut floats = vec![0.0; self.backend.len(buffer)];
+        self.backend.download(View::new(buffer, 0..floats.len()), &mut floats);
+        floats.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn compute_candidate(&self, tensor: &mut Tensor, lr: f64, update: u64, clip: f32) {
+        let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
+        let Tensor { w, candidate, m, v, g, .. } = tensor;
+        let range = 0..self.backend.len(w);
+        self.backend.adamw_candidate(range, w, m, v, g, numbers, candidate);
+    }
+
+    fn commit(&self, tensor: &mut Tensor, lr: f64, update: u64, clip: f32) {
+        let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
+        let Tensor { w, candidate, m, v, g, .. } = tensor;
+        self.backend.adamw_commit(0..self.backend.len(g), g, numbers, m, v);
+        std::mem::swap(w, candidate);
+    }
+}
+
+fn stages(file: &Value, bench: &Bench, ledger: &Ledger) -> Vec<Stage> {
+    let max_norm = number(&file["hyper"]["max_norm"]);
+    let mut next = TensorIndex(0);
+    let decays = list(&file["weight_decay_on"]);
+    let weights = list(&file["initial_w_f32_bits"]).iter().zip(decays);
+    let stage = |(weights, decays): (&Value, &Value)| {
+        let tensors = list(weights).iter().zip(list(decays)).map(|(weights, decayed)| {
+            let index = next;
+            next = next.next();
+            let w = floats(weights);
+            let zeros = vec![0.0; w.len()];
+            let [candidate, m, v, g] = [(); 4].map(|()| bench.buffer(&zeros));
+            let is_decayed = decayed == 1;
+            Tensor { index, is_decayed, w: bench.buffer(&w), candidate, m, v, g }
+        });
+        let tensors = tensors.collect();
+        Stage { half: StageHalf::new(ledger.open_turn(), 0, Some(max_norm)), tensors }
+    };
+    weights.map(stage).collect()
+}
+
+#[test]
+fn vectors_are_met_bit_for_bit() {
+    let Some(file) = vectors() else { return };
+    let hyper = &file["hyper"];
+    let optimizer = OptimizerConfig {
+        lr: 0.0,
+        lr_min: 0.0,
+        warmup: 0,
+        decay: LrDecay::Constant,
+        betas: [number(&hyper["beta1"]), number(&hyper["beta2"])],
+        epsilon: number(&hyper["eps"]),
+        weight_decay: number(&hyper["weight_decay"]),
+        decay_on: DecayOn::All,
+    };
+    let max_norm = number(&hyper["max_norm"]);
+    let policy = GuardPolicy {
+        clip_norm: Some(max_norm),
+        nonfinite: NonfinitePolicy::Skip,
+        replays_max: 0,
+        spike_deviations: None,
+    };
+    let bench = Bench { backend: CpuBackend::new(1).expect("one thread"), optimizer };
+    let mut ledger = Ledger::new(Generation(0), Step(0), 0);
+    let mut stages = stages(&file, &bench, &ledger);
+    let tensor_count = stages.iter().map(|stage| stage.tensors.len() as u32).sum();
+    let mut leader = Leader::new(&ledger, tensor_count, policy);
+    for iteration in list(&file["iterations"]) {
+        check_iteration(iteration, &bench, &mut stages, &mut leader, &mut ledger, max_norm);
+    }
+}
+
+/// The vectors add sums up stage by stage; here they are added tensor by tensor over the whole
+/// model, so that they do not depend on the stages. In f64 that may move the last bit of the norm;
+/// rounded to f32, where it is used, the coefficient must be the same to the bit.
+fn same_to_an_ulp(name: &str, found: f64, expected: f64) {
+    let error = (found / expected - 1.0).abs();
+    assert!(error <= 2.0 * f64::EPSILON, "{name}: {found}, expected {expected}");
+}
+
+fn check_iteration(
+    iteration: &Value,
+    bench: &Bench,
+    stages: &mut [Stage],
+    leader: &mut Leader,
+    ledger: &mut Ledger,
+    max_norm: f64,
+) {
+    let name = format!("iteration {}", iteration["iter"]);
+    let lr = number(&iteration["lr"]);
+    let mut prefix: Option<Prefix> = None;
+    let mut proposal = None;
+    for (index, stage) in stages.iter_mut().enumerate() {
+        let given = list(&iteration["grads_f32_bits"][index]);
+        let mut sums = Vec::new();
+        for (tensor, g) in stage.tensors.iter_mut().zip(given) {
+            tensor.g = bench.buffer(&floats(g));
+            let found = bench.backend.sum_squares(View::new(&tensor.g, 0..bits(g).len()));
+            let (square_sum, nonfinite) = (found.sum, found.nonfinite);
+            sums.push(TensorSum { tensor: tensor.index, square_sum, nonfinite });
+        }
+        let stage_index = StageIndex(index as u32);
+        let loss = (index == 0).then_some(1.0);
+        let report = stage.half.report(stage_index, sums, loss);
+        let sum = Prefix::of(&report, prefix.as_ref());
+        let expected = number(&iteration["norm2_prefix_f64"][index]);
+        if expected >= 0.0 {
+            assert_eq!(sum.square_sum, expected, "{name}: prefix {index}");
+        } else {
+            assert!(!sum.square_sum.is_finite(), "{name}: prefix {index}");
+        }
+        let is_open = stage.half.gate(&sum) == Gate::Open;
+        assert_eq!(is_open, iteration["speculates"][index] == 1, "{name}: gate {index}");
+        if is_open {
+            let candidates = list(&iteration["speculative_w_f32_bits"][index]);
+            for (tensor, expected) in stage.tensors.iter_mut().zip(candidates) {
+                bench.compute_candidate(tensor, lr, stage.half.updates() + 1, 1.0);
+                assert_eq!(bench.bits(&tensor.candidate), bits(expected), "{name}: candidate");
+            }
+        }
+        prefix = Some(sum);
+        proposal = leader.handle_report(ledger, &report).expect("in turn");
+    }
+    let seal = proposal.expect("all stages reported").seal;
+    let verdict = match iteration["decision"].as_u64() {
+        Some(0) => Verdict::Keep,
+        Some(1) => {
+            let coefficient = f64::from_bits(seal.square_sum_bits);
+            let coefficient = clip_coefficient(coefficient, max_norm);
+            same_to_an_ulp(&name, coefficient, number(&iteration["clip_coef_f64"]));
+            let bits = iteration["clip_coef_f32_bits"].as_u64().expect("bits") as u32;
+            Verdict::Clip { coefficient: f32::from_bits(bits) }
+        }
+        _ => Verdict::Skip,
+    };
+    assert_eq!(seal.verdict, verdict, "{name}: verdict");
+    if verdict != Verdict::Skip {
+        same_to_an_ulp(&name, seal.norm(), number(&iteration["global_norm_f64"]));
+    }
+    ledger.apply(&seal).expect("in turn");
+    assert_eq!(ledger.updates(), iteration["step_count_after"].as_u64().expect("a count"));
+    for (index, stage) in stages.iter_mut().enumerate() {
+        let application = stage.half.apply(&seal).expect("in turn");
+        let rolls_back = list(&iteration["rollback_stages"]).contains(&Value::from(index));
+        let had_candidate = iteration["speculates"][index] == 1;
+        assert_eq!(rolls_back, had_candidate && application.drops_ahead, "{name}: rollback");
+        for (t, tensor) in stage.tensors.iter_mut().enumerate() {
+            if let CandidateOrder::Compute { coefficient } = application.candidate {
+                bench.compute_candidate(tensor, lr, seal.updates_after, coefficient);
+            }
+            if let Some(clip) = application.commit {
+                bench.commit(tensor, lr, seal.updates_after, clip);
+            }
+            for (key, buffer) in [("w", &tensor.w), ("m", &tensor.m), ("v", &tensor.v)] {
+                let expected = bits(&iteration[format!("{key}_f32_bits")][index][t]);
+                assert_eq!(bench.bits(buffer), expected, "{name}: {key} of stage {index}");
+            }
+        }
+    }
+}
