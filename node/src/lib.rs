@@ -1,0 +1,1 @@
+//! The process `zbelastic`: command line, configuration, worker threads and run folder.
