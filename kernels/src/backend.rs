@@ -274,6 +274,15 @@ pub struct AdamWNumbers {
     pub clip: f32,
 }
 
+/// A linear layer's matrix and where its parameters lie in their buffer.
+#[derive(Debug)]
+pub struct MatrixPart<'a, M> {
+    /// The parameters, `outputs` by `inputs` in row-major order.
+    pub range: Range<usize>,
+    /// The form in which products read them.
+    pub matrix: &'a mut M,
+}
+
 /// A device that holds tensors and does arithmetic on them.
 pub trait Backend {
     /// A run of 32-bit floats in the device's memory.
@@ -475,7 +484,8 @@ pub trait Backend {
     fn sum_squares(&self, x: View<'_, Self::Buffer>) -> SquareSum;
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
-    /// and writes `candidate` there.
+    /// and writes `candidate` there. The matrices, which lie within `range` in order, are brought
+    /// into the form products read at once, as by [`Backend::load_matrix`].
     #[allow(clippy::too_many_arguments)]
     fn adamw_candidate(
         &self,
@@ -486,6 +496,7 @@ pub trait Backend {
         g: &Self::Buffer,
         numbers: AdamWNumbers,
         candidate: &mut Self::Buffer,
+        matrices: &mut [MatrixPart<'_, Self::Matrix>],
     );
 
     /// The moments after the same step, in place.

@@ -23,7 +23,7 @@ pub use embed::embedding;
 pub use head::{head, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use norm::norms;
-pub use optimizer::{adamw_meets_the_bits, square_sums};
+pub use optimizer::{adamw_loads_matrices, adamw_meets_the_bits, square_sums};
 pub use probe::floats;
 
 /// Instantiates the suite: a module of tests over the devices that `$make` yields, which must all
@@ -37,7 +37,8 @@ macro_rules! conformance {
             $crate::conformance!(@tests $make;
                 linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
                 swiglu, attention, attention_sees_no_future, rotation, embedding, head,
-                head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits
+                head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
+                adamw_loads_matrices
             );
         }
     };

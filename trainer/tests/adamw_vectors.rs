@@ -79,7 +79,7 @@ impl Bench {
         let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
         let Tensor { w, candidate, m, v, g, .. } = tensor;
         let range = 0..self.backend.len(w);
-        self.backend.adamw_candidate(range, w, m, v, g, numbers, candidate);
+        self.backend.adamw_candidate(range, w, m, v, g, numbers, candidate, &mut []);
     }
 
     fn commit(&self, tensor: &mut Tensor, lr: f64, update: u64, clip: f32) {

@@ -1,7 +1,10 @@
 //! Sums of squares and AdamW.
 
-use super::probe::{download, floats, poisoned, upload};
-use crate::backend::{AdamWNumbers, Backend, SQUARE_SUM_CHUNK, View};
+use super::probe::{download, floats, matrix, poisoned, upload};
+use crate::backend::{
+    AdamWNumbers, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
+    SQUARE_SUM_CHUNK, View,
+};
 use crate::reference::{AdamWState, adamw};
 
 /// Index order within chunks, chunks in order, to the bit; what is not finite is counted.
@@ -58,7 +61,8 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
             let [ws, gs] = [&w, &g].map(|x| upload(device, x));
             let (mut ms, mut vs) = (upload(device, &m), upload(device, &v));
             let mut candidate = poisoned(device, len + 2);
-            device.adamw_candidate(inner.clone(), &ws, &ms, &vs, &gs, numbers, &mut candidate);
+            let (range, to) = (inner.clone(), &mut candidate);
+            device.adamw_candidate(range, &ws, &ms, &vs, &gs, numbers, to, &mut []);
             assert_eq!(download(device, &ms), m, "a candidate leaves the moments alone");
             device.adamw_commit(inner.clone(), &gs, numbers, &mut ms, &mut vs);
             let candidate = download(device, &candidate);
@@ -72,6 +76,55 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
                 (m[0], m[len + 1], v[0], v[len + 1])
             );
             assert_eq!(download(device, &ws), w);
+        }
+    }
+}
+
+/// Matrices brought into form with the candidate give the products that loading them gives.
+pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
+    let numbers = AdamWNumbers {
+        decay: 1.0,
+        beta1: 0.9,
+        beta1_rest: 0.1,
+        beta2: 0.95,
+        beta2_rest: 0.05,
+        correction2: 1.0,
+        epsilon: 1e-8,
+        step: -0.1,
+        clip: 1.0,
+    };
+    let shapes =
+        [MatrixShape { outputs: 50, inputs: 400 }, MatrixShape { outputs: 400, inputs: 7 }];
+    let lens = shapes.map(|shape| shape.outputs * shape.inputs);
+    // Something before, between and behind.
+    let starts = [5, 5 + lens[0] + 3];
+    let len = starts[1] + lens[1] + 11;
+    for device in devices {
+        let [w, m, v, g] = [1, 2, 3, 4].map(|seed| upload(device, &floats(len, seed)));
+        let mut candidate = poisoned(device, len);
+        let mut forms =
+            shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
+        let mut parts: Vec<_> = forms
+            .iter_mut()
+            .zip(starts.iter().zip(lens))
+            .map(|(matrix, (start, len))| MatrixPart { range: *start..start + len, matrix })
+            .collect();
+        device.adamw_candidate(0..len, &w, &m, &v, &g, numbers, &mut candidate, &mut parts);
+        for ((shape, start), form) in shapes.into_iter().zip(starts).zip(&forms) {
+            let loaded = download(device, &candidate);
+            let loaded =
+                matrix(device, shape, &loaded[start..start + shape.outputs * shape.inputs]);
+            let (x, dy) = (upload(device, &floats(shape.inputs, 5)), floats(shape.outputs, 6));
+            let dy = upload(device, &dy);
+            let run = |form: &B::Matrix| {
+                let mut y = poisoned(device, shape.outputs);
+                device.linear_forward(1, &x, form, None, ForwardEpilogue::Plain, &mut y);
+                let mut gradient = poisoned(device, shape.inputs);
+                let to = BackwardEpilogue::Plain { gradient: &mut gradient };
+                device.linear_backward_input(1, &dy, form, to);
+                [download(device, &y), download(device, &gradient)].concat()
+            };
+            same_bits(&run(form), &run(&loaded));
         }
     }
 }

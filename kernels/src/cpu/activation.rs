@@ -7,15 +7,17 @@ use crate::backend::Rows;
 
 dispatch!(
     /// `y += bias`.
-    pub(super) fn add_bias(bias: &[f32], y: &mut [f32]) = add_lanes
+    pub(super) fn finish_plain(bias: &[f32], y: &mut [f32]) = finish_plain_lanes
 );
 dispatch!(
-    /// `y = skip + y`.
-    pub(super) fn add_rows(skip: &[f32], y: &mut [f32]) = add_lanes
+    /// `y = skip + (y + bias)`.
+    pub(super) fn finish_add(bias: Option<&[f32]>, skip: &[f32], y: &mut [f32])
+        = finish_add_lanes
 );
 dispatch!(
-    /// `before = y; y = gelu(y)`.
-    pub(super) fn apply_gelu(before: &mut [f32], y: &mut [f32]) = gelu_lanes
+    /// `before = y + bias; y = gelu(before)`.
+    pub(super) fn finish_gelu(bias: Option<&[f32]>, before: &mut [f32], y: &mut [f32])
+        = finish_gelu_lanes
 );
 dispatch!(
     /// `before = gradient * gelu'(before)`.
@@ -23,16 +25,33 @@ dispatch!(
 );
 
 #[inline(always)]
-fn add_lanes<L: Lanes>(addend: &[f32], y: &mut [f32]) {
+fn finish_plain_lanes<L: Lanes>(bias: &[f32], y: &mut [f32]) {
     for at in (0..y.len()).step_by(LANES) {
-        L::load_at(y, at, 0.0).add(L::load_at(addend, at, 0.0)).store_at(y, at);
+        L::load_at(y, at, 0.0).add(L::load_at(bias, at, 0.0)).store_at(y, at);
+    }
+}
+
+/// `y[at..] + bias[at..]`.
+#[inline(always)]
+fn biased<L: Lanes>(bias: Option<&[f32]>, y: &[f32], at: usize) -> L {
+    let y = L::load_at(y, at, 0.0);
+    match bias {
+        Some(bias) => y.add(L::load_at(bias, at, 0.0)),
+        None => y,
     }
 }
 
 #[inline(always)]
-fn gelu_lanes<L: Lanes>(before: &mut [f32], y: &mut [f32]) {
+fn finish_add_lanes<L: Lanes>(bias: Option<&[f32]>, skip: &[f32], y: &mut [f32]) {
     for at in (0..y.len()).step_by(LANES) {
-        let x = L::load_at(y, at, 0.0);
+        L::load_at(skip, at, 0.0).add(biased(bias, y, at)).store_at(y, at);
+    }
+}
+
+#[inline(always)]
+fn finish_gelu_lanes<L: Lanes>(bias: Option<&[f32]>, before: &mut [f32], y: &mut [f32]) {
+    for at in (0..y.len()).step_by(LANES) {
+        let x: L = biased(bias, y, at);
         x.store_at(before, at);
         gelu(x).store_at(y, at);
     }

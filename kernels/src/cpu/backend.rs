@@ -2,33 +2,27 @@
 
 use std::ops::Range;
 
-use super::buffer::CpuBuffer;
+use super::buffer::{Arena, CpuBuffer};
 use super::lanes::InstructionSet;
-use super::matmul::{OuterProduct, PackSource, PackedMatrix, outer_product};
+use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, optimizer, rotate};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Rows,
-    SquareSum, Turn, View, ViewMut,
+    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
+    Rows, SquareSum, Turn, View, ViewMut,
 };
-
-/// Rows of a product that one task takes: eighteen strips of the widest tile. The right factor's
-/// blocks are read again for each task, which at this many rows costs a byte a cycle.
-const TASK_ROWS_MAX: usize = 252;
 
 /// Processor cores as a device. Results depend neither on the thread count nor on the instruction
 /// set.
 pub struct CpuBackend {
     threads: Threads,
     set: InstructionSet,
+    arena: Arena,
 }
 
-/// A matrix packed twice: for the forward product, and for the gradient of its input.
-pub struct CpuMatrix {
-    forward: PackedMatrix,
-    backward: PackedMatrix,
-}
+/// A matrix in the forms that products read.
+pub struct CpuMatrix(MatrixPair);
 
 impl CpuBackend {
     /// A device of `thread_count` threads, the calling one included, with the fastest
@@ -56,7 +50,7 @@ impl CpuBackend {
         set: InstructionSet,
     ) -> Result<Self, AllocateError> {
         assert!(InstructionSet::available().contains(&set), "the processor lacks {set:?}");
-        Ok(Self { threads: Threads::new(thread_count)?, set })
+        Ok(Self { threads: Threads::new(thread_count)?, set, arena: Arena::new() })
     }
 
     /// The instructions in use.
@@ -69,9 +63,10 @@ impl CpuBackend {
         &self.threads
     }
 
-    /// Rows a task takes where a few tasks a thread even out what the system does meanwhile.
+    /// Rows a task takes where a few tasks a thread even out what the system does meanwhile. The
+    /// right factor's blocks are read again for each task, which costs a byte a cycle.
     pub(super) fn rows_per_task(&self, rows: usize) -> usize {
-        rows.div_ceil(self.threads.count()).clamp(1, TASK_ROWS_MAX)
+        rows.div_ceil(self.threads.count()).clamp(1, PASSING_ROWS)
     }
 
     /// Rows a task takes where the right factor is too large to be read once a task.
@@ -106,7 +101,7 @@ impl Backend for CpuBackend {
     type Matrix = CpuMatrix;
 
     fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
-        CpuBuffer::zeroed(len)
+        self.arena.allocate(len)
     }
 
     fn len(&self, buffer: &CpuBuffer) -> usize {
@@ -126,16 +121,11 @@ impl Backend for CpuBackend {
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
-        Ok(CpuMatrix {
-            forward: PackedMatrix::zeroed(shape.inputs, shape.outputs)?,
-            backward: PackedMatrix::zeroed(shape.outputs, shape.inputs)?,
-        })
+        Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape)?))
     }
 
     fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        let forward = PackedMatrix::packed_len(shape.inputs, shape.outputs);
-        let backward = PackedMatrix::packed_len(shape.outputs, shape.inputs);
-        self.buffer_bytes(forward) + self.buffer_bytes(backward)
+        MatrixPair::packed_len(shape).map(|len| self.buffer_bytes(len)).iter().sum()
     }
 
     fn buffer_bytes(&self, len: usize) -> u64 {
@@ -143,9 +133,7 @@ impl Backend for CpuBackend {
     }
 
     fn load_matrix(&self, from: View<'_, CpuBuffer>, to: &mut CpuMatrix) {
-        let floats = read(&from);
-        to.forward.pack(self.set, &self.threads, PackSource::Transposed(floats));
-        to.backward.pack(self.set, &self.threads, PackSource::AsIs(floats));
+        optimizer::load_matrix(self, read(&from), &mut to.0);
     }
 
     fn embed_forward(
@@ -254,7 +242,7 @@ impl Backend for CpuBackend {
         y: &mut CpuBuffer,
     ) {
         let (x, y) = (x.as_slice(), y.as_mut_slice());
-        linear::forward(self, rows, x, &matrix.forward, bias.as_ref().map(read), epilogue, y);
+        linear::forward(self, rows, x, &matrix.0.forward, bias.as_ref().map(read), epilogue, y);
     }
 
     fn linear_backward_input(
@@ -264,7 +252,7 @@ impl Backend for CpuBackend {
         matrix: &CpuMatrix,
         epilogue: BackwardEpilogue<'_, CpuBuffer>,
     ) {
-        linear::backward_input(self, rows, gradient.as_slice(), &matrix.backward, epilogue);
+        linear::backward_input(self, rows, gradient.as_slice(), &matrix.0.backward, epilogue);
     }
 
     fn linear_backward_weights(
@@ -342,7 +330,7 @@ impl Backend for CpuBackend {
         log_sums: &mut CpuBuffer,
     ) -> f64 {
         let (logits, log_sums) = (logits.as_mut_slice(), log_sums.as_mut_slice());
-        head::forward(self, x.as_slice(), &matrix.forward, targets, logits, log_sums)
+        head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums)
     }
 
     fn head_backward_input(
@@ -356,7 +344,7 @@ impl Backend for CpuBackend {
     ) {
         let (logits, gradient) = (logits_then_gradient.as_mut_slice(), gradient.as_mut_slice());
         let log_sums = log_sums.as_slice();
-        head::backward_input(self, targets, scale, log_sums, &matrix.backward, logits, gradient);
+        head::backward_input(self, targets, scale, log_sums, &matrix.0.backward, logits, gradient);
     }
 
     fn sum_squares(&self, x: View<'_, CpuBuffer>) -> SquareSum {
@@ -372,6 +360,7 @@ impl Backend for CpuBackend {
         g: &CpuBuffer,
         numbers: AdamWNumbers,
         candidate: &mut CpuBuffer,
+        matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
         let state = optimizer::State {
             w: &w.as_slice()[range.clone()],
@@ -379,7 +368,13 @@ impl Backend for CpuBackend {
             v: &v.as_slice()[range.clone()],
             g: &g.as_slice()[range.clone()],
         };
-        optimizer::candidate(self, state, numbers, &mut candidate.as_mut_slice()[range]);
+        let inner = |part: &mut MatrixPart<'_, CpuMatrix>| {
+            part.range.start - range.start..part.range.end - range.start
+        };
+        let matrices: Vec<_> =
+            matrices.iter_mut().map(|part| (inner(part), part.matrix.0.writer())).collect();
+        let candidate = &mut candidate.as_mut_slice()[range.clone()];
+        optimizer::candidate(self, state, numbers, candidate, &matrices);
     }
 
     fn adamw_commit(

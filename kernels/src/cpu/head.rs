@@ -10,7 +10,7 @@ use super::backend::CpuBackend;
 use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::math::exp;
 use super::matmul::{
-    Block, PackedMatrix, RowProduct, Space, TILE_STRIDE, copy_rows, multiply_rows, with_scratch,
+    Block, LeftRows, PackedMatrix, RowProduct, Space, multiply_rows, with_scratch,
 };
 
 /// A row's maximum and the sum of exponentials relative to it, so far.
@@ -45,14 +45,12 @@ pub(super) fn forward(
         let set = cpu.instruction_set();
         let mut running = vec![Running { max: f32::NEG_INFINITY, sum: 0.0 }; targets.len()];
         with_scratch(|scratch| {
-            let fill =
-                |block: &Block, _: bool, strip: &mut [f32]| copy_rows(x, inputs, block, strip);
             let finish = |row: usize, _: &Range<usize>, logits: &mut [f32]| {
                 running[row] = extend(set, running[row], logits);
             };
             let factors = RowProduct { set, row_count: targets.len(), left: x, matrix };
-            let strip = scratch.strip.as_mut_slice();
-            multiply_rows(factors, strip, Space::Result(logits), fill, finish);
+            let strips = scratch.strips.as_mut_slice();
+            multiply_rows(factors, strips, Space::Result(logits), finish);
         });
         for (row, Running { max, sum }) in running.into_iter().enumerate() {
             let log_sum = f64::from(max) + libm::log(f64::from(sum));
@@ -120,28 +118,41 @@ pub(super) fn backward_input(
     });
 }
 
-fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: BackwardTask<'_>) {
-    let vocabulary = matrix.depth();
-    let BackwardTask { targets, log_sums, logits_then_gradient: logits, gradient } = task;
-    let fill = |block: &Block, is_first_visit: bool, strip: &mut [f32]| {
-        if !is_first_visit {
-            copy_rows(logits, vocabulary, block, strip);
-            return;
-        }
-        for (row, strip) in block.rows.clone().zip(strip.chunks_mut(TILE_STRIDE)) {
-            let here = &mut logits[row * vocabulary..][block.columns.clone()];
-            soften(set, log_sums[row], scale, here);
-            let target = targets[row] as usize;
-            if block.columns.contains(&target) {
-                here[target - block.columns.start] -= scale;
+/// Logits that become their gradient when a block of them is visited for the first time.
+struct Softening<'a> {
+    set: InstructionSet,
+    scale: f32,
+    targets: &'a [u32],
+    log_sums: &'a [f32],
+    vocabulary: usize,
+    logits_then_gradient: &'a mut [f32],
+}
+
+impl LeftRows for Softening<'_> {
+    fn rows(&mut self, block: &Block, is_first_visit: bool) -> &[f32] {
+        if is_first_visit {
+            for row in block.rows.clone() {
+                let start = row * self.vocabulary;
+                let here = &mut self.logits_then_gradient[start..][block.columns.clone()];
+                soften(self.set, self.log_sums[row], self.scale, here);
+                let target = self.targets[row] as usize;
+                if block.columns.contains(&target) {
+                    here[target - block.columns.start] -= self.scale;
+                }
             }
-            strip[..here.len()].copy_from_slice(here);
         }
-    };
+        self.logits_then_gradient
+    }
+}
+
+fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: BackwardTask<'_>) {
+    let BackwardTask { targets, log_sums, logits_then_gradient, gradient } = task;
+    let vocabulary = matrix.depth();
+    let left = Softening { set, scale, targets, log_sums, vocabulary, logits_then_gradient };
     with_scratch(|scratch| {
-        let factors = RowProduct { set, row_count: targets.len(), left: &[], matrix };
-        let strip = scratch.strip.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(gradient), fill, |_, _, _| {});
+        let factors = RowProduct { set, row_count: targets.len(), left, matrix };
+        let strips = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strips, Space::Result(gradient), |_, _, _| {});
     });
 }
 

@@ -25,11 +25,6 @@ pub(crate) const LANES: usize = 16;
 /// Values exist only inside functions that [`dispatch!`] made, which checked that the processor
 /// has the instructions; that is what makes the safe methods safe.
 pub(crate) trait Lanes: Copy {
-    /// Rows of a matrix tile that fit in registers beside [`Self::TILE_VECTORS`] columns.
-    const TILE_ROWS: usize;
-    /// Vectors side by side in a matrix tile.
-    const TILE_VECTORS: usize;
-
     /// All lanes `x`.
     fn splat(x: f32) -> Self;
 
@@ -44,6 +39,16 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `to` is valid for writing sixteen floats; no alignment is asked for.
     unsafe fn store(self, to: *mut f32);
+
+    /// As [`Self::store`], past the caches where the processor can: for what is not read soon.
+    ///
+    /// # Safety
+    /// `to` is valid for writing sixteen floats and starts on a cache line.
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(to) }
+    }
 
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
@@ -102,6 +107,22 @@ pub(crate) trait Lanes: Copy {
         assert!(to.len() >= LANES);
         // SAFETY: the slice holds sixteen floats.
         unsafe { self.store(to.as_mut_ptr()) };
+    }
+
+    /// Adds the squares of the first eight lanes to `sums`, in f64.
+    #[inline(always)]
+    fn add_squares(self, sums: &mut [f64; LANES / 2]) {
+        for (sum, x) in sums.iter_mut().zip(self.to_array()) {
+            *sum += f64::from(x) * f64::from(x);
+        }
+    }
+
+    /// Writes the first eight lanes to `low` and the others to `high`.
+    #[inline(always)]
+    fn write_halves(self, low: &mut [f32], high: &mut [f32]) {
+        let lanes = self.to_array();
+        low[..LANES / 2].copy_from_slice(&lanes[..LANES / 2]);
+        high[..LANES / 2].copy_from_slice(&lanes[LANES / 2..]);
     }
 
     /// Lanes from up to sixteen floats, the missing ones `fill`.

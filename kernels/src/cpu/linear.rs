@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use super::activation::{add_bias, add_rows, apply_gelu, apply_gelu_slope};
+use super::activation::{apply_gelu_slope, finish_add, finish_gelu, finish_plain};
 use super::backend::CpuBackend;
 use super::buffer::CpuBuffer;
-use super::matmul::{
-    Block, PackedMatrix, RowProduct, Space, copy_rows, multiply_rows, with_scratch,
-};
+use super::matmul::{PackedMatrix, RowProduct, Space, multiply_rows, with_scratch};
 use crate::backend::{BackwardEpilogue, ForwardEpilogue};
 
 /// What one task of a forward product may touch.
@@ -70,21 +68,22 @@ fn forward_task(
     let (inputs, outputs) = (matrix.depth(), matrix.columns());
     let set = cpu.instruction_set();
     let finish_row = |row: usize, columns: &Range<usize>, y: &mut [f32]| {
-        if let Some(bias) = bias {
-            add_bias(set, &bias[columns.clone()], y);
-        }
+        let bias = bias.map(|bias| &bias[columns.clone()]);
         let there = row * outputs + columns.start..row * outputs + columns.end;
         match &mut finish {
-            ForwardFinish::Plain => {}
-            ForwardFinish::Gelu { before } => apply_gelu(set, &mut before[there], y),
-            ForwardFinish::Add { skip } => add_rows(set, &skip[there], y),
+            ForwardFinish::Plain => {
+                if let Some(bias) = bias {
+                    finish_plain(set, bias, y);
+                }
+            }
+            ForwardFinish::Gelu { before } => finish_gelu(set, bias, &mut before[there], y),
+            ForwardFinish::Add { skip } => finish_add(set, bias, &skip[there], y),
         }
     };
     with_scratch(|scratch| {
-        let fill = |block: &Block, _: bool, strip: &mut [f32]| copy_rows(x, inputs, block, strip);
         let factors = RowProduct { set, row_count: x.len() / inputs, left: x, matrix };
-        let strip = scratch.strip.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(y), fill, finish_row);
+        let strips = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strips, Space::Result(y), finish_row);
     });
 }
 
@@ -118,13 +117,11 @@ pub(super) fn backward_input(
 fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, result: &mut [f32]) {
     let outputs = matrix.depth();
     with_scratch(|scratch| {
-        let fill =
-            |block: &Block, _: bool, strip: &mut [f32]| copy_rows(gradient, outputs, block, strip);
         let row_count = gradient.len() / outputs;
         let set = cpu.instruction_set();
         let factors = RowProduct { set, row_count, left: gradient, matrix };
-        let strip = scratch.strip.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(result), fill, |_, _, _| {});
+        let strips = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strips, Space::Result(result), |_, _, _| {});
     });
 }
 
@@ -139,8 +136,6 @@ fn backward_task_gelu(
     let (outputs, inputs) = (matrix.depth(), matrix.columns());
     let set = cpu.instruction_set();
     with_scratch(|scratch| {
-        let fill =
-            |block: &Block, _: bool, strip: &mut [f32]| copy_rows(gradient, outputs, block, strip);
         let finish = |row: usize, columns: &Range<usize>, sums: &mut [f32]| {
             let there = &mut before_then_gradient[row * inputs..][columns.clone()];
             apply_gelu_slope(set, sums, there);
@@ -148,6 +143,6 @@ fn backward_task_gelu(
         let row_count = gradient.len() / outputs;
         let factors = RowProduct { set, row_count, left: gradient, matrix };
         let space = Space::Passing(scratch.passing.as_mut_slice());
-        multiply_rows(factors, scratch.strip.as_mut_slice(), space, fill, finish);
+        multiply_rows(factors, scratch.strips.as_mut_slice(), space, finish);
     });
 }

@@ -7,27 +7,30 @@
 //!
 //! The shape of the loops follows Goto and van de Geijn (ACM TOMS 34(3), 2008): a block of the
 //! right factor stays in the second-level cache, a strip of the left one in the first, and a tile
-//! of the product in registers. The tile of 14 rows and 32 columns uses 28 of the 32 registers of
-//! AVX-512 for sums; measured alone it reaches 95 to 98 % of the multiply-add peak.
+//! of the product in registers.
 
 mod outer;
 mod packed;
+mod pair;
 mod rows;
 mod scratch;
 mod tile;
 
 pub(crate) use outer::{OuterProduct, outer_product};
-pub(crate) use packed::{PackSource, PackedMatrix, PanelSource, pack_as_is, pack_transposed};
-pub(crate) use rows::{Block, RowProduct, Space, copy_rows, multiply_rows};
-pub(crate) use scratch::with_scratch;
-pub(crate) use tile::{Ahead, Left, Product, TILE_STRIDE, tile_rows};
+pub(crate) use packed::{
+    PAIR, PackedMatrix, PanelSource, RowPair, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
+};
+pub(crate) use pair::{MatrixPair, PairWriter};
+pub(crate) use rows::{Block, LeftRows, RowProduct, Space, multiply_rows};
+pub(crate) use scratch::{PASSING_ROWS, with_scratch};
+pub(crate) use tile::{Ahead, Panels, Product, STRIP, multiply_strip, padded};
 
 /// Factors in one chain. Part of the arithmetic's definition: changing it changes bits.
 pub(crate) const BLOCK_DEPTH: usize = 384;
 /// Columns of the right factor held in the second-level cache: 384 x 384 floats are 576 KiB.
 pub(crate) const BLOCK_COLUMNS: usize = 384;
 /// Columns of a packed panel.
-pub(crate) const PANEL: usize = 32;
+pub(crate) const PANEL: usize = 48;
 
 #[cfg(test)]
 mod tests;

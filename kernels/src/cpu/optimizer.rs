@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::backend::CpuBackend;
 use super::lanes::{LANES, Lanes, dispatch};
+use super::matmul::{MatrixPair, PairWriter};
 use crate::backend::{AdamWNumbers, SQUARE_SUM_CHUNK, SquareSum};
 
 /// Elements one task updates.
@@ -16,7 +17,7 @@ pub(super) fn sum_squares(cpu: &CpuBackend, x: &[f32]) -> SquareSum {
     let groups = x.chunks(CHAINS * SQUARE_SUM_CHUNK).zip(sums.chunks_mut(CHAINS));
     cpu.threads().for_each(groups.collect(), |(group, sums)| {
         if group.len() == CHAINS * SQUARE_SUM_CHUNK {
-            sums.copy_from_slice(&sum_side_by_side(group));
+            sums.copy_from_slice(&sum_side_by_side(cpu.instruction_set(), group));
         } else {
             for (chunk, sum) in group.chunks(SQUARE_SUM_CHUNK).zip(sums) {
                 *sum = chunk.iter().fold(0.0, |sum, x| sum + f64::from(*x) * f64::from(*x));
@@ -29,19 +30,24 @@ pub(super) fn sum_squares(cpu: &CpuBackend, x: &[f32]) -> SquareSum {
     SquareSum { sum, nonfinite: nonfinite as u64 }
 }
 
-/// Each chunk's sum is one chain in index order; the chains advance together.
-fn sum_side_by_side(group: &[f32]) -> [f64; CHAINS] {
-    let chunks: [&[f32]; CHAINS] =
-        std::array::from_fn(|chain| &group[chain * SQUARE_SUM_CHUNK..][..SQUARE_SUM_CHUNK]);
+/// Each chunk's sum is one chain in index order; the chains advance together, sixteen elements of
+/// each at a time. A product of floats is exact in f64, so fusing it into the sum changes nothing.
+#[inline(always)]
+fn side_by_side_lanes<L: Lanes>(group: &[f32]) -> [f64; CHAINS] {
     let mut sums = [0.0f64; CHAINS];
-    for i in 0..SQUARE_SUM_CHUNK {
-        for (sum, chunk) in sums.iter_mut().zip(chunks) {
-            let x = f64::from(chunk[i]);
-            *sum += x * x;
+    for at in (0..SQUARE_SUM_CHUNK).step_by(LANES) {
+        let mut square = [L::splat(0.0); LANES];
+        for (chain, lanes) in square.iter_mut().take(CHAINS).enumerate() {
+            *lanes = L::from_slice(&group[chain * SQUARE_SUM_CHUNK + at..]);
+        }
+        for lanes in L::transpose(square) {
+            lanes.add_squares(&mut sums);
         }
     }
     sums
 }
+
+dispatch!(fn sum_side_by_side(group: &[f32]) -> [f64; CHAINS] = side_by_side_lanes);
 
 /// The state a candidate is computed from, over the elements meant.
 #[derive(Clone, Copy)]
@@ -59,18 +65,65 @@ impl State<'_> {
     }
 }
 
+/// A run of a candidate's elements that one task computes, and the piece of a matrix they are.
+struct Piece<'a> {
+    range: Range<usize>,
+    candidate: &'a mut [f32],
+    matrix: Option<(&'a PairWriter<'a>, Range<usize>)>,
+}
+
+/// Candidates go piece by piece, and a matrix's piece is packed while it is in the cache.
 pub(super) fn candidate(
     cpu: &CpuBackend,
     state: State<'_>,
     numbers: AdamWNumbers,
     candidate: &mut [f32],
+    matrices: &[(Range<usize>, PairWriter<'_>)],
 ) {
-    let pieces = candidate.chunks_mut(UPDATE_CHUNK).enumerate().map(|(piece, candidate)| {
-        let start = piece * UPDATE_CHUNK;
-        (state.part(start..start + candidate.len()), candidate)
+    let mut pieces = Vec::new();
+    let mut rest = candidate;
+    let mut start = 0;
+    let mut take = |until: usize, matrix| {
+        let (candidate, after) = std::mem::take(&mut rest).split_at_mut(until - start);
+        rest = after;
+        pieces.push(Piece { range: start..until, candidate, matrix });
+        start = until;
+    };
+    let mut end = 0;
+    for (range, writer) in matrices {
+        chunks(end..range.start).for_each(|until| take(until, None));
+        let inputs = writer.inputs();
+        for rows in writer.pieces() {
+            take(range.start + rows.end * inputs, Some((writer, rows)));
+        }
+        end = range.end;
+    }
+    chunks(end..state.w.len()).for_each(|until| take(until, None));
+    cpu.threads().for_each(pieces, |piece| {
+        let Piece { range, candidate, matrix } = piece;
+        candidate_chunk(cpu.instruction_set(), state.part(range), numbers, candidate);
+        if let Some((writer, rows)) = matrix {
+            // SAFETY: each piece of a matrix is in the list once.
+            unsafe { writer.write(cpu.instruction_set(), rows, candidate) };
+        }
     });
-    cpu.threads().for_each(pieces.collect(), |(state, candidate)| {
-        candidate_chunk(cpu.instruction_set(), state, numbers, candidate);
+}
+
+/// The ends of chunks that make up `range`.
+fn chunks(range: Range<usize>) -> impl Iterator<Item = usize> {
+    let end = range.end;
+    range.step_by(UPDATE_CHUNK).map(move |start| end.min(start + UPDATE_CHUNK))
+}
+
+/// Brings a matrix into the forms products read.
+pub(super) fn load_matrix(cpu: &CpuBackend, floats: &[f32], matrix: &mut MatrixPair) {
+    let inputs = matrix.shape().inputs;
+    assert_eq!(floats.len(), matrix.shape().outputs * inputs);
+    let writer = matrix.writer();
+    cpu.threads().for_each(writer.pieces().collect(), |rows| {
+        let floats = &floats[rows.start * inputs..rows.end * inputs];
+        // SAFETY: each piece is in the list once.
+        unsafe { writer.write(cpu.instruction_set(), rows, floats) };
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{AllocateError, Backend, View, ViewMut};
+use zbelastic_kernels::{AdamWNumbers, AllocateError, Backend, MatrixPart, View, ViewMut};
 use zbelastic_types::{Bytes, Step};
 
 use super::config::ModelConfig;
@@ -106,6 +106,27 @@ impl<B: Backend> LayerState<B> {
     pub fn set_live(&mut self, backend: &B, live: Live) {
         self.live = live;
         self.load_matrices(backend);
+    }
+
+    /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
+    /// layer, each with its numbers.
+    pub(crate) fn compute_candidate(
+        &mut self,
+        backend: &B,
+        runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
+    ) {
+        let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
+        let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
+        let mut forms = ranges.zip(matrices).peekable();
+        for (range, numbers) in runs {
+            let mut within = Vec::new();
+            while let Some((range, matrix)) = forms.next_if(|(form, _)| form.end <= range.end) {
+                within.push(MatrixPart { range, matrix });
+            }
+            backend.adamw_candidate(range, w, m, v, g, numbers, candidate, &mut within);
+        }
+        assert!(forms.peek().is_none(), "the runs cover every matrix");
+        self.live = Live::Candidate;
     }
 
     /// The step whose verdict is applied next.

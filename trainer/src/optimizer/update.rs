@@ -33,12 +33,10 @@ pub struct Update<'a> {
 
 /// Computes candidate weights from the untouched state and puts them in force.
 pub fn compute_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
-    for (range, is_decayed) in decay_runs(layer, update.config) {
-        let numbers = update.config.numbers(update.lr, update.number, update.clip, is_decayed);
-        let LayerState { w, candidate, m, v, g, .. } = &mut *layer;
-        backend.adamw_candidate(range, w, m, v, g, numbers, candidate);
-    }
-    layer.set_live(backend, Live::Candidate);
+    let runs = decay_runs(layer, update.config).into_iter().map(|(range, is_decayed)| {
+        (range, update.config.numbers(update.lr, update.number, update.clip, is_decayed))
+    });
+    layer.compute_candidate(backend, runs);
 }
 
 /// Puts the state's weights back in force. Nothing else is to undo.

@@ -1,17 +1,22 @@
 //! The backward pass of attention.
 //!
-//! For a block of keys, the strips of queries that see it compute their weights P and the
-//! gradient dS of their scores and add to the queries' gradient; then dV is the sum over queries
-//! of P times the output's gradient, and dK that of dS times the scaled query.
+//! For a block of keys, the queries that see it compute their weights P and the gradient dS of
+//! their scores and add to the queries' gradient; then dV is the sum over queries of P times the
+//! output's gradient, and dK that of dS times the query.
+
+use std::ops::Range;
 
 use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
-use super::super::matmul::{Ahead, BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
+use super::super::matmul::{
+    Ahead, BLOCK_DEPTH, Panels, Product, RowPair, STRIP, STRIP_FLOATS, multiply_strip, pack_rows,
+    padded,
+};
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
-use super::heads::{Columns, HeadColumns, HeadScratch, key_block_len, with_head_scratch};
-use super::{STRIP, key_limit};
+use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
+use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
 /// What the forward pass left and what came back.
@@ -67,26 +72,25 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let group = self.shape.heads / self.shape.kv_heads;
         let at = HeadColumns::new(self.shape, kv_head * group);
-        self.gather(at.key, 1.0, &mut scratch.query_rows);
-        let keys = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
+        self.gather(at.key, &mut scratch.rows);
+        let keys = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
         keys.pack_rows_as_columns(self.set, sequence_len, &mut scratch.keys_as_columns);
         keys.pack_as_is(self.set, sequence_len, &mut scratch.keys);
-        self.gather(at.value, 1.0, &mut scratch.query_rows);
-        let values = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
+        self.gather(at.value, &mut scratch.rows);
+        let values = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
         values.pack_rows_as_columns(self.set, sequence_len, &mut scratch.values_as_columns);
         for index in 0..group {
             self.head(kv_head * group + index, index > 0, scratch);
         }
-        self.scatter(at.key, 1.0, &scratch.key_gradients);
-        self.scatter(at.value, 1.0, &scratch.value_gradients);
+        self.scatter(at.key, &scratch.key_gradients);
+        self.scatter(at.value, &scratch.value_gradients);
     }
 
     fn head(&self, head: usize, add: bool, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let at = HeadColumns::new(self.shape, head);
-        let scale = softmax_scale(head_width);
-        self.gather(at.query, scale, &mut scratch.query_rows);
-        let queries = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
+        self.gather(at.query, &mut scratch.rows);
+        let queries = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
         queries.pack_as_is(self.set, sequence_len, &mut scratch.queries);
         let (out, gradients) = (self.out_columns(self.saved.out, at.out), self.gradients(head));
         gradients.pack_as_is(self.set, sequence_len, &mut scratch.gradients);
@@ -95,14 +99,14 @@ impl Job<'_> {
         }
         for start in (0..sequence_len).step_by(BLOCK_DEPTH) {
             let keys = KeyBlock { head, start, len: BLOCK_DEPTH.min(sequence_len - start) };
-            for first in (start / STRIP * STRIP..sequence_len).step_by(STRIP) {
-                self.strip(keys, first, scratch);
+            for first in (start..sequence_len).step_by(QUERIES) {
+                self.queries(keys, first, scratch);
             }
             for first in (0..keys.len).step_by(STRIP) {
                 self.key_strip(keys, first, add, scratch);
             }
         }
-        self.scatter(at.query, scale, &scratch.query_gradients);
+        self.scatter(at.query, &scratch.query_gradients);
     }
 
     fn out_columns<'b>(&self, floats: &'b [f32], column: usize) -> Columns<'b> {
@@ -115,136 +119,138 @@ impl Job<'_> {
     }
 
     /// Copies one head's columns of the rows of this sequence.
-    fn gather(&self, column: usize, scale: f32, to: &mut [f32]) {
+    fn gather(&self, column: usize, to: &mut [f32]) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         for (row, to) in to.chunks_exact_mut(head_width).take(sequence_len).enumerate() {
             // SAFETY: the task alone has this sequence and these heads.
             let from = unsafe { self.qkv.piece(self.row + row, column, head_width) };
-            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from * scale);
+            to.copy_from_slice(from);
         }
     }
 
     /// Writes one head's columns of the rows of this sequence.
-    fn scatter(&self, column: usize, scale: f32, from: &[f32]) {
+    fn scatter(&self, column: usize, from: &[f32]) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         for (row, from) in from.chunks_exact(head_width).take(sequence_len).enumerate() {
             // SAFETY: as in `gather`.
             let to = unsafe { self.qkv.piece(self.row + row, column, head_width) };
-            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * scale);
+            to.copy_from_slice(from);
         }
     }
 
-    /// A strip of queries against a block of keys: weights, score gradients, and the share of the
-    /// queries' gradient.
-    fn strip(&self, keys: KeyBlock, first: usize, scratch: &mut HeadScratch) {
+    /// Up to [`QUERIES`] queries against a block of keys: weights, score gradients, and the share
+    /// of the queries' gradient.
+    fn queries(&self, keys: KeyBlock, first: usize, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, heads, .. } = self.shape;
-        let rows = STRIP.min(sequence_len - first);
-        let columns = (key_limit(first, sequence_len) - keys.start).min(BLOCK_DEPTH);
-        let queries = Columns::new(&scratch.query_rows, head_width, 0, 0, head_width);
-        queries.copy_scaled(first, rows, 1.0, &mut scratch.query_strip);
-        self.gradients(keys.head).copy_scaled(first, rows, 1.0, &mut scratch.gradient_strip);
-        let panel_start = keys.start * head_width;
-        let products = [
-            (&scratch.query_strip, &scratch.keys_as_columns, &mut scratch.score_strip),
-            (
-                &scratch.gradient_strip,
-                &scratch.values_as_columns,
-                &mut scratch.weight_gradient_strip,
-            ),
-        ];
-        for (left, panels, floats) in products {
-            let to = Product { floats, stride: TILE_STRIDE, columns, add: false };
-            tile_rows(
-                self.set,
-                rows,
-                head_width,
-                Left::Rows(left),
-                &panels[panel_start..],
-                Ahead::NOTHING,
-                to,
-            );
-        }
-        let width = key_block_len(self.shape);
+        let rows = QUERIES.min(sequence_len - first);
+        let queries = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
+        queries.pack_strips(self.set, first, rows, &mut scratch.query_strips);
+        let gradients = self.gradients(keys.head);
+        gradients.pack_strips(self.set, first, rows, &mut scratch.gradient_strips);
+        self.score(keys, first, rows, scratch);
+        // Keys that any of these queries sees.
+        let seen = (first + QUERIES - keys.start).min(padded(keys.len));
         for row in 0..rows {
             let query = first + row;
             let line = ScoreLine {
-                visible: (query + 1).saturating_sub(keys.start).min(keys.len),
+                query,
+                queries: sequence_len,
+                visible: (query + 1 - keys.start).min(keys.len),
+                seen,
+                scale: softmax_scale(head_width),
                 log_sum: self.saved.log_sums[(self.row + query) * heads + keys.head],
                 dot: scratch.dots[query],
             };
-            let strip = row * TILE_STRIDE..row * TILE_STRIDE + columns;
+            let at = row * SCORE_STRIDE..(row + 1) * SCORE_STRIDE;
             score_gradient(
                 self.set,
                 line,
-                &mut scratch.score_strip[strip.clone()],
-                &scratch.weight_gradient_strip[strip],
-                &mut scratch.weights[query * width..][..width],
-                &mut scratch.score_gradients[query * width..][..width],
+                &mut scratch.scores[at.clone()],
+                &scratch.weight_gradients[at],
+                &mut scratch.key_weights,
+                &mut scratch.key_score_gradients,
             );
         }
-        self.add_query_gradient(keys, first..first + rows, columns, scratch);
+        self.add_query_gradient(keys, first..first + rows, seen.min(keys.len), scratch);
     }
 
-    /// dQ of a strip: score gradients, which the strip holds by now, times keys.
+    /// Scores of the packed queries, and the gradients of their weights.
+    fn score(&self, keys: KeyBlock, first: usize, rows: usize, scratch: &mut HeadScratch) {
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let columns = (key_limit(first, sequence_len) - keys.start).min(BLOCK_DEPTH);
+        let products = [
+            (&scratch.query_strips, &scratch.keys_as_columns, &mut scratch.scores),
+            (&scratch.gradient_strips, &scratch.values_as_columns, &mut scratch.weight_gradients),
+        ];
+        for (strips, panels, floats) in products {
+            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
+                let to = Product {
+                    floats: &mut floats[row * SCORE_STRIDE..],
+                    stride: SCORE_STRIDE,
+                    rows: STRIP.min(rows - row),
+                    columns,
+                    add: false,
+                };
+                let floats = &panels[keys.start * head_width..];
+                let panels = Panels { floats, rows: head_width, start: 0 };
+                let strip = &strips[half * STRIP_FLOATS..];
+                multiply_strip(self.set, head_width, strip, panels, Ahead::NOTHING, to);
+            }
+        }
+    }
+
+    /// dQ of a few queries: score gradients, which lie where scores were, times keys.
     fn add_query_gradient(
         &self,
         keys: KeyBlock,
-        rows: std::ops::Range<usize>,
-        columns: usize,
+        rows: Range<usize>,
+        depth: usize,
         scratch: &mut HeadScratch,
     ) {
         let head_width = self.shape.head_width;
-        let padded = head_width.next_multiple_of(PANEL);
-        for panel in (0..padded).step_by(PANEL) {
+        let floats = &scratch.scores[..];
+        let pair = RowPair { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
+        pack_rows(self.set, pair, &mut scratch.weight_strips);
+        for (half, row) in rows.clone().step_by(STRIP).enumerate() {
             let to = Product {
-                floats: &mut scratch.query_gradients[rows.start * head_width + panel..],
+                floats: &mut scratch.query_gradients[row * head_width..],
                 stride: head_width,
-                columns: PANEL.min(head_width - panel),
+                rows: STRIP.min(rows.end - row),
+                columns: head_width,
                 add: keys.start > 0,
             };
-            let panels = &scratch.keys[keys.start * padded + panel * keys.len..];
-            let left = Left::Rows(&scratch.score_strip);
-            tile_rows(
-                self.set,
-                rows.len(),
-                columns.min(keys.len),
-                left,
-                panels,
-                Ahead::NOTHING,
-                to,
-            );
+            let floats = &scratch.keys[keys.start * padded(head_width)..];
+            let panels = Panels { floats, rows: keys.len, start: 0 };
+            let strip = &scratch.weight_strips[half * STRIP_FLOATS..];
+            multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
         }
     }
 
     /// A strip of keys: the sums over queries that are dV and dK.
     fn key_strip(&self, keys: KeyBlock, first: usize, add: bool, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let rows = STRIP.min(keys.len - first);
-        let padded = head_width.next_multiple_of(PANEL);
-        let stride = key_block_len(self.shape);
-        let start = (keys.start + first) / PANEL * PANEL;
+        let start = (keys.start + first) / QUERIES * QUERIES;
         let mut add = add;
         for block in (start / BLOCK_DEPTH * BLOCK_DEPTH..sequence_len).step_by(BLOCK_DEPTH) {
             let block_len = BLOCK_DEPTH.min(sequence_len - block);
             let query = start.max(block);
-            let depth = block + block_len - query;
             let products = [
-                (&scratch.weights, &scratch.gradients, &mut scratch.value_gradients),
-                (&scratch.score_gradients, &scratch.queries, &mut scratch.key_gradients),
+                (&scratch.key_weights, &scratch.gradients, &mut scratch.value_gradients),
+                (&scratch.key_score_gradients, &scratch.queries, &mut scratch.key_gradients),
             ];
-            for (left, panels, floats) in products {
-                for panel in (0..padded).step_by(PANEL) {
-                    let to = Product {
-                        floats: &mut floats[(keys.start + first) * head_width + panel..],
-                        stride: head_width,
-                        columns: PANEL.min(head_width - panel),
-                        add,
-                    };
-                    let left = Left::Columns(&left[query * stride + first..], stride);
-                    let panels = &panels[block * padded + panel * block_len..];
-                    let panels = &panels[(query - block) * PANEL..];
-                    tile_rows(self.set, rows, depth, left, panels, Ahead::NOTHING, to);
-                }
+            for (strips, panels, floats) in products {
+                let to = Product {
+                    floats: &mut floats[(keys.start + first) * head_width..],
+                    stride: head_width,
+                    rows: STRIP.min(keys.len - first),
+                    columns: head_width,
+                    add,
+                };
+                let floats = &panels[block * padded(head_width)..];
+                let panels = Panels { floats, rows: block_len, start: query - block };
+                let strip = &strips[first * sequence_len + query * STRIP..];
+                let depth = block + block_len - query;
+                multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
             }
             add = true;
         }
@@ -265,38 +271,47 @@ fn dot_lanes<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
 /// What a query's scores need to become gradients.
 #[derive(Clone, Copy)]
 struct ScoreLine {
+    query: usize,
+    /// Queries in all: a strip of keys holds a row of weights for each.
+    queries: usize,
     /// Keys of the block that the query sees.
     visible: usize,
+    /// Keys of the block that its neighbours see as well: what it does not see is zero up to here.
+    seen: usize,
+    scale: f32,
     log_sum: f32,
     dot: f32,
 }
 
 dispatch!(fn score_gradient(
-    line: ScoreLine, scores: &mut [f32], weight_gradients: &[f32], weights: &mut [f32],
-    score_gradients: &mut [f32],
+    line: ScoreLine, scores: &mut [f32], weight_gradients: &[f32], key_weights: &mut [f32],
+    key_score_gradients: &mut [f32],
 ) = score_gradient_lanes);
 
-/// Scores to weights `p = e^(s - log_sum)` and score gradients `p (dp - dot)`, which go both to
-/// their row and over the scores. What the query does not see is zero.
+/// Scores to weights `p = e^(scale s - log_sum)` and score gradients `scale p (dp - dot)`. Both go
+/// to their strips of keys, the gradients also over the scores.
 #[inline(always)]
 fn score_gradient_lanes<L: Lanes>(
     line: ScoreLine,
     scores: &mut [f32],
     weight_gradients: &[f32],
-    weights: &mut [f32],
-    score_gradients: &mut [f32],
+    key_weights: &mut [f32],
+    key_score_gradients: &mut [f32],
 ) {
-    for at in (0..line.visible).step_by(LANES) {
-        let score = L::load_at(&scores[..line.visible], at, f32::NEG_INFINITY);
-        let weight = exp(score.sub(L::splat(line.log_sum)));
-        let slope = L::load_at(&weight_gradients[..line.visible], at, line.dot);
-        let gradient = weight.mul(slope.sub(L::splat(line.dot)));
-        weight.write_to(&mut weights[at..]);
-        gradient.write_to(&mut score_gradients[at..]);
+    let ScoreLine { query, queries, visible, seen, scale, log_sum, dot } = line;
+    for at in (0..seen).step_by(LANES) {
+        let here = visible.max(at).min(at + LANES);
+        let score = L::load_at(&scores[..here], at, f32::NEG_INFINITY);
+        let weight = exp(score.mul(L::splat(scale)).sub(L::splat(log_sum)));
+        let slope = L::load_at(&weight_gradients[..here], at, dot).sub(L::splat(dot));
+        let gradient = weight.mul(L::splat(scale)).mul(slope);
         gradient.write_to(&mut scores[at..]);
+        let low = at * queries + query * STRIP;
+        let high = low + STRIP * queries;
+        for (lanes, strips) in [(weight, &mut *key_weights), (gradient, &mut *key_score_gradients)]
+        {
+            let (lower, upper) = strips.split_at_mut(high);
+            lanes.write_halves(&mut lower[low..], upper);
+        }
     }
-    let masked = line.visible.next_multiple_of(LANES);
-    weights[masked..].fill(0.0);
-    score_gradients[masked..].fill(0.0);
-    scores[masked..].fill(0.0);
 }

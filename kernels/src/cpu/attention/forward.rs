@@ -1,12 +1,15 @@
 //! The forward pass of attention.
 
 use super::super::backend::CpuBackend;
-use super::super::lanes::{LANES, Lanes, dispatch};
+use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
-use super::super::matmul::{Ahead, BLOCK_DEPTH, Left, PANEL, Product, TILE_STRIDE, tile_rows};
+use super::super::matmul::{
+    Ahead, BLOCK_DEPTH, Panels, Product, RowPair, STRIP, STRIP_FLOATS, multiply_strip, pack_rows,
+    padded,
+};
 use super::super::shared::SharedRows;
 use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
-use super::{STRIP, key_limit};
+use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
 pub(in super::super) fn forward(
@@ -24,11 +27,14 @@ pub(in super::super) fn forward(
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let group = shape.heads / shape.kv_heads;
+        let row = sequence * shape.sequence_len;
+        let job = Job { set: cpu.instruction_set(), shape, row, qkv };
         with_head_scratch(shape, false, |scratch| {
-            let job = Job { cpu, shape, row: sequence * shape.sequence_len, qkv };
             job.pack_keys_and_values(kv_head * group, scratch);
             for head in kv_head * group..(kv_head + 1) * group {
-                job.head(head, scratch, &out, &log_sums);
+                for first in (0..shape.sequence_len).step_by(QUERIES) {
+                    job.queries(head, first, scratch, &out, &log_sums);
+                }
             }
         });
     });
@@ -36,7 +42,7 @@ pub(in super::super) fn forward(
 
 /// One sequence.
 struct Job<'a> {
-    cpu: &'a CpuBackend,
+    set: InstructionSet,
     shape: AttentionShape,
     /// Its first row.
     row: usize,
@@ -52,94 +58,93 @@ impl Job<'_> {
     fn pack_keys_and_values(&self, head: usize, scratch: &mut HeadScratch) {
         let at = HeadColumns::new(self.shape, head);
         let len = self.shape.sequence_len;
-        self.columns(at.key).pack_rows_as_columns(
-            self.cpu.instruction_set(),
-            len,
-            &mut scratch.keys_as_columns,
-        );
-        self.columns(at.value).pack_as_is(self.cpu.instruction_set(), len, &mut scratch.values);
+        self.columns(at.key).pack_rows_as_columns(self.set, len, &mut scratch.keys_as_columns);
+        self.columns(at.value).pack_as_is(self.set, len, &mut scratch.values);
     }
 
-    fn head(
+    /// Up to [`QUERIES`] queries of one head.
+    fn queries(
         &self,
         head: usize,
+        first: usize,
         scratch: &mut HeadScratch,
         out: &SharedRows<'_>,
         log_sums: &SharedRows<'_>,
     ) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let at = HeadColumns::new(self.shape, head);
-        let queries = self.columns(at.query);
-        for first in (0..sequence_len).step_by(STRIP) {
-            let rows = STRIP.min(sequence_len - first);
-            let scale = softmax_scale(head_width);
-            queries.copy_scaled(first, rows, scale, &mut scratch.query_strip);
-            self.score(first, rows, scratch);
-            let limit = key_limit(first, sequence_len);
-            let set = self.cpu.instruction_set();
-            let mut inverses = [0.0; STRIP];
-            for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
-                let kept = soften(set, first + row + 1, limit, row, &mut scratch.score_strip);
-                *inverse = 1.0 / kept.sum;
-                // SAFETY: this task alone has this sequence and head.
-                let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
-                log_sum[0] = (f64::from(kept.max) + libm::log(f64::from(kept.sum))) as f32;
-            }
-            let mut sums = vec![0.0; rows * head_width];
-            self.weigh_values(rows, limit.min(sequence_len), scratch, &mut sums);
-            for (row, sums) in sums.chunks_exact(head_width).enumerate() {
-                // SAFETY: as above.
-                let to = unsafe { out.piece(self.row + first + row, at.out, head_width) };
-                for (to, sum) in to.iter_mut().zip(sums) {
-                    *to = sum * inverses[row];
-                }
+        let rows = QUERIES.min(sequence_len - first);
+        let strips = &mut scratch.query_strips;
+        self.columns(at.query).pack_strips(self.set, first, rows, strips);
+        self.score(first, rows, scratch);
+        let mut inverses = [0.0; QUERIES];
+        for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
+            let line = Line {
+                row,
+                visible: first + row + 1,
+                limit: key_limit(first, sequence_len),
+                scale: softmax_scale(head_width),
+            };
+            let kept = soften(self.set, line, &mut scratch.scores);
+            *inverse = 1.0 / kept.sum;
+            // SAFETY: this task alone has this sequence and head.
+            let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
+            log_sum[0] = (f64::from(kept.max) + libm::log(f64::from(kept.sum))) as f32;
+        }
+        self.weigh_values(rows, (first + rows).min(sequence_len), scratch);
+        for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
+            // SAFETY: as above.
+            let to = unsafe { out.piece(self.row + first + row, at.out, head_width) };
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = sum * inverses[row];
             }
         }
     }
 
-    /// Scores of a strip against all keys it may see, in blocks of [`BLOCK_DEPTH`] keys.
+    /// Scores of the packed queries with all keys they may see, in blocks of [`BLOCK_DEPTH`] keys.
     fn score(&self, first: usize, rows: usize, scratch: &mut HeadScratch) {
         let width = self.shape.head_width;
         let limit = key_limit(first, self.shape.sequence_len);
         for (block, key) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
-            let to = Product {
-                floats: &mut scratch.score_strip[block * STRIP * TILE_STRIDE..],
-                stride: TILE_STRIDE,
-                columns: BLOCK_DEPTH.min(limit - key),
-                add: false,
-            };
-            let panels = &scratch.keys_as_columns[key * width..];
-            let left = Left::Rows(&scratch.query_strip);
-            tile_rows(self.cpu.instruction_set(), rows, width, left, panels, Ahead::NOTHING, to);
+            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
+                let to = Product {
+                    floats: &mut scratch.scores[(block * QUERIES + row) * SCORE_STRIDE..],
+                    stride: SCORE_STRIDE,
+                    rows: STRIP.min(rows - row),
+                    columns: BLOCK_DEPTH.min(limit - key),
+                    add: false,
+                };
+                let floats = &scratch.keys_as_columns[key * width..];
+                let panels = Panels { floats, rows: width, start: 0 };
+                let strip = &scratch.query_strips[half * STRIP_FLOATS..];
+                multiply_strip(self.set, width, strip, panels, Ahead::NOTHING, to);
+            }
         }
     }
 
     /// Weights times values, keys in order.
-    fn weigh_values(&self, rows: usize, keys: usize, scratch: &HeadScratch, sums: &mut [f32]) {
-        let width = self.shape.head_width;
-        let padded = width.next_multiple_of(PANEL);
+    fn weigh_values(&self, rows: usize, keys: usize, scratch: &mut HeadScratch) {
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
         for (block, key) in (0..keys).step_by(BLOCK_DEPTH).enumerate() {
             let depth = BLOCK_DEPTH.min(keys - key);
-            // Panels of a block are as deep as the block holds keys of the whole sequence.
-            let block_depth = BLOCK_DEPTH.min(self.shape.sequence_len - key);
-            let left = Left::Rows(&scratch.score_strip[block * STRIP * TILE_STRIDE..]);
-            for panel in (0..padded).step_by(PANEL) {
+            let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE..];
+            let weights = RowPair { floats, stride: SCORE_STRIDE, rows, depth };
+            pack_rows(self.set, weights, &mut scratch.weight_strips);
+            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
                 let to = Product {
-                    floats: &mut sums[panel..],
-                    stride: width,
-                    columns: PANEL.min(width - panel),
+                    floats: &mut scratch.sums[row * head_width..],
+                    stride: head_width,
+                    rows: STRIP.min(rows - row),
+                    columns: head_width,
                     add: block > 0,
                 };
-                let panels = &scratch.values[key * padded + panel * block_depth..];
-                tile_rows(
-                    self.cpu.instruction_set(),
-                    rows,
-                    depth,
-                    left,
-                    panels,
-                    Ahead::NOTHING,
-                    to,
-                );
+                let panels = Panels {
+                    floats: &scratch.values[key * padded(head_width)..],
+                    rows: BLOCK_DEPTH.min(sequence_len - key),
+                    start: 0,
+                };
+                let strip = &scratch.weight_strips[half * STRIP_FLOATS..];
+                multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
             }
         }
     }
@@ -150,30 +155,34 @@ pub(super) fn softmax_scale(head_width: usize) -> f32 {
     1.0 / (head_width as f32).sqrt()
 }
 
-/// A row's largest score and its sum of exponentials relative to it.
+/// A query among those whose scores lie together.
+#[derive(Clone, Copy)]
+struct Line {
+    row: usize,
+    /// Keys it sees.
+    visible: usize,
+    /// Keys it has scores for.
+    limit: usize,
+    scale: f32,
+}
+
+/// A row's largest scaled score and its sum of exponentials relative to it.
 #[derive(Clone, Copy)]
 struct Softened {
     max: f32,
     sum: f32,
 }
 
-dispatch!(fn soften(
-    visible: usize, limit: usize, row: usize, scores: &mut [f32],
-) -> Softened = soften_lanes);
+dispatch!(fn soften(line: Line, scores: &mut [f32]) -> Softened = soften_lanes);
 
-/// Row `row` of a strip: scores of the first `visible` keys to exponentials relative to the
-/// largest, the rest up to `limit` to zero.
+/// Scores of the keys a query sees to exponentials relative to the largest, the others to zero.
 #[inline(always)]
-fn soften_lanes<L: Lanes>(
-    visible: usize,
-    limit: usize,
-    row: usize,
-    scores: &mut [f32],
-) -> Softened {
+fn soften_lanes<L: Lanes>(line: Line, scores: &mut [f32]) -> Softened {
+    let Line { row, visible, limit, scale } = line;
     let mut max = L::splat(f32::NEG_INFINITY);
     for (block, first) in (0..visible).step_by(BLOCK_DEPTH).enumerate() {
         let len = BLOCK_DEPTH.min(visible - first);
-        let seen = &scores[(block * STRIP + row) * TILE_STRIDE..][..len];
+        let seen = &scores[(block * QUERIES + row) * SCORE_STRIDE..][..len];
         for at in (0..len).step_by(LANES) {
             max = max.max(L::load_at(seen, at, f32::NEG_INFINITY));
         }
@@ -181,11 +190,11 @@ fn soften_lanes<L: Lanes>(
     let max = max.max_lane();
     let mut sum = L::splat(0.0);
     for (block, first) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
-        let here = &mut scores[(block * STRIP + row) * TILE_STRIDE..];
+        let here = &mut scores[(block * QUERIES + row) * SCORE_STRIDE..];
         let len = BLOCK_DEPTH.min(visible.saturating_sub(first));
         for at in (0..len).step_by(LANES) {
             let seen = L::load_at(&here[..len], at, f32::NEG_INFINITY);
-            let weight = exp(seen.sub(L::splat(max)));
+            let weight = exp(seen.sub(L::splat(max)).mul(L::splat(scale)));
             sum = sum.add(weight);
             weight.write_to(&mut here[at..]);
         }
@@ -194,5 +203,5 @@ fn soften_lanes<L: Lanes>(
             here[len..end].fill(0.0);
         }
     }
-    Softened { max, sum: sum.sum() }
+    Softened { max: max * scale, sum: sum.sum() }
 }

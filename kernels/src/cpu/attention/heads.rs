@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use super::super::lanes::InstructionSet;
 use super::super::matmul::{
-    BLOCK_DEPTH, PANEL, PanelSource, TILE_STRIDE, pack_as_is, pack_transposed,
+    BLOCK_DEPTH, PanelSource, RowPair, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed, padded,
 };
-use super::STRIP;
+use super::{QUERIES, SCORE_STRIDE};
 use crate::backend::AttentionShape;
 
 /// A run of columns of the rows of one sequence.
@@ -36,13 +36,17 @@ impl<'a> Columns<'a> {
         &self.floats[row * self.stride..][..self.width]
     }
 
-    /// Copies rows into a strip, times `scale`.
-    pub(super) fn copy_scaled(&self, first: usize, rows: usize, scale: f32, strip: &mut [f32]) {
-        for (row, to) in (first..first + rows).zip(strip.chunks_mut(TILE_STRIDE)) {
-            for (to, from) in to.iter_mut().zip(self.row(row)) {
-                *to = from * scale;
-            }
-        }
+    /// Up to [`QUERIES`] rows as two strips.
+    pub(super) fn pack_strips(
+        &self,
+        set: InstructionSet,
+        first: usize,
+        rows: usize,
+        to: &mut [f32],
+    ) {
+        let Self { floats, stride, width } = *self;
+        let floats = &floats[first * stride..];
+        pack_rows(set, RowPair { floats, stride, rows, depth: width }, to);
     }
 
     /// Panels whose columns are these rows, `rows` of them: the right factor of a product over
@@ -56,12 +60,11 @@ impl<'a> Columns<'a> {
     /// over rows.
     pub(super) fn pack_as_is(&self, set: InstructionSet, rows: usize, to: &mut [f32]) {
         let Self { floats, stride, width } = *self;
-        let padded = width.next_multiple_of(PANEL);
         for first in (0..rows).step_by(BLOCK_DEPTH) {
             let depth = BLOCK_DEPTH.min(rows - first);
             let floats = &floats[first * stride..];
             let source = PanelSource { floats, stride, columns: 0..width, rows: depth };
-            pack_as_is(set, source, &mut to[first * padded..][..depth * padded]);
+            pack_as_is(set, source, &mut to[first * padded(width)..]);
         }
     }
 }
@@ -90,11 +93,15 @@ impl HeadColumns {
 /// Memory of a thread for one head, grown when a longer sequence comes.
 #[derive(Default)]
 pub(super) struct HeadScratch {
-    /// Strips: rows [`TILE_STRIDE`] floats apart.
-    pub(super) query_strip: Vec<f32>,
-    pub(super) gradient_strip: Vec<f32>,
-    pub(super) score_strip: Vec<f32>,
-    pub(super) weight_gradient_strip: Vec<f32>,
+    /// Two strips each.
+    pub(super) query_strips: Vec<f32>,
+    pub(super) gradient_strips: Vec<f32>,
+    pub(super) weight_strips: Vec<f32>,
+    /// [`QUERIES`] rows of a block of scores, for each block.
+    pub(super) scores: Vec<f32>,
+    pub(super) weight_gradients: Vec<f32>,
+    /// [`QUERIES`] rows of the output.
+    pub(super) sums: Vec<f32>,
     /// Panels.
     pub(super) keys_as_columns: Vec<f32>,
     pub(super) values_as_columns: Vec<f32>,
@@ -103,20 +110,16 @@ pub(super) struct HeadScratch {
     pub(super) queries: Vec<f32>,
     pub(super) gradients: Vec<f32>,
     /// Rows of this head, side by side.
-    pub(super) query_rows: Vec<f32>,
+    pub(super) rows: Vec<f32>,
     pub(super) query_gradients: Vec<f32>,
     pub(super) key_gradients: Vec<f32>,
     pub(super) value_gradients: Vec<f32>,
-    /// For each query, its attention weights on a block of keys, and their gradients.
-    pub(super) weights: Vec<f32>,
-    pub(super) score_gradients: Vec<f32>,
+    /// For each strip of a block of keys, all queries' attention weights on it; and the gradients
+    /// of their scores.
+    pub(super) key_weights: Vec<f32>,
+    pub(super) key_score_gradients: Vec<f32>,
     /// For each query, its output times its gradient.
     pub(super) dots: Vec<f32>,
-}
-
-/// Keys of a block of scores, padded.
-pub(super) fn key_block_len(shape: AttentionShape) -> usize {
-    shape.sequence_len.next_multiple_of(PANEL).min(BLOCK_DEPTH)
 }
 
 impl HeadScratch {
@@ -127,33 +130,30 @@ impl HeadScratch {
                 floats.resize(len, 0.0);
             }
         };
-        let rows = shape.sequence_len * shape.head_width;
-        let padded_width = shape.head_width.next_multiple_of(PANEL);
-        let panels = shape.sequence_len.next_multiple_of(PANEL) * padded_width;
-        let blocks = shape.sequence_len.div_ceil(BLOCK_DEPTH);
-        grow(&mut self.query_strip, STRIP * TILE_STRIDE);
-        grow(&mut self.score_strip, blocks * STRIP * TILE_STRIDE);
+        let len = shape.sequence_len;
+        let panels = padded(len) * padded(shape.head_width);
+        let score_rows = QUERIES * SCORE_STRIDE;
+        grow(&mut self.query_strips, 2 * STRIP_FLOATS);
+        grow(&mut self.weight_strips, 2 * STRIP_FLOATS);
+        grow(&mut self.scores, len.div_ceil(BLOCK_DEPTH) * score_rows);
+        grow(&mut self.sums, QUERIES * shape.head_width);
         grow(&mut self.keys_as_columns, panels);
         grow(&mut self.values, panels);
         if with_gradients {
-            let scores = shape.sequence_len * key_block_len(shape);
-            for strip in [&mut self.gradient_strip, &mut self.weight_gradient_strip] {
-                grow(strip, STRIP * TILE_STRIDE);
-            }
-            let packed = [
-                &mut self.values_as_columns,
-                &mut self.keys,
-                &mut self.queries,
-                &mut self.gradients,
-            ];
-            packed.into_iter().for_each(|packed| grow(packed, panels));
-            grow(&mut self.query_rows, rows);
-            grow(&mut self.query_gradients, rows);
-            grow(&mut self.key_gradients, rows);
-            grow(&mut self.value_gradients, rows);
-            grow(&mut self.weights, scores);
-            grow(&mut self.score_gradients, scores);
-            grow(&mut self.dots, shape.sequence_len);
+            grow(&mut self.gradient_strips, 2 * STRIP_FLOATS);
+            grow(&mut self.weight_gradients, score_rows);
+            grow(&mut self.values_as_columns, panels);
+            grow(&mut self.keys, panels);
+            grow(&mut self.queries, panels);
+            grow(&mut self.gradients, panels);
+            grow(&mut self.rows, len * shape.head_width);
+            grow(&mut self.query_gradients, len * shape.head_width);
+            grow(&mut self.key_gradients, len * shape.head_width);
+            grow(&mut self.value_gradients, len * shape.head_width);
+            let block = len * padded(len).min(BLOCK_DEPTH);
+            grow(&mut self.key_weights, block);
+            grow(&mut self.key_score_gradients, block);
+            grow(&mut self.dots, len);
         }
     }
 }

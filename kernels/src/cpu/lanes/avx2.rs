@@ -25,9 +25,6 @@ macro_rules! both {
 
 // SAFETY of every block below: a value exists only where `dispatch!` checked for AVX2 and FMA.
 impl Lanes for Avx2 {
-    const TILE_ROWS: usize = 6;
-    const TILE_VECTORS: usize = 1;
-
     #[inline(always)]
     fn splat(x: f32) -> Self {
         let half = unsafe { _mm256_set1_ps(x) };

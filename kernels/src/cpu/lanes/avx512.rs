@@ -1,13 +1,17 @@
 //! Lanes in one 512-bit register.
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm512_add_epi32,
-    _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_sqrt_ps,
-    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-    _mm512_unpacklo_ps,
+    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
+    _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps,
+    _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_max_ps,
+    _mm256_storeu_pd, _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castpd512_pd256,
+    _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtps_epi32, _mm512_cvtps_pd, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_pd,
+    _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps,
+    _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_sqrt_ps, _mm512_storeu_pd,
+    _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -17,9 +21,6 @@ pub(crate) struct Avx512(__m512);
 
 // SAFETY of every block below: a value exists only where `dispatch!` checked for AVX-512F.
 impl Lanes for Avx512 {
-    const TILE_ROWS: usize = 14;
-    const TILE_VECTORS: usize = 2;
-
     #[inline(always)]
     fn splat(x: f32) -> Self {
         Self(unsafe { _mm512_set1_ps(x) })
@@ -33,6 +34,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        unsafe { _mm512_stream_ps(to, self.0) }
     }
 
     #[inline(always)]
@@ -94,6 +100,51 @@ impl Lanes for Avx512 {
         unsafe {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let halves = _mm512_castps_pd(self.0);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(halves));
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), high);
+            let high = _mm256_extractf128_ps::<1>(eight);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), high);
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        unsafe {
+            let halves = _mm512_castps_pd(self.0);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(halves));
+            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), high);
+            let high = _mm256_extractf128_ps::<1>(eight);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), high);
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sums: &mut [f64; LANES / 2]) {
+        unsafe {
+            let wide = _mm512_cvtps_pd(_mm512_castps512_ps256(self.0));
+            let sum = _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(sums.as_ptr()));
+            _mm512_storeu_pd(sums.as_mut_ptr(), sum);
+        }
+    }
+
+    #[inline(always)]
+    fn write_halves(self, low: &mut [f32], high: &mut [f32]) {
+        assert!(low.len() >= LANES / 2 && high.len() >= LANES / 2);
+        unsafe {
+            let halves = _mm512_castps_pd(self.0);
+            _mm256_storeu_pd(low.as_mut_ptr().cast(), _mm512_castpd512_pd256(halves));
+            _mm256_storeu_pd(high.as_mut_ptr().cast(), _mm512_extractf64x4_pd::<1>(halves));
         }
     }
 

@@ -13,9 +13,6 @@ impl Portable {
 }
 
 impl Lanes for Portable {
-    const TILE_ROWS: usize = 4;
-    const TILE_VECTORS: usize = 1;
-
     #[inline(always)]
     fn splat(x: f32) -> Self {
         Self([x; LANES])

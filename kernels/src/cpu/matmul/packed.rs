@@ -1,41 +1,36 @@
-//! The right factor of a product, laid out in the order in which tiles read it.
+//! Factors laid out in the order in which tiles read them.
 
 use std::ops::Range;
 
-use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
-use super::{BLOCK_COLUMNS, BLOCK_DEPTH, PANEL};
+use super::super::lanes::{LANES, Lanes, dispatch};
+use super::tile::{STRIP, padded};
+use super::{BLOCK_DEPTH, PANEL};
 use crate::backend::AllocateError;
-use crate::cpu::buffer::CpuBuffer;
-use crate::cpu::threads::Threads;
+use crate::cpu::buffer::{Arena, CpuBuffer};
 
-/// A matrix of `depth` rows and `columns` columns in panels of [`PANEL`] columns.
+/// A right factor of `depth` rows and `columns` columns, in panels of [`PANEL`] columns.
 ///
 /// Blocks of [`BLOCK_DEPTH`] rows follow each other; within a block, panels; within a panel, rows.
-/// Columns beyond the last are zero.
+/// The last panel is as wide as is left, in whole vectors; columns beyond the last are zero.
 pub(crate) struct PackedMatrix {
     depth: usize,
     columns: usize,
     floats: CpuBuffer,
 }
 
-/// Where the factor comes from: a matrix in row-major order.
-#[derive(Clone, Copy)]
-pub(crate) enum PackSource<'a> {
-    /// `depth` rows of `columns` floats.
-    AsIs(&'a [f32]),
-    /// `columns` rows of `depth` floats.
-    Transposed(&'a [f32]),
-}
-
 impl PackedMatrix {
-    pub(crate) fn zeroed(depth: usize, columns: usize) -> Result<Self, AllocateError> {
-        let floats = CpuBuffer::zeroed(Self::packed_len(depth, columns))?;
+    pub(crate) fn zeroed(
+        arena: &Arena,
+        depth: usize,
+        columns: usize,
+    ) -> Result<Self, AllocateError> {
+        let floats = arena.allocate(Self::packed_len(depth, columns))?;
         Ok(Self { depth, columns, floats })
     }
 
     /// Floats such a matrix takes.
     pub(crate) fn packed_len(depth: usize, columns: usize) -> usize {
-        depth * columns.next_multiple_of(PANEL)
+        depth * padded(columns)
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -50,43 +45,13 @@ impl PackedMatrix {
     pub(crate) fn panels(&self, depth_start: usize, column: usize) -> &[f32] {
         assert!(depth_start.is_multiple_of(BLOCK_DEPTH) && column.is_multiple_of(PANEL));
         let block_depth = BLOCK_DEPTH.min(self.depth - depth_start);
-        let block_start = depth_start * self.columns.next_multiple_of(PANEL);
-        let block = &self.floats.as_slice()[block_start..];
-        &block[column * block_depth..][..block_depth * self.panel_columns_from(column)]
+        let block = &self.floats.as_slice()[depth_start * padded(self.columns)..];
+        &block[column * block_depth..padded(self.columns) * block_depth]
     }
 
-    fn panel_columns_from(&self, column: usize) -> usize {
-        self.columns.next_multiple_of(PANEL) - column
-    }
-
-    /// Replaces the content.
-    pub(crate) fn pack(&mut self, set: InstructionSet, threads: &Threads, source: PackSource<'_>) {
-        let (depth, columns) = (self.depth, self.columns);
-        let (PackSource::AsIs(floats) | PackSource::Transposed(floats)) = source;
-        assert_eq!(floats.len(), depth * columns);
-        let mut pieces = Vec::new();
-        let mut rest = self.floats.as_mut_slice();
-        for start in (0..depth).step_by(BLOCK_DEPTH) {
-            let rows = BLOCK_DEPTH.min(depth - start);
-            for column in (0..columns).step_by(BLOCK_COLUMNS) {
-                let columns = column..columns.min(column + BLOCK_COLUMNS);
-                let (to, after) = rest.split_at_mut(rows * columns.len().next_multiple_of(PANEL));
-                rest = after;
-                pieces.push((start, rows, columns, to));
-            }
-        }
-        threads.for_each(pieces, |(start, rows, piece, to)| match source {
-            PackSource::AsIs(from) => {
-                let floats = &from[start * columns..];
-                let source = PanelSource { floats, stride: columns, columns: piece, rows };
-                pack_as_is(set, source, to);
-            }
-            PackSource::Transposed(from) => {
-                let floats = &from[start..];
-                let source = PanelSource { floats, stride: depth, columns: piece, rows };
-                pack_transposed(set, source, to);
-            }
-        });
+    /// The floats, to be written by whoever knows the layout.
+    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
+        self.floats.as_mut_slice()
     }
 }
 
@@ -113,14 +78,11 @@ fn pack_as_is_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
     let PanelSource { floats, stride, columns, rows } = source;
     for row in 0..rows {
         let from = &floats[row * stride..][columns.clone()];
-        for (panel, from) in from.chunks(PANEL).enumerate() {
-            let to = &mut panels[(panel * rows + row) * PANEL..][..PANEL];
-            if from.len() == PANEL {
-                L::from_slice(from).write_to(to);
-                L::from_slice(&from[LANES..]).write_to(&mut to[LANES..]);
-            } else {
-                to[..from.len()].copy_from_slice(from);
-                to[from.len()..].fill(0.0);
+        for first in (0..from.len()).step_by(PANEL) {
+            let width = padded(PANEL.min(from.len() - first));
+            let to = &mut panels[first * rows + row * width..][..width];
+            for at in (0..width).step_by(LANES) {
+                L::load_at(from, (first + at).min(from.len()), 0.0).write_to(&mut to[at..]);
             }
         }
     }
@@ -135,22 +97,71 @@ dispatch!(
 #[inline(always)]
 fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
     let PanelSource { floats, stride, columns, rows } = source;
-    let firsts = columns.clone().step_by(PANEL);
-    for (first, panel) in firsts.zip(panels.chunks_exact_mut(rows * PANEL)) {
-        for half in [0, LANES] {
-            let here = first + half..columns.end.min(first + half + LANES);
+    for first in (0..columns.len()).step_by(PANEL) {
+        let width = padded(PANEL.min(columns.len() - first));
+        let panel = &mut panels[first * rows..][..rows * width];
+        for at in (0..width).step_by(LANES) {
+            let start = columns.start + first + at;
+            let here = start..columns.end.min(start + LANES);
             for row in (0..rows).step_by(LANES) {
                 let depth = LANES.min(rows - row);
-                let mut square = [L::splat(0.0); LANES];
-                for (lanes, column) in square.iter_mut().zip(here.clone()) {
-                    let from = &floats[column * stride + row..][..depth];
-                    *lanes = L::load_at(from, 0, 0.0);
-                }
-                let square = L::transpose(square);
+                let square = square::<L>(floats, stride, here.clone(), row, depth);
                 for (lanes, row) in square.into_iter().zip(row..row + depth) {
-                    lanes.write_to(&mut panel[row * PANEL + half..]);
+                    lanes.write_to(&mut panel[row * width + at..]);
                 }
             }
+        }
+    }
+}
+
+/// `count` columns from `column` on of up to sixteen rows, transposed; what is missing is zero.
+#[inline(always)]
+fn square<L: Lanes>(
+    floats: &[f32],
+    stride: usize,
+    rows: Range<usize>,
+    column: usize,
+    count: usize,
+) -> [L; LANES] {
+    let mut square = [L::splat(0.0); LANES];
+    for (lanes, row) in square.iter_mut().zip(rows) {
+        *lanes = L::load_at(&floats[row * stride + column..][..count], 0, 0.0);
+    }
+    L::transpose(square)
+}
+
+/// Rows of a left factor that become two strips.
+#[derive(Clone, Copy)]
+pub(crate) struct RowPair<'a> {
+    /// From the first of the rows on, at the first factor.
+    pub(crate) floats: &'a [f32],
+    /// Floats from one row to the next.
+    pub(crate) stride: usize,
+    /// Rows, up to two strips.
+    pub(crate) rows: usize,
+    /// Factors.
+    pub(crate) depth: usize,
+}
+
+dispatch!(
+    /// Packs rows into two strips, [`STRIP_FLOATS`] apart; missing rows are zero.
+    pub(crate) fn pack_rows(source: RowPair<'_>, strips: &mut [f32]) = pack_rows_lanes
+);
+
+/// Floats set aside for a strip.
+pub(crate) const STRIP_FLOATS: usize = STRIP * BLOCK_DEPTH;
+/// Rows of two strips: a vector across them.
+pub(crate) const PAIR: usize = 2 * STRIP;
+
+#[inline(always)]
+fn pack_rows_lanes<L: Lanes>(source: RowPair<'_>, strips: &mut [f32]) {
+    let RowPair { floats, stride, rows, depth } = source;
+    let (low, high) = strips.split_at_mut(STRIP_FLOATS);
+    for factor in (0..depth).step_by(LANES) {
+        let count = LANES.min(depth - factor);
+        let square = square::<L>(floats, stride, 0..rows, factor, count);
+        for (lanes, factor) in square.into_iter().zip(factor..factor + count) {
+            lanes.write_halves(&mut low[factor * STRIP..], &mut high[factor * STRIP..]);
         }
     }
 }

@@ -2,23 +2,19 @@
 
 use std::cell::RefCell;
 
-use super::{BLOCK_COLUMNS, BLOCK_DEPTH, PANEL, TILE_STRIDE};
-use crate::cpu::buffer::CpuBuffer;
+use super::packed::STRIP_FLOATS;
+use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
+use crate::cpu::buffer::{Arena, CpuBuffer};
 
-/// Rows of the left factor of an outer product that are packed together.
-pub(crate) const STRIPS_PACKED: usize = 4;
-/// Floats set aside for a strip packed column by column.
-pub(crate) const STRIP_FLOATS: usize = 16 * BLOCK_DEPTH;
-
+/// Strips of the left factor that are packed together.
+pub(crate) const STRIPS_PACKED: usize = 8;
 /// Most rows whose sums pass through scratch memory at once.
-pub(crate) const PASSING_ROWS: usize = 252;
+pub(crate) const PASSING_ROWS: usize = 512;
 
 /// What one thread needs to multiply.
 pub(crate) struct Scratch {
-    /// A strip of the left factor, rows side by side.
-    pub(crate) strip: CpuBuffer,
-    /// A few strips of the left factor, packed column by column.
-    pub(crate) columns: CpuBuffer,
+    /// Strips of the left factor.
+    pub(crate) strips: CpuBuffer,
     /// A block of the right factor, in panels.
     pub(crate) block: CpuBuffer,
     /// Sums on their way, for up to [`PASSING_ROWS`] rows and one block of columns.
@@ -27,11 +23,11 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     fn new() -> Self {
-        let zeroed = |len| CpuBuffer::zeroed(len).expect("a megabyte in all");
+        let arena = Arena::new();
+        let zeroed = |len| arena.allocate(len).expect("two megabytes in all");
         Self {
-            strip: zeroed(16 * TILE_STRIDE),
-            columns: zeroed(STRIPS_PACKED * STRIP_FLOATS),
-            block: zeroed(BLOCK_DEPTH * BLOCK_COLUMNS.next_multiple_of(PANEL)),
+            strips: zeroed(STRIPS_PACKED * STRIP_FLOATS),
+            block: zeroed(BLOCK_DEPTH * BLOCK_COLUMNS),
             passing: zeroed(PASSING_ROWS * BLOCK_COLUMNS),
         }
     }

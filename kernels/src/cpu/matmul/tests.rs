@@ -1,9 +1,10 @@
 //! Products against their definition, bit for bit.
 
-use super::{BLOCK_DEPTH, OuterProduct, PackSource, PackedMatrix, RowProduct, Space};
-use super::{copy_rows, multiply_rows, outer_product, with_scratch};
-use crate::backend::Accumulate;
+use super::{BLOCK_DEPTH, MatrixPair, OuterProduct, RowProduct, Space};
+use super::{multiply_rows, outer_product, with_scratch};
+use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
+use crate::cpu::buffer::Arena;
 use crate::cpu::lanes::InstructionSet;
 use crate::cpu::threads::Threads;
 
@@ -23,13 +24,15 @@ fn define(
     total.unwrap_or(0.0)
 }
 
-/// Rows, columns, depth: around tiles of 14, panels of 32 and blocks of 384.
-const SHAPES: [(usize, usize, usize); 8] = [
+/// Rows, columns, depth: around strips of 8, panels of 48, unrolled fours and blocks of 384.
+const SHAPES: [(usize, usize, usize); 10] = [
     (1, 1, 1),
-    (13, 31, 5),
-    (14, 32, 383),
-    (15, 33, 384),
-    (28, 64, 385),
+    (7, 15, 5),
+    (8, 16, 31),
+    (9, 17, 32),
+    (15, 32, 383),
+    (16, 48, 384),
+    (17, 49, 385),
     (31, 383, 40),
     (9, 385, 769),
     (2, 800, 3),
@@ -39,21 +42,28 @@ const SHAPES: [(usize, usize, usize); 8] = [
 fn rows_by_packed_matrix_is_the_definition() {
     for (rows, columns, depth) in SHAPES {
         let (x, w) = (floats(rows * depth, 1), floats(columns * depth, 2));
-        let threads = Threads::new(1).expect("one thread");
-        let set = InstructionSet::Portable;
-        let mut packed = [(); 2].map(|()| PackedMatrix::zeroed(depth, columns).expect("small"));
-        packed[0].pack(set, &threads, PackSource::AsIs(&w));
-        packed[1].pack(set, &threads, PackSource::Transposed(&w));
-        let right = [columns, 1].into_iter().zip([1, depth]);
-        for (matrix, (k_stride, j_stride)) in packed.iter().zip(right) {
+        let arena = Arena::new();
+        let pack = |outputs, inputs| {
+            let shape = MatrixShape { outputs, inputs };
+            let mut pair = MatrixPair::zeroed(&arena, shape).expect("small");
+            let writer = pair.writer();
+            for piece in writer.pieces() {
+                let floats = &w[piece.start * inputs..piece.end * inputs];
+                // SAFETY: one piece after the other.
+                unsafe { writer.write(InstructionSet::Portable, piece, floats) };
+            }
+            pair
+        };
+        let (as_is, transposed) = (pack(depth, columns), pack(columns, depth));
+        let matrices = [(&as_is.backward, columns, 1), (&transposed.forward, 1, depth)];
+        for (matrix, k_stride, j_stride) in matrices {
             for set in InstructionSet::available() {
                 let mut y = vec![f32::NAN; rows * columns];
                 with_scratch(|scratch| {
-                    let strip = scratch.strip.as_mut_slice();
-                    let fill = |block: &_, _, strip: &mut [f32]| copy_rows(&x, depth, block, strip);
+                    let strips = scratch.strips.as_mut_slice();
                     let space = Space::Result(&mut y);
-                    let factors = RowProduct { set, row_count: rows, left: &x, matrix };
-                    multiply_rows(factors, strip, space, fill, |_, _, _| {});
+                    let factors = RowProduct { set, row_count: rows, left: &x[..], matrix };
+                    multiply_rows(factors, strips, space, |_, _, _| {});
                 });
                 for (index, y) in y.iter().enumerate() {
                     let (i, j) = (index / columns, index % columns);
