@@ -1,6 +1,6 @@
 //! What every backend must do, as tests that a backend instantiates in one line.
 //!
-//! ```ignore
+//! ```text
 //! zbelastic_kernels::conformance!(cpu, || vec![CpuBackend::new(1)?, CpuBackend::new(2)?]);
 //! ```
 //!

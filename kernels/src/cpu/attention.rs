@@ -14,10 +14,10 @@ mod heads;
 pub(super) use backward::{Saved, backward};
 pub(super) use forward::forward;
 
-use super::matmul::{BLOCK_DEPTH, PAIR, PANEL, padded};
+use super::matmul::{BLOCK_DEPTH, PANEL, STRIP, padded};
 
-/// Query rows that go together: two strips.
-const QUERIES: usize = PAIR;
+/// Query rows that go together: a strip.
+const QUERIES: usize = STRIP;
 
 /// Floats between rows of scores: one vector more than a block is wide, so that rows do not fall
 /// into the same cache sets.

@@ -49,8 +49,8 @@ pub(super) fn forward(
                 running[row] = extend(set, running[row], logits);
             };
             let factors = RowProduct { set, row_count: targets.len(), left: x, matrix };
-            let strips = scratch.strips.as_mut_slice();
-            multiply_rows(factors, strips, Space::Result(logits), finish);
+            let strip = scratch.strips.as_mut_slice();
+            multiply_rows(factors, strip, Space::Result(logits), finish);
         });
         for (row, Running { max, sum }) in running.into_iter().enumerate() {
             let log_sum = f64::from(max) + libm::log(f64::from(sum));
@@ -151,8 +151,8 @@ fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: B
     let left = Softening { set, scale, targets, log_sums, vocabulary, logits_then_gradient };
     with_scratch(|scratch| {
         let factors = RowProduct { set, row_count: targets.len(), left, matrix };
-        let strips = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strips, Space::Result(gradient), |_, _, _| {});
+        let strip = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(gradient), |_, _, _| {});
     });
 }
 

@@ -40,16 +40,6 @@ pub(crate) trait Lanes: Copy {
     /// `to` is valid for writing sixteen floats; no alignment is asked for.
     unsafe fn store(self, to: *mut f32);
 
-    /// As [`Self::store`], past the caches where the processor can: for what is not read soon.
-    ///
-    /// # Safety
-    /// `to` is valid for writing sixteen floats and starts on a cache line.
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store(to) }
-    }
-
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -115,14 +105,6 @@ pub(crate) trait Lanes: Copy {
         for (sum, x) in sums.iter_mut().zip(self.to_array()) {
             *sum += f64::from(x) * f64::from(x);
         }
-    }
-
-    /// Writes the first eight lanes to `low` and the others to `high`.
-    #[inline(always)]
-    fn write_halves(self, low: &mut [f32], high: &mut [f32]) {
-        let lanes = self.to_array();
-        low[..LANES / 2].copy_from_slice(&lanes[..LANES / 2]);
-        high[..LANES / 2].copy_from_slice(&lanes[LANES / 2..]);
     }
 
     /// Lanes from up to sixteen floats, the missing ones `fill`.

@@ -82,8 +82,8 @@ fn forward_task(
     };
     with_scratch(|scratch| {
         let factors = RowProduct { set, row_count: x.len() / inputs, left: x, matrix };
-        let strips = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strips, Space::Result(y), finish_row);
+        let strip = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(y), finish_row);
     });
 }
 
@@ -120,8 +120,8 @@ fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, resu
         let row_count = gradient.len() / outputs;
         let set = cpu.instruction_set();
         let factors = RowProduct { set, row_count, left: gradient, matrix };
-        let strips = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strips, Space::Result(result), |_, _, _| {});
+        let strip = scratch.strips.as_mut_slice();
+        multiply_rows(factors, strip, Space::Result(result), |_, _, _| {});
     });
 }
 

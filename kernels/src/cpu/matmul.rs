@@ -18,7 +18,7 @@ mod tile;
 
 pub(crate) use outer::{OuterProduct, outer_product};
 pub(crate) use packed::{
-    PAIR, PackedMatrix, PanelSource, RowPair, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
+    PackedMatrix, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
 };
 pub(crate) use pair::{MatrixPair, PairWriter};
 pub(crate) use rows::{Block, LeftRows, RowProduct, Space, multiply_rows};

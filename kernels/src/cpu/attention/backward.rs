@@ -10,8 +10,7 @@ use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    Ahead, BLOCK_DEPTH, Panels, Product, RowPair, STRIP, STRIP_FLOATS, multiply_strip, pack_rows,
-    padded,
+    Ahead, BLOCK_DEPTH, Panels, Product, RowSource, STRIP, multiply_strip, pack_rows, padded,
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
@@ -144,9 +143,9 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, heads, .. } = self.shape;
         let rows = QUERIES.min(sequence_len - first);
         let queries = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
-        queries.pack_strips(self.set, first, rows, &mut scratch.query_strips);
+        queries.pack_strip(self.set, first, rows, &mut scratch.query_strip);
         let gradients = self.gradients(keys.head);
-        gradients.pack_strips(self.set, first, rows, &mut scratch.gradient_strips);
+        gradients.pack_strip(self.set, first, rows, &mut scratch.gradient_strip);
         self.score(keys, first, rows, scratch);
         // Keys that any of these queries sees.
         let seen = (first + QUERIES - keys.start).min(padded(keys.len));
@@ -179,23 +178,14 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let columns = (key_limit(first, sequence_len) - keys.start).min(BLOCK_DEPTH);
         let products = [
-            (&scratch.query_strips, &scratch.keys_as_columns, &mut scratch.scores),
-            (&scratch.gradient_strips, &scratch.values_as_columns, &mut scratch.weight_gradients),
+            (&scratch.query_strip, &scratch.keys_as_columns, &mut scratch.scores),
+            (&scratch.gradient_strip, &scratch.values_as_columns, &mut scratch.weight_gradients),
         ];
-        for (strips, panels, floats) in products {
-            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
-                let to = Product {
-                    floats: &mut floats[row * SCORE_STRIDE..],
-                    stride: SCORE_STRIDE,
-                    rows: STRIP.min(rows - row),
-                    columns,
-                    add: false,
-                };
-                let floats = &panels[keys.start * head_width..];
-                let panels = Panels { floats, rows: head_width, start: 0 };
-                let strip = &strips[half * STRIP_FLOATS..];
-                multiply_strip(self.set, head_width, strip, panels, Ahead::NOTHING, to);
-            }
+        for (strip, panels, floats) in products {
+            let to = Product { floats, stride: SCORE_STRIDE, rows, columns, add: false };
+            let floats = &panels[keys.start * head_width..];
+            let panels = Panels { floats, rows: head_width, start: 0 };
+            multiply_strip(self.set, head_width, strip, panels, Ahead::NOTHING, to);
         }
     }
 
@@ -209,27 +199,24 @@ impl Job<'_> {
     ) {
         let head_width = self.shape.head_width;
         let floats = &scratch.scores[..];
-        let pair = RowPair { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
-        pack_rows(self.set, pair, &mut scratch.weight_strips);
-        for (half, row) in rows.clone().step_by(STRIP).enumerate() {
-            let to = Product {
-                floats: &mut scratch.query_gradients[row * head_width..],
-                stride: head_width,
-                rows: STRIP.min(rows.end - row),
-                columns: head_width,
-                add: keys.start > 0,
-            };
-            let floats = &scratch.keys[keys.start * padded(head_width)..];
-            let panels = Panels { floats, rows: keys.len, start: 0 };
-            let strip = &scratch.weight_strips[half * STRIP_FLOATS..];
-            multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
-        }
+        let source = RowSource { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
+        pack_rows(self.set, source, &mut scratch.weight_strip);
+        let to = Product {
+            floats: &mut scratch.query_gradients[rows.start * head_width..],
+            stride: head_width,
+            rows: rows.len(),
+            columns: head_width,
+            add: keys.start > 0,
+        };
+        let floats = &scratch.keys[keys.start * padded(head_width)..];
+        let panels = Panels { floats, rows: keys.len, start: 0 };
+        multiply_strip(self.set, depth, &scratch.weight_strip, panels, Ahead::NOTHING, to);
     }
 
     /// A strip of keys: the sums over queries that are dV and dK.
     fn key_strip(&self, keys: KeyBlock, first: usize, add: bool, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let start = (keys.start + first) / QUERIES * QUERIES;
+        let start = keys.start + first;
         let mut add = add;
         for block in (start / BLOCK_DEPTH * BLOCK_DEPTH..sequence_len).step_by(BLOCK_DEPTH) {
             let block_len = BLOCK_DEPTH.min(sequence_len - block);
@@ -306,12 +293,8 @@ fn score_gradient_lanes<L: Lanes>(
         let slope = L::load_at(&weight_gradients[..here], at, dot).sub(L::splat(dot));
         let gradient = weight.mul(L::splat(scale)).mul(slope);
         gradient.write_to(&mut scores[at..]);
-        let low = at * queries + query * STRIP;
-        let high = low + STRIP * queries;
-        for (lanes, strips) in [(weight, &mut *key_weights), (gradient, &mut *key_score_gradients)]
-        {
-            let (lower, upper) = strips.split_at_mut(high);
-            lanes.write_halves(&mut lower[low..], upper);
-        }
+        let to = at * queries + query * STRIP;
+        weight.write_to(&mut key_weights[to..]);
+        gradient.write_to(&mut key_score_gradients[to..]);
     }
 }

@@ -4,8 +4,7 @@ use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    Ahead, BLOCK_DEPTH, Panels, Product, RowPair, STRIP, STRIP_FLOATS, multiply_strip, pack_rows,
-    padded,
+    Ahead, BLOCK_DEPTH, Panels, Product, RowSource, multiply_strip, pack_rows, padded,
 };
 use super::super::shared::SharedRows;
 use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
@@ -74,8 +73,8 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let at = HeadColumns::new(self.shape, head);
         let rows = QUERIES.min(sequence_len - first);
-        let strips = &mut scratch.query_strips;
-        self.columns(at.query).pack_strips(self.set, first, rows, strips);
+        let strip = &mut scratch.query_strip;
+        self.columns(at.query).pack_strip(self.set, first, rows, strip);
         self.score(first, rows, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
@@ -106,19 +105,16 @@ impl Job<'_> {
         let width = self.shape.head_width;
         let limit = key_limit(first, self.shape.sequence_len);
         for (block, key) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
-            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
-                let to = Product {
-                    floats: &mut scratch.scores[(block * QUERIES + row) * SCORE_STRIDE..],
-                    stride: SCORE_STRIDE,
-                    rows: STRIP.min(rows - row),
-                    columns: BLOCK_DEPTH.min(limit - key),
-                    add: false,
-                };
-                let floats = &scratch.keys_as_columns[key * width..];
-                let panels = Panels { floats, rows: width, start: 0 };
-                let strip = &scratch.query_strips[half * STRIP_FLOATS..];
-                multiply_strip(self.set, width, strip, panels, Ahead::NOTHING, to);
-            }
+            let to = Product {
+                floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE..],
+                stride: SCORE_STRIDE,
+                rows,
+                columns: BLOCK_DEPTH.min(limit - key),
+                add: false,
+            };
+            let floats = &scratch.keys_as_columns[key * width..];
+            let panels = Panels { floats, rows: width, start: 0 };
+            multiply_strip(self.set, width, &scratch.query_strip, panels, Ahead::NOTHING, to);
         }
     }
 
@@ -128,24 +124,21 @@ impl Job<'_> {
         for (block, key) in (0..keys).step_by(BLOCK_DEPTH).enumerate() {
             let depth = BLOCK_DEPTH.min(keys - key);
             let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE..];
-            let weights = RowPair { floats, stride: SCORE_STRIDE, rows, depth };
-            pack_rows(self.set, weights, &mut scratch.weight_strips);
-            for (half, row) in (0..rows).step_by(STRIP).enumerate() {
-                let to = Product {
-                    floats: &mut scratch.sums[row * head_width..],
-                    stride: head_width,
-                    rows: STRIP.min(rows - row),
-                    columns: head_width,
-                    add: block > 0,
-                };
-                let panels = Panels {
-                    floats: &scratch.values[key * padded(head_width)..],
-                    rows: BLOCK_DEPTH.min(sequence_len - key),
-                    start: 0,
-                };
-                let strip = &scratch.weight_strips[half * STRIP_FLOATS..];
-                multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
-            }
+            let weights = RowSource { floats, stride: SCORE_STRIDE, rows, depth };
+            pack_rows(self.set, weights, &mut scratch.weight_strip);
+            let to = Product {
+                floats: &mut scratch.sums,
+                stride: head_width,
+                rows,
+                columns: head_width,
+                add: block > 0,
+            };
+            let panels = Panels {
+                floats: &scratch.values[key * padded(head_width)..],
+                rows: BLOCK_DEPTH.min(sequence_len - key),
+                start: 0,
+            };
+            multiply_strip(self.set, depth, &scratch.weight_strip, panels, Ahead::NOTHING, to);
         }
     }
 }

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use super::super::lanes::InstructionSet;
 use super::super::matmul::{
-    BLOCK_DEPTH, PanelSource, RowPair, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed, padded,
+    BLOCK_DEPTH, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
+    padded,
 };
 use super::{QUERIES, SCORE_STRIDE};
 use crate::backend::AttentionShape;
@@ -36,8 +37,8 @@ impl<'a> Columns<'a> {
         &self.floats[row * self.stride..][..self.width]
     }
 
-    /// Up to [`QUERIES`] rows as two strips.
-    pub(super) fn pack_strips(
+    /// Up to [`QUERIES`] rows as a strip.
+    pub(super) fn pack_strip(
         &self,
         set: InstructionSet,
         first: usize,
@@ -46,7 +47,7 @@ impl<'a> Columns<'a> {
     ) {
         let Self { floats, stride, width } = *self;
         let floats = &floats[first * stride..];
-        pack_rows(set, RowPair { floats, stride, rows, depth: width }, to);
+        pack_rows(set, RowSource { floats, stride, rows, depth: width }, to);
     }
 
     /// Panels whose columns are these rows, `rows` of them: the right factor of a product over
@@ -93,10 +94,10 @@ impl HeadColumns {
 /// Memory of a thread for one head, grown when a longer sequence comes.
 #[derive(Default)]
 pub(super) struct HeadScratch {
-    /// Two strips each.
-    pub(super) query_strips: Vec<f32>,
-    pub(super) gradient_strips: Vec<f32>,
-    pub(super) weight_strips: Vec<f32>,
+    /// A strip each.
+    pub(super) query_strip: Vec<f32>,
+    pub(super) gradient_strip: Vec<f32>,
+    pub(super) weight_strip: Vec<f32>,
     /// [`QUERIES`] rows of a block of scores, for each block.
     pub(super) scores: Vec<f32>,
     pub(super) weight_gradients: Vec<f32>,
@@ -133,14 +134,14 @@ impl HeadScratch {
         let len = shape.sequence_len;
         let panels = padded(len) * padded(shape.head_width);
         let score_rows = QUERIES * SCORE_STRIDE;
-        grow(&mut self.query_strips, 2 * STRIP_FLOATS);
-        grow(&mut self.weight_strips, 2 * STRIP_FLOATS);
+        grow(&mut self.query_strip, STRIP_FLOATS);
+        grow(&mut self.weight_strip, STRIP_FLOATS);
         grow(&mut self.scores, len.div_ceil(BLOCK_DEPTH) * score_rows);
         grow(&mut self.sums, QUERIES * shape.head_width);
         grow(&mut self.keys_as_columns, panels);
         grow(&mut self.values, panels);
         if with_gradients {
-            grow(&mut self.gradient_strips, 2 * STRIP_FLOATS);
+            grow(&mut self.gradient_strip, STRIP_FLOATS);
             grow(&mut self.weight_gradients, score_rows);
             grow(&mut self.values_as_columns, panels);
             grow(&mut self.keys, panels);
@@ -150,7 +151,7 @@ impl HeadScratch {
             grow(&mut self.query_gradients, len * shape.head_width);
             grow(&mut self.key_gradients, len * shape.head_width);
             grow(&mut self.value_gradients, len * shape.head_width);
-            let block = len * padded(len).min(BLOCK_DEPTH);
+            let block = len * padded(len).min(BLOCK_DEPTH).next_multiple_of(QUERIES);
             grow(&mut self.key_weights, block);
             grow(&mut self.key_score_gradients, block);
             grow(&mut self.dots, len);

@@ -4,14 +4,13 @@ use std::arch::x86_64::{
     __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
     _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps,
     _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_max_ps,
-    _mm256_storeu_pd, _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castpd512_pd256,
-    _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtps_epi32, _mm512_cvtps_pd, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_pd,
-    _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps,
-    _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_sqrt_ps, _mm512_storeu_pd,
-    _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
-    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtps_epi32, _mm512_cvtps_pd, _mm512_div_ps,
+    _mm512_extractf64x4_pd, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps,
+    _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32,
+    _mm512_sqrt_ps, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
+    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -34,11 +33,6 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe { _mm512_storeu_ps(to, self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut f32) {
-        unsafe { _mm512_stream_ps(to, self.0) }
     }
 
     #[inline(always)]
@@ -135,16 +129,6 @@ impl Lanes for Avx512 {
             let wide = _mm512_cvtps_pd(_mm512_castps512_ps256(self.0));
             let sum = _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(sums.as_ptr()));
             _mm512_storeu_pd(sums.as_mut_ptr(), sum);
-        }
-    }
-
-    #[inline(always)]
-    fn write_halves(self, low: &mut [f32], high: &mut [f32]) {
-        assert!(low.len() >= LANES / 2 && high.len() >= LANES / 2);
-        unsafe {
-            let halves = _mm512_castps_pd(self.0);
-            _mm256_storeu_pd(low.as_mut_ptr().cast(), _mm512_castpd512_pd256(halves));
-            _mm256_storeu_pd(high.as_mut_ptr().cast(), _mm512_extractf64x4_pd::<1>(halves));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
-use super::packed::{PAIR, PanelSource, STRIP_FLOATS, pack_as_is};
+use super::packed::{PanelSource, STRIP_FLOATS, pack_as_is};
 use super::scratch::{STRIPS_PACKED, Scratch, with_scratch};
 use super::tile::{Ahead, Panels, Product, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
@@ -192,8 +192,8 @@ dispatch!(fn pack_columns(
     source: ColumnSource<'_>, strips: &mut [f32], chains: &mut [f32; GROUP],
 ) = pack_columns_lanes);
 
-/// Packs strips, and sums each of their columns as one chain. A vector holds a row of two strips;
-/// where the group ends, what is missing is zero.
+/// Packs strips, and sums each of their columns as one chain. Where the group ends, what is
+/// missing of a strip is zero.
 #[inline(always)]
 fn pack_columns_lanes<L: Lanes>(
     source: ColumnSource<'_>,
@@ -201,15 +201,14 @@ fn pack_columns_lanes<L: Lanes>(
     chains: &mut [f32; GROUP],
 ) {
     let ColumnSource { floats, stride, first, width, depth } = source;
-    let mut sums = [L::splat(0.0); GROUP / LANES];
+    let mut sums = [L::splat(0.0); GROUP / STRIP];
     for k in 0..depth {
         let row = &floats[k * stride + first..][..width];
-        let pairs = strips.chunks_exact_mut(2 * STRIP_FLOATS).zip(&mut sums);
-        for (at, (pair, sum)) in (0..width).step_by(PAIR).zip(pairs) {
+        let strips = strips.chunks_exact_mut(STRIP_FLOATS).zip(&mut sums);
+        for (at, (strip, sum)) in (0..width).step_by(STRIP).zip(strips) {
             let lanes = L::load_at(row, at, 0.0);
             *sum = sum.add(lanes);
-            let (low, high) = pair.split_at_mut(STRIP_FLOATS);
-            lanes.write_halves(&mut low[k * STRIP..], &mut high[k * STRIP..]);
+            lanes.write_to(&mut strip[k * STRIP..]);
         }
     }
     for (sum, chain) in sums.into_iter().zip(chains.chunks_exact_mut(LANES)) {

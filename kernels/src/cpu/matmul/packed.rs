@@ -124,44 +124,57 @@ fn square<L: Lanes>(
     count: usize,
 ) -> [L; LANES] {
     let mut square = [L::splat(0.0); LANES];
-    for (lanes, row) in square.iter_mut().zip(rows) {
-        *lanes = L::load_at(&floats[row * stride + column..][..count], 0, 0.0);
+    let last = (rows.end.max(1) - 1) * stride + column;
+    if rows.len() == LANES && count == LANES && last + LANES <= floats.len() {
+        // Spelled out for the compiler: sixteen of sixteen, so that nothing goes through memory.
+        for (index, lanes) in square.iter_mut().enumerate() {
+            // SAFETY: the last row was checked, and the others lie before it.
+            *lanes =
+                unsafe { L::load(floats.as_ptr().add((rows.start + index) * stride + column)) };
+        }
+    } else {
+        for (lanes, row) in square.iter_mut().zip(rows) {
+            *lanes = L::load_at(&floats[row * stride + column..][..count], 0, 0.0);
+        }
     }
     L::transpose(square)
 }
 
-/// Rows of a left factor that become two strips.
+/// Rows of a left factor that become a strip.
 #[derive(Clone, Copy)]
-pub(crate) struct RowPair<'a> {
+pub(crate) struct RowSource<'a> {
     /// From the first of the rows on, at the first factor.
     pub(crate) floats: &'a [f32],
     /// Floats from one row to the next.
     pub(crate) stride: usize,
-    /// Rows, up to two strips.
+    /// Rows, up to [`STRIP`].
     pub(crate) rows: usize,
     /// Factors.
     pub(crate) depth: usize,
 }
 
-dispatch!(
-    /// Packs rows into two strips, [`STRIP_FLOATS`] apart; missing rows are zero.
-    pub(crate) fn pack_rows(source: RowPair<'_>, strips: &mut [f32]) = pack_rows_lanes
-);
-
 /// Floats set aside for a strip.
 pub(crate) const STRIP_FLOATS: usize = STRIP * BLOCK_DEPTH;
-/// Rows of two strips: a vector across them.
-pub(crate) const PAIR: usize = 2 * STRIP;
+
+dispatch!(
+    /// Packs rows into a strip; missing rows are zero.
+    pub(crate) fn pack_rows(source: RowSource<'_>, strip: &mut [f32]) = pack_rows_lanes
+);
 
 #[inline(always)]
-fn pack_rows_lanes<L: Lanes>(source: RowPair<'_>, strips: &mut [f32]) {
-    let RowPair { floats, stride, rows, depth } = source;
-    let (low, high) = strips.split_at_mut(STRIP_FLOATS);
-    for factor in (0..depth).step_by(LANES) {
-        let count = LANES.min(depth - factor);
-        let square = square::<L>(floats, stride, 0..rows, factor, count);
-        for (lanes, factor) in square.into_iter().zip(factor..factor + count) {
-            lanes.write_halves(&mut low[factor * STRIP..], &mut high[factor * STRIP..]);
+fn pack_rows_lanes<L: Lanes>(source: RowSource<'_>, strip: &mut [f32]) {
+    let RowSource { floats, stride, rows, depth } = source;
+    for (at, to) in (0..depth).step_by(LANES).zip(strip.chunks_mut(LANES * STRIP)) {
+        let count = LANES.min(depth - at);
+        let square = square::<L>(floats, stride, 0..rows, at, count);
+        if count == LANES && to.len() == LANES * STRIP {
+            for (index, lanes) in square.into_iter().enumerate() {
+                lanes.write_to(&mut to[index * STRIP..]);
+            }
+        } else {
+            for (lanes, to) in square.into_iter().take(count).zip(to.chunks_exact_mut(STRIP)) {
+                lanes.write_to(to);
+            }
         }
     }
 }

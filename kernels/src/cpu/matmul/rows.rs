@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::lanes::InstructionSet;
-use super::packed::{PAIR, PackedMatrix, RowPair, STRIP_FLOATS, pack_rows};
+use super::packed::{PackedMatrix, RowSource, pack_rows};
 use super::tile::{Ahead, Panels, Product, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 
@@ -54,7 +54,7 @@ impl LeftRows for &[f32] {
 /// cache.
 pub(crate) fn multiply_rows<L: LeftRows>(
     mut factors: RowProduct<'_, L>,
-    strips: &mut [f32],
+    strip: &mut [f32],
     space: Space<'_>,
     mut finish: impl FnMut(usize, &Range<usize>, &mut [f32]),
 ) {
@@ -69,11 +69,11 @@ pub(crate) fn multiply_rows<L: LeftRows>(
         let offset = if is_result { column } else { 0 };
         for start in (0..matrix.depth()).step_by(BLOCK_DEPTH) {
             let depth = start..matrix.depth().min(start + BLOCK_DEPTH);
-            for row in (0..factors.row_count).step_by(PAIR) {
-                let rows = row..factors.row_count.min(row + PAIR);
+            for row in (0..factors.row_count).step_by(STRIP) {
+                let rows = row..factors.row_count.min(row + STRIP);
                 let block = Block { rows: rows.clone(), columns: depth.clone() };
                 let to = &mut product[row * stride + offset..];
-                multiply_pair(&mut factors, &block, &columns, strips, (&mut *to, stride));
+                multiply_block(&mut factors, &block, &columns, strip, (&mut *to, stride));
                 if depth.end == matrix.depth() {
                     for (index, row) in rows.enumerate() {
                         finish(row, &columns, &mut to[index * stride..][..columns.len()]);
@@ -84,37 +84,34 @@ pub(crate) fn multiply_rows<L: LeftRows>(
     }
 }
 
-/// Two strips by one block of the matrix.
-fn multiply_pair<L: LeftRows>(
+/// One strip by one block of the matrix.
+fn multiply_block<L: LeftRows>(
     factors: &mut RowProduct<'_, L>,
     block: &Block,
     columns: &Range<usize>,
-    strips: &mut [f32],
+    strip: &mut [f32],
     (product, stride): (&mut [f32], usize),
 ) {
     let (set, matrix) = (factors.set, factors.matrix);
     let (depth, width) = (block.columns.clone(), matrix.depth());
     let left = factors.left.rows(block, columns.start == 0);
-    let source = RowPair {
+    let source = RowSource {
         floats: &left[block.rows.start * width + depth.start..],
         stride: width,
         rows: block.rows.len(),
         depth: depth.len(),
     };
-    pack_rows(set, source, strips);
-    let floats = matrix.panels(depth.start, columns.start);
-    let panels = Panels { floats, rows: depth.len(), start: 0 };
-    for (half, first) in block.rows.clone().step_by(STRIP).enumerate() {
-        let next = (first + PAIR) * width + depth.start;
-        let ahead = Ahead::new(left, next, width, depth.len(), STRIP);
-        let to = Product {
-            floats: &mut product[half * STRIP * stride..],
-            stride,
-            rows: STRIP.min(block.rows.end - first),
-            columns: columns.len(),
-            add: depth.start > 0,
-        };
-        let strip = &strips[half * STRIP_FLOATS..];
-        multiply_strip(set, depth.len(), strip, panels, ahead, to);
-    }
+    pack_rows(set, source, strip);
+    let panels =
+        Panels { floats: matrix.panels(depth.start, columns.start), rows: depth.len(), start: 0 };
+    let next = block.rows.end * width + depth.start;
+    let ahead = Ahead::new(left, next, width, depth.len(), STRIP);
+    let to = Product {
+        floats: product,
+        stride,
+        rows: block.rows.len(),
+        columns: columns.len(),
+        add: depth.start > 0,
+    };
+    multiply_strip(set, depth.len(), strip, panels, ahead, to);
 }

@@ -7,7 +7,7 @@ use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 use crate::cpu::buffer::{Arena, CpuBuffer};
 
 /// Strips of the left factor that are packed together.
-pub(crate) const STRIPS_PACKED: usize = 8;
+pub(crate) const STRIPS_PACKED: usize = 4;
 /// Most rows whose sums pass through scratch memory at once.
 pub(crate) const PASSING_ROWS: usize = 512;
 

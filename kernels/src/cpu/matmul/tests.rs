@@ -24,7 +24,7 @@ fn define(
     total.unwrap_or(0.0)
 }
 
-/// Rows, columns, depth: around strips of 8, panels of 48, unrolled fours and blocks of 384.
+/// Rows, columns, depth: around tiles of 8, strips of 16, panels of 48, unrolled fours and blocks of 384.
 const SHAPES: [(usize, usize, usize); 10] = [
     (1, 1, 1),
     (7, 15, 5),
@@ -60,10 +60,10 @@ fn rows_by_packed_matrix_is_the_definition() {
             for set in InstructionSet::available() {
                 let mut y = vec![f32::NAN; rows * columns];
                 with_scratch(|scratch| {
-                    let strips = scratch.strips.as_mut_slice();
+                    let strip = scratch.strips.as_mut_slice();
                     let space = Space::Result(&mut y);
                     let factors = RowProduct { set, row_count: rows, left: &x[..], matrix };
-                    multiply_rows(factors, strips, space, |_, _, _| {});
+                    multiply_rows(factors, strip, space, |_, _, _| {});
                 });
                 for (index, y) in y.iter().enumerate() {
                     let (i, j) = (index / columns, index % columns);

@@ -1,8 +1,8 @@
 //! The innermost loops: a strip of rows by the panels of the right factor.
 //!
-//! A tile of the product is [`STRIP`] rows by one panel, held in registers over the whole depth:
-//! with AVX-512 8 by 48, which takes 24 of 32 registers for sums. Wider strips would read less of
-//! the panels, but a tile must also be issued: on a core whose other hardware thread is busy, what
+//! A tile of the product is half a strip by one panel, held in registers over the whole depth: with
+//! AVX-512 8 by 48, which takes 24 of 32 registers for sums. Taller tiles would read less of the
+//! panels, but a tile must also be issued: on a core whose other hardware thread is busy, what
 //! counts is the number of instructions for each multiply-add.
 
 #[cfg(target_arch = "x86_64")]
@@ -16,13 +16,15 @@ use super::super::lanes::{InstructionSet, LANES, dispatch};
 use super::{BLOCK_DEPTH, PANEL};
 use fetch::Fetcher;
 
-/// Rows of the left factor that go together.
-pub(crate) const STRIP: usize = 8;
+/// Rows of the left factor that are packed together: a vector for each factor.
+pub(crate) const STRIP: usize = LANES;
+/// Rows of a tile.
+const ROWS: usize = STRIP / 2;
 
-/// A tile: a strip, one panel, and where the sums go.
+/// A tile: half a strip, one panel, and where the sums go.
 struct Tile<'a> {
     depth: usize,
-    /// For each factor, the strip's rows side by side.
+    /// For each factor, the tile's rows side by side; [`STRIP`] floats to the next factor.
     left: *const f32,
     /// For each factor, the panel's columns side by side.
     panel: *const f32,
@@ -35,7 +37,7 @@ struct Tile<'a> {
     fetcher: &'a mut Fetcher,
 }
 
-/// Sums [`STRIP`] rows by as many vectors as the panel is wide.
+/// Sums [`ROWS`] rows by as many vectors as the panel is wide.
 trait TileKernel {
     /// # Safety
     /// The operands are readable over the depth, `to` writable over the rows, and the processor
@@ -103,43 +105,68 @@ fn by_panels_lanes<K: TileKernel>(
     strip: &[f32],
     panels: Panels<'_>,
     ahead: Ahead,
-    product: Product<'_>,
+    mut product: Product<'_>,
 ) {
-    let Product { floats, stride, rows, columns, add } = product;
-    let panel_count = columns.div_ceil(PANEL);
-    let mut edge = [0.0f32; STRIP * PANEL];
-    for (index, first) in (0..columns).step_by(PANEL).enumerate() {
-        let width = PANEL.min(columns - first);
-        let is_whole = rows == STRIP && width == padded(width);
+    let panel_count = product.columns.div_ceil(PANEL);
+    for (index, first) in (0..product.columns).step_by(PANEL).enumerate() {
+        let width = PANEL.min(product.columns - first);
+        let panel = &panels.floats[first * panels.rows + panels.start * padded(width)..];
         let mut fetcher = ahead.share(index, panel_count);
-        let (to, to_stride, to_add) = if is_whole {
-            (floats[first..].as_mut_ptr(), stride, add)
-        } else {
-            (edge.as_mut_ptr(), PANEL, false)
-        };
-        let tile = Tile {
-            depth,
-            left: strip.as_ptr(),
-            panel: panels.floats[first * panels.rows + panels.start * padded(width)..].as_ptr(),
-            to,
-            stride: to_stride,
-            add: to_add,
-            fetcher: &mut fetcher,
-        };
-        // SAFETY: `multiply_strip` checked every bound; an edge holds a whole tile.
-        unsafe {
-            match padded(width) / LANES {
-                1 => K::sum::<1>(tile),
-                2 => K::sum::<2>(tile),
-                _ => K::sum::<3>(tile),
+        for row in (0..product.rows).step_by(ROWS) {
+            // SAFETY: `multiply_strip` checked every bound.
+            unsafe {
+                let left = strip.as_ptr().add(row);
+                let operands = Operands { depth, left, panel: panel.as_ptr(), width };
+                one_tile::<K>(operands, &mut fetcher, &mut product, (row, first));
             }
         }
-        if !is_whole {
-            for (row, sums) in edge.chunks_exact(PANEL).take(rows).enumerate() {
-                let to = &mut floats[row * stride + first..][..width];
-                for (to, sum) in to.iter_mut().zip(sums) {
-                    *to = if add { *to + sum } else { *sum };
-                }
+    }
+}
+
+/// What a tile is the product of.
+#[derive(Clone, Copy)]
+struct Operands {
+    depth: usize,
+    left: *const f32,
+    panel: *const f32,
+    width: usize,
+}
+
+/// A tile at `(row, first)` of the product; one that is not whole goes through memory of its own.
+///
+/// # Safety
+/// The operands are readable over the depth, and the product writable where the tile is.
+#[inline(always)]
+unsafe fn one_tile<K: TileKernel>(
+    operands: Operands,
+    fetcher: &mut Fetcher,
+    product: &mut Product<'_>,
+    (row, first): (usize, usize),
+) {
+    let Operands { depth, left, panel, width } = operands;
+    let rows = ROWS.min(product.rows - row);
+    let floats = &mut product.floats[row * product.stride + first..];
+    let mut edge = [0.0f32; ROWS * PANEL];
+    let is_whole = rows == ROWS && width == padded(width);
+    let (to, stride, add) = if is_whole {
+        (floats.as_mut_ptr(), product.stride, product.add)
+    } else {
+        (edge.as_mut_ptr(), PANEL, false)
+    };
+    let tile = Tile { depth, left, panel, to, stride, add, fetcher };
+    // SAFETY: the caller's promise; an edge holds a whole tile.
+    unsafe {
+        match padded(width) / LANES {
+            1 => K::sum::<1>(tile),
+            2 => K::sum::<2>(tile),
+            _ => K::sum::<3>(tile),
+        }
+    }
+    if !is_whole {
+        for (row, sums) in edge.chunks_exact(PANEL).take(rows).enumerate() {
+            let to = &mut floats[row * product.stride..][..width];
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = if product.add { *to + sum } else { *sum };
             }
         }
     }

@@ -18,7 +18,7 @@ use std::arch::x86_64::{
 
 use super::super::super::lanes::{Avx512, LANES};
 use super::fetch::fetch_product;
-use super::{STRIP, Tile, TileKernel};
+use super::{ROWS, STRIP, Tile, TileKernel};
 
 impl TileKernel for Avx512 {
     #[inline(always)]
@@ -41,7 +41,7 @@ const UNROLL: usize = 4;
 macro_rules! shared {
     ($factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
         concat!(
-            "vbroadcastss {value}, dword ptr [{left} + 32*", $factor, " + 4*", $row, "]\n",
+            "vbroadcastss {value}, dword ptr [{left} + 64*", $factor, " + 4*", $row, "]\n",
             $("vfmadd231ps {", $sum, "}, {", $right, "}, {value}\n",)+
         )
     };
@@ -51,7 +51,7 @@ macro_rules! shared {
 macro_rules! own {
     ($factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
         concat!($(
-            "vfmadd231ps {", $sum, "}, {", $right, "}, dword ptr [{left} + 32*", $factor,
+            "vfmadd231ps {", $sum, "}, {", $right, "}, dword ptr [{left} + 64*", $factor,
             " + 4*", $row, "]{{1to16}}\n",
         )+)
     };
@@ -142,20 +142,20 @@ macro_rules! kernel {
                 }};
             }
             let Tile { depth, mut left, mut panel, to, stride, add, fetcher } = tile;
-            let mut sums = [[_mm512_setzero_ps(); $vectors]; STRIP];
-            let (turns, fetches) = (depth / UNROLL, fetcher.left().div_ceil(STRIP));
+            let mut sums = [[_mm512_setzero_ps(); $vectors]; ROWS];
+            let (turns, fetches) = (depth / UNROLL, fetcher.left().div_ceil(ROWS));
             // SAFETY: the caller's promise; a turn reads four of the factors that are there.
             unsafe {
-                for row in 0..STRIP {
+                for row in 0..ROWS {
                     for vector in 0..$vectors {
                         fetch_product(to.wrapping_add(row * stride + vector * LANES));
                     }
                     fetcher.fetch(fetches);
-                    if turns >= STRIP {
-                        run!(turn!($step), UNROLL, turns / STRIP, left, panel, sums);
+                    if turns >= ROWS {
+                        run!(turn!($step), UNROLL, turns / ROWS, left, panel, sums);
                     }
                 }
-                let rest = if turns >= STRIP { turns % STRIP } else { turns };
+                let rest = if turns >= ROWS { turns % ROWS } else { turns };
                 if rest > 0 {
                     run!(turn!($step), UNROLL, rest, left, panel, sums);
                 }
@@ -192,7 +192,7 @@ kernel!(
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn store<const VECTORS: usize>(
-    sums: &[[__m512; VECTORS]; STRIP],
+    sums: &[[__m512; VECTORS]; ROWS],
     to: *mut f32,
     stride: usize,
     add: bool,

@@ -1,10 +1,10 @@
 //! Tiles over [`Lanes`], for instruction sets without a kernel of their own.
 
 use super::super::super::lanes::{LANES, Lanes, Portable};
-use super::{STRIP, Tile, TileKernel};
+use super::{ROWS, STRIP, Tile, TileKernel};
 
 /// Rows summed together: with 256-bit registers four rows take eight of sixteen.
-const ROWS: usize = 4;
+const QUARTER: usize = 4;
 
 #[cfg(target_arch = "x86_64")]
 impl TileKernel for super::super::super::lanes::Avx2 {
@@ -27,7 +27,7 @@ impl TileKernel for Portable {
 /// As [`TileKernel::sum`].
 #[inline(always)]
 unsafe fn sum_lanes<L: Lanes, const VECTORS: usize>(tile: &Tile<'_>) {
-    for first in (0..STRIP).step_by(ROWS) {
+    for first in (0..ROWS).step_by(QUARTER) {
         for vector in 0..VECTORS {
             // SAFETY: the caller's promise.
             unsafe { sum_quarter::<L, VECTORS>(tile, first, vector) };
@@ -35,7 +35,7 @@ unsafe fn sum_lanes<L: Lanes, const VECTORS: usize>(tile: &Tile<'_>) {
     }
 }
 
-/// [`ROWS`] rows from `first` on by one vector.
+/// [`QUARTER`] rows from `first` on by one vector.
 ///
 /// # Safety
 /// As [`TileKernel::sum`].
@@ -45,7 +45,7 @@ unsafe fn sum_quarter<L: Lanes, const VECTORS: usize>(
     first: usize,
     vector: usize,
 ) {
-    let mut sums = [L::splat(0.0); ROWS];
+    let mut sums = [L::splat(0.0); QUARTER];
     // SAFETY: the caller's promise.
     unsafe {
         let mut left = tile.left.add(first);
