@@ -1,1 +1,7 @@
 //! The process `zbelastic`: command line, configuration, worker threads and run folder.
+
+pub mod args;
+pub mod commands;
+pub mod config;
+pub mod failure;
+pub mod text;

@@ -1,2 +1,34 @@
-//! Placeholder.
-fn main() {}
+//! The binary `zbelastic`.
+
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use zbelastic_node::args::{Cli, Command};
+use zbelastic_node::commands;
+use zbelastic_node::config::load_with_injections;
+use zbelastic_node::failure::{Failure, FailureCode, Stop};
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => stop.report(),
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), Stop> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match &cli.command {
+        Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
+        Command::Config(command) => commands::config::run(command, &mut out)?,
+        Command::Train(args) => {
+            load_with_injections(&args.config.sources(), &args.inject)?;
+            return Err(Failure::new(FailureCode::Internal, "not built in").into());
+        }
+        Command::Bench(_) => {
+            return Err(Failure::new(FailureCode::Internal, "not built in").into());
+        }
+    }
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! The command line as typed. What it means is converted once: configuration flags by
+//! [`ConfigArgs::sources`], everything else where it is used.
+
+mod schedule;
+
+pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Flag, Key, Sources, Value, flag_value};
+
+/// Trains transformers in a pipeline of workers, and takes bad steps back exactly.
+#[derive(Debug, Parser)]
+#[command(name = "zbelastic", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  zbelastic train                                     train a small model on this machine
+  zbelastic train run.toml --workers 4 --text book.txt
+  zbelastic config show > run.toml                    a configuration to begin with
+  zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
+
+Exit codes: 0 ok, 1 internal, 2 usage or configuration, 7 out of disk, memory or device,
+8 verification failed, 130 interrupted.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train on this machine: every worker is a stage of the pipeline.
+    #[command(after_help = TRAIN_EXAMPLES)]
+    Train(TrainArgs),
+    /// Draw, time and list pipeline schedules.
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
+    /// Check, show and explain configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Measure this machine.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  zbelastic train --steps 100
+  zbelastic train run.toml --workers 4 --schedule zb-h1 --window 1
+  zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
+  zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
+
+/// `train`.
+#[derive(Args, Debug)]
+pub struct TrainArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Workers, each a stage of the pipeline.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers: u32,
+    /// Threads that compute, in each worker [default: this machine's cores, shared out].
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+    /// Print one JSON object a line instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// Folder for what the run leaves behind.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Corrupt a gradient on purpose; may be given several times.
+    ///
+    /// SPEC is step=N,tensor=NAME,value=nan|inf|x1000|bit=B[,attempts=K]: in step N, counted from
+    /// 1, on the first K runs of it.
+    #[arg(long, value_name = "SPEC", verbatim_doc_comment)]
+    pub inject: Vec<String>,
+}
+
+/// What says how a run is configured. Flags of their own win over `--set`, and both over the file.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ConfigArgs {
+    /// Configuration file (TOML); without it, the preset quickstart.
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Schedule: auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v [schedule.kind].
+    #[arg(long, value_name = "KIND")]
+    pub schedule: Option<String>,
+    /// Optimizer steps [train.steps].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub steps: Option<String>,
+    /// Steps that may run ahead of their verdict: 0, 1 or auto [schedule.window].
+    #[arg(long, value_name = "WINDOW")]
+    pub window: Option<String>,
+    /// What weights and the order of the text are drawn from [train.seed].
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// Files, folders and globs to train on [data.text].
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub text: Vec<String>,
+    /// Set any key of the configuration, as in --set train.steps=100; the last of several wins.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// Where the configuration comes from.
+    #[must_use]
+    pub fn sources(&self) -> Sources {
+        let mut flags: Vec<Flag> = self.set.iter().cloned().map(Flag::Set).collect();
+        let own = [
+            ("--schedule", Key::Schedule, &self.schedule),
+            ("--steps", Key::Steps, &self.steps),
+            ("--window", Key::Window, &self.window),
+            ("--seed", Key::Seed, &self.seed),
+        ];
+        flags.extend(own.into_iter().filter_map(|(flag, key, text)| {
+            let value = flag_value(key, text.as_ref()?);
+            Some(Flag::Own { flag, key, value })
+        }));
+        if !self.text.is_empty() {
+            let value = Value::List(self.text.iter().cloned().map(Value::Text).collect());
+            flags.push(Flag::Own { flag: "--text", key: Key::Text, value });
+        }
+        Sources { file: self.config.clone(), flags }
+    }
+}
+
+/// `config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Report everything that is wrong with a configuration and its text.
+    #[command(after_help = "Example:\n  zbelastic config check run.toml")]
+    Check(ConfigReadArgs),
+    /// Print the effective configuration: every key, and what it was set by.
+    #[command(
+        after_help = "Examples:\n  zbelastic config show > run.toml\n  zbelastic config show run.toml --set train.steps=10"
+    )]
+    Show(ConfigReadArgs),
+    /// Print every key with its kind, default and meaning.
+    #[command(after_help = "Example:\n  zbelastic config schema")]
+    Schema {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `config check` and `config show`.
+#[derive(Args, Debug)]
+pub struct ConfigReadArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Training steps of the benchmark models.
+    #[command(after_help = "Example:\n  zbelastic bench train --config A,B --quick")]
+    Train(BenchArgs),
+    /// The matrix products of the benchmark models.
+    #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
+    Gemm(BenchArgs),
+}
+
+/// `bench train` and `bench gemm`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Which models, with commas [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', ignore_case = true)]
+    pub config: Vec<BenchConfig>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Measure for a few seconds only.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl BenchArgs {
+    /// The models asked for.
+    #[must_use]
+    pub fn configs(&self) -> &[BenchConfig] {
+        if self.config.is_empty() { BenchConfig::value_variants() } else { &self.config }
+    }
+}
+
+/// A benchmark model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchConfig {
+    /// 4 layers of width 256.
+    #[value(name = "A")]
+    A,
+    /// 6 layers of width 384.
+    #[value(name = "B")]
+    B,
+    /// 12 layers of width 768.
+    #[value(name = "C")]
+    C,
+}
+
+impl BenchConfig {
+    /// The preset that describes it.
+    #[must_use]
+    pub const fn preset(self) -> &'static str {
+        match self {
+            Self::A => "bench-a",
+            Self::B => "bench-b",
+            Self::C => "bench-c",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::{BenchCommand, BenchConfig, Cli, Command};
+    use crate::config::{Flag, Key, Value};
+
+    fn parse(line: &str) -> Command {
+        Cli::try_parse_from(line.split_whitespace()).expect("legal").command
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_their_own_come_after_set() {
+        let line = "zbelastic train run.toml --steps 5 --set train.steps=7 --text a b --window 0";
+        let Command::Train(args) = parse(line) else { panic!("train") };
+        let sources = args.config.sources();
+        let own = |flag, key, value| Flag::Own { flag, key, value };
+        let text = |text: &str| Value::Text(text.to_owned());
+        let expected = [
+            Flag::Set("train.steps=7".to_owned()),
+            own("--steps", Key::Steps, Value::Whole(5)),
+            own("--window", Key::Window, Value::Whole(0)),
+            own("--text", Key::Text, Value::List(vec![text("a"), text("b")])),
+        ];
+        assert_eq!(sources.flags, expected);
+        assert_eq!(sources.file, Some("run.toml".into()));
+    }
+
+    #[test]
+    fn benchmarks_are_all_or_those_named() {
+        let configs = |line: &str| match parse(line) {
+            Command::Bench(BenchCommand::Train(args) | BenchCommand::Gemm(args)) => {
+                args.configs().to_vec()
+            }
+            Command::Train(_) | Command::Schedule(_) | Command::Config(_) => panic!("bench"),
+        };
+        let all = [BenchConfig::A, BenchConfig::B, BenchConfig::C];
+        assert_eq!(configs("zbelastic bench train"), all);
+        assert_eq!(configs("zbelastic bench gemm --config c,A"), [BenchConfig::C, BenchConfig::A]);
+    }
+}

@@ -1,0 +1,122 @@
+//! `schedule` as typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// `schedule`.
+#[derive(Debug, Subcommand)]
+pub enum ScheduleCommand {
+    /// Draw a schedule: as text, as an SVG picture, as a trace for Perfetto.
+    #[command(after_help = RENDER_EXAMPLES)]
+    Render(RenderArgs),
+    /// Time a schedule: how long a step takes, how much of it is idle, what memory it needs.
+    #[command(after_help = SIMULATE_EXAMPLES)]
+    Simulate(SimulateArgs),
+    /// List the schedules there are.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+const RENDER_EXAMPLES: &str = "\
+Without --window only arithmetic is drawn, one step of it. With --window the program is lowered as
+for a run, and three steps are drawn.
+
+Examples:
+  zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
+  zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --svg zb-v.svg --ascii
+  zbelastic schedule render --program my.txt --f 1,1,2,1 --trace trace.json";
+
+const SIMULATE_EXAMPLES: &str = "\
+Without --window only arithmetic is simulated, one step of it. With --window the program is lowered
+as for a run, three steps are simulated, and the middle one is reported.
+
+Examples:
+  zbelastic schedule simulate --kind zb-h1 --stages 4 --microbatches 8 --f 10 --b 11 --w 8
+  zbelastic schedule simulate --kind 1f1b --stages 4 --microbatches 8 --f 1,1,2,1 --json
+  zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
+
+/// A program and what its operations take. Lists have one value for all stages, or one a stage,
+/// with commas; a stage's chunks share its values evenly.
+#[derive(Args, Debug)]
+pub struct ProgramArgs {
+    /// Schedule by name; see `schedule list`.
+    #[arg(long, required_unless_present = "program", conflicts_with = "program")]
+    pub kind: Option<String>,
+    /// Stages of the pipeline.
+    #[arg(long, value_name = "P", required_unless_present = "program", conflicts_with = "program")]
+    pub stages: Option<u32>,
+    /// Microbatches of a step.
+    #[arg(long, value_name = "M", required_unless_present = "program", conflicts_with = "program")]
+    pub microbatches: Option<u32>,
+    /// Program text to read instead; - is standard input.
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Time of the forward pass of a microbatch.
+    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
+    pub f: String,
+    /// Time of the input gradient.
+    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
+    pub b: String,
+    /// Time of the weight gradient.
+    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
+    pub w: String,
+    /// Time from one stage to another.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub comm: String,
+    /// Lower the program with this window, 0 or 1: steps that may run ahead of their verdict.
+    #[arg(long, value_name = "WINDOW")]
+    pub window: Option<String>,
+    /// Time from the last report to the verdict; counts in a lowered program.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub verdict: String,
+    /// Time of the optimizer step; counts in a lowered program.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub step: String,
+}
+
+/// `schedule render`.
+#[derive(Args, Debug)]
+pub struct RenderArgs {
+    /// What to draw.
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    /// Draw as text on standard output; the default if nothing else is asked for.
+    #[arg(long)]
+    pub ascii: bool,
+    /// Write a picture; - is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write a trace for Perfetto, a unit of time as a millisecond; - is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Widest row of the text.
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
+    pub columns: u16,
+}
+
+/// `schedule simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// What to time.
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    /// Memory that a microbatch keeps after F.
+    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
+    pub mf: String,
+    /// Change of it by B, usually negative; instead of --mw.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mb: Option<String>,
+    /// Memory that is kept after B, until W [default: as after F].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mw: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Add the program's text.
+    #[arg(long)]
+    pub program_text: bool,
+}

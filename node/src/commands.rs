@@ -1,0 +1,5 @@
+//! The commands, one file each. Each takes what was typed and writes what a person or a script reads
+//! to `out`.
+
+pub mod config;
+pub mod schedule;

@@ -1,0 +1,222 @@
+//! `config check`, `config show`, `config schema`.
+
+use std::io::Write;
+
+use serde::Serialize;
+use serde_json::{Map, json};
+use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
+use zbelastic_trainer::model::model_size;
+
+use crate::args::{ConfigCommand, ConfigReadArgs};
+use crate::config::{Fallback, Key, Loaded, PRESETS, SECTIONS, Value, WeightSource, load};
+use crate::failure::{Detail, Failure, Stop};
+use crate::text::{self, Text};
+
+/// Runs a `config` command.
+///
+/// # Errors
+/// If the configuration is wrong, or `out` cannot be written.
+pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), Stop> {
+    match command {
+        ConfigCommand::Check(args) => check(args, out),
+        ConfigCommand::Show(args) => show(args, out),
+        ConfigCommand::Schema { json: true } => schema_json(out),
+        ConfigCommand::Schema { json: false } => schema(out),
+    }
+}
+
+fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let checked = load(&args.config.sources())
+        .and_then(|loaded| check_text(&loaded).map(|text| (loaded, text)));
+    if args.json {
+        write_json(out, &check_report(&checked))?;
+        return checked.map(drop).map_err(Stop::from);
+    }
+    let (loaded, text) = checked?;
+    write_summary(&loaded, text.as_ref(), out)?;
+    Ok(())
+}
+
+/// The text of a run as training will find it; `None` for the built-in one.
+fn check_text(loaded: &Loaded) -> Result<Option<Text>, Failure> {
+    let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
+    if config.text.is_empty() {
+        return Ok(None);
+    }
+    let text = text::gather(&config.text).map_err(|errors| {
+        Failure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
+    })?;
+    let cut = Cut {
+        shape: config.batch.microbatch,
+        microbatch_count: config.batch.microbatch_count,
+        held_out_share: config.held_out_share,
+        seed: config.seed,
+        vocabulary: config.model.vocabulary,
+    };
+    match Corpus::new(text.bytes.clone(), &cut) {
+        Ok(_) => Ok(Some(text)),
+        Err(error) => Err(corpus_failure(&error, &place)),
+    }
+}
+
+/// The failure for a text that cannot be trained on; `place` is where its entries were named.
+#[must_use]
+pub fn corpus_failure(error: &CorpusError, place: &str) -> Failure {
+    let detail = Detail::new(format!("data.text: {error}")).at(place);
+    let detail = match error {
+        CorpusError::Empty => detail.hint("text of some thousand bytes"),
+        CorpusError::Short { .. } => {
+            detail.hint("more text, a smaller train.seq_len or a smaller data.held_out")
+        }
+        CorpusError::Vocabulary { .. } => detail
+            .why("text is read as bytes, and each byte is a token")
+            .hint("a model with model.vocab = 256 or more"),
+    };
+    Failure::usage("the text", vec![detail])
+}
+
+fn write_summary(loaded: &Loaded, text: Option<&Text>, out: &mut dyn Write) -> Result<(), Stop> {
+    let config = &loaded.config;
+    let (model, batch) = (&config.model, &config.batch);
+    let (_, parameters) = model_size(model);
+    let (sequences, count) = (batch.microbatch.sequences, batch.microbatch_count);
+    writeln!(out, "ok")?;
+    writeln!(
+        out,
+        "model  {} layers, width {}, {parameters} parameters{}",
+        model.blocks,
+        model.width,
+        match &config.weights {
+            WeightSource::Drawn => String::new(),
+            WeightSource::HuggingFace { folder } => format!(" from {}", folder.display()),
+        }
+    )?;
+    writeln!(
+        out,
+        "batch  {} sequences of {} tokens = {count} microbatches of {sequences}",
+        sequences * count as usize,
+        batch.microbatch.sequence_len,
+    )?;
+    match text {
+        Some(text) => {
+            let files = match text.files.len() {
+                1 => "1 file".to_owned(),
+                count => format!("{count} files"),
+            };
+            writeln!(out, "text   {} bytes in {files}", text.bytes.len())?;
+            for path in &text.skipped {
+                writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
+            }
+        }
+        None => writeln!(out, "text   built in")?,
+    }
+    for note in &loaded.notes {
+        writeln!(out, "note: {note}")?;
+    }
+    Ok(())
+}
+
+fn check_report(checked: &Result<(Loaded, Option<Text>), Failure>) -> serde_json::Value {
+    match checked {
+        Ok((loaded, text)) => {
+            let notes: Vec<String> = loaded.notes.iter().map(ToString::to_string).collect();
+            let text = text.as_ref().map(|text| {
+                json!({
+                    "bytes": text.bytes.len(),
+                    "files": text.files.len(),
+                    "skipped": text.skipped.len(),
+                    "blake3": text.hash.to_string(),
+                })
+            });
+            json!({ "ok": true, "notes": notes, "text": text })
+        }
+        Err(failure) => {
+            let error = |detail: &Detail| {
+                let Detail { place, what, why, hint } = detail;
+                json!({ "place": place, "what": what, "why": why, "try": hint })
+            };
+            let errors: Vec<_> = failure.details.iter().map(error).collect();
+            json!({ "ok": false, "errors": errors })
+        }
+    }
+}
+
+fn show(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let loaded = load(&args.config.sources())?;
+    if !args.json {
+        write!(out, "{}", loaded.effective_with_origins())?;
+        return Ok(());
+    }
+    let mut sections = Map::new();
+    for (key, setting) in loaded.settings_in_force() {
+        let section = sections.entry(key.section()).or_insert_with(|| json!({}));
+        let entry = json!({
+            "value": json_value(&setting.value),
+            "origin": setting.origin.to_string(),
+        });
+        section[key.short_name()] = entry;
+    }
+    write_json(out, &sections.into())
+}
+
+fn json_value(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Text(text) => json!(text),
+        Value::Whole(number) => json!(number),
+        Value::Number(number) => json!(number),
+        Value::Flag(flag) => json!(flag),
+        Value::List(items) => items.iter().map(json_value).collect(),
+        Value::Other(name) => json!(name),
+    }
+}
+
+fn schema(out: &mut dyn Write) -> Result<(), Stop> {
+    for (section, about) in SECTIONS {
+        writeln!(out, "[{section}]  {about}")?;
+        for key in Key::of_section(section) {
+            let spec = key.spec();
+            writeln!(out, "  {}: {}", key.short_name(), spec.kind)?;
+            writeln!(out, "      {}", spec.doc)?;
+            writeln!(out, "      Default: {}", fallback_text(spec.fallback))?;
+        }
+        writeln!(out)?;
+    }
+    writeln!(out, "Presets")?;
+    for preset in &PRESETS {
+        writeln!(out, "  {:<11} {}", preset.name, preset.doc)?;
+    }
+    Ok(())
+}
+
+fn fallback_text(fallback: Fallback) -> &'static str {
+    match fallback {
+        Fallback::Literal(literal) => literal,
+        Fallback::Told(told) => told,
+    }
+}
+
+#[derive(Serialize)]
+struct SchemaRow {
+    section: &'static str,
+    key: &'static str,
+    kind: String,
+    default: &'static str,
+    doc: &'static str,
+}
+
+fn schema_json(out: &mut dyn Write) -> Result<(), Stop> {
+    let row = |key: &Key| SchemaRow {
+        section: key.section(),
+        key: key.short_name(),
+        kind: key.spec().kind.to_string(),
+        default: fallback_text(key.spec().fallback),
+        doc: key.spec().doc,
+    };
+    let rows: Vec<SchemaRow> = Key::ALL.iter().map(row).collect();
+    write_json(out, &json!(rows))
+}
+
+fn write_json(out: &mut dyn Write, value: &serde_json::Value) -> Result<(), Stop> {
+    writeln!(out, "{value:#}")?;
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! `schedule render`, `schedule simulate`, `schedule list`.
+
+mod catalogue;
+mod input_error;
+mod inputs;
+mod reading;
+mod report;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use zbelastic_schedule::render::{ascii, chrome_trace, svg};
+use zbelastic_schedule::{Timeline, simulate};
+
+use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs};
+use crate::failure::{Failure, Stop, cannot_write};
+use inputs::Replay;
+
+/// Runs a `schedule` command.
+///
+/// # Errors
+/// If what was typed is wrong, or a file or `out` cannot be written.
+pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), Stop> {
+    match command {
+        ScheduleCommand::Render(args) => render(args, out),
+        ScheduleCommand::Simulate(args) => time(args, out),
+        ScheduleCommand::List { json } => catalogue::write(*json, out),
+    }
+}
+
+/// One unit of time in a trace: viewers show milliseconds well.
+const TRACE_UNIT_US: f64 = 1000.0;
+
+fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let replay = inputs::replay(&args.program).map_err(input_error::failure)?;
+    let timeline = timeline(&replay);
+    if args.ascii || (args.svg.is_none() && args.trace.is_none()) {
+        write!(out, "{}", ascii::draw(&timeline, args.columns.into()))?;
+    }
+    if let Some(path) = &args.svg {
+        write_to(path, &svg::draw(&timeline), out)?;
+    }
+    if let Some(path) = &args.trace {
+        let tracks = chrome_trace::timeline_tracks(&timeline, TRACE_UNIT_US);
+        write_to(path, &chrome_trace::write_trace(&tracks), out)?;
+    }
+    Ok(())
+}
+
+fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let (replay, memory) = inputs::replay_with_memory(args).map_err(input_error::failure)?;
+    let timeline = timeline(&replay);
+    let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
+    if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
+}
+
+fn timeline(replay: &Replay) -> Timeline {
+    simulate(&replay.program, &replay.costs, replay.step_count)
+        .expect("a checked program with checked costs runs to its end")
+}
+
+/// Writes to a file, or to `out` if it is called `-`.
+fn write_to(path: &Path, text: &str, out: &mut dyn Write) -> Result<(), Stop> {
+    if path == Path::new("-") {
+        write!(out, "{text}")?;
+        return Ok(());
+    }
+    fs::write(path, text).map_err(|error| Failure::into(cannot_write(path, &error)))
+}

@@ -1,0 +1,116 @@
+//! The schedules there are, as `docs/schedule-ir.md` tells them.
+
+use std::io::Write;
+
+use serde::Serialize;
+use zbelastic_schedule::ScheduleKind;
+
+use crate::failure::Stop;
+
+/// What a person chooses a schedule by.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Entry {
+    name: &'static str,
+    /// Time in which the stage with the longest span idles.
+    idle: &'static str,
+    /// Most microbatches whose activations a stage keeps.
+    peak_activations: &'static str,
+    chunks_per_stage: u32,
+    synchronous: bool,
+    source: &'static str,
+}
+
+fn entry(kind: ScheduleKind) -> Entry {
+    let (idle, peak_activations, source) = match kind {
+        ScheduleKind::GPipe => ("(p-1)(F+B+W)", "m", "Huang et al., NeurIPS 2019"),
+        ScheduleKind::OneFOneB => {
+            ("(p-1)(F+B+W)", "p", "Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021")
+        }
+        ScheduleKind::Interleaved => ("(p-1)(F+B+W)/2", "(3p-1)/2", "Narayanan et al., SC 2021"),
+        ScheduleKind::ZbH1 => ("(p-1)(F+B-W)", "p", "Qi et al., ICLR 2024"),
+        ScheduleKind::ZbH2 => ("(p-1)(F+B-2W)", "2p-1", "Qi et al., ICLR 2024"),
+        ScheduleKind::ZbV => ("0 if F = B = W", "p", "Qi et al., arXiv 2401.10241 v1"),
+    };
+    Entry {
+        name: kind.name(),
+        idle,
+        peak_activations,
+        chunks_per_stage: kind.chunks_per_stage(),
+        synchronous: true,
+        source,
+    }
+}
+
+/// Lists every schedule.
+pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
+    let entries = ScheduleKind::ALL.map(entry);
+    if json {
+        let text = serde_json::to_string_pretty(&entries).expect("plain data is JSON");
+        writeln!(out, "{text}")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{:<12} {:<16} {:<9} {:<7} {:<5} source",
+        "schedule", "idle", "peak", "chunks", "sync"
+    )?;
+    for entry in entries {
+        let sync = if entry.synchronous { "yes" } else { "no" };
+        writeln!(
+            out,
+            "{:<12} {:<16} {:<9} {:<7} {sync:<5} {}",
+            entry.name, entry.idle, entry.peak_activations, entry.chunks_per_stage, entry.source
+        )?;
+    }
+    writeln!(
+        out,
+        "\np stages, m microbatches; F, B, W: times of a whole stage. idle: what the busiest stage \
+         waits in a step.\npeak: microbatches whose activations a stage keeps. sync: trains to the \
+         same bits as one process."
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::{ChunkMemory, Costs, ScheduleKind, generate, peak_memory, simulate};
+
+    use super::entry;
+
+    /// The formulas of the list at p = 4, m = 8 and F, B, W = 10, 11, 8.
+    fn value(formula: &str) -> f64 {
+        match formula {
+            "(p-1)(F+B+W)" => 3.0 * 29.0,
+            "(p-1)(F+B+W)/2" => 3.0 * 14.5,
+            "(p-1)(F+B-W)" => 3.0 * 13.0,
+            "(p-1)(F+B-2W)" => 3.0 * 5.0,
+            "m" => 8.0,
+            "p" => 4.0,
+            "2p-1" => 7.0,
+            "(3p-1)/2" => 5.5,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_list_says_what_simulation_says() {
+        for kind in ScheduleKind::ALL {
+            let program = generate(kind, 4, 8).expect("legal");
+            let share = 1.0 / f64::from(kind.chunks_per_stage());
+            let chunk = ChunkMemory {
+                after_forward: share,
+                after_input_gradient: share,
+                after_early_weights: share,
+            };
+            let chunks = vec![chunk; program.placement.chunk_count() as usize];
+            let peak = peak_memory(&program, &chunks).into_iter().fold(0.0, f64::max);
+            assert_eq!(peak, value(entry(kind).peak_activations), "{kind}");
+            if kind == ScheduleKind::ZbV {
+                continue;
+            }
+            let costs = Costs::even(&program.placement, 10.0, 11.0, 8.0, 0.0);
+            let timeline = simulate(&program, &costs, 1).expect("legal");
+            assert_eq!(timeline.cost(0) - 8.0 * 29.0, value(entry(kind).idle), "{kind}");
+        }
+    }
+}

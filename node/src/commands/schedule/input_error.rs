@@ -1,0 +1,169 @@
+//! What can be wrong with what `schedule` commands are given.
+
+use std::io;
+use std::path::PathBuf;
+
+use zbelastic_schedule::{
+    GenerateError, ProgramParseError, ScheduleKind, TEXT_COUNT_MAX, UnknownKind, Violation,
+};
+
+use crate::config::nearest;
+use crate::failure::{Detail, Failure};
+
+/// Broken rules that are told; a program that breaks one breaks it often.
+const VIOLATIONS_SHOWN: usize = 20;
+
+/// Something wrong with what was given.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// No schedule of that name.
+    #[error(transparent)]
+    Kind(#[from] UnknownKind),
+    /// The schedule does not exist in that size.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// The program's file cannot be read.
+    #[error("cannot be read: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The program's file holds no program.
+    #[error("{source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: ProgramParseError,
+    },
+    /// The program breaks rules.
+    #[error("{} broken rules", violations.len())]
+    Violations {
+        /// The file.
+        path: PathBuf,
+        /// The rules.
+        violations: Vec<Violation>,
+    },
+    /// Neither 0 nor 1.
+    #[error("expected 0 or 1, found `{found}`")]
+    Window {
+        /// What was found.
+        found: String,
+    },
+    /// Not a number that can be used.
+    #[error("expected {expected}, found `{found}`")]
+    Number {
+        /// The flag.
+        flag: &'static str,
+        /// What may stand there.
+        expected: &'static str,
+        /// What was found.
+        found: String,
+    },
+    /// A list that is neither for all stages nor one value a stage.
+    #[error("expected 1 or {expected} values, found {found}")]
+    Length {
+        /// The flag.
+        flag: &'static str,
+        /// The pipeline's stages.
+        expected: u32,
+        /// Values found.
+        found: usize,
+    },
+    /// Memory that does not add up.
+    #[error("--mf plus --mb is {sum} on stage {stage}, but --mw is {after_b}")]
+    MemorySum {
+        /// The stage.
+        stage: usize,
+        /// What F keeps, changed by B.
+        sum: f64,
+        /// What is said to be kept after B.
+        after_b: f64,
+    },
+    /// B gives back more than there is.
+    #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
+    NegativeMemory {
+        /// The stage.
+        stage: usize,
+        /// What F keeps, changed by B.
+        sum: f64,
+    },
+}
+
+/// The failure that tells all of `errors`.
+pub fn failure(errors: Vec<InputError>) -> Failure {
+    let details = errors.iter().flat_map(InputError::details).collect();
+    Failure::usage("the schedule", details)
+}
+
+impl InputError {
+    fn details(&self) -> Vec<Detail> {
+        let detail = Detail::new(self.to_string());
+        let detail = match self {
+            Self::Kind(UnknownKind { found }) => kind_hint(detail.at("--kind"), found),
+            Self::Generate(error) => size_hint(detail, error),
+            Self::Unreadable { path, .. } | Self::Parse { path, .. } => {
+                detail.at(path.display().to_string()).hint(
+                    "`zbelastic schedule simulate .. --program-text` prints a program to begin with",
+                )
+            }
+            Self::Violations { path, violations } => {
+                return violation_details(&path.display().to_string(), violations);
+            }
+            Self::Window { .. } => detail.at("--window"),
+            Self::Number { flag, .. } => detail.at(*flag),
+            Self::Length { flag, .. } => {
+                detail.at(*flag).hint("one value for all stages, or one a stage, with commas")
+            }
+            Self::MemorySum { .. } => detail
+                .at("--mb")
+                .why("what B leaves is what W needs: both say the same")
+                .hint("leave out --mb or --mw"),
+            Self::NegativeMemory { .. } => {
+                detail.at("--mb").why("B cannot give back more than F kept")
+            }
+        };
+        vec![detail]
+    }
+}
+
+fn kind_hint(detail: Detail, found: &str) -> Detail {
+    match nearest(found, ScheduleKind::ALL.map(ScheduleKind::name)) {
+        Some(name) => detail.hint(name),
+        None => detail.hint("`zbelastic schedule list` tells them apart"),
+    }
+}
+
+fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
+    match error {
+        GenerateError::StageCount { max, .. } => {
+            detail.at("--stages").hint(format!("--stages 1 to {max}"))
+        }
+        GenerateError::MicrobatchCount { .. } => {
+            detail.at("--microbatches").hint(format!("--microbatches 1 to {TEXT_COUNT_MAX}"))
+        }
+        GenerateError::PassCount { .. } => {
+            detail.at("--microbatches").why("a program of that size would take gigabytes")
+        }
+        GenerateError::UnevenGroups { stage_count, microbatch_count } => {
+            let above = microbatch_count.next_multiple_of(*stage_count);
+            detail.at("--microbatches").hint(match above - stage_count {
+                0 => format!("--microbatches {above}"),
+                below => format!("--microbatches {below} or {above}"),
+            })
+        }
+    }
+}
+
+fn violation_details(place: &str, violations: &[Violation]) -> Vec<Detail> {
+    let shown = violations.iter().take(VIOLATIONS_SHOWN);
+    let mut details: Vec<Detail> =
+        shown.map(|violation| Detail::new(violation.to_string()).at(place)).collect();
+    let more = violations.len().saturating_sub(VIOLATIONS_SHOWN);
+    if more > 0 {
+        details.push(Detail::new(format!("{more} more of the kind")).at(place));
+    }
+    details
+}

@@ -1,0 +1,326 @@
+//! What `schedule` commands are given: a program, and what its operations take.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use zbelastic_schedule::{
+    ChunkMemory, ChunkTimes, Costs, LowerOptions, Program, ScheduleKind, Window, check, generate,
+    lower,
+};
+use zbelastic_types::ChunkIndex;
+
+use super::input_error::InputError;
+use super::reading::{Numbers, Reading};
+use crate::args::{ProgramArgs, SimulateArgs};
+
+/// A legal program, its costs, and how it is replayed.
+pub struct Replay {
+    /// The program.
+    pub program: Program,
+    /// What its operations take.
+    pub costs: Costs,
+    /// Steps to simulate.
+    pub step_count: u32,
+    /// The step to report.
+    pub step: u32,
+}
+
+/// The replay that was asked for.
+pub fn replay(args: &ProgramArgs) -> Result<Replay, Vec<InputError>> {
+    let mut reading = Reading::default();
+    let replay = read_replay(args, &mut reading);
+    reading.finish(replay)
+}
+
+/// The replay that was asked for, and what each chunk keeps.
+pub fn replay_with_memory(
+    args: &SimulateArgs,
+) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
+    let mut reading = Reading::default();
+    let replay = read_replay(&args.program, &mut reading);
+    let memory = read_memory(args, &mut reading);
+    let both = replay.zip(memory).map(|(replay, memory)| {
+        let chunks = memory.of_chunks(&replay.program);
+        (replay, chunks)
+    });
+    reading.finish(both)
+}
+
+fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
+    let program = read_program(args, reading);
+    reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
+    let f = reading.list("--f", &args.f, Numbers::FromZero);
+    let b = reading.list("--b", &args.b, Numbers::FromZero);
+    let w = reading.list("--w", &args.w, Numbers::FromZero);
+    let link = reading.number("--comm", &args.comm, Numbers::FromZero);
+    let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
+    let step = reading.number("--step", &args.step, Numbers::FromZero);
+    let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
+    let (program, times) = (program?, StageTimes { f: f?, b: b?, w: w? });
+    let chunks = times.of_chunks(&program);
+    let costs = Costs { chunks, link: link?, verdict: verdict?, step: step? };
+    let program = lowered(program, window);
+    // In the first of several steps no stage waits for a verdict on the one before, and the last is
+    // followed by none; the middle one is what a run repeats.
+    let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
+    Some(Replay { program, costs, step_count, step })
+}
+
+/// As a plan lowers it.
+fn lowered(program: Program, window: Option<Window>) -> Program {
+    let Some(window) = window else { return program };
+    let early_head_weights = program.kind.splits_backward();
+    lower(&program, LowerOptions { window, early_head_weights })
+}
+
+fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
+    if let Some(path) = &args.program {
+        let program = reading.keep(parse_program(path))?;
+        let broken = |violations| InputError::Violations { path: path.clone(), violations };
+        return reading.keep(check(&program).map_err(broken)).map(|()| program);
+    }
+    let size = args.stages.zip(args.microbatches);
+    let (stages, microbatches) = size.expect("required without --program");
+    let kind = args.kind.as_ref().expect("required without --program");
+    let kind: ScheduleKind = reading.keep(kind.parse().map_err(InputError::from))?;
+    reading.keep(generate(kind, stages, microbatches).map_err(InputError::from))
+}
+
+fn parse_program(path: &Path) -> Result<Program, InputError> {
+    let is_stdin = path == Path::new("-");
+    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    let text = text.map_err(|source| InputError::Unreadable { path: path.to_owned(), source })?;
+    text.parse().map_err(|source| InputError::Parse { path: path.to_owned(), source })
+}
+
+fn parse_window(text: &str) -> Result<Window, InputError> {
+    match text {
+        "0" => Ok(Window::Zero),
+        "1" => Ok(Window::One),
+        _ => Err(InputError::Window { found: text.to_owned() }),
+    }
+}
+
+/// By stage.
+struct StageTimes {
+    f: Vec<f64>,
+    b: Vec<f64>,
+    w: Vec<f64>,
+}
+
+impl StageTimes {
+    fn of_chunks(&self, program: &Program) -> Vec<ChunkTimes> {
+        of_chunks(program, |stage, share| ChunkTimes {
+            f: self.f[stage] * share,
+            b: self.b[stage] * share,
+            w: self.w[stage] * share,
+            w_early: 0.0,
+        })
+    }
+}
+
+/// What a microbatch keeps, by stage.
+struct StageMemory {
+    after_f: Vec<f64>,
+    after_b: Vec<f64>,
+}
+
+impl StageMemory {
+    fn of_chunks(&self, program: &Program) -> Vec<ChunkMemory> {
+        of_chunks(program, |stage, share| ChunkMemory {
+            after_forward: self.after_f[stage] * share,
+            after_input_gradient: self.after_b[stage] * share,
+            after_early_weights: self.after_b[stage] * share,
+        })
+    }
+}
+
+/// One entry a chunk, made of its stage and of the chunk's share of that stage.
+fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
+    let placement = &program.placement;
+    let chunks_per_stage = placement.chunk_count() / placement.stage_count();
+    let share = 1.0 / f64::from(chunks_per_stage);
+    let stage_of = |chunk| placement.stage_of(chunk).expect("the chunk exists").index();
+    (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
+}
+
+fn read_memory(args: &SimulateArgs, reading: &mut Reading) -> Option<StageMemory> {
+    let errors = reading.error_count();
+    let after_f = reading.list("--mf", &args.mf, Numbers::FromZero);
+    let mut optional = |flag, text: &Option<String>| {
+        text.as_ref().and_then(|text| reading.list(flag, text, Numbers::Any))
+    };
+    let change = optional("--mb", &args.mb);
+    let after_b = optional("--mw", &args.mw);
+    if reading.error_count() > errors {
+        return None;
+    }
+    let after_f = after_f?;
+    let after_b = reading.keep(kept_after_b(&after_f, change, after_b))?;
+    Some(StageMemory { after_f, after_b })
+}
+
+/// What each stage keeps from B to W. What W gives back, said as a negative number, is the same.
+fn kept_after_b(
+    after_f: &[f64],
+    change: Option<Vec<f64>>,
+    after_b: Option<Vec<f64>>,
+) -> Result<Vec<f64>, InputError> {
+    let Some(change) = change else {
+        let kept = after_b.unwrap_or_else(|| after_f.to_vec());
+        return Ok(kept.into_iter().map(f64::abs).collect());
+    };
+    let sums: Vec<f64> = after_f.iter().zip(&change).map(|(f, b)| f + b).collect();
+    for (stage, sum) in sums.iter().copied().enumerate() {
+        if sum < 0.0 {
+            return Err(InputError::NegativeMemory { stage, sum });
+        }
+        let Some(after_b) = after_b.as_ref().map(|kept| kept[stage].abs()) else { continue };
+        if (sum - after_b).abs() > 1e-9 * after_f[stage] {
+            return Err(InputError::MemorySum { stage, sum, after_b });
+        }
+    }
+    Ok(sums)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+    use zbelastic_schedule::{ChunkMemory, ChunkTimes, Window};
+
+    use super::{Replay, replay_with_memory};
+    use crate::args::{Cli, Command, ScheduleCommand};
+    use crate::commands::schedule::input_error::{InputError, failure};
+
+    /// `schedule simulate` with these flags.
+    fn read(flags: &str) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
+        let line = format!("zbelastic schedule simulate {flags}");
+        let command = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
+        let Command::Schedule(ScheduleCommand::Simulate(args)) = command else {
+            panic!("simulate")
+        };
+        replay_with_memory(&args)
+    }
+
+    const ZB_V: &str = "--kind zb-v --stages 2 --microbatches 4";
+
+    #[test]
+    fn values_of_a_stage_are_shared_among_its_chunks() {
+        let flags = format!("{ZB_V} --f 2,4 --b 6 --w 8,10 --comm 0.5 --mf 3,5 --mw 1");
+        let (replay, memory) = read(&flags).expect("legal");
+        let times = |f, b, w| ChunkTimes { f, b, w, w_early: 0.0 };
+        let (first, second) = (times(1.0, 3.0, 4.0), times(2.0, 3.0, 5.0));
+        assert_eq!(replay.costs.chunks, [first, second, second, first]);
+        assert_eq!(replay.costs.link, 0.5);
+        let kept: Vec<f64> = memory.iter().map(|chunk| chunk.after_forward).collect();
+        assert_eq!(kept, [1.5, 2.5, 2.5, 1.5]);
+        assert!(memory.iter().all(|chunk| chunk.after_input_gradient == 0.5));
+    }
+
+    #[test]
+    fn a_window_lowers_the_program_and_looks_at_the_middle_step() {
+        let check = |flags: &str, window, steps| {
+            let (replay, _) = read(flags).expect("legal");
+            assert_eq!(replay.program.window, window);
+            assert_eq!((replay.step_count, replay.step), steps);
+        };
+        check(ZB_V, None, (1, 0));
+        check(&format!("{ZB_V} --window 0"), Some(Window::Zero), (3, 1));
+        check(&format!("{ZB_V} --window 1"), Some(Window::One), (3, 1));
+    }
+
+    #[test]
+    fn memory_after_b_is_said_in_three_ways() {
+        let check = |flags: &str, expected: f64| {
+            let (_, memory) = read(&format!("{ZB_V} {flags}")).expect("legal");
+            assert_eq!(2.0 * memory[0].after_input_gradient, expected, "{flags}");
+        };
+        check("--mf 6", 6.0);
+        check("--mf 6 --mw 2", 2.0);
+        check("--mf 6 --mw -2", 2.0);
+        check("--mf 6 --mb -4", 2.0);
+        check("--mf 6 --mb -4 --mw 2", 2.0);
+    }
+
+    fn check_wrong(flags: &str, expected: &str) {
+        let Err(errors) = read(flags) else { panic!("{flags} is wrong") };
+        let details = failure(errors).details;
+        let details: Vec<String> = details.iter().map(ToString::to_string).collect();
+        assert_eq!(details.join("\n"), expected, "{flags}");
+    }
+
+    #[test]
+    fn everything_wrong_is_told_at_once() {
+        check_wrong(
+            &format!("{ZB_V} --f 1,-1 --b 1,2,3 --w nan --comm inf --window 2 --mf x --mb 1,1,1"),
+            "  --f: expected a number from 0 to 1e15, found `-1`
+  --b: expected 1 or 2 values, found 3
+  try: one value for all stages, or one a stage, with commas
+  --w: expected a number from 0 to 1e15, found `nan`
+  --comm: expected a number from 0 to 1e15, found `inf`
+  --window: expected 0 or 1, found `2`
+  --mf: expected a number from 0 to 1e15, found `x`
+  --mb: expected 1 or 2 values, found 3
+  try: one value for all stages, or one a stage, with commas",
+        );
+        check_wrong(
+            "--kind zb-h3 --stages 0 --microbatches 4",
+            "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
+             zb-h2, zb-v\n  try: zb-h1",
+        );
+        check_wrong(
+            "--kind zb-h1 --stages 0 --microbatches 4",
+            "  --stages: zb-h1 needs 1 to 65536 stages, found 0\n  try: --stages 1 to 65536",
+        );
+        check_wrong(
+            "--kind zb-h1 --stages 4 --microbatches 0",
+            "  --microbatches: a step needs 1 to 65536 microbatches, found 0
+  try: --microbatches 1 to 65536",
+        );
+        check_wrong(
+            "--kind interleaved --stages 4 --microbatches 6",
+            "  --microbatches: interleaved with 4 stages needs a multiple of 4 microbatches, found 6
+  try: --microbatches 4 or 8",
+        );
+        check_wrong(
+            &format!("{ZB_V} --mf 1 --mb -2"),
+            "  --mb: --mf plus --mb is -1 on stage 0, less than nothing
+  why: B cannot give back more than F kept",
+        );
+        check_wrong(
+            &format!("{ZB_V} --mf 3 --mb -1 --mw 2,1"),
+            "  --mb: --mf plus --mb is 2 on stage 1, but --mw is 1
+  why: what B leaves is what W needs: both say the same
+  try: leave out --mb or --mw",
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_none_or_breaks_a_rule_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("program.txt");
+        let check = |text: &str, expected: &str| {
+            fs::write(&file, text).expect("a file");
+            let expected = expected.replace("FILE", &file.display().to_string());
+            check_wrong(&format!("--program {}", file.display()), &expected);
+        };
+        let header = "program zb-h1 line stages 1 chunks 1 microbatches 1 window -";
+        check(
+            &format!("{header}\nstage 0: 0F0 0B0 W0"),
+            "  FILE: line 2: `W0` is no operation: expected an update such as REPORT, or a chunk, \
+             letters and a microbatch such as 2F0\n  try: `zbelastic schedule simulate .. \
+             --program-text` prints a program to begin with",
+        );
+        check(
+            &format!("{header}\nstage 0: 0B0 0F0 0W0"),
+            "  FILE: stage 0: expected 0F0 before 0B0, found it after
+  FILE: the program stops: stage 0 waits at 0B0 in step 0",
+        );
+        let missing = folder.path().join("none.txt");
+        let Err(errors) = read(&format!("--program {}", missing.display())) else { panic!("none") };
+        assert!(matches!(errors[..], [InputError::Unreadable { .. }]));
+    }
+}

@@ -1,0 +1,124 @@
+//! What `schedule simulate` says about a replay.
+
+use std::io::Write;
+
+use serde::Serialize;
+use zbelastic_schedule::{ChunkMemory, Timeline, peak_memory};
+
+use super::inputs::Replay;
+use crate::failure::Stop;
+
+/// The figures of one step.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    kind: &'static str,
+    p: u32,
+    m: u32,
+    window: Option<String>,
+    makespan: f64,
+    cost: f64,
+    bubble_span: f64,
+    bubble_sync: f64,
+    /// From one step's beginning to the next's, waiting and stepping included; of a program that
+    /// says how steps follow each other.
+    period: Option<f64>,
+    /// By stage.
+    peak_mem: Vec<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<String>,
+    #[serde(skip)]
+    step: u32,
+    #[serde(skip)]
+    step_count: u32,
+}
+
+impl Report {
+    /// The figures of `replay`.
+    pub fn new(
+        replay: &Replay,
+        timeline: &Timeline,
+        memory: &[ChunkMemory],
+        with_program: bool,
+    ) -> Self {
+        let Replay { program, step, step_count, .. } = replay;
+        Self {
+            kind: program.kind.name(),
+            p: program.placement.stage_count(),
+            m: program.microbatch_count,
+            window: program.window.map(|window| window.to_string()),
+            makespan: timeline.makespan(*step),
+            cost: timeline.cost(*step),
+            bubble_span: timeline.bubble_span(*step),
+            bubble_sync: timeline.bubble_sync(*step),
+            period: period(timeline, *step),
+            peak_mem: peak_memory(program, memory),
+            program: with_program.then(|| program.to_string()),
+            step: *step,
+            step_count: *step_count,
+        }
+    }
+
+    /// One object.
+    pub fn write_json(&self, out: &mut dyn Write) -> Result<(), Stop> {
+        let text = serde_json::to_string_pretty(self).expect("finite numbers are JSON");
+        writeln!(out, "{text}")?;
+        Ok(())
+    }
+
+    /// A headline and a row a stage.
+    pub fn write_table(&self, timeline: &Timeline, out: &mut dyn Write) -> Result<(), Stop> {
+        let window = match &self.window {
+            Some(window) => {
+                format!(", window {window}, step {} of {}", self.step + 1, self.step_count)
+            }
+            None => String::new(),
+        };
+        let period =
+            self.period.map_or(String::new(), |period| format!(", a step every {}", short(period)));
+        writeln!(out, "{}, {} stages, {} microbatches{window}", self.kind, self.p, self.m)?;
+        writeln!(
+            out,
+            "longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %{period}\n",
+            short(self.cost),
+            short(self.makespan),
+            100.0 * self.bubble_span,
+            100.0 * self.bubble_sync
+        )?;
+        writeln!(
+            out,
+            "{:<6} {:>12} {:>12} {:>12} {:>12}",
+            "stage", "work", "idle", "span", "peak"
+        )?;
+        for (stage, peak) in timeline.stages().zip(&self.peak_mem) {
+            let (work, span) = (timeline.work(stage, self.step), timeline.span(stage, self.step));
+            writeln!(
+                out,
+                "{:<6} {:>12} {:>12} {:>12} {:>12}",
+                stage.0,
+                short(work),
+                short(span - work),
+                short(span),
+                short(*peak)
+            )?;
+        }
+        if let Some(program) = &self.program {
+            write!(out, "\n{program}")?;
+        }
+        Ok(())
+    }
+}
+
+/// How long after `step` the first stage begins the next one, if there is a next one.
+fn period(timeline: &Timeline, step: u32) -> Option<f64> {
+    let first = timeline.stages().next().expect("a pipeline has stages");
+    let start = |step| {
+        let slice = timeline.slices(first).iter().find(|slice| slice.step == step)?;
+        Some(slice.start)
+    };
+    Some(start(step + 1)? - start(step)?)
+}
+
+/// A number with at most three digits after the point.
+fn short(number: f64) -> String {
+    format!("{}", (number * 1000.0).round() / 1000.0)
+}

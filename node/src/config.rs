@@ -1,0 +1,171 @@
+//! The configuration of a run: from TOML and flags to one validated value.
+//!
+//! ```text
+//! default < preset < file < flags  ──layers──>  Settings  ──checks──>  RunConfig
+//! ```
+//!
+//! [`load`] reports everything that is wrong at once. What keys there are is written once, in
+//! `key.rs`. This module reads files and decides nothing about a run that is not in them: which
+//! schedule `auto` becomes is the planner's question.
+
+mod build;
+mod effective;
+mod file;
+mod injections;
+mod key;
+mod kind;
+mod model;
+mod nearest;
+mod note;
+mod plan_failure;
+mod presets;
+mod problem;
+mod reader;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod value;
+mod wording;
+mod words;
+
+pub use injections::{check_injections, load_with_injections, parse_injections};
+pub use key::{Fallback, Key, SECTIONS, Spec};
+pub use kind::{Kind, Range, size_text};
+pub use nearest::nearest;
+pub use note::Note;
+pub use plan_failure::plan_failure;
+pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
+pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
+pub use value::Value;
+
+use std::path::PathBuf;
+
+use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::ModelConfig;
+use zbelastic_trainer::optimizer::OptimizerConfig;
+use zbelastic_trainer::plan::BatchShape;
+use zbelastic_types::Bytes;
+
+use crate::failure::Failure;
+use problem::Problem;
+
+/// A run, as configured. Every value is legal; parts are passed on by reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunConfig {
+    /// The model.
+    pub model: ModelConfig,
+    /// Where its weights begin.
+    pub weights: WeightSource,
+    /// Files, folders and globs of text; none for the built-in one.
+    pub text: Vec<String>,
+    /// The share of the text that is held out.
+    pub held_out_share: f64,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// The batch.
+    pub batch: BatchShape,
+    /// What weights and the order of the text are drawn from.
+    pub seed: u64,
+    /// Evaluate after every so many steps; 0 only after the last.
+    pub evaluate_every: u64,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Which steps are taken.
+    pub guard: GuardPolicy,
+    /// The schedule.
+    pub schedule: ScheduleChoice,
+    /// Most memory of a stage.
+    pub stage_bytes_max: Option<Bytes>,
+    /// How far steps run ahead of their verdict.
+    pub window: WindowChoice,
+}
+
+/// Where weights begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// Drawn from the run's seed.
+    Drawn,
+    /// Read from a folder in Hugging Face's form.
+    HuggingFace {
+        /// The folder.
+        folder: PathBuf,
+    },
+}
+
+/// A schedule, or leave to find one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleChoice {
+    /// The fastest that fits.
+    Auto,
+    /// This one.
+    Kind(ScheduleKind),
+}
+
+/// A window, or leave to choose one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowChoice {
+    /// What suits the schedule.
+    Auto,
+    /// This one.
+    Fixed(Window),
+}
+
+/// A configuration with what is worth knowing about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The run.
+    pub config: RunConfig,
+    /// What is legal and yet may not be meant.
+    pub notes: Vec<Note>,
+    /// Who said what.
+    pub settings: Settings,
+}
+
+/// Reads, layers and checks a configuration.
+///
+/// # Errors
+/// With everything that is wrong, except that a file which is not TOML is all there is to say.
+pub fn load(sources: &Sources) -> Result<Loaded, Failure> {
+    load_or_problems(sources).map_err(|problems| {
+        let details = problems.iter().map(Problem::detail).collect();
+        Failure::usage("the configuration", details)
+    })
+}
+
+fn load_or_problems(sources: &Sources) -> Result<Loaded, Vec<Problem>> {
+    let (settings, mut problems) = Settings::gather(sources).map_err(|problem| vec![problem])?;
+    match build::build(&settings) {
+        Ok(config) if problems.is_empty() => {
+            Ok(Loaded { notes: note::notes(&config), config, settings })
+        }
+        Ok(_) => Err(problems),
+        Err(between) => {
+            problems.extend(between);
+            Err(problems)
+        }
+    }
+}
+
+impl RunConfig {
+    /// The whole configuration as TOML, every key with its meaning: what [`load`] reads back as
+    /// the same configuration.
+    #[must_use]
+    pub fn effective(&self) -> String {
+        effective::write_documented(self)
+    }
+}
+
+impl Loaded {
+    /// The whole configuration as TOML, every key with who said it.
+    #[must_use]
+    pub fn effective_with_origins(&self) -> String {
+        effective::write_with_origins(&self.config, &self.settings)
+    }
+
+    /// Every key that holds, with its value and who said it, in the order of the table.
+    #[must_use]
+    pub fn settings_in_force(&self) -> Vec<(Key, Setting)> {
+        effective::settings_in_force(&self.config, &self.settings)
+    }
+}

@@ -1,0 +1,132 @@
+//! From settings to a validated run: the conversion, and the checks between keys.
+
+use std::collections::BTreeSet;
+
+use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
+use zbelastic_trainer::optimizer::OptimizerConfig;
+use zbelastic_trainer::plan::BatchShape;
+use zbelastic_types::Bytes;
+
+use super::key::Key;
+use super::problem::{Given, Problem};
+use super::reader::Reader;
+use super::settings::Settings;
+use super::{RunConfig, WeightSource};
+
+/// The run that `settings` describe.
+///
+/// # Errors
+/// With every problem between keys. Nothing is said about keys whose value was refused.
+pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
+    let reader = Reader { settings };
+    let mut builder = Builder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
+    let model = builder.model();
+    let batch = builder.batch();
+    match model {
+        Some((model, weights)) if builder.problems.is_empty() => {
+            Ok(run_config(&reader, model, weights, batch))
+        }
+        Some(_) | None => Err(builder.problems),
+    }
+}
+
+fn run_config(
+    reader: &Reader<'_>,
+    model: ModelConfig,
+    weights: WeightSource,
+    batch: BatchShape,
+) -> RunConfig {
+    let max = reader.count(Key::MaxMem);
+    RunConfig {
+        model,
+        weights,
+        text: reader.texts(Key::Text),
+        held_out_share: reader.number(Key::HeldOut),
+        steps: reader.count(Key::Steps),
+        batch,
+        seed: reader.count(Key::Seed),
+        evaluate_every: reader.count(Key::EvalEvery),
+        optimizer: optimizer(reader),
+        guard: guard(reader),
+        schedule: reader.choice(Key::Schedule),
+        stage_bytes_max: (max > 0).then_some(Bytes(max)),
+        window: reader.choice(Key::Window),
+    }
+}
+
+fn optimizer(reader: &Reader<'_>) -> OptimizerConfig {
+    OptimizerConfig {
+        lr: reader.number(Key::Lr),
+        lr_min: reader.number(Key::LrMin),
+        warmup: reader.count(Key::Warmup),
+        decay: reader.choice(Key::Decay),
+        betas: reader.pair(Key::Betas),
+        epsilon: reader.number(Key::Eps),
+        weight_decay: reader.number(Key::WeightDecay),
+        decay_on: reader.choice(Key::DecayOn),
+    }
+}
+
+fn guard(reader: &Reader<'_>) -> GuardPolicy {
+    let unless_zero = |number: f64| (number > 0.0).then_some(number);
+    GuardPolicy {
+        clip_norm: unless_zero(reader.number(Key::Clip)),
+        nonfinite: reader.choice(Key::Nonfinite),
+        replays_max: reader.size(Key::Retries),
+        spike_deviations: unless_zero(reader.number(Key::GnormZ)),
+    }
+}
+
+/// Collects problems on the way.
+pub struct Builder<'a> {
+    /// What was said.
+    pub reader: Reader<'a>,
+    /// Keys without a value that means anything.
+    pub unsound: BTreeSet<Key>,
+    /// What is wrong so far.
+    pub problems: Vec<Problem>,
+}
+
+impl Builder<'_> {
+    /// Reports a problem between `keys`, unless one of them is wrong by itself. It is named after
+    /// the key that was said last.
+    pub fn report(&mut self, keys: &[Key], problem: impl FnOnce(Key, Vec<Given>) -> Problem) {
+        if keys.iter().any(|key| self.unsound.contains(key)) {
+            return;
+        }
+        let settings = self.reader.settings;
+        let layer = |key: &Key| settings.origin(*key).layer();
+        // `max_by_key` takes the last of equals, and the first named is the likeliest to be wrong.
+        let blamed = keys.iter().copied().rev().max_by_key(layer).expect("a problem is about keys");
+        let origin = settings.origin(blamed);
+        let others = keys.iter().copied().filter(|key| *key != blamed);
+        let beside = others.filter_map(|key| {
+            let setting = settings.get(key)?;
+            let given = Given { key, value: setting.value.clone(), origin: setting.origin.clone() };
+            (setting.origin != origin).then_some(given)
+        });
+        let beside = beside.collect();
+        self.problems.push(problem(blamed, beside));
+    }
+
+    fn batch(&mut self) -> BatchShape {
+        let reader = self.reader;
+        let (global_batch, microbatch) =
+            (reader.count(Key::GlobalBatch), reader.count(Key::Microbatch));
+        if !global_batch.is_multiple_of(microbatch) {
+            let settings = reader.settings;
+            self.report(&[Key::Microbatch, Key::GlobalBatch], |key, beside| Problem::Microbatch {
+                at: settings.origin(key),
+                microbatch,
+                global_batch,
+                beside,
+            });
+        }
+        let sequence_len = reader.count(Key::SeqLen) as usize;
+        BatchShape {
+            microbatch: MicrobatchShape { sequences: microbatch as usize, sequence_len },
+            microbatch_count: (global_batch / microbatch) as u32,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The effective configuration as TOML: what a run was configured with, all of it, whatever it came
+//! from. Reading it gives the same configuration back.
+
+use super::key::{Fallback, Key, SECTIONS};
+use super::kind::size_text;
+use super::settings::{Origin, Setting, Settings};
+use super::value::Value;
+use super::words::Named;
+use super::{RunConfig, WeightSource};
+
+/// Every key with its meaning above it.
+pub fn write_documented(config: &RunConfig) -> String {
+    let row = |key: Key, value: &Value| {
+        format!("# {}\n{}{} = {value}\n", key.spec().doc, mark(config, key), key.short_name())
+    };
+    write(config, row)
+}
+
+/// Every key with who said it behind it. What follows from other keys is told in comments, so that
+/// it goes on following when these are edited.
+pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
+    let row = |key: Key, value: &Value| {
+        let origin = origin(config, settings, key);
+        let mark = match key.spec().fallback {
+            Fallback::Told(_) if origin == Origin::Default => "# ",
+            Fallback::Told(_) | Fallback::Literal(_) => mark(config, key),
+        };
+        let text = format!("{mark}{} = {value}", key.short_name());
+        format!("{text:<32} # {origin}\n")
+    };
+    write(config, row)
+}
+
+/// Every key that holds, with its value and who said it.
+pub fn settings_in_force(config: &RunConfig, settings: &Settings) -> Vec<(Key, Setting)> {
+    let setting = |key: Key| {
+        let value = value_of(config, key)?;
+        Some((key, Setting { value, origin: origin(config, settings, key) }))
+    };
+    Key::ALL.iter().copied().filter_map(setting).collect()
+}
+
+fn origin(config: &RunConfig, settings: &Settings, key: Key) -> Origin {
+    let source = if is_of_folder(config, key) { Key::FromHf } else { key };
+    settings.origin(source)
+}
+
+fn write(config: &RunConfig, row: impl Fn(Key, &Value) -> String) -> String {
+    let mut text = String::from("# The effective configuration of a run.\n");
+    for (section, about) in SECTIONS {
+        text.push_str(&format!("\n[{section}]  # {about}\n"));
+        let rows = Key::of_section(section).filter_map(|key| Some((key, value_of(config, key)?)));
+        text.extend(rows.map(|(key, value)| row(key, &value)));
+    }
+    text
+}
+
+/// What a folder says about the model is told in comments, because a key may not say it again.
+fn mark(config: &RunConfig, key: Key) -> &'static str {
+    if is_of_folder(config, key) { "# " } else { "" }
+}
+
+fn is_of_folder(config: &RunConfig, key: Key) -> bool {
+    match config.weights {
+        WeightSource::Drawn => false,
+        WeightSource::HuggingFace { .. } => key.section() == "model" && key != Key::FromHf,
+    }
+}
+
+/// What holds for a key, or `None` if there is nothing: a preset is told by what it sets.
+fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
+    let RunConfig { model, optimizer, guard, batch, .. } = config;
+    let size = |size: u32| whole(size.into());
+    let value = match key {
+        Key::Preset => return None,
+        Key::FromHf => match &config.weights {
+            WeightSource::Drawn => return None,
+            WeightSource::HuggingFace { folder } => text(&folder.display().to_string()),
+        },
+        Key::Family => word(model.family),
+        Key::Layers => size(model.blocks),
+        Key::Width => size(model.width),
+        Key::Heads => size(model.heads),
+        Key::KvHeads => size(model.kv_heads),
+        Key::HeadDim => size(model.head_width),
+        Key::MlpWidth => size(model.mlp_width),
+        Key::Vocab => size(model.vocabulary),
+        Key::NormEps => Value::Number(shortest(model.norm_epsilon)),
+        Key::RopeTheta => Value::Number(model.rope_theta),
+        Key::Tied => Value::Flag(model.tied),
+        Key::Text => Value::List(config.text.iter().map(|entry| text(entry)).collect()),
+        Key::HeldOut => Value::Number(config.held_out_share),
+        Key::Steps => whole(config.steps),
+        Key::GlobalBatch => {
+            whole(batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count))
+        }
+        Key::Microbatch => whole(batch.microbatch.sequences as u64),
+        Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
+        Key::Seed => whole(config.seed),
+        Key::EvalEvery => whole(config.evaluate_every),
+        Key::Optimizer => text("adamw"),
+        Key::Lr => Value::Number(optimizer.lr),
+        Key::LrMin => Value::Number(optimizer.lr_min),
+        Key::Betas => Value::List(optimizer.betas.map(Value::Number).to_vec()),
+        Key::Eps => Value::Number(optimizer.epsilon),
+        Key::WeightDecay => Value::Number(optimizer.weight_decay),
+        Key::DecayOn => word(optimizer.decay_on),
+        Key::Clip => Value::Number(guard.clip_norm.unwrap_or(0.0)),
+        Key::Warmup => whole(optimizer.warmup),
+        Key::Decay => word(optimizer.decay),
+        Key::Schedule => word(config.schedule),
+        Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
+        Key::Window => word(config.window),
+        Key::Nonfinite => word(guard.nonfinite),
+        Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),
+        Key::Retries => size(guard.replays_max),
+    };
+    Some(value)
+}
+
+/// The double with the fewest digits that rounds to `single`.
+fn shortest(single: f32) -> f64 {
+    single.to_string().parse().expect("a number reads back")
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_owned())
+}
+
+fn whole(number: u64) -> Value {
+    Value::Whole(number.into())
+}
+
+fn word<T: Named>(choice: T) -> Value {
+    text(choice.word())
+}

@@ -1,0 +1,96 @@
+//! Reads a configuration file: which keys it sets, in which lines.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::key::{Key, SECTIONS};
+use super::nearest::nearest;
+use super::problem::Problem;
+use super::settings::{Assignment, Origin, Setting, find_in_section, nearest_key};
+use super::value::Value;
+
+/// What a file says, in the order of its lines: keys it sets, and what is no key.
+pub type Said = Vec<Result<Assignment, Problem>>;
+
+/// Reads `path`.
+///
+/// # Errors
+/// If there is no such file, or if it is not TOML.
+pub fn read_file(path: &Path) -> Result<Said, Problem> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| Problem::Unreadable { file: path.to_owned(), error })?;
+    read_text(&path.display().to_string(), &text)
+}
+
+/// Reads `text`, which is called `file`.
+pub fn read_text(file: &str, text: &str) -> Result<Said, Problem> {
+    let lines = Lines { file, text };
+    let table = DeTable::parse(text).map_err(|error| Problem::Syntax {
+        at: lines.origin(error.span().unwrap_or(0..0)),
+        message: error.message().to_owned(),
+    })?;
+    let mut said = Vec::new();
+    for (section, content) in table.get_ref() {
+        read_section(&lines, section.get_ref(), &section.span(), content, &mut said);
+    }
+    said.sort_by_key(|(offset, _)| *offset);
+    Ok(said.into_iter().map(|(_, said)| said).collect())
+}
+
+/// Where lines begin.
+struct Lines<'a> {
+    file: &'a str,
+    text: &'a str,
+}
+
+impl Lines<'_> {
+    fn origin(&self, span: Range<usize>) -> Origin {
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        Origin::File { file: self.file.to_owned(), line }
+    }
+}
+
+/// Each with where it stands, to be put in order.
+type SaidAt = Vec<(usize, Result<Assignment, Problem>)>;
+
+fn read_section(
+    lines: &Lines<'_>,
+    section: &str,
+    span: &Range<usize>,
+    content: &Spanned<DeValue<'_>>,
+    said: &mut SaidAt,
+) {
+    let at = lines.origin(span.clone());
+    let is_known = SECTIONS.iter().any(|(name, _)| *name == section);
+    let problem = match content.get_ref() {
+        DeValue::Table(entries) if is_known => {
+            for (key, value) in entries {
+                let at = lines.origin(key.span());
+                let value = Value::of(value.get_ref());
+                let found = find_in_section(section, key.get_ref(), at.clone());
+                let assign = |key| Assignment { key, setting: Setting { value, origin: at } };
+                said.push((key.span().start, found.map(assign)));
+            }
+            return;
+        }
+        DeValue::Table(_) => {
+            let nearest = nearest(section, SECTIONS.map(|(name, _)| name));
+            Problem::UnknownSection { at, found: section.to_owned(), nearest }
+        }
+        DeValue::String(_)
+        | DeValue::Integer(_)
+        | DeValue::Float(_)
+        | DeValue::Boolean(_)
+        | DeValue::Datetime(_)
+        | DeValue::Array(_) => {
+            let nearest = nearest_key(section, Key::ALL.iter().copied());
+            Problem::NoSection { at, found: section.to_owned(), nearest }
+        }
+    };
+    said.push((span.start, Err(problem)));
+}

@@ -1,0 +1,241 @@
+//! The keys there are: name, kind, default and meaning of each, in one table.
+//!
+//! Defaults, refusals, suggestions, `config schema` and the effective configuration all come from
+//! here. A key's documentation is its meaning as `config schema` prints it.
+
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::TEXT_COUNT_MAX;
+use zbelastic_trainer::model::Family;
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+
+use super::kind::{Kind, Range};
+use super::presets::preset_names;
+use super::words::words;
+use super::{ScheduleChoice, WindowChoice};
+
+/// What a key has when nothing is said.
+#[derive(Clone, Copy, Debug)]
+pub enum Fallback {
+    /// This TOML value.
+    Literal(&'static str),
+    /// Nothing, or what follows from other keys; told in words.
+    Told(&'static str),
+}
+
+/// What is known about a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// Section and name, as in `train.steps`.
+    pub name: &'static str,
+    /// What may stand there.
+    pub kind: Kind,
+    /// What stands there when nothing is said.
+    pub fallback: Fallback,
+    /// One sentence.
+    pub doc: &'static str,
+}
+
+macro_rules! keys {
+    ($(#[doc = $doc:literal] $key:ident: $name:literal, $kind:expr, $fallback:expr;)*) => {
+        /// A key of the configuration.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Key {
+            $(#[doc = $doc] $key,)*
+        }
+
+        impl Key {
+            /// Every key, section by section.
+            pub const ALL: &[Self] = &[$(Self::$key,)*];
+
+            /// What is known about the key.
+            #[must_use]
+            pub fn spec(self) -> Spec {
+                match self {
+                    $(Self::$key => Spec {
+                        name: $name,
+                        kind: $kind,
+                        fallback: $fallback,
+                        doc: $doc.trim_ascii(),
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+use Fallback::{Literal, Told};
+use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Word};
+use Range::{AboveZero, BelowOne, FromZero, UpTo};
+
+// Limits that no model or run comes near; they keep products of two sizes within 64 bits.
+const LAYERS_MAX: u64 = 10_000;
+const WIDTH_MAX: u64 = 1 << 20;
+const HEADS_MAX: u64 = 1 << 16;
+const VOCAB_MAX: u64 = 1 << 24;
+const SEQUENCE_MAX: u64 = 1 << 20;
+const STEPS_MAX: u64 = 1_000_000_000_000;
+const RETRIES_MAX: u64 = 1000;
+/// A batch of single sequences must not have more microbatches than a program may.
+const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
+/// Most of the text that may be held out.
+const HELD_OUT_MAX: f64 = 0.9;
+
+keys! {
+    /// A model with its usual batch, by name; keys beside it override single values.
+    Preset: "model.preset", Word(preset_names), Told("\"quickstart\" without a CONFIG, else none");
+    /// A folder with config.json and model.safetensors to take shape and weights from.
+    FromHf: "model.from_hf", Text, Told("none");
+    /// The family: gpt2 (LayerNorm, learned positions, GELU) or llama (RMSNorm, rotary, SwiGLU).
+    Family: "model.family", Word(words::<Family>), Told("the preset's");
+    /// Transformer blocks, each with attention and MLP.
+    Layers: "model.layers", Count(1, LAYERS_MAX), Told("the preset's");
+    /// Width of the residual stream.
+    Width: "model.width", Count(1, WIDTH_MAX), Told("the preset's");
+    /// Query heads.
+    Heads: "model.heads", Count(1, HEADS_MAX), Told("the preset's");
+    /// Key and value heads; fewer than heads means grouped queries (llama only).
+    KvHeads: "model.kv_heads", Count(1, HEADS_MAX), Told("heads");
+    /// Width of a head; without it heads must divide width.
+    HeadDim: "model.head_dim", Count(1, WIDTH_MAX), Told("width / heads");
+    /// Width of the MLP's hidden layer.
+    MlpWidth: "model.mlp_width", Count(1, WIDTH_MAX * 4),
+        Told("gpt2: 4 * width; llama: 8/3 * width, up to a multiple of 32");
+    /// Tokens the model knows; text read as bytes needs 256.
+    Vocab: "model.vocab", Count(1, VOCAB_MAX), Literal("256");
+    /// Added inside normalisations.
+    NormEps: "model.norm_eps", Number(AboveZero), Literal("1e-5");
+    /// Base of the rotary frequencies (llama only).
+    RopeTheta: "model.rope_theta", Number(AboveZero), Literal("10000.0");
+    /// Whether the head shares the token embedding.
+    Tied: "model.tied", Flag, Literal("false");
+
+    /// Files, folders and globs to train on, seen from the working folder; none: the built-in text.
+    Text: "data.text", Texts, Literal("[]");
+    /// Share of the text, from its end, that is never trained on but evaluated on.
+    HeldOut: "data.held_out", Number(UpTo(HELD_OUT_MAX)), Literal("0.05");
+
+    /// Optimizer steps of the run.
+    Steps: "train.steps", Count(1, STEPS_MAX), Literal("300");
+    /// Sequences in a step, all microbatches together.
+    GlobalBatch: "train.global_batch", Count(1, BATCH_MAX), Literal("32");
+    /// Sequences that pass through the pipeline together; must divide global_batch.
+    Microbatch: "train.microbatch", Count(1, BATCH_MAX), Literal("4");
+    /// Tokens in a sequence.
+    SeqLen: "train.seq_len", Count(1, SEQUENCE_MAX), Literal("128");
+    /// What weights and the order of the text are drawn from.
+    Seed: "train.seed", Count(0, u64::MAX), Literal("1");
+    /// Evaluate on held-out text after every so many steps; 0: only after the last.
+    EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
+
+    /// The optimizer.
+    Optimizer: "optimizer.kind", Word(|| vec!["adamw"]), Literal("\"adamw\"");
+    /// Learning rate after the warm-up.
+    Lr: "optimizer.lr", Number(FromZero), Literal("1e-3");
+    /// Learning rate that the decay ends at.
+    LrMin: "optimizer.lr_min", Number(FromZero), Literal("0.0");
+    /// Decay rates of the two moments.
+    Betas: "optimizer.betas", Pair(BelowOne), Literal("[0.9, 0.95]");
+    /// Added to the denominator of an update.
+    Eps: "optimizer.eps", Number(AboveZero), Literal("1e-8");
+    /// Decay of the weights, as a share of the learning rate.
+    WeightDecay: "optimizer.weight_decay", Number(FromZero), Literal("0.1");
+    /// What weight decay acts on: matrices and embeddings, or all tensors.
+    DecayOn: "optimizer.decay_on", Word(words::<DecayOn>), Literal("\"matrices\"");
+    /// Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
+    Clip: "optimizer.clip", Number(FromZero), Literal("1.0");
+    /// Steps in which the learning rate rises.
+    Warmup: "optimizer.warmup", Count(0, STEPS_MAX), Literal("20");
+    /// How the learning rate falls after the warm-up.
+    Decay: "optimizer.decay", Word(words::<LrDecay>), Literal("\"cosine\"");
+
+    /// The pipeline schedule; auto takes the fastest that fits.
+    Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
+    /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
+    MaxMem: "schedule.max_mem", Size, Literal("\"\"");
+    /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.
+    Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
+
+    /// What to do with a step whose gradient is not finite: leave it out, or run it again first.
+    Nonfinite: "guard.nonfinite", Word(words::<NonfinitePolicy>), Literal("\"skip\"");
+    /// Leave out steps with a norm this many deviations above the recent mean; 0: never.
+    GnormZ: "guard.gnorm_z", Number(FromZero), Literal("0.0");
+    /// How often such a step is run again, with nonfinite = "replay".
+    Retries: "guard.retries", Count(0, RETRIES_MAX), Literal("1");
+}
+
+/// The sections in the order of the table, each with what it is about.
+pub const SECTIONS: [(&str, &str); 6] = [
+    ("model", "what is trained"),
+    ("data", "what it is trained on"),
+    ("train", "how long, in which batches"),
+    ("optimizer", "how weights change"),
+    ("schedule", "how the pipeline works"),
+    ("guard", "which steps are not taken"),
+];
+
+impl Key {
+    /// Section and name, as in `train.steps`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// The section.
+    #[must_use]
+    pub fn section(self) -> &'static str {
+        self.split().0
+    }
+
+    /// The name within its section.
+    #[must_use]
+    pub fn short_name(self) -> &'static str {
+        self.split().1
+    }
+
+    fn split(self) -> (&'static str, &'static str) {
+        self.name().split_once('.').expect("a key has a section")
+    }
+
+    /// The key that `section` has under `name`.
+    #[must_use]
+    pub fn find(section: &str, name: &str) -> Option<Self> {
+        Self::of_section(section).find(|key| key.short_name() == name)
+    }
+
+    /// The keys of a section, in order.
+    pub fn of_section(section: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |key| key.section() == section)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fallback, Key, SECTIONS};
+    use crate::config::value::Value;
+
+    #[test]
+    fn every_default_is_a_value_of_its_key() {
+        for key in Key::ALL {
+            let Fallback::Literal(literal) = key.spec().fallback else { continue };
+            let value = Value::parse(literal).expect("a default is TOML");
+            assert!(key.spec().kind.accept(&value).is_some(), "{}: {literal}", key.name());
+        }
+    }
+
+    #[test]
+    fn keys_are_found_under_their_names_and_documented_in_a_sentence() {
+        for key in Key::ALL {
+            assert_eq!(Key::find(key.section(), key.short_name()), Some(*key));
+            let doc = key.spec().doc;
+            assert!(doc.ends_with('.') && doc.starts_with(char::is_uppercase), "{doc}");
+        }
+        assert_eq!(Key::find("train", "lr"), None);
+    }
+
+    #[test]
+    fn sections_are_those_of_the_keys_in_their_order() {
+        let mut sections: Vec<&str> = Key::ALL.iter().map(|key| key.section()).collect();
+        sections.dedup();
+        assert_eq!(sections, SECTIONS.map(|(name, _)| name));
+    }
+}

@@ -1,0 +1,275 @@
+//! What may stand behind a key, and the form in which it is kept.
+
+use std::fmt;
+
+use zbelastic_types::Bytes;
+
+use super::value::Value;
+
+/// What a value may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// A text that is not empty.
+    Text,
+    /// A list of such texts; one text counts as a list of one.
+    Texts,
+    /// One of these words; an integer counts as its digits.
+    Word(fn() -> Vec<&'static str>),
+    /// True or false.
+    Flag,
+    /// A whole number, both ends included.
+    Count(u64, u64),
+    /// A number.
+    Number(Range),
+    /// Two numbers.
+    Pair(Range),
+    /// An amount of memory; the empty text for none.
+    Size,
+}
+
+/// Which numbers. All are finite, in single precision as well, which is what arithmetic is done in.
+#[derive(Clone, Copy, Debug)]
+pub enum Range {
+    /// Above 0, in single precision as well.
+    AboveZero,
+    /// 0 or more.
+    FromZero,
+    /// 0 or more, below 1.
+    BelowOne,
+    /// From 0 to this.
+    UpTo(f64),
+}
+
+impl Range {
+    fn contains(self, number: f64) -> bool {
+        let single = number as f32;
+        single.is_finite()
+            && match self {
+                Self::AboveZero => single > 0.0,
+                Self::FromZero => number >= 0.0,
+                // Rounded to single precision it must not become 1.
+                Self::BelowOne => number >= 0.0 && single < 1.0,
+                Self::UpTo(max) => (0.0..=max).contains(&number),
+            }
+    }
+}
+
+impl Kind {
+    /// `value` in the form that the key's reader expects, or `None` if it is not of this kind:
+    /// numbers as [`Value::Number`], sizes in bytes, words as [`Value::Text`], lists as lists.
+    #[must_use]
+    pub fn accept(self, value: &Value) -> Option<Value> {
+        match self {
+            Self::Text => is_text(value).then(|| value.clone()),
+            Self::Texts => texts(value),
+            Self::Word(words) => word(value, &words()),
+            Self::Flag => matches!(value, Value::Flag(_)).then(|| value.clone()),
+            Self::Count(min, max) => count(value, min, max),
+            Self::Number(range) => number(value, range),
+            Self::Pair(range) => pair(value, range),
+            Self::Size => size(value),
+        }
+    }
+
+    /// The words that may stand here, if these are few.
+    #[must_use]
+    pub fn words(self) -> Vec<&'static str> {
+        match self {
+            Self::Word(words) => words(),
+            Self::Flag => vec!["true", "false"],
+            Self::Text
+            | Self::Texts
+            | Self::Count(..)
+            | Self::Number(_)
+            | Self::Pair(_)
+            | Self::Size => Vec::new(),
+        }
+    }
+}
+
+fn is_text(value: &Value) -> bool {
+    matches!(value, Value::Text(text) if !text.is_empty())
+}
+
+fn texts(value: &Value) -> Option<Value> {
+    let Value::List(items) = value else {
+        return is_text(value).then(|| Value::List(vec![value.clone()]));
+    };
+    items.iter().all(is_text).then(|| value.clone())
+}
+
+fn word(value: &Value, words: &[&str]) -> Option<Value> {
+    let word = match value {
+        Value::Text(text) => text.clone(),
+        Value::Whole(number) => number.to_string(),
+        Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+    };
+    words.contains(&word.as_str()).then_some(Value::Text(word))
+}
+
+fn count(value: &Value, min: u64, max: u64) -> Option<Value> {
+    let Value::Whole(number) = value else { return None };
+    (i128::from(min)..=i128::from(max)).contains(number).then_some(Value::Whole(*number))
+}
+
+fn number(value: &Value, range: Range) -> Option<Value> {
+    let number = match value {
+        Value::Whole(number) => *number as f64,
+        Value::Number(number) => *number,
+        Value::Text(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+    };
+    range.contains(number).then_some(Value::Number(number))
+}
+
+fn pair(value: &Value, range: Range) -> Option<Value> {
+    let Value::List(items) = value else { return None };
+    let [first, second] = items.as_slice() else { return None };
+    Some(Value::List(vec![number(first, range)?, number(second, range)?]))
+}
+
+fn size(value: &Value) -> Option<Value> {
+    let bytes = match value {
+        Value::Text(text) if text.is_empty() => 0,
+        Value::Text(text) => parse_size(text)?.0,
+        Value::Whole(number) => u64::try_from(*number).ok().filter(|bytes| *bytes > 0)?,
+        Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+    };
+    Some(Value::Whole(bytes.into()))
+}
+
+const UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// `10GiB`, `1.5 MiB`, `4096`: a number of at least one byte and a unit, or plain bytes.
+fn parse_size(text: &str) -> Option<Bytes> {
+    let unit = UNITS.into_iter().find(|(name, _)| text.ends_with(name));
+    let (name, scale) = unit.unwrap_or(("", 1));
+    let digits = text.strip_suffix(name)?.trim();
+    if !digits.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    let bytes = match digits.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(scale)?,
+        Err(_) => (digits.parse::<f64>().ok()? * scale as f64) as u64,
+    };
+    (1..u64::MAX).contains(&bytes).then_some(Bytes(bytes))
+}
+
+/// A size with the largest unit that loses nothing: what [`Kind::Size`] reads back as the same.
+#[must_use]
+pub fn size_text(size: Bytes) -> String {
+    let fits = |scale: u64| size.0 >= scale && size.0.is_multiple_of(scale);
+    match UNITS.into_iter().find(|(_, scale)| *scale > 1 && fits(*scale)) {
+        Some((name, scale)) => format!("{}{name}", size.0 / scale),
+        None => size.0.to_string(),
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text => write!(f, "a text that is not empty"),
+            Self::Texts => write!(f, "a list of texts that are not empty"),
+            Self::Word(words) => {
+                let words = words();
+                write!(f, "one of {}", words.join(", "))
+            }
+            Self::Flag => write!(f, "true or false"),
+            Self::Count(min, max) if *max == u64::MAX => write!(f, "a whole number from {min}"),
+            Self::Count(min, max) => write!(f, "a whole number from {min} to {max}"),
+            Self::Number(range) => write!(f, "a finite number {range}"),
+            Self::Pair(range) => write!(f, "two finite numbers {range}"),
+            Self::Size => write!(f, "a size such as \"10GiB\", \"512MiB\" or plain bytes"),
+        }
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AboveZero => write!(f, "above 0"),
+            Self::FromZero => write!(f, "from 0"),
+            Self::BelowOne => write!(f, "from 0 to below 1"),
+            Self::UpTo(max) => write!(f, "from 0 to {max}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, Range, Value, parse_size, size_text};
+    use zbelastic_types::Bytes;
+
+    /// `expected` is the accepted value as TOML, or empty if it is refused.
+    fn check(kind: Kind, text: &str, expected: &str) {
+        let found = kind.accept(&Value::parse(text).expect("TOML"));
+        assert_eq!(found.map_or(String::new(), |value| value.to_string()), expected, "{text}");
+    }
+
+    #[test]
+    fn numbers_are_finite_and_in_range() {
+        let check = |range, text, expected| check(Kind::Number(range), text, expected);
+        check(Range::AboveZero, "1e-3", "0.001");
+        check(Range::AboveZero, "2", "2.0");
+        for refused in ["0", "-1.0", "nan", "inf", "1e39", "1e-60", "\"1\"", "true"] {
+            check(Range::AboveZero, refused, "");
+        }
+        check(Range::FromZero, "0", "0.0");
+        check(Range::FromZero, "-0.001", "");
+        check(Range::BelowOne, "0.999", "0.999");
+        check(Range::BelowOne, "1.0", "");
+        check(Range::BelowOne, "0.999999999999", "");
+        check(Range::UpTo(0.9), "0.9", "0.9");
+        check(Range::UpTo(0.9), "0.91", "");
+    }
+
+    #[test]
+    fn counts_are_whole_and_in_range() {
+        let check = |text, expected| check(Kind::Count(1, 8), text, expected);
+        check("1", "1");
+        check("8", "8");
+        for refused in ["0", "9", "-1", "2.0", "\"2\"", "99999999999999999999"] {
+            check(refused, "");
+        }
+    }
+
+    #[test]
+    fn lists_words_and_flags_are_what_they_are() {
+        check(Kind::Texts, "[\"a\", \"b\"]", "[\"a\", \"b\"]");
+        check(Kind::Texts, "\"a\"", "[\"a\"]");
+        check(Kind::Texts, "[1]", "");
+        check(Kind::Texts, "[\"\"]", "");
+        check(Kind::Texts, "[]", "[]");
+        check(Kind::Text, "\"\"", "");
+        let word = Kind::Word(|| vec!["auto", "0", "1"]);
+        check(word, "\"auto\"", "\"auto\"");
+        check(word, "1", "\"1\"");
+        check(word, "2", "");
+        check(word, "true", "");
+        check(Kind::Flag, "true", "true");
+        check(Kind::Flag, "1", "");
+        check(Kind::Pair(Range::BelowOne), "[0.9, 0]", "[0.9, 0.0]");
+        check(Kind::Pair(Range::BelowOne), "[0.9]", "");
+        check(Kind::Pair(Range::BelowOne), "[0.9, nan]", "");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let check = |text: &str, expected: &str| check(Kind::Size, text, expected);
+        check("\"\"", "0");
+        check("\"10GiB\"", "10737418240");
+        check("\"1.5 KiB\"", "1536");
+        check("\"64B\"", "64");
+        check("\"4096\"", "4096");
+        check("4096", "4096");
+        let refused = ["0", "-1", "\"0KiB\"", "\"10GB\"", "\"-1KiB\"", "\"KiB\"", "\"1e3\"", "1.5"];
+        for refused in refused {
+            check(refused, "");
+        }
+        check("\"99999999999999TiB\"", "");
+        for bytes in [1, 1023, 1024, 1536, 10 << 30, (10 << 30) + 1] {
+            assert_eq!(parse_size(&size_text(Bytes(bytes))), Some(Bytes(bytes)));
+        }
+        assert_eq!(size_text(Bytes(512 << 20)), "512MiB");
+    }
+}

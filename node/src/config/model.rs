@@ -1,0 +1,187 @@
+//! The model: of the shape that keys describe, or of a folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use zbelastic_trainer::hf::parse_config;
+use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
+
+use super::WeightSource;
+use super::build::Builder;
+use super::key::Key;
+use super::note::BYTE_VALUES;
+use super::problem::Problem;
+
+/// Keys that give a model its shape, which a folder gives as well.
+const SHAPE_KEYS: [Key; 12] = [
+    Key::Preset,
+    Key::Family,
+    Key::Layers,
+    Key::Width,
+    Key::Heads,
+    Key::KvHeads,
+    Key::HeadDim,
+    Key::MlpWidth,
+    Key::Vocab,
+    Key::NormEps,
+    Key::RopeTheta,
+    Key::Tied,
+];
+
+/// Without these there is no shape.
+const NEEDED_KEYS: [Key; 4] = [Key::Family, Key::Layers, Key::Width, Key::Heads];
+
+impl Builder<'_> {
+    /// The model, unless too little is known about it.
+    pub fn model(&mut self) -> Option<(ModelConfig, WeightSource)> {
+        let Some(folder) = self.reader.text(Key::FromHf).map(PathBuf::from) else {
+            return self.shaped_model().map(|model| (model, WeightSource::Drawn));
+        };
+        let settings = self.reader.settings;
+        for key in SHAPE_KEYS.into_iter().filter(|key| settings.origin(*key).is_explicit()) {
+            self.problems.push(Problem::TwoModels { at: settings.origin(key), key });
+        }
+        let model = self.folder_model(&folder)?;
+        Some((model, WeightSource::HuggingFace { folder }))
+    }
+
+    fn folder_model(&mut self, folder: &Path) -> Option<ModelConfig> {
+        let path = folder.join("config.json");
+        let at = self.reader.settings.origin(Key::FromHf);
+        let config = fs::read_to_string(&path)
+            .map_err(|error| Problem::FolderUnreadable { at, path: path.clone(), error })
+            .and_then(|text| {
+                let wrong = |error| Problem::FolderConfig { path: path.clone(), error };
+                parse_config(&text).map_err(wrong)
+            });
+        let model = match config {
+            Ok(model) => model,
+            Err(problem) => {
+                self.problems.push(problem);
+                return None;
+            }
+        };
+        let mut errors = model.errors();
+        errors.extend(uneven_heads(&model));
+        let wrong = |error| Problem::FolderModel { path: path.clone(), error };
+        self.problems.extend(errors.into_iter().map(wrong));
+        self.check_positions(&model);
+        Some(model)
+    }
+
+    fn check_positions(&mut self, model: &ModelConfig) {
+        let (sequence_len, positions) = (self.reader.size(Key::SeqLen), model.positions);
+        match model.family {
+            Family::Gpt2 if sequence_len > positions => {
+                let at = self.reader.settings.origin(Key::SeqLen);
+                let problem = |_, _| Problem::Positions { at, sequence_len, positions };
+                self.report(&[Key::SeqLen], problem);
+            }
+            Family::Gpt2 | Family::Llama => {}
+        }
+    }
+
+    /// The model of the shape that keys describe.
+    fn shaped_model(&mut self) -> Option<ModelConfig> {
+        let reader = self.reader;
+        let absent: Vec<Key> =
+            NEEDED_KEYS.into_iter().filter(|key| reader.value(*key).is_none()).collect();
+        let unsaid = absent.iter().copied().filter(|key| !self.unsound.contains(key));
+        let missing: Vec<Key> = unsaid.collect();
+        if !missing.is_empty() && !self.unsound.contains(&Key::Preset) {
+            self.problems.push(Problem::Missing { keys: missing });
+        }
+        self.unsound.extend(&absent);
+        let model = self.shape();
+        for error in self.shape_errors(&model) {
+            let keys = blamed_keys(&error, reader.value(Key::HeadDim).is_some());
+            let settings = reader.settings;
+            self.report(keys, |key, beside| Problem::Model {
+                at: settings.origin(key),
+                key,
+                error,
+                beside,
+            });
+        }
+        self.check_vocabulary(model.vocabulary);
+        absent.is_empty().then_some(model)
+    }
+
+    /// The shape, with a 1 for what is not known.
+    fn shape(&self) -> ModelConfig {
+        let reader = self.reader;
+        let optional = |key: Key| reader.value(key).map(|_| reader.size(key));
+        let size = |key: Key| optional(key).unwrap_or(1);
+        let family = match reader.value(Key::Family) {
+            Some(_) => reader.choice(Key::Family),
+            None => Family::Gpt2,
+        };
+        let (width, heads) = (size(Key::Width), size(Key::Heads));
+        let mlp_width = || match family {
+            Family::Gpt2 => 4 * width,
+            Family::Llama => (8 * width).div_ceil(3).next_multiple_of(32),
+        };
+        ModelConfig {
+            family,
+            blocks: size(Key::Layers),
+            width,
+            heads,
+            kv_heads: optional(Key::KvHeads).unwrap_or(heads),
+            head_width: optional(Key::HeadDim).unwrap_or(width / heads),
+            mlp_width: optional(Key::MlpWidth).unwrap_or_else(mlp_width),
+            vocabulary: reader.size(Key::Vocab),
+            positions: reader.size(Key::SeqLen),
+            norm_epsilon: reader.number(Key::NormEps) as f32,
+            rope_theta: reader.number(Key::RopeTheta),
+            tied: reader.flag(Key::Tied),
+        }
+    }
+
+    fn check_vocabulary(&mut self, vocabulary: u32) {
+        if vocabulary < BYTE_VALUES {
+            let at = self.reader.settings.origin(Key::Vocab);
+            self.report(&[Key::Vocab], |_, _| Problem::Vocabulary { at, vocabulary });
+        }
+    }
+
+    /// Everything wrong with a shape, without what follows from something else that is.
+    fn shape_errors(&self, model: &ModelConfig) -> Vec<ModelError> {
+        let (heads, width) = (model.heads, model.width);
+        let has_head_dim = self.reader.value(Key::HeadDim).is_some();
+        if !has_head_dim && !width.is_multiple_of(heads) {
+            let others = |error: &ModelError| !blamed_keys(error, false).contains(&Key::Width);
+            let uneven = ModelError::Heads { heads, width };
+            return std::iter::once(uneven)
+                .chain(model.errors().into_iter().filter(others))
+                .collect();
+        }
+        model.errors()
+    }
+}
+
+/// In a folder's configuration a GPT-2 has no head width of its own.
+fn uneven_heads(model: &ModelConfig) -> Option<ModelError> {
+    let (heads, width) = (model.heads, model.width);
+    match model.family {
+        Family::Gpt2 if heads > 0 && !width.is_multiple_of(heads) => {
+            Some(ModelError::Heads { heads, width })
+        }
+        Family::Gpt2 | Family::Llama => None,
+    }
+}
+
+/// The keys that an error is about, the likeliest to be wrong first.
+fn blamed_keys(error: &ModelError, has_head_dim: bool) -> &'static [Key] {
+    match error {
+        ModelError::Zero { .. } | ModelError::Heads { .. } => &[Key::Heads, Key::Width],
+        ModelError::KvHeads { .. } => &[Key::KvHeads, Key::Heads],
+        ModelError::OddHeadWidth { .. } if has_head_dim => &[Key::HeadDim, Key::Family],
+        ModelError::OddHeadWidth { .. } => &[Key::Heads, Key::Width, Key::Family],
+        ModelError::WideHead { .. } if has_head_dim => &[Key::HeadDim],
+        ModelError::WideHead { .. } => &[Key::Heads, Key::Width],
+        ModelError::GroupedGpt2 { .. } => &[Key::KvHeads, Key::Family],
+        ModelError::Tied => &[Key::Tied],
+        ModelError::NotPositive { name, .. } if *name == "rope_theta" => &[Key::RopeTheta],
+        ModelError::NotPositive { .. } => &[Key::NormEps],
+    }
+}

@@ -1,0 +1,71 @@
+//! What is legal in a configuration and yet may not be meant.
+
+use std::fmt;
+
+use super::{RunConfig, WeightSource};
+
+/// Something worth knowing before a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// The run ends before its warm-up does.
+    LongWarmup {
+        /// Steps of the warm-up.
+        warmup: u64,
+        /// Steps of the run.
+        steps: u64,
+    },
+    /// The learning rate rises where it should fall.
+    RisingRate {
+        /// The rate after warm-up.
+        lr: f64,
+        /// The rate at the end.
+        lr_min: f64,
+    },
+    /// The folder's model knows fewer tokens than there are bytes.
+    FewTokens {
+        /// Tokens.
+        vocabulary: u32,
+    },
+}
+
+/// Tokens that every text can be read with.
+pub const BYTE_VALUES: u32 = 256;
+
+/// What is worth knowing about `config`.
+pub fn notes(config: &RunConfig) -> Vec<Note> {
+    let (warmup, steps) = (config.optimizer.warmup, config.steps);
+    let (lr, lr_min) = (config.optimizer.lr, config.optimizer.lr_min);
+    let vocabulary = config.model.vocabulary;
+    let from_folder = match config.weights {
+        WeightSource::HuggingFace { .. } => true,
+        WeightSource::Drawn => false,
+    };
+    let all = [
+        (warmup > steps, Note::LongWarmup { warmup, steps }),
+        (lr_min > lr, Note::RisingRate { lr, lr_min }),
+        (from_folder && vocabulary < BYTE_VALUES, Note::FewTokens { vocabulary }),
+    ];
+    all.into_iter().filter_map(|(holds, note)| holds.then_some(note)).collect()
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LongWarmup { warmup, steps } => write!(
+                f,
+                "optimizer.warmup = {warmup} is more than train.steps = {steps}: \
+                 the learning rate rises to the end and never reaches optimizer.lr"
+            ),
+            Self::RisingRate { lr, lr_min } => write!(
+                f,
+                "optimizer.lr_min = {lr_min} is above optimizer.lr = {lr}: \
+                 the learning rate rises after the warm-up"
+            ),
+            Self::FewTokens { vocabulary } => write!(
+                f,
+                "the model knows {vocabulary} tokens: text with bytes from {vocabulary} on \
+                 cannot be read"
+            ),
+        }
+    }
+}

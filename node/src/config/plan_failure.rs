@@ -1,0 +1,145 @@
+//! How a person is told that a run has no plan.
+
+use zbelastic_schedule::GenerateError;
+use zbelastic_trainer::plan::PlanError;
+
+use super::{RunConfig, WeightSource};
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// The failure for a plan that cannot be made of `config` and `workers`, one stage each.
+#[must_use]
+pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Failure {
+    let batch = Batch::of(config);
+    let detail = match error {
+        PlanError::Stages { stage_count, blocks } => stages(*stage_count, *blocks, &config.weights),
+        PlanError::Generate(error) => generate(error, batch, workers),
+        PlanError::Partition { .. } => {
+            return Failure::new(FailureCode::Internal, error.to_string());
+        }
+    };
+    Failure {
+        code: FailureCode::Usage,
+        what: "the run has no plan".to_owned(),
+        details: vec![detail],
+    }
+}
+
+/// The batch as a person sets it, in sequences.
+#[derive(Clone, Copy)]
+struct Batch {
+    global_batch: u64,
+    microbatch: u64,
+}
+
+impl Batch {
+    fn of(config: &RunConfig) -> Self {
+        let batch = &config.batch;
+        let microbatch = batch.microbatch.sequences as u64;
+        Self { global_batch: microbatch * u64::from(batch.microbatch_count), microbatch }
+    }
+
+    /// The microbatch nearest to the present one that makes a number of microbatches which `fits`,
+    /// and that number.
+    fn microbatch_for(self, fits: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
+        let sizes = (1..=self.global_batch).filter(|size| self.global_batch.is_multiple_of(*size));
+        let counts = sizes.map(|size| (size, self.global_batch / size));
+        counts
+            .filter(|(_, count)| fits(*count))
+            .min_by_key(|(size, _)| size.abs_diff(self.microbatch))
+    }
+}
+
+fn stages(stage_count: u32, blocks: u32, weights: &WeightSource) -> Detail {
+    let fewer =
+        if blocks == 1 { "--workers 1".to_owned() } else { format!("--workers {blocks} or fewer") };
+    let hint = match weights {
+        WeightSource::Drawn => format!("{fewer}, or --set model.layers={stage_count}"),
+        WeightSource::HuggingFace { .. } => fewer,
+    };
+    Detail::new(format!("{stage_count} workers for a model of {blocks} layers"))
+        .at("--workers")
+        .why("each worker is a stage, and a stage holds a layer or more")
+        .hint(hint)
+}
+
+fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
+    let detail = Detail::new(error.to_string());
+    match error {
+        GenerateError::StageCount { max, .. } => {
+            detail.at("--workers").hint(format!("--workers 1 to --workers {max}"))
+        }
+        GenerateError::MicrobatchCount { .. } | GenerateError::PassCount { .. } => detail
+            .at("train.microbatch")
+            .why("every worker runs every microbatch, and lists them all in its program")
+            .hint("a larger train.microbatch, or a smaller train.global_batch"),
+        GenerateError::UnevenGroups { stage_count, microbatch_count } => detail
+            .at("schedule.kind")
+            .why("interleaved deals microbatches in groups of one a worker")
+            .hint(uneven_hint(batch, *stage_count, *microbatch_count, workers)),
+    }
+}
+
+/// Other numbers of microbatches, of workers, or another schedule.
+fn uneven_hint(batch: Batch, stage_count: u32, microbatch_count: u32, workers: u32) -> String {
+    let mut ways = Vec::new();
+    let fits = |count: u64| count.is_multiple_of(stage_count.into());
+    if let Some((size, count)) = batch.microbatch_for(fits) {
+        ways.push(format!("--set train.microbatch={size} ({count} microbatches)"));
+    }
+    let fewer = (1..workers).rev().find(|fewer| microbatch_count.is_multiple_of(*fewer));
+    ways.extend(fewer.map(|fewer| format!("--workers {fewer}")));
+    ways.push("--schedule 1f1b".to_owned());
+    let last = ways.pop().expect("one was pushed");
+    if ways.is_empty() { last } else { format!("{}, or {last}", ways.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::{ScheduleKind, Window};
+    use zbelastic_trainer::plan::{Plan, PlanRequest};
+
+    use super::plan_failure;
+    use crate::config::tests::load_text;
+    use crate::failure::FailureCode;
+
+    fn check(config: &str, kind: ScheduleKind, workers: u32, expected: &str) {
+        let config = load_text(config).expect("legal").config;
+        let request = PlanRequest {
+            model: &config.model,
+            batch: config.batch,
+            kind,
+            stage_count: workers,
+            window: Window::One,
+        };
+        let error = Plan::new(request).expect_err("there is no plan");
+        let failure = plan_failure(&error, &config, workers);
+        assert_eq!(failure.code, FailureCode::Usage);
+        assert_eq!(failure.to_string(), expected);
+    }
+
+    #[test]
+    fn more_workers_than_layers_are_refused() {
+        check(
+            "[model]\npreset = \"tiny\"",
+            ScheduleKind::ZbH1,
+            5,
+            "error: the run has no plan
+  --workers: 5 workers for a model of 4 layers
+  why: each worker is a stage, and a stage holds a layer or more
+  try: --workers 4 or fewer, or --set model.layers=5",
+        );
+    }
+
+    #[test]
+    fn interleaved_says_which_numbers_would_do() {
+        check(
+            "[model]\npreset = \"tiny\"\n[train]\nglobal_batch = 18\nmicrobatch = 9",
+            ScheduleKind::Interleaved,
+            3,
+            "error: the run has no plan
+  schedule.kind: interleaved with 3 stages needs a multiple of 3 microbatches, found 2
+  why: interleaved deals microbatches in groups of one a worker
+  try: --set train.microbatch=6 (3 microbatches), --workers 2, or --schedule 1f1b",
+        );
+    }
+}

@@ -1,0 +1,205 @@
+//! What can be wrong with a configuration.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use zbelastic_trainer::hf::ConfigError;
+use zbelastic_trainer::model::ModelError;
+
+use super::key::Key;
+use super::settings::Origin;
+use super::value::Value;
+use super::wording;
+use crate::failure::Detail;
+
+/// Something wrong with a configuration.
+#[derive(Debug)]
+pub enum Problem {
+    /// The file cannot be read.
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The file is not TOML.
+    Syntax {
+        /// Where.
+        at: Origin,
+        /// What the parser says.
+        message: String,
+    },
+    /// There is no such section.
+    UnknownSection {
+        /// Where.
+        at: Origin,
+        /// Its name.
+        found: String,
+        /// What may have been meant.
+        nearest: Option<&'static str>,
+    },
+    /// A key without a section.
+    NoSection {
+        /// Where.
+        at: Origin,
+        /// Its name.
+        found: String,
+        /// What may have been meant.
+        nearest: Option<Key>,
+    },
+    /// The section has no such key.
+    UnknownKey {
+        /// Where.
+        at: Origin,
+        /// The section.
+        section: String,
+        /// The key's name.
+        found: String,
+        /// What may have been meant.
+        nearest: Option<Key>,
+    },
+    /// `--set` without a value.
+    SetForm {
+        /// What stands behind it.
+        text: String,
+    },
+    /// A key does not take its value.
+    Value {
+        /// Where.
+        at: Origin,
+        /// The key.
+        key: Key,
+        /// The value.
+        found: Value,
+    },
+    /// Nothing says what these are.
+    Missing {
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// The model comes from a folder, and from a key as well.
+    TwoModels {
+        /// Where the key stands.
+        at: Origin,
+        /// The key.
+        key: Key,
+    },
+    /// No model has this shape.
+    Model {
+        /// Who set the key.
+        at: Origin,
+        /// The key to change.
+        key: Key,
+        /// Why not.
+        error: ModelError,
+        /// The other values that matter, if somebody else set them.
+        beside: Vec<Given>,
+    },
+    /// Microbatches do not make up the batch.
+    Microbatch {
+        /// Where.
+        at: Origin,
+        /// Sequences in a microbatch.
+        microbatch: u64,
+        /// Sequences in the batch.
+        global_batch: u64,
+        /// The other of the two, if somebody else set it.
+        beside: Vec<Given>,
+    },
+    /// Bytes are not tokens of the model.
+    Vocabulary {
+        /// Where.
+        at: Origin,
+        /// Tokens of the model.
+        vocabulary: u32,
+    },
+    /// The folder has no `config.json` that can be read.
+    FolderUnreadable {
+        /// Where the folder is named.
+        at: Origin,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The folder's `config.json` describes no model of ours.
+    FolderConfig {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: ConfigError,
+    },
+    /// The folder's model has a shape that we do not have.
+    FolderModel {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: ModelError,
+    },
+    /// Sequences are longer than the positions the folder's model has learnt.
+    Positions {
+        /// Where.
+        at: Origin,
+        /// Tokens in a sequence.
+        sequence_len: u32,
+        /// Positions.
+        positions: u32,
+    },
+}
+
+/// What holds for a key, and who said it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// The key.
+    pub key: Key,
+    /// The value.
+    pub value: Value,
+    /// Who said it.
+    pub origin: Origin,
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {} ({})", self.key.name(), self.value, self.origin)
+    }
+}
+
+impl Problem {
+    /// The problem as a person reads it.
+    #[must_use]
+    pub fn detail(&self) -> Detail {
+        match self {
+            Self::Unreadable { file, error } => wording::unreadable(file, error),
+            Self::Syntax { at, message } => {
+                Detail::new(format!("not TOML: {message}")).at(at.to_string())
+            }
+            Self::UnknownSection { at, found, nearest } => {
+                wording::unknown_section(at, found, *nearest)
+            }
+            Self::NoSection { at, found, nearest } => wording::no_section(at, found, *nearest),
+            Self::UnknownKey { at, section, found, nearest } => {
+                wording::unknown_key(at, section, found, *nearest)
+            }
+            Self::SetForm { text } => wording::set_form(text),
+            Self::Value { at, key, found } => wording::value(at, *key, found),
+            Self::Missing { keys } => wording::missing(keys),
+            Self::TwoModels { at, key } => wording::two_models(at, *key),
+            Self::Model { at, key, error, beside } => wording::model(at, *key, error, beside),
+            Self::Microbatch { at, microbatch, global_batch, beside } => {
+                wording::microbatch(at, *microbatch, *global_batch, beside)
+            }
+            Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
+            Self::FolderUnreadable { at, path, error } => {
+                wording::folder_unreadable(at, path, error)
+            }
+            Self::FolderConfig { path, error } => {
+                Detail::new(error.to_string()).at(path.display().to_string())
+            }
+            Self::FolderModel { path, error } => wording::folder_model(path, error),
+            Self::Positions { at, sequence_len, positions } => {
+                wording::positions(at, *sequence_len, *positions)
+            }
+        }
+    }
+}

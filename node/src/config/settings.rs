@@ -1,0 +1,284 @@
+//! What was said for every key, and who said it last.
+//!
+//! Layers lie on each other: default, preset, file, flags. A value that its key does not take is
+//! reported and left out; what lies beneath it stays, and the key is remembered as refused, so that
+//! nothing is said about other keys because of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+
+use super::file::read_file;
+use super::key::{Fallback, Key};
+use super::nearest::nearest;
+use super::presets::{PRESET_DEFAULT, find_preset};
+use super::problem::Problem;
+use super::value::Value;
+
+/// Who said something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody.
+    Default,
+    /// A preset.
+    Preset(&'static str),
+    /// A file, in this line.
+    File {
+        /// The file, as it was named.
+        file: String,
+        /// The line, counted from 1.
+        line: usize,
+    },
+    /// A flag on the command line.
+    Flag(&'static str),
+}
+
+impl Origin {
+    /// Later layers cover earlier ones.
+    pub fn layer(&self) -> u32 {
+        match self {
+            Self::Default => 0,
+            Self::Preset(_) => 1,
+            Self::File { .. } => 2,
+            Self::Flag(_) => 3,
+        }
+    }
+
+    /// Whether a person said it for this run.
+    pub fn is_explicit(&self) -> bool {
+        match self {
+            Self::Default | Self::Preset(_) => false,
+            Self::File { .. } | Self::Flag(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => write!(f, "default"),
+            Self::Preset(name) => write!(f, "preset {name}"),
+            Self::File { file, line } => write!(f, "{file}:{line}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
+        }
+    }
+}
+
+/// A value and who said it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The value.
+    pub value: Value,
+    /// Who said it.
+    pub origin: Origin,
+}
+
+/// Something said about a key, not yet looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// The key.
+    pub key: Key,
+    /// What was said.
+    pub setting: Setting,
+}
+
+/// A flag that sets a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Flag {
+    /// `--set section.key=value`, the part behind `--set`.
+    Set(String),
+    /// A flag of its own, such as `--steps`.
+    Own {
+        /// The flag.
+        flag: &'static str,
+        /// The key it sets.
+        key: Key,
+        /// The value.
+        value: Value,
+    },
+}
+
+/// Where a configuration comes from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sources {
+    /// The file.
+    pub file: Option<PathBuf>,
+    /// Flags; later ones win.
+    pub flags: Vec<Flag>,
+}
+
+/// What holds for every key.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    entries: BTreeMap<Key, Setting>,
+    refused: BTreeSet<Key>,
+}
+
+impl Settings {
+    /// Lays the layers of `sources` on each other. With the problems of single values; those
+    /// between keys are another matter.
+    ///
+    /// # Errors
+    /// If the file cannot be read as TOML: then there is nothing else to say.
+    pub fn gather(sources: &Sources) -> Result<(Self, Vec<Problem>), Problem> {
+        let mut said = match &sources.file {
+            Some(file) => read_file(file)?,
+            None => Vec::new(),
+        };
+        said.extend(sources.flags.iter().map(read_flag));
+        let mut settings = Self::default();
+        settings.lay_defaults();
+        settings.lay_preset(said.iter().flatten(), sources.file.is_some());
+        let mut problems = Vec::new();
+        for said in said {
+            match said {
+                Ok(assignment) => problems.extend(settings.lay(assignment)),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        Ok((settings, problems))
+    }
+
+    fn lay_defaults(&mut self) {
+        for key in Key::ALL {
+            match key.spec().fallback {
+                Fallback::Literal(literal) => self.lay_known(*key, literal, Origin::Default),
+                Fallback::Told(_) => {}
+            }
+        }
+    }
+
+    /// The values of the preset that was named last; of the default one, if there is neither a
+    /// preset nor a folder nor a file.
+    fn lay_preset<'a>(&mut self, said: impl Iterator<Item = &'a Assignment>, has_file: bool) {
+        let (mut named, mut has_folder) = (None, false);
+        for assignment in said {
+            if assignment.key == Key::Preset {
+                named = Some(assignment.setting.value.clone());
+            }
+            has_folder |= assignment.key == Key::FromHf;
+        }
+        let default = (!has_file && !has_folder).then(|| Value::Text(PRESET_DEFAULT.to_owned()));
+        let Some(Value::Text(name)) = named.or(default) else { return };
+        let Some(preset) = find_preset(&name) else { return };
+        for (key, literal) in preset.values {
+            self.lay_known(*key, literal, Origin::Preset(preset.name));
+        }
+    }
+
+    fn lay_known(&mut self, key: Key, literal: &str, origin: Origin) {
+        let value = Value::parse(literal).expect("our tables are TOML");
+        let problem = self.lay(Assignment { key, setting: Setting { value, origin } });
+        assert!(problem.is_none(), "our tables hold legal values");
+    }
+
+    fn lay(&mut self, assignment: Assignment) -> Option<Problem> {
+        let Assignment { key, setting: Setting { value, origin } } = assignment;
+        match key.spec().kind.accept(&value) {
+            Some(value) => {
+                self.entries.insert(key, Setting { value, origin });
+                None
+            }
+            None => {
+                self.refused.insert(key);
+                Some(Problem::Value { at: origin, key, found: value })
+            }
+        }
+    }
+
+    /// What holds for a key, if anything was said.
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<&Setting> {
+        self.entries.get(&key)
+    }
+
+    /// Who said what holds for a key.
+    #[must_use]
+    pub fn origin(&self, key: Key) -> Origin {
+        self.get(key).map_or(Origin::Default, |setting| setting.origin.clone())
+    }
+
+    /// Keys for which a value was refused.
+    #[must_use]
+    pub fn refused(&self) -> &BTreeSet<Key> {
+        &self.refused
+    }
+}
+
+/// The value that a flag's text stands for: TOML if the key takes it as such, else plain text, so
+/// that words need no quotes on a command line.
+#[must_use]
+pub fn flag_value(key: Key, text: &str) -> Value {
+    let kind = key.spec().kind;
+    let plain = Value::Text(text.to_owned());
+    match Value::parse(text) {
+        Ok(value) if kind.accept(&value).is_some() => value,
+        Ok(value) if kind.accept(&plain).is_none() => value,
+        Ok(_) | Err(_) => plain,
+    }
+}
+
+fn read_flag(flag: &Flag) -> Result<Assignment, Problem> {
+    match flag {
+        Flag::Own { flag, key, value } => {
+            let setting = Setting { value: value.clone(), origin: Origin::Flag(flag) };
+            Ok(Assignment { key: *key, setting })
+        }
+        Flag::Set(text) => {
+            let Some((name, value)) = text.split_once('=') else {
+                return Err(Problem::SetForm { text: text.clone() });
+            };
+            let key = find_key(name.trim(), Origin::Flag("--set"))?;
+            let setting =
+                Setting { value: flag_value(key, value.trim()), origin: Origin::Flag("--set") };
+            Ok(Assignment { key, setting })
+        }
+    }
+}
+
+/// The key of that name, section and all.
+fn find_key(name: &str, at: Origin) -> Result<Key, Problem> {
+    match name.split_once('.') {
+        Some((section, short)) => find_in_section(section, short, at),
+        None => {
+            let nearest = nearest_key(name, Key::ALL.iter().copied());
+            Err(Problem::NoSection { at, found: name.to_owned(), nearest })
+        }
+    }
+}
+
+/// The key that `section` has under `name`.
+pub fn find_in_section(section: &str, name: &str, at: Origin) -> Result<Key, Problem> {
+    if let Some(key) = Key::find(section, name) {
+        return Ok(key);
+    }
+    let in_section = nearest_key(name, Key::of_section(section));
+    let nearest = in_section.or_else(|| nearest_key(name, Key::ALL.iter().copied()));
+    let (section, found) = (section.to_owned(), name.to_owned());
+    Err(Problem::UnknownKey { at, section, found, nearest })
+}
+
+/// The key whose name within its section is nearest.
+pub fn nearest_key(name: &str, keys: impl Iterator<Item = Key>) -> Option<Key> {
+    let keys: Vec<Key> = keys.collect();
+    let nearest = nearest(name, keys.iter().map(|key| key.short_name()))?;
+    keys.into_iter().find(|key| key.short_name() == nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Key, Value, flag_value};
+
+    #[test]
+    fn flag_values_are_what_their_key_takes() {
+        let check = |key, text, expected: Value| assert_eq!(flag_value(key, text), expected);
+        let text = |text: &str| Value::Text(text.to_owned());
+        check(Key::Schedule, "1f1b", text("1f1b"));
+        check(Key::Schedule, "\"1f1b\"", text("1f1b"));
+        check(Key::FromHf, "123", text("123"));
+        check(Key::Text, "docs/*.md", text("docs/*.md"));
+        check(Key::Text, "[\"a\"]", Value::List(vec![text("a")]));
+        check(Key::Steps, "12", Value::Whole(12));
+        check(Key::Steps, "many", text("many"));
+    }
+}

@@ -1,0 +1,235 @@
+//! How a person is told what is wrong with a configuration: one function a problem.
+
+use std::io;
+use std::path::Path;
+
+use zbelastic_trainer::model::ModelError;
+
+use super::key::{Fallback, Key, SECTIONS};
+use super::nearest::nearest;
+use super::presets::preset_names;
+use super::problem::Given;
+use super::settings::Origin;
+use super::value::Value;
+use crate::failure::Detail;
+
+const UNKNOWN_WHY: &str = "what is not known is refused, so that a misspelt key is not ignored";
+
+pub(super) fn unreadable(file: &Path, error: &io::Error) -> Detail {
+    Detail::new(format!("cannot be read: {error}"))
+        .at(file.display().to_string())
+        .hint("`zbelastic config show` prints a configuration to begin with")
+}
+
+pub(super) fn unknown_section(at: &Origin, found: &str, nearest: Option<&str>) -> Detail {
+    let all = || SECTIONS.map(|(name, _)| format!("[{name}]")).join(", ");
+    let hint = nearest.map_or_else(|| format!("one of {}", all()), |name| format!("[{name}]"));
+    Detail::new(format!("unknown section [{found}]")).at(at.to_string()).why(UNKNOWN_WHY).hint(hint)
+}
+
+pub(super) fn no_section(at: &Origin, found: &str, nearest: Option<Key>) -> Detail {
+    if SECTIONS.iter().any(|(name, _)| *name == found) {
+        return Detail::new(format!("expected a section [{found}], found a value"))
+            .at(at.to_string());
+    }
+    let example = nearest.unwrap_or(Key::Steps);
+    Detail::new(format!("`{found}` stands in no section"))
+        .at(at.to_string())
+        .why("every key belongs to a section")
+        .hint(example.name())
+}
+
+pub(super) fn unknown_key(at: &Origin, section: &str, found: &str, nearest: Option<Key>) -> Detail {
+    let names: Vec<&str> = Key::of_section(section).map(Key::short_name).collect();
+    let hint = match nearest {
+        Some(key) => key.name().to_owned(),
+        None if names.is_empty() => "`zbelastic config schema` lists every key".to_owned(),
+        None => format!("one of {}", names.join(", ")),
+    };
+    Detail::new(format!("unknown key `{section}.{found}`"))
+        .at(at.to_string())
+        .why(UNKNOWN_WHY)
+        .hint(hint)
+}
+
+pub(super) fn set_form(text: &str) -> Detail {
+    Detail::new(format!("expected section.key=value, found `{text}`"))
+        .at("--set")
+        .hint("--set train.steps=100")
+}
+
+pub(super) fn value(at: &Origin, key: Key, found: &Value) -> Detail {
+    let spec = key.spec();
+    let detail = Detail::new(format!("{}: expected {}, found {found}", spec.name, spec.kind))
+        .at(at.to_string());
+    let detail = match found {
+        Value::Number(number) if !number.is_finite() => {
+            detail.why("TOML knows nan and inf, but no run gets anywhere with them")
+        }
+        Value::Number(number) if !(*number as f32).is_finite() || *number as f32 == 0.0 => {
+            detail.why("a run computes in single precision, which has no such number")
+        }
+        Value::Number(_)
+        | Value::Text(_)
+        | Value::Whole(_)
+        | Value::Flag(_)
+        | Value::List(_)
+        | Value::Other(_) => detail.why(format!("it means: {}", spec.doc)),
+    };
+    match value_hint(key, found) {
+        Some(hint) => detail.hint(format!("{} = {hint}", spec.name)),
+        None => detail,
+    }
+}
+
+/// The word that may have been meant, else the default.
+fn value_hint(key: Key, found: &Value) -> Option<String> {
+    let words = key.spec().kind.words();
+    let meant = match found {
+        Value::Text(text) => nearest(text, words.iter().copied()),
+        Value::Whole(_) | Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => {
+            None
+        }
+    };
+    match (meant, key.spec().fallback) {
+        (Some(word), _) if matches!(word, "true" | "false") => Some(word.to_owned()),
+        (Some(word), _) => Some(format!("\"{word}\"")),
+        (None, Fallback::Literal(literal)) => Some(format!("{literal}, the default")),
+        (None, Fallback::Told(_)) => None,
+    }
+}
+
+pub(super) fn missing(keys: &[Key]) -> Detail {
+    let names: Vec<&str> = keys.iter().map(|key| key.name()).collect();
+    let is_are = if keys.len() == 1 { "is" } else { "are" };
+    Detail::new(format!("{} {is_are} missing", names.join(", ")))
+        .at("[model]")
+        .why("nothing says what is to be trained: no preset, no folder, no shape")
+        .hint(format!("model.preset = one of {}, or set them", preset_names().join(", ")))
+}
+
+pub(super) fn two_models(at: &Origin, key: Key) -> Detail {
+    Detail::new(format!("{} stands beside model.from_hf", key.name()))
+        .at(at.to_string())
+        .why("the folder's config.json says what the model is")
+        .hint(format!("leave out {} or model.from_hf", key.name()))
+}
+
+pub(super) fn model(at: &Origin, key: Key, error: &ModelError, beside: &[Given]) -> Detail {
+    let detail = Detail::new(format!("{}: {error}", key.name()))
+        .at(at.to_string())
+        .why(with_given(model_why(error), beside));
+    match model_hint(error) {
+        Some(hint) => detail.hint(hint),
+        None => detail,
+    }
+}
+
+/// The reason, and what else led to it.
+fn with_given(why: &str, beside: &[Given]) -> String {
+    beside.iter().fold(why.to_owned(), |why, given| format!("{why}; {given}"))
+}
+
+fn model_why(error: &ModelError) -> &'static str {
+    match error {
+        ModelError::Zero { .. } => "a model has some of everything",
+        ModelError::Heads { .. } => "a head is width / heads wide unless model.head_dim says more",
+        ModelError::KvHeads { .. } => "every key head serves the same number of query heads",
+        ModelError::OddHeadWidth { .. } => "rotary positions turn pairs of columns",
+        ModelError::WideHead { .. } => "the attention kernel holds a head's queries in one strip",
+        ModelError::GroupedGpt2 { .. } => "only llama shares key heads among query heads",
+        ModelError::Tied => "the embedding and the head stand at the two ends of the pipeline",
+        ModelError::NotPositive { .. } => "it is divided by or taken to a power",
+    }
+}
+
+fn model_hint(error: &ModelError) -> Option<String> {
+    match error {
+        ModelError::Zero { .. } | ModelError::NotPositive { .. } => None,
+        ModelError::Heads { heads, width } => {
+            let divisors = divisors_near((*width).into(), (*heads).into());
+            Some(format!("model.heads = {divisors}, or set model.head_dim"))
+        }
+        ModelError::KvHeads { kv_heads, heads } => {
+            let divisors = divisors_near((*heads).into(), (*kv_heads).into());
+            Some(format!("model.kv_heads = {divisors}"))
+        }
+        ModelError::OddHeadWidth { head_width } => {
+            Some(format!("model.head_dim = {}", head_width + 1))
+        }
+        ModelError::WideHead { max, .. } => {
+            Some(format!("more heads, or model.head_dim = {max} or less"))
+        }
+        ModelError::GroupedGpt2 { heads, .. } => {
+            Some(format!("model.kv_heads = {heads}, or model.family = \"llama\""))
+        }
+        ModelError::Tied => Some("model.tied = false".to_owned()),
+    }
+}
+
+/// The divisors of `of` next to `near`, on either side.
+pub(super) fn divisors_near(of: u64, near: u64) -> String {
+    let divides = |candidate: &u64| of.is_multiple_of(*candidate);
+    let below = (1..near.min(of + 1)).rev().find(divides);
+    let above = (near + 1..=of).find(divides);
+    let both: Vec<String> = below.into_iter().chain(above).map(|d| d.to_string()).collect();
+    both.join(" or ")
+}
+
+pub(super) fn microbatch(
+    at: &Origin,
+    microbatch: u64,
+    global_batch: u64,
+    beside: &[Given],
+) -> Detail {
+    let what = format!(
+        "train.microbatch: microbatches of {microbatch} do not make up a batch of {global_batch}"
+    );
+    let divisors = divisors_near(global_batch, microbatch);
+    Detail::new(what)
+        .at(at.to_string())
+        .why(with_given("a step is so many whole microbatches", beside))
+        .hint(format!("train.microbatch = {divisors}, or another train.global_batch"))
+}
+
+pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {
+    Detail::new(format!("model.vocab: {vocabulary} tokens are too few for text"))
+        .at(at.to_string())
+        .why("text is read as bytes, each byte is a token, and there are 256 of them")
+        .hint("model.vocab = 256")
+}
+
+pub(super) fn folder_unreadable(at: &Origin, path: &Path, error: &io::Error) -> Detail {
+    Detail::new(format!("model.from_hf: {} cannot be read: {error}", path.display()))
+        .at(at.to_string())
+        .why("the folder's config.json says what the model is")
+        .hint("a folder with config.json and model.safetensors")
+}
+
+pub(super) fn folder_model(path: &Path, error: &ModelError) -> Detail {
+    Detail::new(error.to_string()).at(path.display().to_string()).why(model_why(error))
+}
+
+pub(super) fn positions(at: &Origin, sequence_len: u32, positions: u32) -> Detail {
+    let what =
+        format!("train.seq_len: {sequence_len} tokens, but the model has {positions} positions");
+    Detail::new(what)
+        .at(at.to_string())
+        .why("gpt2 learns a row for each position; there are none beyond")
+        .hint(format!("train.seq_len = {positions} or less"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisors_near;
+
+    #[test]
+    fn divisors_are_named_on_either_side() {
+        let check = |of, near, expected: &str| assert_eq!(divisors_near(of, near), expected);
+        check(128, 3, "2 or 4");
+        check(32, 5, "4 or 8");
+        check(32, 33, "32");
+        check(7, 2, "1 or 7");
+        check(12, 100, "12");
+    }
+}

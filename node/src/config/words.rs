@@ -1,0 +1,68 @@
+//! The words behind keys, each with what it stands for.
+
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::Family;
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+
+use super::{ScheduleChoice, WindowChoice};
+
+/// A choice that is written as a word.
+pub trait Named: Copy + PartialEq {
+    /// Every choice with its word.
+    fn table() -> Vec<(&'static str, Self)>;
+
+    /// The choice's word.
+    fn word(self) -> &'static str {
+        let row = Self::table().into_iter().find(|(_, choice)| *choice == self);
+        row.expect("the table names every choice").0
+    }
+
+    /// The choice that a word stands for.
+    fn of_word(word: &str) -> Option<Self> {
+        Self::table().into_iter().find(|(name, _)| *name == word).map(|(_, choice)| choice)
+    }
+}
+
+/// The words of `T`.
+pub fn words<T: Named>() -> Vec<&'static str> {
+    T::table().into_iter().map(|(word, _)| word).collect()
+}
+
+impl Named for Family {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("gpt2", Self::Gpt2), ("llama", Self::Llama)]
+    }
+}
+
+impl Named for LrDecay {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)]
+    }
+}
+
+impl Named for DecayOn {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("matrices", Self::Matrices), ("all", Self::All)]
+    }
+}
+
+impl Named for NonfinitePolicy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("skip", Self::Skip), ("replay", Self::Replay)]
+    }
+}
+
+impl Named for ScheduleChoice {
+    fn table() -> Vec<(&'static str, Self)> {
+        let kinds = ScheduleKind::ALL.map(|kind| (kind.name(), Self::Kind(kind)));
+        std::iter::once(("auto", Self::Auto)).chain(kinds).collect()
+    }
+}
+
+impl Named for WindowChoice {
+    fn table() -> Vec<(&'static str, Self)> {
+        let fixed = |window| Self::Fixed(window);
+        vec![("auto", Self::Auto), ("0", fixed(Window::Zero)), ("1", fixed(Window::One))]
+    }
+}

@@ -1,0 +1,218 @@
+//! How a command ends that does not succeed: what a person reads, and the exit code a script reads.
+//!
+//! ```text
+//! error: the configuration has 2 errors
+//!   tiny.toml:4: unknown key `model.headz`
+//!   why: an unknown key is refused, so that a misspelt one is not silently without effect
+//!   try: heads
+//!   tiny.toml:9: ...
+//! ```
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process;
+
+/// Why a command ends, as an exit code. The numbers are a contract with scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FailureCode {
+    /// A mistake of ours, or of the machine.
+    Internal = 1,
+    /// Wrong arguments or a wrong configuration.
+    Usage = 2,
+    /// The cluster does not answer.
+    Unreachable = 3,
+    /// The cluster says no.
+    NotAuthorised = 4,
+    /// What was named does not exist.
+    NotFound = 5,
+    /// Not possible in the state things are in.
+    WrongState = 6,
+    /// Out of disk, memory or device.
+    OutOfResource = 7,
+    /// What was checked is not as it should be.
+    VerificationFailed = 8,
+    /// Too few members are there to decide.
+    NoQuorum = 9,
+    /// Drained: whoever started this should start it again.
+    Drained = 75,
+    /// Interrupted by a signal.
+    Interrupted = 130,
+}
+
+impl From<FailureCode> for process::ExitCode {
+    fn from(code: FailureCode) -> Self {
+        Self::from(code as u8)
+    }
+}
+
+/// What a command fails with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// For scripts.
+    pub code: FailureCode,
+    /// What happened, in one line.
+    pub what: String,
+    /// Everything that is wrong, in order.
+    pub details: Vec<Detail>,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detail {
+    /// Where: a file and line, or a flag.
+    pub place: Option<String>,
+    /// What.
+    pub what: String,
+    /// The reason, where the first line does not say it.
+    pub why: Option<String>,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Detail {
+    /// A detail without place, reason and hint.
+    #[must_use]
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { place: None, what: what.into(), why: None, hint: None }
+    }
+
+    /// The same, with its place.
+    #[must_use]
+    pub fn at(self, place: impl Into<String>) -> Self {
+        Self { place: Some(place.into()), ..self }
+    }
+
+    /// The same, with its reason.
+    #[must_use]
+    pub fn why(self, why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), ..self }
+    }
+
+    /// The same, with what to do about it.
+    #[must_use]
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+impl Failure {
+    /// A failure that its first line says all about.
+    #[must_use]
+    pub fn new(code: FailureCode, what: impl Into<String>) -> Self {
+        Self { code, what: what.into(), details: Vec::new() }
+    }
+
+    /// What was typed or configured cannot be used. Counts the details for `what`, which is
+    /// something that has errors.
+    #[must_use]
+    pub fn usage(what: &str, details: Vec<Detail>) -> Self {
+        let what = match details.len() {
+            1 => format!("{what} has an error"),
+            count => format!("{what} has {count} errors"),
+        };
+        Self { code: FailureCode::Usage, what, details }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.what)?;
+        self.details.iter().try_for_each(|detail| write!(f, "\n{detail}"))
+    }
+}
+
+impl fmt::Display for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "  {place}: {}", self.what)?,
+            None => write!(f, "  {}", self.what)?,
+        }
+        if let Some(why) = &self.why {
+            write!(f, "\n  why: {why}")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\n  try: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What ends a command before its end.
+#[derive(Debug)]
+pub enum Stop {
+    /// It failed.
+    Failed(Failure),
+    /// Standard output does not take any more.
+    Output(io::Error),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<io::Error> for Stop {
+    /// For `?` behind a write to standard output; other files go through [`cannot_write`].
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl Stop {
+    /// Says on standard error what happened, and returns the exit code. A reader who closed
+    /// standard output (`| head`) has seen what it wanted: that is no failure.
+    #[must_use]
+    pub fn report(self) -> process::ExitCode {
+        let failure = match self {
+            Self::Failed(failure) => failure,
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return process::ExitCode::SUCCESS;
+            }
+            Self::Output(error) => cannot_write(Path::new("standard output"), &error),
+        };
+        // If standard error is closed as well, the exit code is all that can be said.
+        let _ = writeln!(io::stderr(), "{failure}");
+        failure.code.into()
+    }
+}
+
+/// A file that cannot be written.
+#[must_use]
+pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    let code = if is_full { FailureCode::OutOfResource } else { FailureCode::Usage };
+    Failure::new(code, format!("cannot write {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Detail, Failure, FailureCode};
+
+    #[test]
+    fn a_failure_says_what_where_why_and_what_to_do() {
+        let fit = Detail::new("stage 1 on node b needs 13.1 GiB, limit is 10.0 GiB")
+            .why("ZB-H2 keeps up to twice the activations of 1F1B")
+            .hint("--set schedule.kind=\"zb-h1\", or add a node");
+        let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
+        failure.details = vec![fit, Detail::new("expected a number").at("tiny.toml:4")];
+        let expected = "error: stage memory does not fit
+  stage 1 on node b needs 13.1 GiB, limit is 10.0 GiB
+  why: ZB-H2 keeps up to twice the activations of 1F1B
+  try: --set schedule.kind=\"zb-h1\", or add a node
+  tiny.toml:4: expected a number";
+        assert_eq!(failure.to_string(), expected);
+    }
+
+    #[test]
+    fn errors_are_counted() {
+        let check = |count, expected: &str| {
+            let details = vec![Detail::new("wrong"); count];
+            assert_eq!(Failure::usage("the program", details).what, expected);
+        };
+        check(1, "the program has an error");
+        check(3, "the program has 3 errors");
+    }
+}

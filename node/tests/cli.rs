@@ -1,0 +1,255 @@
+//! The binary as a person meets it.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn zbelastic(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    command.args(arguments);
+    command
+}
+
+/// What a command prints that succeeds.
+fn printed(arguments: &[&str]) -> String {
+    let output = zbelastic(arguments).output().expect("it runs");
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "{arguments:?}");
+    text(&output.stdout)
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&printed(arguments)).expect("JSON")
+}
+
+/// What a command says that fails with `code`, and prints nothing.
+fn refused(arguments: &[&str], code: i32) -> String {
+    let Output { status, stdout, stderr } = zbelastic(arguments).output().expect("it runs");
+    assert_eq!(status.code(), Some(code), "{arguments:?}: {}", text(&stderr));
+    assert_eq!(text(&stdout), "", "{arguments:?}");
+    text(&stderr)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let commands = [
+        "train",
+        "schedule render",
+        "schedule simulate",
+        "config check",
+        "config show",
+        "config schema",
+        "bench train",
+        "bench gemm",
+    ];
+    for command in commands {
+        let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let help = printed(&arguments);
+        assert!(help.contains(&format!("zbelastic {command}")), "{help}");
+        assert!(help.contains("Example"), "{help}");
+    }
+    for group in ["schedule", "config", "bench"] {
+        assert!(printed(&[group, "--help"]).contains("Commands:"));
+    }
+    assert!(printed(&["--help"]).contains("Exit codes:"));
+    assert_eq!(printed(&["--version"]), format!("zbelastic {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    for arguments in
+        [&["trian"][..], &["train", "--wrokers", "2"], &["train", "--workers", "0"], &[]]
+    {
+        assert_ne!(refused(arguments, 2), "");
+    }
+}
+
+const ZB_H2: [&str; 6] = ["--kind", "zb-h2", "--stages", "4", "--microbatches", "8"];
+
+/// `schedule VERB --kind zb-h2 --stages 4 --microbatches 8 ..`
+fn zb_h2<'a>(verb: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    ["schedule", verb].into_iter().chain(ZB_H2).chain(more.iter().copied()).collect()
+}
+
+#[test]
+fn a_schedule_is_drawn() {
+    let drawing = printed(&zb_h2("render", &[]));
+    assert!(drawing.starts_with("zb-h2, 4 stages, 8 microbatches: longest span 24, makespan 27"));
+    assert_eq!(drawing, printed(&zb_h2("render", &["--ascii"])));
+    assert!(printed(&zb_h2("render", &["--svg", "-"])).starts_with("<svg "));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (svg, trace) = (path("a.svg"), path("a.json"));
+    assert_eq!(printed(&zb_h2("render", &["--svg", &svg, "--trace", &trace])), "");
+    assert!(fs::read_to_string(&svg).expect("written").ends_with("</svg>\n"));
+    let trace = fs::read_to_string(&trace).expect("written");
+    let trace: Value = serde_json::from_str(&trace).expect("JSON");
+    assert!(trace["traceEvents"].as_array().expect("a list").len() > 96);
+    let nowhere = path("no/such/folder.svg");
+    assert!(refused(&zb_h2("render", &["--svg", &nowhere]), 2).starts_with("error: cannot write "));
+}
+
+#[test]
+fn a_schedule_is_timed() {
+    let flags = ["--f", "10", "--b", "11", "--w", "8", "--mf", "2", "--mw", "1", "--json"];
+    let report = json(&zb_h2("simulate", &flags));
+    assert_eq!(report["kind"], "zb-h2");
+    assert_eq!((&report["p"], &report["m"]), (&Value::from(4), &Value::from(8)));
+    assert_eq!(report["cost"], 8.0 * 29.0 + 15.0);
+    assert_eq!(report["peak_mem"][0], 14.0);
+    assert_eq!(report.get("program"), None);
+    assert!(report["bubble_span"].as_f64() < report["bubble_sync"].as_f64());
+    let table = printed(&zb_h2("simulate", &["--f", "10", "--b", "11", "--w", "8"]));
+    assert!(table.contains("longest span 247, makespan "), "{table}");
+}
+
+/// A step is 24 of work and half a unit of STEP; the last of four stages begins it 3 late.
+#[test]
+fn a_window_shows_in_the_period() {
+    let period = |window: &[&str], verdict: &str| {
+        let flags = [window, &["--verdict", verdict, "--step", "0.5", "--json"]].concat();
+        json(&zb_h2("simulate", &flags))["period"].clone()
+    };
+    assert_eq!(period(&["--window", "0"], "3"), 24.0 + 3.0 + 3.0 + 0.5);
+    assert_eq!(period(&["--window", "1"], "2.5"), 24.0 + 0.5);
+    // The last stage waits for the verdict behind its first B, 2.5 after its report.
+    assert_eq!(period(&["--window", "1"], "3"), 24.0 + 0.5 + 0.5);
+    assert_eq!(period(&[], "3"), Value::Null);
+}
+
+#[test]
+fn a_program_that_was_printed_can_be_read_again() {
+    let report = json(&zb_h2("simulate", &["--json", "--program-text", "--window", "1"]));
+    let program = report["program"].as_str().expect("a text");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("program.txt");
+    fs::write(&file, program).expect("a file");
+    let file = file.display().to_string();
+    let again = json(&["schedule", "simulate", "--program", &file, "--json", "--program-text"]);
+    assert_eq!(again, report);
+}
+
+#[test]
+fn a_wrong_schedule_is_refused_in_our_words() {
+    let error = refused(&zb_h2("simulate", &["--f", "1,2", "--w", "-1"]), 2);
+    let expected = "error: the schedule has 2 errors
+  --f: expected 1 or 4 values, found 2
+  try: one value for all stages, or one a stage, with commas
+  --w: expected a number from 0 to 1e15, found `-1`
+";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn every_schedule_is_listed() {
+    let list = printed(&["schedule", "list"]);
+    let entries = json(&["schedule", "list", "--json"]);
+    let entries = entries.as_array().expect("a list");
+    assert_eq!(entries.len(), 6);
+    for entry in entries {
+        assert!(list.contains(entry["name"].as_str().expect("a name")));
+    }
+}
+
+#[test]
+fn the_configuration_shown_can_be_read_again() {
+    let shown = printed(&["config", "show", "--steps", "7", "--set", "schedule.kind=zb-h1"]);
+    assert!(shown.contains("steps = 7                        # --steps\n"), "{shown}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.toml");
+    fs::write(&file, &shown).expect("a file");
+    let file = file.display().to_string();
+    let values = |text: &str| -> Vec<String> {
+        text.lines().map(|line| line.split("  #").next().unwrap_or("").to_owned()).collect()
+    };
+    assert_eq!(values(&printed(&["config", "show", &file])), values(&shown));
+    let shown = json(&["config", "show", &file, "--json"]);
+    assert_eq!(shown["train"]["steps"]["value"], 7);
+    assert_eq!(shown["model"]["family"]["value"], "llama");
+    assert!(shown["train"]["steps"]["origin"].as_str().expect("text").contains("run.toml:"));
+}
+
+#[test]
+fn every_key_is_explained() {
+    let schema = printed(&["config", "schema"]);
+    let rows = json(&["config", "schema", "--json"]);
+    for row in rows.as_array().expect("a list") {
+        let [key, doc] = ["key", "doc"].map(|name| row[name].as_str().expect("text"));
+        assert!(schema.contains(&format!("  {key}: ")) && schema.contains(doc), "{key}");
+    }
+}
+
+#[test]
+fn a_configuration_is_checked_with_its_text() {
+    assert!(printed(&["config", "check"]).starts_with("ok\n"));
+    assert_eq!(json(&["config", "check", "--json"])["ok"], true);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("a.txt"), "a line of text\n".repeat(40)).expect("a file");
+    fs::write(path("empty.txt"), "").expect("a file");
+    let checked = printed(&["config", "check", "--text", &path("*.txt")]);
+    assert!(checked.contains("text   600 bytes in 2 files"), "{checked}");
+    let error = refused(&["config", "check", "--text", &path("empty.txt"), &path("none")], 2);
+    let expected = format!(
+        "error: the text has 2 errors
+  --text: data.text: {} is empty
+  why: there is nothing in it to learn
+  --text: data.text: {} does not exist
+  try: a path seen from the working folder, or a glob such as 'docs/**/*.md'
+",
+        path("empty.txt"),
+        path("none")
+    );
+    assert_eq!(error, expected);
+    let long = ["config", "check", "--set", "train.seq_len=600", "--text", &path("a.txt")];
+    assert!(refused(&long, 2).contains("the text is too short"));
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_all_its_errors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.toml");
+    let config = "[model]\npreset = \"tiny\"\nheads = 3\n[optimizer]\nlr = inf\nwarmpu = 3\n";
+    fs::write(&file, config).expect("a file");
+    let file = file.display().to_string();
+    let error = refused(&["config", "check", &file, "--schedule", "zb-h9"], 2);
+    assert!(error.starts_with("error: the configuration has 4 errors\n"), "{error}");
+    for line in ["3: model.heads: ", "5: optimizer.lr: ", "6: unknown key `optimizer.warmpu`"] {
+        assert!(error.contains(&format!("  {file}:{line}")), "{error}");
+    }
+    assert!(error.contains("  --schedule: schedule.kind: expected one of"), "{error}");
+    let output = zbelastic(&["config", "check", &file, "--json"]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["ok"], false);
+    assert_eq!(report["errors"].as_array().expect("a list").len(), 3);
+    assert_eq!(report["errors"][1]["try"], "optimizer.warmup");
+}
+
+#[test]
+fn a_wrong_injection_is_refused() {
+    let error = refused(&["train", "--inject", "step=1,tensor=heat,value=nan"], 2);
+    assert!(error.contains("the model has no tensor `heat`"), "{error}");
+    assert!(error.contains("  try: head\n"), "{error}");
+    let error = refused(&["train", "--inject", "step=1,tensor=head,value=zero"], 2);
+    assert!(error.contains("`zero` is no value"), "{error}");
+}
+
+/// `zbelastic .. | head -1`: the reader goes away, and that is no failure.
+#[test]
+fn a_closed_output_ends_a_command_quietly() {
+    let arguments = ["schedule", "simulate", "--kind", "gpipe", "--stages", "64"];
+    let more = ["--microbatches", "512", "--program-text"];
+    let mut command = zbelastic(&arguments);
+    command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}
