@@ -508,4 +508,18 @@ pub trait Backend {
         m: &mut Self::Buffer,
         v: &mut Self::Buffer,
     );
+
+    /// The same step as a trainer without validation takes it: weights and moments in place, in
+    /// one pass, the matrices brought into form. What optimistic steps are measured against.
+    #[allow(clippy::too_many_arguments)]
+    fn adamw_in_place(
+        &self,
+        range: Range<usize>,
+        g: &Self::Buffer,
+        numbers: AdamWNumbers,
+        w: &mut Self::Buffer,
+        m: &mut Self::Buffer,
+        v: &mut Self::Buffer,
+        matrices: &mut [MatrixPart<'_, Self::Matrix>],
+    );
 }

@@ -16,6 +16,7 @@ mod math;
 mod matmul;
 mod norm;
 mod optimizer;
+mod probe;
 mod rotate;
 mod shared;
 mod threads;

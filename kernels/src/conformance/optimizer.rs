@@ -76,11 +76,18 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
                 (m[0], m[len + 1], v[0], v[len + 1])
             );
             assert_eq!(download(device, &ws), w);
+            let [mut ws, mut ms, mut vs] = [&w, &m, &v].map(|x| upload(device, x));
+            let range = inner.clone();
+            device.adamw_in_place(range, &gs, numbers, &mut ws, &mut ms, &mut vs, &mut []);
+            let plain =
+                [ws, ms, vs].map(|buffer| download(device, &buffer)[inner.clone()].to_vec());
+            let AdamWState { w, m, v } = &expected;
+            plain.iter().zip([w, m, v]).for_each(|(found, expected)| same_bits(found, expected));
         }
     }
 }
 
-/// Matrices brought into form with the candidate give the products that loading them gives.
+/// Matrices brought into form with the step give the products that loading them gives.
 pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     let numbers = AdamWNumbers {
         decay: 1.0,
@@ -100,33 +107,40 @@ pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     let starts = [5, 5 + lens[0] + 3];
     let len = starts[1] + lens[1] + 11;
     for device in devices {
-        let [w, m, v, g] = [1, 2, 3, 4].map(|seed| upload(device, &floats(len, seed)));
+        let forms =
+            || shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
+        let (mut ahead, mut plain) = (forms(), forms());
+        let [mut w, mut m, mut v, g] = [1, 2, 3, 4].map(|seed| upload(device, &floats(len, seed)));
         let mut candidate = poisoned(device, len);
-        let mut forms =
-            shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
-        let mut parts: Vec<_> = forms
-            .iter_mut()
-            .zip(starts.iter().zip(lens))
-            .map(|(matrix, (start, len))| MatrixPart { range: *start..start + len, matrix })
-            .collect();
+        let mut parts = place(&mut ahead, &starts, &lens);
         device.adamw_candidate(0..len, &w, &m, &v, &g, numbers, &mut candidate, &mut parts);
-        for ((shape, start), form) in shapes.into_iter().zip(starts).zip(&forms) {
-            let loaded = download(device, &candidate);
-            let loaded =
-                matrix(device, shape, &loaded[start..start + shape.outputs * shape.inputs]);
-            let (x, dy) = (upload(device, &floats(shape.inputs, 5)), floats(shape.outputs, 6));
-            let dy = upload(device, &dy);
-            let run = |form: &B::Matrix| {
-                let mut y = poisoned(device, shape.outputs);
-                device.linear_forward(1, &x, form, None, ForwardEpilogue::Plain, &mut y);
-                let mut gradient = poisoned(device, shape.inputs);
-                let to = BackwardEpilogue::Plain { gradient: &mut gradient };
-                device.linear_backward_input(1, &dy, form, to);
-                [download(device, &y), download(device, &gradient)].concat()
-            };
-            same_bits(&run(form), &run(&loaded));
+        let mut parts = place(&mut plain, &starts, &lens);
+        device.adamw_in_place(0..len, &g, numbers, &mut w, &mut m, &mut v, &mut parts);
+        let weights = download(device, &candidate);
+        for (index, shape) in shapes.into_iter().enumerate() {
+            let loaded = &weights[starts[index]..starts[index] + lens[index]];
+            let loaded = products(device, shape, &matrix(device, shape, loaded));
+            same_bits(&products(device, shape, &ahead[index]), &loaded);
+            same_bits(&products(device, shape, &plain[index]), &loaded);
         }
     }
+}
+
+fn place<'a, M>(forms: &'a mut [M], starts: &[usize], lens: &[usize]) -> Vec<MatrixPart<'a, M>> {
+    let ranges = starts.iter().zip(lens).map(|(start, len)| *start..start + len);
+    forms.iter_mut().zip(ranges).map(|(matrix, range)| MatrixPart { range, matrix }).collect()
+}
+
+/// What a matrix does to one row on its way forward and one on its way back.
+fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec<f32> {
+    let x = upload(device, &floats(shape.inputs, 5));
+    let dy = upload(device, &floats(shape.outputs, 6));
+    let mut y = poisoned(device, shape.outputs);
+    device.linear_forward(1, &x, form, None, ForwardEpilogue::Plain, &mut y);
+    let mut gradient = poisoned(device, shape.inputs);
+    let to = BackwardEpilogue::Plain { gradient: &mut gradient };
+    device.linear_backward_input(1, &dy, form, to);
+    [download(device, &y), download(device, &gradient)].concat()
 }
 
 fn same_bits(found: &[f32], expected: &[f32]) {

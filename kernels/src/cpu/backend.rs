@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::buffer::{Arena, CpuBuffer};
 use super::lanes::InstructionSet;
-use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
+use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, PairWriter, outer_product};
 use super::threads::Threads;
-use super::{activation, attention, embed, head, linear, norm, optimizer, rotate};
+use super::{activation, attention, embed, head, linear, norm, optimizer, probe, rotate};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
@@ -59,6 +59,14 @@ impl CpuBackend {
         self.set
     }
 
+    /// Runs `rounds` rounds of multiply-adds that wait for nothing on every thread, and returns how
+    /// many floating-point operations that was: with a clock around it, the peak that shares of a
+    /// peak refer to.
+    #[must_use]
+    pub fn multiply_adds(&self, rounds: usize) -> f64 {
+        probe::multiply_adds(self, rounds)
+    }
+
     pub(super) fn threads(&self) -> &Threads {
         &self.threads
     }
@@ -77,6 +85,17 @@ impl CpuBackend {
 
 fn read<'a>(view: &View<'a, CpuBuffer>) -> &'a [f32] {
     &view.buffer.as_slice()[view.range.clone()]
+}
+
+/// Writers of the matrices within `range`, and where in it they lie.
+fn writers<'a>(
+    range: &Range<usize>,
+    matrices: &'a mut [MatrixPart<'_, CpuMatrix>],
+) -> Vec<(Range<usize>, PairWriter<'a>)> {
+    let inner = |part: &MatrixPart<'_, CpuMatrix>| {
+        part.range.start - range.start..part.range.end - range.start
+    };
+    matrices.iter_mut().map(|part| (inner(part), part.matrix.0.writer())).collect()
 }
 
 /// Two pieces of a buffer, to be written at once.
@@ -368,11 +387,7 @@ impl Backend for CpuBackend {
             v: &v.as_slice()[range.clone()],
             g: &g.as_slice()[range.clone()],
         };
-        let inner = |part: &mut MatrixPart<'_, CpuMatrix>| {
-            part.range.start - range.start..part.range.end - range.start
-        };
-        let matrices: Vec<_> =
-            matrices.iter_mut().map(|part| (inner(part), part.matrix.0.writer())).collect();
+        let matrices = writers(&range, matrices);
         let candidate = &mut candidate.as_mut_slice()[range.clone()];
         optimizer::candidate(self, state, numbers, candidate, &matrices);
     }
@@ -388,5 +403,21 @@ impl Backend for CpuBackend {
         let g = &g.as_slice()[range.clone()];
         let (m, v) = (&mut m.as_mut_slice()[range.clone()], &mut v.as_mut_slice()[range]);
         optimizer::commit(self, g, numbers, m, v);
+    }
+
+    fn adamw_in_place(
+        &self,
+        range: Range<usize>,
+        g: &CpuBuffer,
+        numbers: AdamWNumbers,
+        w: &mut CpuBuffer,
+        m: &mut CpuBuffer,
+        v: &mut CpuBuffer,
+        matrices: &mut [MatrixPart<'_, CpuMatrix>],
+    ) {
+        let matrices = writers(&range, matrices);
+        let g = &g.as_slice()[range.clone()];
+        let [w, m, v] = [w, m, v].map(|buffer| &mut buffer.as_mut_slice()[range.clone()]);
+        optimizer::in_place(self, g, numbers, [w, m, v], &matrices);
     }
 }

@@ -65,14 +65,47 @@ impl State<'_> {
     }
 }
 
-/// A run of a candidate's elements that one task computes, and the piece of a matrix they are.
+/// Elements that one task computes, and the piece of a matrix they are.
 struct Piece<'a> {
     range: Range<usize>,
-    candidate: &'a mut [f32],
     matrix: Option<(&'a PairWriter<'a>, Range<usize>)>,
 }
 
-/// Candidates go piece by piece, and a matrix's piece is packed while it is in the cache.
+impl Piece<'_> {
+    /// Brings the piece's weights into the forms products read, while they are in the cache.
+    fn pack(self, cpu: &CpuBackend, weights: &[f32]) {
+        if let Some((writer, rows)) = self.matrix {
+            // SAFETY: each piece of a matrix is in the list once.
+            unsafe { writer.write(cpu.instruction_set(), rows, weights) };
+        }
+    }
+}
+
+/// `len` elements, piece by piece in order.
+fn pieces<'a>(len: usize, matrices: &'a [(Range<usize>, PairWriter<'a>)]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    let mut take = |end: usize, matrix| {
+        pieces.push(Piece { range: start..end, matrix });
+        start = end;
+    };
+    let mut done = 0;
+    for (range, writer) in matrices {
+        chunks(done..range.start).for_each(|end| take(end, None));
+        for rows in writer.pieces() {
+            take(range.start + rows.end * writer.inputs(), Some((writer, rows)));
+        }
+        done = range.end;
+    }
+    chunks(done..len).for_each(|end| take(end, None));
+    pieces
+}
+
+/// The front of `rest` that `piece` is.
+fn front<'a>(rest: &mut &'a mut [f32], piece: &Piece<'_>) -> &'a mut [f32] {
+    rest.split_off_mut(..piece.range.len()).expect("pieces make up the whole")
+}
+
 pub(super) fn candidate(
     cpu: &CpuBackend,
     state: State<'_>,
@@ -80,32 +113,36 @@ pub(super) fn candidate(
     candidate: &mut [f32],
     matrices: &[(Range<usize>, PairWriter<'_>)],
 ) {
-    let mut pieces = Vec::new();
     let mut rest = candidate;
-    let mut start = 0;
-    let mut take = |until: usize, matrix| {
-        let (candidate, after) = std::mem::take(&mut rest).split_at_mut(until - start);
-        rest = after;
-        pieces.push(Piece { range: start..until, candidate, matrix });
-        start = until;
-    };
-    let mut end = 0;
-    for (range, writer) in matrices {
-        chunks(end..range.start).for_each(|until| take(until, None));
-        let inputs = writer.inputs();
-        for rows in writer.pieces() {
-            take(range.start + rows.end * inputs, Some((writer, rows)));
-        }
-        end = range.end;
-    }
-    chunks(end..state.w.len()).for_each(|until| take(until, None));
-    cpu.threads().for_each(pieces, |piece| {
-        let Piece { range, candidate, matrix } = piece;
-        candidate_chunk(cpu.instruction_set(), state.part(range), numbers, candidate);
-        if let Some((writer, rows)) = matrix {
-            // SAFETY: each piece of a matrix is in the list once.
-            unsafe { writer.write(cpu.instruction_set(), rows, candidate) };
-        }
+    let tasks = pieces(state.w.len(), matrices).into_iter().map(|piece| {
+        let candidate = front(&mut rest, &piece);
+        (piece, candidate)
+    });
+    cpu.threads().for_each(tasks.collect(), |(piece, candidate)| {
+        let state = state.part(piece.range.clone());
+        candidate_chunk(cpu.instruction_set(), state, numbers, candidate);
+        piece.pack(cpu, candidate);
+    });
+}
+
+/// Weights and moments, in this order, after the step.
+pub(super) fn in_place(
+    cpu: &CpuBackend,
+    g: &[f32],
+    numbers: AdamWNumbers,
+    state: [&mut [f32]; 3],
+    matrices: &[(Range<usize>, PairWriter<'_>)],
+) {
+    let mut rest = state;
+    let tasks = pieces(g.len(), matrices).into_iter().map(|piece| {
+        let state = rest.each_mut().map(|rest| front(rest, &piece));
+        (piece, state)
+    });
+    cpu.threads().for_each(tasks.collect(), |(piece, mut state)| {
+        let [w, m, v] = &mut state;
+        let g = &g[piece.range.clone()];
+        in_place_chunk(cpu.instruction_set(), g, numbers, w, m, v);
+        piece.pack(cpu, w);
     });
 }
 
@@ -140,16 +177,42 @@ fn moments<L: Lanes>(g: L, m: L, v: L, numbers: &AdamWNumbers) -> (L, L) {
     (m, v)
 }
 
+/// Sixteen weights after the step, from its moments.
+#[inline(always)]
+fn stepped<L: Lanes>(w: L, (m, v): (L, L), numbers: &AdamWNumbers) -> L {
+    let denominator = v.sqrt().div(L::splat(numbers.correction2)).add(L::splat(numbers.epsilon));
+    let decayed = w.mul(L::splat(numbers.decay));
+    decayed.add(L::splat(numbers.step).mul(m).div(denominator))
+}
+
 #[inline(always)]
 fn candidate_lanes<L: Lanes>(state: State<'_>, numbers: AdamWNumbers, candidate: &mut [f32]) {
     let State { w, m, v, g } = state;
     for at in (0..candidate.len()).step_by(LANES) {
         let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
-        let (m, v) = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
-        let denominator =
-            v.sqrt().div(L::splat(numbers.correction2)).add(L::splat(numbers.epsilon));
-        let decayed = L::load_at(w, at, 0.0).mul(L::splat(numbers.decay));
-        decayed.add(L::splat(numbers.step).mul(m).div(denominator)).store_at(candidate, at);
+        let moments = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
+        stepped(L::load_at(w, at, 0.0), moments, &numbers).store_at(candidate, at);
+    }
+}
+
+dispatch!(fn in_place_chunk(
+    g: &[f32], numbers: AdamWNumbers, w: &mut [f32], m: &mut [f32], v: &mut [f32],
+) = in_place_lanes);
+
+#[inline(always)]
+fn in_place_lanes<L: Lanes>(
+    g: &[f32],
+    numbers: AdamWNumbers,
+    w: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
+    for at in (0..g.len()).step_by(LANES) {
+        let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
+        let moments = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
+        stepped(L::load_at(w, at, 0.0), moments, &numbers).store_at(w, at);
+        moments.0.store_at(m, at);
+        moments.1.store_at(v, at);
     }
 }
 
