@@ -15,4 +15,5 @@ pub mod optimizer;
 pub mod plan;
 pub mod random;
 pub mod reference;
+pub mod sample;
 pub mod stage;

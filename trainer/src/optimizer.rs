@@ -4,4 +4,6 @@ mod config;
 mod update;
 
 pub use config::{DecayOn, LrDecay, OptimizerConfig};
-pub use update::{Update, commit, compute_candidate, drop_candidate, skip, square_sums};
+pub use update::{
+    Update, commit, compute_candidate, drop_candidate, skip, square_sums, update_in_place,
+};

@@ -1,9 +1,11 @@
 //! A plan: who holds which layers, and the program they run.
 
+mod choose;
 mod memory;
 mod partition;
 mod work;
 
+pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose, predicted_costs};
 pub use memory::{StageMemory, stage_memory};
 pub use partition::partition;
 pub use work::{LayerWork, layer_work, model_flop_per_token};

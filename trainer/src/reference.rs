@@ -14,6 +14,7 @@ use crate::model::{
     Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
     model_layers, rotary_angles,
 };
+use crate::optimizer::{Update, update_in_place};
 use crate::stage::StageSetup;
 
 /// A serial training run.
@@ -80,6 +81,23 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
     }
 
+    /// The same step with the device's own optimizer pass, in place: what training costs without a
+    /// pipeline and without validation. Benchmarks measure against it.
+    pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
+        let batch = self.setup.plan.batch;
+        let microbatches = (0..batch.microbatch_count).map(MicrobatchIndex);
+        let loss_sum: f64 = microbatches.map(|index| self.microbatch(step, index)).sum();
+        let norm = self.square_sum().sqrt();
+        self.updates += 1;
+        let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
+        let (lr, clip) = (optimizer.lr_at(step, *step_count), clip_coefficient(*clip_norm, norm));
+        let update = Update { config: optimizer, lr, number: self.updates, clip };
+        for layer in self.model.layers_mut() {
+            update_in_place(&self.backend, layer, &update);
+        }
+        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
+    }
+
     fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex) -> f64 {
         let batch = self.source.training(step, microbatch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
@@ -113,8 +131,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
 
     fn update(&mut self, step: Step, norm: f64) {
         let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
-        let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
-        let clip = if coefficient < 1.0 { coefficient as f32 } else { 1.0 };
+        let clip = clip_coefficient(*clip_norm, norm);
         self.updates += 1;
         let lr = optimizer.lr_at(step, *step_count);
         for layer in self.model.layers_mut() {
@@ -192,4 +209,9 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let tensors = layers.iter().flat_map(|layer| layer_digests(&self.backend, layer));
         state_digest(tensors.collect(), self.updates)
     }
+}
+
+fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
+    let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
+    if coefficient < 1.0 { coefficient as f32 } else { 1.0 }
 }

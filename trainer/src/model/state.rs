@@ -53,9 +53,21 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
+        let len = spec.len();
+        Self::with_training_len(backend, model, spec, weights, len)
+    }
+
+    fn with_training_len(
+        backend: &B,
+        model: &ModelConfig,
+        spec: LayerSpec,
+        weights: &[f32],
+        training_len: usize,
+    ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
-        let buffer = || backend.allocate(spec.len());
-        let (mut w, candidate, m, v, g) = (buffer()?, buffer()?, buffer()?, buffer()?, buffer()?);
+        let buffer = || backend.allocate(training_len);
+        let mut w = backend.allocate(spec.len())?;
+        let (candidate, m, v, g) = (buffer()?, buffer()?, buffer()?, buffer()?);
         backend.upload(weights, ViewMut::new(&mut w, 0..spec.len()));
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let matrices = parts.matrices().into_iter().map(allocate).collect::<Result<_, _>>()?;
@@ -63,6 +75,20 @@ impl<B: Backend> LayerState<B> {
         let mut state = Self { spec, parts, w, candidate, m, v, g, matrices, live, version };
         state.load_matrices(backend);
         Ok(state)
+    }
+
+    /// A layer with these weights that can be read and not trained: it has no candidate, no moments
+    /// and no gradient.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn frozen(
+        backend: &B,
+        model: &ModelConfig,
+        spec: LayerSpec,
+        weights: &[f32],
+    ) -> Result<Self, AllocateError> {
+        Self::with_training_len(backend, model, spec, weights, 0)
     }
 
     /// What a layer takes on the device.
@@ -116,17 +142,27 @@ impl<B: Backend> LayerState<B> {
         runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
     ) {
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
-        let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
-        let mut forms = ranges.zip(matrices).peekable();
-        for (range, numbers) in runs {
-            let mut within = Vec::new();
-            while let Some((range, matrix)) = forms.next_if(|(form, _)| form.end <= range.end) {
-                within.push(MatrixPart { range, matrix });
-            }
-            backend.adamw_candidate(range, w, m, v, g, numbers, candidate, &mut within);
-        }
-        assert!(forms.peek().is_none(), "the runs cover every matrix");
+        for_each_run(parts, matrices, runs, |range, numbers, within| {
+            backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
+        });
         self.live = Live::Candidate;
+    }
+
+    /// Updates weights and moments in place, as a trainer without validation does. `runs` cover
+    /// the layer, each with its numbers.
+    ///
+    /// # Panics
+    /// If a candidate is in force.
+    pub(crate) fn update_in_place(
+        &mut self,
+        backend: &B,
+        runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
+    ) {
+        assert_eq!(self.live, Live::State, "there is nothing to validate");
+        let Self { parts, w, m, v, g, matrices, .. } = self;
+        for_each_run(parts, matrices, runs, |range, numbers, within| {
+            backend.adamw_in_place(range, g, numbers, w, m, v, within);
+        });
     }
 
     /// The step whose verdict is applied next.
@@ -163,4 +199,23 @@ impl<B: Backend> LayerState<B> {
             backend.load_matrix(View::new(weights, linear.weight.clone()), matrix);
         }
     }
+}
+
+/// Calls `update` for each run with the matrices that lie within it.
+fn for_each_run<M>(
+    parts: &LayerParts,
+    matrices: &mut [M],
+    runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
+    mut update: impl FnMut(Range<usize>, AdamWNumbers, &mut [MatrixPart<'_, M>]),
+) {
+    let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
+    let mut forms = ranges.zip(matrices).peekable();
+    for (range, numbers) in runs {
+        let mut within = Vec::new();
+        while let Some((range, matrix)) = forms.next_if(|(form, _)| form.end <= range.end) {
+            within.push(MatrixPart { range, matrix });
+        }
+        update(range, numbers, &mut within);
+    }
+    assert!(forms.peek().is_none(), "the runs cover every matrix");
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{Backend, View};
+use zbelastic_kernels::{AdamWNumbers, Backend, View};
 use zbelastic_types::Step;
 
 use super::config::OptimizerConfig;
@@ -33,10 +33,23 @@ pub struct Update<'a> {
 
 /// Computes candidate weights from the untouched state and puts them in force.
 pub fn compute_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
-    let runs = decay_runs(layer, update.config).into_iter().map(|(range, is_decayed)| {
-        (range, update.config.numbers(update.lr, update.number, update.clip, is_decayed))
-    });
-    layer.compute_candidate(backend, runs);
+    let runs = numbered_runs(layer, update);
+    layer.compute_candidate(backend, runs.into_iter());
+}
+
+/// Updates weights and moments in place, once and for all: what a trainer without validation does.
+pub fn update_in_place<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
+    let runs = numbered_runs(layer, update);
+    layer.update_in_place(backend, runs.into_iter());
+}
+
+fn numbered_runs<B: Backend>(
+    layer: &LayerState<B>,
+    update: &Update<'_>,
+) -> Vec<(Range<usize>, AdamWNumbers)> {
+    let Update { config, lr, number, clip } = *update;
+    let runs = decay_runs(layer, config).into_iter();
+    runs.map(|(range, is_decayed)| (range, config.numbers(lr, number, clip, is_decayed))).collect()
 }
 
 /// Puts the state's weights back in force. Nothing else is to undo.

@@ -1,0 +1,95 @@
+//! Which schedule is chosen, and why the others are not.
+
+mod common;
+
+use common::{BATCH, tiny_model};
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::plan::{
+    BatchShape, Choice, ChooseRequest, PlanError, Prediction, Refusal, choose,
+};
+use zbelastic_types::Bytes;
+
+fn attempt(
+    model: &ModelConfig,
+    kinds: &[ScheduleKind],
+    stage_count: u32,
+    stage_bytes_max: Option<Bytes>,
+) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+    let backend = CpuBackend::new(1).expect("one thread");
+    let (batch, window) = (BATCH, Window::One);
+    let request = ChooseRequest { model, batch, kinds, stage_count, window, stage_bytes_max };
+    choose(&backend, request)
+}
+
+fn prediction_of(choice: &Choice, kind: ScheduleKind) -> Prediction {
+    let found = choice.considered.iter().find(|considered| considered.kind == kind);
+    found.expect("looked at").outcome.clone().expect("fits")
+}
+
+#[test]
+fn the_shortest_step_is_chosen() {
+    let model = tiny_model(Family::Gpt2);
+    let choice = attempt(&model, &ScheduleKind::ALL, 4, None).expect("fits");
+    for considered in &choice.considered {
+        let other = considered.outcome.as_ref().expect("fits");
+        assert!(choice.prediction.period <= other.period * 1.001, "{}", considered.kind);
+    }
+    let (gpipe, zb_h1) = (ScheduleKind::GPipe, ScheduleKind::ZbH1);
+    assert!(choice.prediction.period < prediction_of(&choice, gpipe).period);
+    assert!(prediction_of(&choice, zb_h1).period < prediction_of(&choice, gpipe).period);
+}
+
+#[test]
+fn of_equal_steps_the_one_that_takes_least_memory_is_chosen() {
+    let model = tiny_model(Family::Llama);
+    let choice = attempt(&model, &ScheduleKind::ALL, 1, None).expect("fits");
+    let sizes = choice.considered.iter().filter_map(|c| c.outcome.as_ref().ok());
+    let least = sizes.map(|prediction| prediction.stage_bytes).min();
+    assert_eq!(Some(choice.prediction.stage_bytes), least);
+}
+
+#[test]
+fn a_limit_leaves_what_fits() {
+    let model = tiny_model(Family::Gpt2);
+    let free = attempt(&model, &ScheduleKind::ALL, 4, None).expect("fits");
+    let needed = prediction_of(&free, ScheduleKind::OneFOneB).stage_bytes;
+    let choice = attempt(&model, &ScheduleKind::ALL, 4, Some(needed)).expect("1f1b fits");
+    assert!(choice.prediction.stage_bytes <= needed);
+    assert!(choice.considered.iter().any(|considered| considered.outcome.is_err()));
+
+    let limit = Bytes(needed.0 - 1);
+    let refusals = attempt(&model, &[ScheduleKind::OneFOneB], 4, Some(limit)).expect_err("a byte");
+    let [(ScheduleKind::OneFOneB, refusal)] = &refusals[..] else { panic!("{refusals:?}") };
+    let Refusal::Memory { needed: found, limit: of, .. } = refusal else { panic!("{refusal}") };
+    assert_eq!((*found, *of), (needed, limit));
+}
+
+#[test]
+fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };
+    let request = ChooseRequest {
+        model: &model,
+        batch: BatchShape { microbatch: shape, microbatch_count: 5 },
+        kinds: &ScheduleKind::ALL,
+        stage_count: 4,
+        window: Window::Zero,
+        stage_bytes_max: None,
+    };
+    let choice = choose(&backend, request).expect("others do");
+    let refused: Vec<_> = choice.considered.iter().filter(|c| c.outcome.is_err()).collect();
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].kind, ScheduleKind::Interleaved);
+}
+
+#[test]
+fn with_nothing_to_choose_from_every_reason_is_told() {
+    let model = tiny_model(Family::Gpt2);
+    let refusals = attempt(&model, &ScheduleKind::ALL, 5, None).expect_err("four blocks");
+    assert_eq!(refusals.len(), ScheduleKind::ALL.len());
+    let expected = Refusal::Plan(PlanError::Stages { stage_count: 5, blocks: 4 });
+    assert!(refusals.iter().all(|(_, refusal)| *refusal == expected));
+}
