@@ -60,9 +60,9 @@ pub struct TrainArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Workers, each a stage of the pipeline.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
-    pub workers: u32,
+    /// Workers, each a stage of the pipeline [default: 4, or fewer if the model has fewer layers].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers: Option<u32>,
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,

@@ -5,3 +5,4 @@ pub mod commands;
 pub mod config;
 pub mod failure;
 pub mod text;
+pub mod train;

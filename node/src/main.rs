@@ -6,29 +6,26 @@ use std::process::ExitCode;
 use clap::Parser;
 use zbelastic_node::args::{Cli, Command};
 use zbelastic_node::commands;
-use zbelastic_node::config::load_with_injections;
 use zbelastic_node::failure::{Failure, FailureCode, Stop};
+use zbelastic_node::train;
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(stop) => stop.report(),
     }
 }
 
-fn run(cli: &Cli) -> Result<(), Stop> {
+fn run(cli: &Cli) -> Result<ExitCode, Stop> {
     let mut out = BufWriter::new(io::stdout().lock());
     match &cli.command {
         Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
         Command::Config(command) => commands::config::run(command, &mut out)?,
-        Command::Train(args) => {
-            load_with_injections(&args.config.sources(), &args.inject)?;
-            return Err(Failure::new(FailureCode::Internal, "not built in").into());
-        }
+        Command::Train(args) => return train::run(args, &mut out),
         Command::Bench(_) => {
             return Err(Failure::new(FailureCode::Internal, "not built in").into());
         }
     }
     out.flush()?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

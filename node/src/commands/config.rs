@@ -4,13 +4,12 @@ use std::io::Write;
 
 use serde::Serialize;
 use serde_json::{Map, json};
-use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
 use zbelastic_trainer::model::model_size;
 
 use crate::args::{ConfigCommand, ConfigReadArgs};
 use crate::config::{Fallback, Key, Loaded, PRESETS, SECTIONS, Value, WeightSource, load};
 use crate::failure::{Detail, Failure, Stop};
-use crate::text::{self, Text};
+use crate::train::corpus::{AboutText, load_text};
 
 /// Runs a `config` command.
 ///
@@ -27,55 +26,17 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), Stop> {
 
 fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let checked = load(&args.config.sources())
-        .and_then(|loaded| check_text(&loaded).map(|text| (loaded, text)));
+        .and_then(|loaded| load_text(&loaded).map(|text| (loaded, text.about)));
     if args.json {
         write_json(out, &check_report(&checked))?;
         return checked.map(drop).map_err(Stop::from);
     }
     let (loaded, text) = checked?;
-    write_summary(&loaded, text.as_ref(), out)?;
+    write_summary(&loaded, &text, out)?;
     Ok(())
 }
 
-/// The text of a run as training will find it; `None` for the built-in one.
-fn check_text(loaded: &Loaded) -> Result<Option<Text>, Failure> {
-    let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
-    if config.text.is_empty() {
-        return Ok(None);
-    }
-    let text = text::gather(&config.text).map_err(|errors| {
-        Failure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
-    })?;
-    let cut = Cut {
-        shape: config.batch.microbatch,
-        microbatch_count: config.batch.microbatch_count,
-        held_out_share: config.held_out_share,
-        seed: config.seed,
-        vocabulary: config.model.vocabulary,
-    };
-    match Corpus::new(text.bytes.clone(), &cut) {
-        Ok(_) => Ok(Some(text)),
-        Err(error) => Err(corpus_failure(&error, &place)),
-    }
-}
-
-/// The failure for a text that cannot be trained on; `place` is where its entries were named.
-#[must_use]
-pub fn corpus_failure(error: &CorpusError, place: &str) -> Failure {
-    let detail = Detail::new(format!("data.text: {error}")).at(place);
-    let detail = match error {
-        CorpusError::Empty => detail.hint("text of some thousand bytes"),
-        CorpusError::Short { .. } => {
-            detail.hint("more text, a smaller train.seq_len or a smaller data.held_out")
-        }
-        CorpusError::Vocabulary { .. } => detail
-            .why("text is read as bytes, and each byte is a token")
-            .hint("a model with model.vocab = 256 or more"),
-    };
-    Failure::usage("the text", vec![detail])
-}
-
-fn write_summary(loaded: &Loaded, text: Option<&Text>, out: &mut dyn Write) -> Result<(), Stop> {
+fn write_summary(loaded: &Loaded, text: &AboutText, out: &mut dyn Write) -> Result<(), Stop> {
     let config = &loaded.config;
     let (model, batch) = (&config.model, &config.batch);
     let (_, parameters) = model_size(model);
@@ -97,18 +58,9 @@ fn write_summary(loaded: &Loaded, text: Option<&Text>, out: &mut dyn Write) -> R
         sequences * count as usize,
         batch.microbatch.sequence_len,
     )?;
-    match text {
-        Some(text) => {
-            let files = match text.files.len() {
-                1 => "1 file".to_owned(),
-                count => format!("{count} files"),
-            };
-            writeln!(out, "text   {} bytes in {files}", text.bytes.len())?;
-            for path in &text.skipped {
-                writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
-            }
-        }
-        None => writeln!(out, "text   built in")?,
+    writeln!(out, "text   {text}")?;
+    for path in &text.skipped {
+        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
     }
     for note in &loaded.notes {
         writeln!(out, "note: {note}")?;
@@ -116,17 +68,15 @@ fn write_summary(loaded: &Loaded, text: Option<&Text>, out: &mut dyn Write) -> R
     Ok(())
 }
 
-fn check_report(checked: &Result<(Loaded, Option<Text>), Failure>) -> serde_json::Value {
+fn check_report(checked: &Result<(Loaded, AboutText), Failure>) -> serde_json::Value {
     match checked {
         Ok((loaded, text)) => {
             let notes: Vec<String> = loaded.notes.iter().map(ToString::to_string).collect();
-            let text = text.as_ref().map(|text| {
-                json!({
-                    "bytes": text.bytes.len(),
-                    "files": text.files.len(),
-                    "skipped": text.skipped.len(),
-                    "blake3": text.hash.to_string(),
-                })
+            let text = json!({
+                "bytes": text.size,
+                "files": text.file_count,
+                "skipped": text.skipped.len(),
+                "blake3": text.hash,
             });
             json!({ "ok": true, "notes": notes, "text": text })
         }

@@ -1,0 +1,201 @@
+//! The run folder: what a run leaves behind.
+//!
+//! ```text
+//! config.toml      the effective configuration, which `train` reads back
+//! metrics.jsonl    one object a line, as `--json` prints them
+//! run.json         what was run, on what text, with what plan, and how it ended
+//! trace.json       the last steps for Perfetto, planned and measured
+//! sample.txt       generated text
+//! model/           config.json and model.safetensors with Hugging Face's names
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+
+/// The effective configuration.
+pub const CONFIG: &str = "config.toml";
+/// The events.
+pub const METRICS: &str = "metrics.jsonl";
+/// What was run and how it ended.
+pub const RUN: &str = "run.json";
+/// The last steps.
+pub const TRACE: &str = "trace.json";
+/// Generated text.
+pub const SAMPLE: &str = "sample.txt";
+/// The model.
+pub const MODEL: &str = "model";
+
+const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
+
+/// Folders of one name below `runs`.
+const RUNS_MAX: u32 = 9_999;
+
+/// A folder that belongs to one run.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    metrics: File,
+}
+
+impl RunFolder {
+    /// The folder `out`, or the first that is free of `runs/<name>-1` and so on; with the
+    /// configuration in it, so that one that cannot be written is found before training starts.
+    ///
+    /// # Errors
+    /// If it cannot be written, or holds a run already.
+    pub fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
+        let path = match out {
+            Some(path) => take_folder(path)?,
+            None => first_free(Path::new("runs"), name)?,
+        };
+        write_file(&path.join(CONFIG), config.as_bytes())?;
+        let metrics_path = path.join(METRICS);
+        let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
+        let metrics = metrics.map_err(|error| cannot_write(&metrics_path, &error))?;
+        Ok(Self { path, metrics })
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds a line to the metrics. It is with the system when this returns: a run that is killed
+    /// keeps what it told.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn append_metrics(&mut self, line: &str) -> Result<(), Failure> {
+        let written = self.metrics.write_all(format!("{line}\n").as_bytes());
+        written.map_err(|error| cannot_write(&self.path.join(METRICS), &error))
+    }
+
+    /// Writes the model in Hugging Face's form.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write_model(&self, config: &str, tensors: &[u8]) -> Result<(), Failure> {
+        let folder = self.path.join(MODEL);
+        fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
+        write_file(&folder.join("config.json"), config.as_bytes())?;
+        write_file(&folder.join("model.safetensors"), tensors)
+    }
+
+    /// Writes one of the other files.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
+        write_file(&self.path.join(name), text.as_bytes())
+    }
+}
+
+/// Writes beside the name and renames, so that what stands there is whole.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let beside = path.with_extension("part");
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    written.map_err(|error| {
+        // What is left of it is of no use; if it cannot be removed either, the first error tells.
+        let _ = fs::remove_file(&beside);
+        cannot_write(path, &error)
+    })
+}
+
+fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
+    let held: Vec<&str> = ALL.into_iter().filter(|name| path.join(name).exists()).collect();
+    if !held.is_empty() {
+        let what = format!("{} holds a run already", path.display());
+        let mut failure = Failure::new(FailureCode::WrongState, what);
+        let detail = Detail::new(format!("there is {}", held.join(", "))).at("--out");
+        failure.details = vec![
+            detail
+                .why("a run never writes over another")
+                .hint("another folder, or remove this one"),
+        ];
+        return Err(failure);
+    }
+    fs::create_dir_all(path).map_err(|error| cannot_write(path, &error))?;
+    Ok(path.to_owned())
+}
+
+fn first_free(parent: &Path, name: &str) -> Result<PathBuf, Failure> {
+    fs::create_dir_all(parent).map_err(|error| cannot_write(parent, &error))?;
+    for number in 1..=RUNS_MAX {
+        let path = parent.join(format!("{name}-{number}"));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(cannot_write(&path, &error)),
+        }
+    }
+    let what = format!("{} is full: {RUNS_MAX} runs of {name}", parent.display());
+    Err(Failure::new(FailureCode::WrongState, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_one_name_are_numbered() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let runs = parent.path().join("runs");
+        for number in 1..=3 {
+            assert_eq!(
+                first_free(&runs, "tiny").expect("free"),
+                runs.join(format!("tiny-{number}"))
+            );
+        }
+        assert_eq!(first_free(&runs, "other").expect("free"), runs.join("other-1"));
+    }
+
+    #[test]
+    fn a_run_is_not_written_over() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("a/b");
+        let create = || RunFolder::create(Some(&out), "unused", "[train]\n");
+        let mut folder = create().expect("new");
+        folder.append_metrics("{}").expect("writable");
+        let failure = create().expect_err("taken");
+        assert_eq!(failure.code, FailureCode::WrongState);
+        assert!(failure.to_string().contains("there is config.toml, metrics.jsonl"), "{failure}");
+        assert_eq!(fs::read_to_string(out.join(METRICS)).expect("kept"), "{}\n");
+    }
+
+    #[test]
+    fn a_folder_with_other_things_in_it_is_taken() {
+        let parent = tempfile::tempdir().expect("a folder");
+        fs::write(parent.path().join("notes.txt"), "mine").expect("writable");
+        RunFolder::create(Some(parent.path()), "unused", "").expect("taken");
+        assert_eq!(fs::read_to_string(parent.path().join("notes.txt")).expect("kept"), "mine");
+    }
+
+    #[test]
+    fn a_folder_below_a_file_is_refused() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let file = parent.path().join("file");
+        fs::write(&file, "").expect("writable");
+        let failure = RunFolder::create(Some(&file.join("run")), "unused", "").expect_err("a file");
+        assert_eq!(failure.code, FailureCode::Usage);
+    }
+
+    #[test]
+    fn what_is_written_is_whole() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("run");
+        let folder = RunFolder::create(Some(&out), "unused", "").expect("new");
+        folder.write_model("{}", b"tensors").expect("writable");
+        folder.write(SAMPLE, "text").expect("writable");
+        assert_eq!(fs::read(out.join("model/model.safetensors")).expect("there"), b"tensors");
+        let mut names: Vec<_> = fs::read_dir(&out)
+            .expect("a folder")
+            .map(|entry| entry.expect("readable").file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["config.toml", "metrics.jsonl", "model", "sample.txt"]);
+    }
+}

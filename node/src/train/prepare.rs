@@ -1,0 +1,224 @@
+//! Everything that is found out before anything is written: text, weights, plan, memory.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::hf::import_safetensors;
+use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::plan::{Choice, ChooseRequest, Refusal, choose};
+use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
+use zbelastic_types::Bytes;
+
+use super::cluster::Job;
+use super::corpus::{AboutText, load_text};
+use super::machine::{core_count, memory_total};
+use crate::args::TrainArgs;
+use crate::config::{
+    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
+    load_with_injections, plan_failure, size_text,
+};
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// A run that can begin.
+pub struct Prepared {
+    /// What its folder is named after.
+    pub name: String,
+    /// Its configuration.
+    pub config: RunConfig,
+    /// What is worth knowing before it begins.
+    pub notes: Vec<Note>,
+    /// Its text.
+    pub text: AboutText,
+    /// Its plan, and why that.
+    pub choice: Choice,
+    /// Its stages, each with a worker.
+    pub worker_count: u32,
+    /// What workers are told.
+    pub job: Job,
+}
+
+/// Workers if nobody says how many: enough for a pipeline, no more than the model has blocks.
+const WORKERS_DEFAULT: u32 = 4;
+
+/// Reads and checks all that `args` name. Writes nothing.
+///
+/// # Errors
+/// With everything that is wrong with configuration and injections, or with the first of text,
+/// weights, plan and memory that is.
+pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
+    let (loaded, injections) = load_with_injections(&args.config.sources(), &args.inject)?;
+    let text = load_text(&loaded)?;
+    let name = run_name(&loaded.settings, args.config.config.as_deref());
+    let Loaded { config, notes, .. } = loaded;
+    let worker_count = args.workers.unwrap_or(WORKERS_DEFAULT.min(config.model.blocks));
+    let choice = choose_plan(&config, worker_count)?;
+    let weights = initial_weights(&config)?;
+    let threads = threads_per_worker(args.threads, worker_count, core_count());
+    let setup = stage_setup(&config, &choice, weights, injections);
+    let job = Job {
+        setup: Arc::new(setup),
+        policy: config.guard,
+        corpus: Arc::new(text.corpus),
+        threads,
+    };
+    Ok(Prepared { name, config, notes, text: text.about, choice, worker_count, job })
+}
+
+/// The configuration file's name, or else the preset's.
+fn run_name(settings: &Settings, file: Option<&Path>) -> String {
+    let stem = file.and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
+    stem.unwrap_or_else(|| match settings.origin(Key::Family) {
+        Origin::Preset(name) => name.to_owned(),
+        Origin::Default | Origin::File { .. } | Origin::Flag(_) => "run".to_owned(),
+    })
+}
+
+fn stage_setup(
+    config: &RunConfig,
+    choice: &Choice,
+    weights: InitialWeights,
+    injections: Vec<Injection>,
+) -> StageSetup {
+    StageSetup {
+        model: config.model.clone(),
+        plan: choice.plan.clone(),
+        optimizer: config.optimizer.clone(),
+        clip_norm: config.guard.clip_norm,
+        step_count: config.steps,
+        evaluate_every: config.evaluate_every,
+        weights,
+        injections,
+    }
+}
+
+/// The cores, shared out among the workers; each has one at least.
+fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) -> usize {
+    asked.map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
+}
+
+/// The plan of a run, one stage for each worker.
+///
+/// # Errors
+/// If there is none that fits.
+pub fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure> {
+    let all = ScheduleKind::ALL;
+    let only;
+    let kinds: &[ScheduleKind] = match config.schedule {
+        ScheduleChoice::Auto => &all,
+        ScheduleChoice::Kind(kind) => {
+            only = [kind];
+            &only
+        }
+    };
+    let request = ChooseRequest {
+        model: &config.model,
+        batch: config.batch,
+        kinds,
+        stage_count: worker_count,
+        window: match config.window {
+            WindowChoice::Auto => Window::One,
+            WindowChoice::Fixed(window) => window,
+        },
+        stage_bytes_max: config.stage_bytes_max,
+    };
+    let backend = CpuBackend::new(1).map_err(|error| {
+        Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
+    })?;
+    let choice = choose(&backend, request)
+        .map_err(|refusals| refusal_failure(&refusals, config, worker_count))?;
+    let needed = choice.memory.iter().map(|memory| memory.total()).sum();
+    match memory_total().filter(|total| needed > *total) {
+        Some(total) => Err(machine_failure(needed, total, &config.model)),
+        None => Ok(choice),
+    }
+}
+
+/// How a person is told that no schedule will do. A size that is wrong for one schedule and a
+/// limit that is too low for others come down to the limit, which is what can be raised.
+fn refusal_failure(
+    refusals: &[(ScheduleKind, Refusal)],
+    config: &RunConfig,
+    worker_count: u32,
+) -> Failure {
+    let memory: Vec<Detail> =
+        refusals.iter().filter_map(|(kind, refusal)| memory_detail(*kind, refusal)).collect();
+    let plan = refusals.iter().find_map(|(_, refusal)| match refusal {
+        Refusal::Plan(error) => Some(error),
+        Refusal::Memory { .. } => None,
+    });
+    if let (true, Some(error)) = (memory.is_empty(), plan) {
+        return plan_failure(error, config, worker_count);
+    }
+    let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
+    failure.details = memory;
+    failure
+}
+
+fn memory_detail(kind: ScheduleKind, refusal: &Refusal) -> Option<Detail> {
+    let Refusal::Memory { stage, needed, limit } = refusal else { return None };
+    let what = format!("{kind}: stage {stage} needs {needed}, the limit is {limit}");
+    let rounded = Bytes(needed.0.next_multiple_of(1 << 20));
+    let hint = format!(
+        "--set schedule.max_mem={}, more --workers, or a smaller train.microbatch",
+        size_text(rounded)
+    );
+    Some(Detail::new(what).at("schedule.max_mem").hint(hint))
+}
+
+fn machine_failure(needed: Bytes, total: Bytes, model: &ModelConfig) -> Failure {
+    let mut failure = Failure::new(FailureCode::OutOfResource, "the run does not fit this machine");
+    let (_, parameters) = model_size(model);
+    let detail = Detail::new(format!("all stages take {needed}, the machine has {total}"))
+        .why(format!("weights, moments, gradients and candidates of {parameters} parameters, and what passes keep"))
+        .hint("a smaller train.microbatch, --schedule 1f1b, or a smaller model");
+    failure.details = vec![detail];
+    failure
+}
+
+/// Most bytes of a file of weights; a larger one cannot be trained on one machine.
+const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
+
+fn initial_weights(config: &RunConfig) -> Result<InitialWeights, Failure> {
+    match &config.weights {
+        WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
+        WeightSource::HuggingFace { folder } => {
+            let path = folder.join("model.safetensors");
+            let layers = read_weights(&config.model, &path).map_err(|why| {
+                let detail = Detail::new(format!("{}: {why}", path.display()))
+                    .at("model.from_hf")
+                    .hint("a folder with config.json and all weights in one model.safetensors");
+                Failure::usage("the model", vec![detail])
+            })?;
+            Ok(InitialWeights::Given(Arc::new(layers)))
+        }
+    }
+}
+
+fn read_weights(model: &ModelConfig, path: &Path) -> Result<Vec<Vec<f32>>, String> {
+    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if size > WEIGHTS_BYTES_MAX {
+        return Err(format!("{} is more than {}", Bytes(size), Bytes(WEIGHTS_BYTES_MAX)));
+    }
+    let file = fs::read(path).map_err(|error| error.to_string())?;
+    import_safetensors(model, &file).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::threads_per_worker;
+
+    #[test]
+    fn cores_are_shared_out() {
+        let check = |asked, workers, cores, expected| {
+            assert_eq!(threads_per_worker(asked, workers, cores), expected);
+        };
+        check(None, 4, 2, 1);
+        check(None, 4, 8, 2);
+        check(None, 4, 11, 2);
+        check(None, 1, 8, 8);
+        check(Some(3), 4, 2, 3);
+    }
+}

@@ -1,0 +1,178 @@
+//! Tells what happens while a run goes on: to a person line by line with a progress bar, to a script
+//! as JSON, and to the metrics file whoever listens.
+
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use zbelastic_types::TensorIndex;
+
+use super::cluster::{News, StepRecord};
+use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
+use super::folder::RunFolder;
+use super::interrupt::Interrupt;
+use super::line::{LineContext, rollback_line, step_line};
+use super::mail::Evaluated;
+use crate::failure::Stop;
+
+/// Who reads standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A person, at a terminal or through a file.
+    Person,
+    /// A script: one JSON object a line.
+    Script,
+}
+
+/// Tells and keeps what happens.
+pub struct Reporter<'a> {
+    out: &'a mut dyn Write,
+    folder: &'a mut RunFolder,
+    reader: Reader,
+    context: LineContext,
+    tensor_names: Vec<String>,
+    interrupt: Interrupt,
+    pace: Pace,
+    bar: ProgressBar,
+    /// Step losses lately, for the end of the run.
+    losses: VecDeque<f64>,
+    /// What could not be written.
+    stop: Option<Stop>,
+}
+
+/// Steps whose losses are averaged for the final one.
+const FINAL_STEPS: usize = 16;
+
+impl<'a> Reporter<'a> {
+    /// A reporter before the first step.
+    pub fn new(
+        out: &'a mut dyn Write,
+        folder: &'a mut RunFolder,
+        reader: Reader,
+        context: LineContext,
+        tensor_names: Vec<String>,
+        interrupt: Interrupt,
+    ) -> Self {
+        let bar = match reader {
+            // Draws on standard error, and nothing if that is no terminal.
+            Reader::Person => ProgressBar::new(context.step_count),
+            Reader::Script => ProgressBar::hidden(),
+        };
+        let style = "{bar:40} {pos}/{len} steps  {elapsed} elapsed, {msg} to go";
+        bar.set_style(ProgressStyle::with_template(style).expect("a legal template"));
+        let is_throttled = reader == Reader::Person && io::stdout().is_terminal();
+        Self {
+            out,
+            folder,
+            reader,
+            context,
+            tensor_names,
+            interrupt,
+            pace: Pace { is_throttled, last: None, recent: VecDeque::new() },
+            bar,
+            losses: VecDeque::new(),
+            stop: None,
+        }
+    }
+
+    /// Tells one piece of news. Breaks if the run should end: on Ctrl-C, or because something
+    /// cannot be written any more.
+    pub fn observe(&mut self, news: &News) -> ControlFlow<()> {
+        if self.stop.is_none()
+            && let Err(stop) = self.tell(news)
+        {
+            self.stop = Some(stop);
+        }
+        if self.stop.is_some() || self.interrupt.is_requested() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn tell(&mut self, news: &News) -> Result<(), Stop> {
+        let names = &self.tensor_names;
+        let name = |tensor: TensorIndex| names[tensor.index()].clone();
+        match news {
+            News::Step(record) => {
+                self.losses.push_back(record.loss);
+                if self.losses.len() > FINAL_STEPS {
+                    self.losses.pop_front();
+                }
+                let eta = self.pace.eta(record, self.context.step_count);
+                let line = step_line(record, &self.context, eta);
+                let event = RunEvent::Step(StepEvent::from(record));
+                self.bar.set_message(super::line::duration_text(eta));
+                self.bar.set_position(record.step.0 + 1);
+                let is_last = record.step.0 + 1 == self.context.step_count;
+                let is_shown = self.pace.allows_line() || is_last;
+                self.write(&event, is_shown.then_some(line))
+            }
+            News::Rollback(rollback) => {
+                let event = RunEvent::Rollback(RollbackEvent::new(rollback, &name));
+                let line = rollback_line(rollback, &name);
+                self.write(&event, Some(line))
+            }
+            News::Evaluated(evaluated) => {
+                let Evaluated { steps_done, loss } = evaluated;
+                let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
+                self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))
+            }
+        }
+    }
+
+    fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), Stop> {
+        let json = event.line();
+        self.folder.append_metrics(&json)?;
+        let shown = match self.reader {
+            Reader::Script => Some(json),
+            Reader::Person => line,
+        };
+        if let Some(shown) = shown {
+            let out = &mut *self.out;
+            self.bar.suspend(|| writeln!(out, "{shown}").and_then(|()| out.flush()))?;
+        }
+        Ok(())
+    }
+
+    /// The mean loss of the last steps, and what could not be written.
+    pub fn finish(self) -> (f64, Option<Stop>) {
+        self.bar.finish_and_clear();
+        let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
+        (mean, self.stop)
+    }
+}
+
+/// How fast steps come, and how many lines that makes.
+struct Pace {
+    /// Whether lines come no faster than a person reads.
+    is_throttled: bool,
+    last: Option<Instant>,
+    /// What the last steps took.
+    recent: VecDeque<Duration>,
+}
+
+impl Pace {
+    /// What is left after `record`, at the pace of the last steps.
+    fn eta(&mut self, record: &StepRecord, step_count: u64) -> Duration {
+        const STEPS: usize = 16;
+        self.recent.push_back(record.elapsed);
+        if self.recent.len() > STEPS {
+            self.recent.pop_front();
+        }
+        let mean = self.recent.iter().sum::<Duration>().as_secs_f64() / self.recent.len() as f64;
+        let left = step_count.saturating_sub(record.step.0 + 1);
+        Duration::try_from_secs_f64(mean * left as f64).unwrap_or(Duration::MAX)
+    }
+
+    fn allows_line(&mut self) -> bool {
+        const INTERVAL: Duration = Duration::from_millis(500);
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL);
+        if self.is_throttled && !is_due {
+            return false;
+        }
+        self.last = Some(Instant::now());
+        true
+    }
+}

@@ -1,0 +1,224 @@
+//! The beginning and the end of a run: what is said before the first step, and what is written and
+//! said after the last.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_trainer::hf::{config_json, export_safetensors};
+use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::plan::model_flop_per_token;
+use zbelastic_trainer::sample::{Draw, Sampler};
+
+use super::cluster::Outcome;
+use super::events::{DoneEvent, RunEvent};
+use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
+use super::line::{duration_text, grouped, tokens_per_s};
+use super::machine::core_count;
+use super::prepare::Prepared;
+use super::reporter::Reader;
+use super::trace::trace;
+use crate::config::WeightSource;
+use crate::failure::{Failure, FailureCode, Stop};
+
+/// A run that came to its end.
+pub struct Finished {
+    /// What it ended with.
+    pub outcome: Outcome,
+    /// The mean loss of its last steps.
+    pub final_loss: f64,
+    /// Whether it ended before its time.
+    pub is_interrupted: bool,
+}
+
+/// Says what is going to be trained, on what, and how.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
+    let Prepared { config, notes, text, choice, worker_count, job, .. } = prepared;
+    let (_, parameters) = model_size(&config.model);
+    let ModelConfig { family, blocks, width, .. } = &config.model;
+    let from = match &config.weights {
+        WeightSource::Drawn => String::new(),
+        WeightSource::HuggingFace { folder } => format!(", from {}", folder.display()),
+    };
+    let family = format!("{family:?}").to_lowercase();
+    let parameters = grouped(parameters);
+    writeln!(
+        out,
+        "model   {family}, {blocks} layers of width {width}, {parameters} parameters{from}"
+    )?;
+    let (windows, held_out) = (text.training_windows, text.held_out_windows);
+    let length = config.batch.microbatch.sequence_len;
+    writeln!(out, "text    {text}; {windows} windows of {length}, {held_out} held out")?;
+    let sequences = config.batch.microbatch.sequences;
+    let count = config.batch.microbatch_count;
+    let total = sequences * count as usize;
+    writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
+    writeln!(out, "plan    {choice}")?;
+    let threads = match job.threads {
+        1 => "1 thread".to_owned(),
+        count => format!("{count} threads"),
+    };
+    writeln!(out, "workers {worker_count}, each with {threads}, on {} cores", core_count())?;
+    writeln!(out, "files   {}", folder.display())?;
+    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+    for path in &text.skipped {
+        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
+    }
+    writeln!(out)?;
+    out.flush()
+}
+
+/// Says what is worth knowing where it does not get between a script and its JSON.
+pub fn write_notes(prepared: &Prepared) {
+    for note in &prepared.notes {
+        // If standard error is closed nobody wants to know.
+        let _ = writeln!(io::stderr(), "note: {note}");
+    }
+}
+
+/// Writes what a run leaves behind, and says how it ended.
+///
+/// # Errors
+/// If something cannot be written; the model is written first.
+pub fn write_end(
+    prepared: &Prepared,
+    finished: &Finished,
+    folder: &mut RunFolder,
+    reader: Reader,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let (model, outcome) = (&prepared.config.model, &finished.outcome);
+    folder.write_model(&config_json(model), &export_safetensors(model, &outcome.layers))?;
+    let sample = sample(prepared, outcome)?;
+    folder.write(SAMPLE, &format!("{sample}\n"))?;
+    folder.write(TRACE, &trace(&outcome.timing, prepared.worker_count))?;
+    folder.write(RUN, &run_json(prepared, finished))?;
+    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line();
+    folder.append_metrics(&done)?;
+    match reader {
+        Reader::Script => writeln!(out, "{done}")?,
+        Reader::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
+    }
+    Ok(out.flush()?)
+}
+
+fn write_ending(
+    prepared: &Prepared,
+    finished: &Finished,
+    folder: &Path,
+    sample: &str,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let Outcome { steps_done, digest, held_out, elapsed, .. } = &finished.outcome;
+    let rate = tokens_per_s(steps_done * prepared.config.batch.tokens(), *elapsed);
+    let rate = grouped(rate.round() as u64);
+    let mark = if finished.is_interrupted { "▲ interrupted after" } else { "✔" };
+    writeln!(out, "\n{mark} {steps_done} steps in {}, {rate} tok/s", duration_text(*elapsed))?;
+    let entropy = prepared.text.byte_entropy;
+    write!(out, "loss    {:.3} nats a byte over the last steps", finished.final_loss)?;
+    if let Some(held_out) = held_out {
+        write!(out, ", {:.3} on held-out text", held_out.loss)?;
+    }
+    writeln!(out, "; single bytes have an entropy of {entropy:.3}")?;
+    writeln!(out, "digest  {digest}")?;
+    writeln!(out, "files   {}\n", folder.display())?;
+    writeln!(out, "{sample}")
+}
+
+fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEvent {
+    let outcome = &finished.outcome;
+    let tokens = outcome.steps_done * prepared.config.batch.tokens();
+    DoneEvent {
+        steps: outcome.steps_done,
+        digest: outcome.digest.to_string(),
+        tokens_per_s: tokens_per_s(tokens, outcome.elapsed),
+        params: model_size(&prepared.config.model).1,
+        schedule: prepared.choice.plan.program.kind.name(),
+        workers: prepared.worker_count,
+        held_out_loss: held_out_loss(outcome),
+        folder: folder.display().to_string(),
+        interrupted: finished.is_interrupted,
+    }
+}
+
+fn held_out_loss(outcome: &Outcome) -> Option<f64> {
+    outcome.held_out.map(|held_out| held_out.loss).filter(|loss| loss.is_finite())
+}
+
+/// What was run and how it ended.
+fn run_json(prepared: &Prepared, finished: &Finished) -> String {
+    let Prepared { config, text, choice, worker_count, job, .. } = prepared;
+    let outcome = &finished.outcome;
+    let program = &choice.plan.program;
+    let chunks: Vec<_> = choice.plan.chunks.iter().map(|layers| layers.ids()).collect();
+    let considered = choice.considered.iter().map(|considered| match &considered.outcome {
+        Ok(prediction) => json!({
+            "schedule": considered.kind.name(),
+            "bubble": prediction.bubble,
+            "stage_bytes": prediction.stage_bytes,
+        }),
+        Err(refusal) => {
+            json!({ "schedule": considered.kind.name(), "refused": refusal.to_string() })
+        }
+    });
+    let run = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "seed": config.seed,
+        "text": { "bytes": text.size, "files": text.file_count, "blake3": text.hash,
+                  "builtin": text.is_builtin, "byte_entropy": text.byte_entropy },
+        "params": model_size(&config.model).1,
+        "plan": {
+            "generation": choice.plan.generation,
+            "schedule": program.kind.name(),
+            "window": match program.window {
+                Some(zbelastic_schedule::Window::Zero) => 0,
+                Some(zbelastic_schedule::Window::One) | None => 1,
+            },
+            "workers": worker_count,
+            "threads": job.threads,
+            "layers_by_chunk": chunks,
+            "stage_bytes": choice.memory.iter().map(|memory| memory.total()).collect::<Vec<_>>(),
+            "considered": considered.collect::<Vec<_>>(),
+        },
+        "steps": outcome.steps_done,
+        "interrupted": finished.is_interrupted,
+        "final_loss": finished.final_loss,
+        "held_out_loss": held_out_loss(outcome),
+        "seconds": outcome.elapsed.as_secs_f64(),
+        "digest": outcome.digest.to_string(),
+    });
+    format!("{run:#}\n")
+}
+
+/// Tokens of a sample, if they do not take too long.
+const SAMPLE_TOKENS: usize = 240;
+/// Tokens it sees at most.
+const SAMPLE_CONTEXT: usize = 128;
+/// Arithmetic spent on a sample: a few seconds of a core.
+const SAMPLE_FLOP_MAX: f64 = 3e11;
+const SAMPLE_TEMPERATURE: f64 = 0.7;
+/// A text begins as a line does.
+const SAMPLE_PROMPT: u8 = b'\n';
+
+fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
+    let config = &prepared.config;
+    let shape = config.batch.microbatch;
+    let context_len = shape.sequence_len.min(SAMPLE_CONTEXT);
+    let forward_flop = model_flop_per_token(&config.model, shape) / 3.0 * context_len as f64;
+    let token_count = ((SAMPLE_FLOP_MAX / forward_flop) as usize).clamp(1, SAMPLE_TOKENS);
+    let out_of_memory = |error: zbelastic_kernels::AllocateError| {
+        Failure::new(FailureCode::OutOfResource, format!("no memory for a sample: {error}"))
+    };
+    let backend = CpuBackend::new(core_count()).map_err(out_of_memory)?;
+    let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
+    let prompt = u32::from(SAMPLE_PROMPT).min(config.model.vocabulary - 1);
+    let draw = Draw { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
+    let tokens = sampler.map_err(out_of_memory)?.continue_text(&[prompt], token_count, draw);
+    // A vocabulary beyond bytes has tokens that no text of this run uses.
+    let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

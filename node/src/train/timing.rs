@@ -1,0 +1,276 @@
+//! What stages did when, how much of a step was waiting, and how much the plan says it should be.
+//!
+//! Measured and planned are the same two rates that `schedule` knows: under window 1 the longest
+//! span of a stage from its first pass of a step to its last, under window 0 the time from the
+//! first pass anywhere to the last anywhere; and of that the share in which the busiest stage did
+//! not work. Passes of a turn that was dropped are no work, so a rollback shows as a bubble. The
+//! plan is simulated with the medians of what passes took lately.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{
+    ChunkTimes, Compute, Costs, Op, Pass, Timeline, Update, Window, simulate,
+};
+use zbelastic_trainer::plan::predicted_costs;
+use zbelastic_trainer::stage::{Activity, StageSetup};
+use zbelastic_types::{ChunkIndex, StageIndex, Step};
+
+/// Microseconds since the start of the run, the same for all threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// A clock that begins now.
+    pub fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Microseconds since then.
+    pub fn now_us(&self) -> f64 {
+        self.start.elapsed().as_secs_f64() * 1e6
+    }
+}
+
+/// What a stage was doing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Doing {
+    /// It ran something.
+    Ran(Activity),
+    /// It had nothing to run before the verdict on this turn, or before the sums for its gate.
+    Waited(Turn),
+}
+
+/// Something a stage did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slice {
+    /// What.
+    pub doing: Doing,
+    /// When it began, on the run's clock.
+    pub start_us: f64,
+    /// When it ended.
+    pub end_us: f64,
+}
+
+impl Slice {
+    fn duration_us(&self) -> f64 {
+        self.end_us - self.start_us
+    }
+
+    /// The pass that was run, if it was one, and its turn.
+    fn pass(&self) -> Option<(Turn, Compute, Pass)> {
+        match self.doing {
+            Doing::Ran(Activity::Op { turn, op: Op::Compute(compute, pass) }) => {
+                Some((turn, compute, pass))
+            }
+            Doing::Ran(_) | Doing::Waited(_) => None,
+        }
+    }
+
+    /// Whether it was part of the optimizer's work.
+    fn is_update(&self) -> bool {
+        match self.doing {
+            Doing::Ran(Activity::Op { op: Op::Update(update), .. }) => match update {
+                Update::Report | Update::Step | Update::Commit => true,
+                Update::GatePrevious | Update::GateThis => false,
+            },
+            Doing::Ran(Activity::Settled { .. }) => true,
+            Doing::Ran(Activity::Op { op: Op::Compute(..) | Op::Transfer(..), .. })
+            | Doing::Ran(Activity::Evaluation { .. })
+            | Doing::Waited(_) => false,
+        }
+    }
+}
+
+/// The share of a step in which the busiest stage waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bubbles {
+    /// As it was.
+    pub measured: f64,
+    /// As it is planned, with what passes take on this machine.
+    pub planned: f64,
+}
+
+/// Steps of which slices are kept.
+pub const TRACE_STEPS: usize = 8;
+/// Durations remembered of each kind of pass of a chunk.
+const SAMPLES_MAX: usize = 64;
+
+/// The times of a run.
+pub struct Timing {
+    setup: Arc<StageSetup>,
+    /// By stage, in order, of the last steps.
+    slices: Vec<VecDeque<Slice>>,
+    /// When the first pass of each of the last steps began.
+    starts_us: VecDeque<f64>,
+    passes: BTreeMap<(ChunkIndex, Compute), Samples>,
+    steps: Samples,
+    commits: Samples,
+}
+
+impl Timing {
+    /// Nothing measured yet.
+    pub fn new(setup: Arc<StageSetup>) -> Self {
+        let stage_count = setup.plan.placement().stage_count() as usize;
+        Self {
+            slices: vec![VecDeque::new(); stage_count],
+            starts_us: VecDeque::new(),
+            passes: BTreeMap::new(),
+            steps: Samples::default(),
+            commits: Samples::default(),
+            setup,
+        }
+    }
+
+    /// Takes in what a stage did.
+    pub fn record(&mut self, stage: StageIndex, slices: Vec<Slice>) {
+        for slice in &slices {
+            if let Some((_, compute, pass)) = slice.pass() {
+                let samples = self.passes.entry((pass.chunk, compute)).or_default();
+                samples.push(slice.duration_us());
+            }
+            if let Doing::Ran(Activity::Op { op: Op::Update(update), .. }) = slice.doing {
+                match update {
+                    Update::Step => self.steps.push(slice.duration_us()),
+                    Update::Commit => self.commits.push(slice.duration_us()),
+                    Update::Report | Update::GatePrevious | Update::GateThis => {}
+                }
+            }
+        }
+        self.slices[stage.index()].extend(slices);
+    }
+
+    /// The bubbles of the step that `turn` brought to its end.
+    pub fn end_step(&mut self, turn: Turn) -> Bubbles {
+        let window = self.setup.plan.program.window.expect("a plan is lowered");
+        let extents: Vec<Extent> =
+            self.slices.iter().filter_map(|slices| Extent::of_step(slices, turn)).collect();
+        let start_us = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
+        self.forget_before_step(start_us);
+        let timeline = self.planned_timeline(PLANNED_STEPS);
+        let step = PLANNED_STEPS - 2;
+        let planned = match window {
+            Window::Zero => timeline.bubble_sync(step),
+            Window::One => timeline.bubble_span(step),
+        };
+        Bubbles { measured: measured_bubble(&extents, window), planned }
+    }
+
+    fn forget_before_step(&mut self, start_us: f64) {
+        self.starts_us.push_back(start_us);
+        if self.starts_us.len() > TRACE_STEPS {
+            self.starts_us.pop_front();
+        }
+        let oldest_us = self.starts_us[0];
+        for slices in &mut self.slices {
+            while slices.front().is_some_and(|slice| slice.end_us < oldest_us) {
+                slices.pop_front();
+            }
+        }
+    }
+
+    /// The program simulated with what was measured, in microseconds.
+    pub fn planned_timeline(&self, step_count: u32) -> Timeline {
+        let program = &self.setup.plan.program;
+        simulate(program, &self.costs(), step_count).expect("a plan's program runs to its end")
+    }
+
+    /// The medians of the last steps; before there are any, an estimate from arithmetic alone.
+    fn costs(&self) -> Costs {
+        let mut costs = predicted_costs(&self.setup.model, &self.setup.plan);
+        if self.passes.is_empty() {
+            return costs;
+        }
+        for (chunk, times) in (0..).map(ChunkIndex).zip(&mut costs.chunks) {
+            let samples = |compute| self.passes.get(&(chunk, compute));
+            let median = |compute| samples(compute).map_or(0.0, Samples::median);
+            let w_early = median(Compute::WE);
+            *times = ChunkTimes {
+                f: median(Compute::F),
+                b: median(Compute::B) + median(Compute::BW),
+                w: median(Compute::W) + w_early,
+                w_early,
+            };
+        }
+        costs.step = self.steps.median() + self.commits.median();
+        costs
+    }
+
+    /// What a stage did in the last steps.
+    pub fn slices(&self, stage: StageIndex) -> impl Iterator<Item = &Slice> {
+        self.slices[stage.index()].iter()
+    }
+
+    /// When what is kept begins.
+    pub fn oldest_us(&self) -> f64 {
+        self.starts_us.front().copied().unwrap_or(0.0)
+    }
+}
+
+/// Steps simulated for the planned bubble; the one in the middle is what a run repeats.
+const PLANNED_STEPS: u32 = 3;
+
+/// One stage's part of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Extent {
+    start_us: f64,
+    end_us: f64,
+    work_us: f64,
+}
+
+impl Extent {
+    /// From the first pass of the step, dropped or not, to the last of the turn that counts.
+    fn of_step(slices: &VecDeque<Slice>, turn: Turn) -> Option<Self> {
+        let of_step = |step: Step| {
+            let passes = slices.iter().filter_map(|slice| Some((slice, slice.pass()?.0)));
+            passes.filter(move |(_, found)| found.step == step)
+        };
+        let start_us = of_step(turn.step).next()?.0.start_us;
+        let mut of_turn = of_step(turn.step).filter(|(_, found)| *found == turn);
+        let end_us = of_turn.next_back()?.0.end_us;
+        let within = slices
+            .iter()
+            .filter(|slice| slice.start_us >= start_us && slice.end_us <= end_us)
+            .filter(|slice| {
+                slice.is_update() || slice.pass().is_some_and(|(found, ..)| found == turn)
+            });
+        let work_us = within.map(Slice::duration_us).sum();
+        Some(Self { start_us, end_us, work_us })
+    }
+}
+
+fn measured_bubble(extents: &[Extent], window: Window) -> f64 {
+    let longest = |of: fn(&Extent) -> f64| extents.iter().map(of).fold(0.0, f64::max);
+    let total_us = match window {
+        Window::One => longest(|extent| extent.end_us - extent.start_us),
+        Window::Zero => {
+            let start = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
+            longest(|extent| extent.end_us) - start
+        }
+    };
+    if total_us > 0.0 { (total_us - longest(|extent| extent.work_us)) / total_us } else { 0.0 }
+}
+
+/// The latest durations of one kind.
+#[derive(Clone, Debug, Default)]
+struct Samples(VecDeque<f64>);
+
+impl Samples {
+    fn push(&mut self, duration_us: f64) {
+        if self.0.len() == SAMPLES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(duration_us);
+    }
+
+    /// The median, or 0 if there is nothing.
+    fn median(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.0.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    }
+}

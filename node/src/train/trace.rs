@@ -1,0 +1,56 @@
+//! The last steps of a run as tracks for Perfetto: what stages did, and below it what the plan says
+//! they should have done.
+
+use zbelastic_schedule::render::chrome_trace::{TraceSlice, Track, timeline_tracks, write_trace};
+use zbelastic_schedule::{Compute, Op, Update};
+use zbelastic_trainer::stage::Activity;
+use zbelastic_types::StageIndex;
+
+use super::timing::{Doing, Slice, TRACE_STEPS, Timing};
+
+/// The text of the trace file.
+pub fn trace(timing: &Timing, stage_count: u32) -> String {
+    let from_us = timing.oldest_us();
+    let measured = (0..stage_count).map(StageIndex).map(|stage| Track {
+        process: "measured".to_owned(),
+        thread: format!("worker {stage}"),
+        slices: timing.slices(stage).map(|slice| trace_slice(slice, from_us)).collect(),
+    });
+    let planned = timeline_tracks(&timing.planned_timeline(TRACE_STEPS as u32), 1.0);
+    let planned = planned.into_iter().zip(0..).map(|(track, stage)| Track {
+        process: format!("planned: {}", track.process),
+        thread: format!("worker {stage}"),
+        slices: track.slices,
+    });
+    write_trace(&measured.chain(planned).collect::<Vec<_>>())
+}
+
+fn trace_slice(slice: &Slice, from_us: f64) -> TraceSlice {
+    let (name, category) = match slice.doing {
+        Doing::Ran(Activity::Op { turn, op }) => {
+            (format!("{op} step {}", turn.step.0 + 1), category(op))
+        }
+        Doing::Ran(Activity::Evaluation { pass }) => {
+            (format!("{}F{} held out", pass.chunk, pass.microbatch), "evaluation")
+        }
+        Doing::Ran(Activity::Settled { turn }) => {
+            (format!("verdict on step {}", turn.step.0 + 1), "update")
+        }
+        Doing::Waited(turn) => (format!("gate of step {}", turn.step.0 + 1), "gate"),
+    };
+    let duration_us = slice.end_us - slice.start_us;
+    TraceSlice { name, category, start_us: slice.start_us - from_us, duration_us }
+}
+
+fn category(op: Op) -> &'static str {
+    match op {
+        Op::Compute(Compute::F, _) => "forward",
+        Op::Compute(Compute::B, _) => "input gradient",
+        Op::Compute(Compute::W, _) => "weight gradient",
+        Op::Compute(Compute::WE, _) => "early weight gradient",
+        Op::Compute(Compute::BW, _) => "both gradients",
+        Op::Update(Update::GatePrevious | Update::GateThis) => "gate",
+        Op::Update(Update::Report | Update::Step | Update::Commit) => "update",
+        Op::Transfer(..) => "transfer",
+    }
+}

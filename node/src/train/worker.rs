@@ -1,0 +1,210 @@
+//! A worker: one thread, one device, one stage.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::thread;
+
+use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
+use zbelastic_schedule::Op;
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::digest::layer_digests;
+use zbelastic_trainer::stage::{
+    Activity, Event, EventRefusal, Output, Progress, StageEngine, StageSetup, Wait,
+};
+use zbelastic_types::StageIndex;
+
+use super::mail::{Evaluated, Mail, Message, StageResult};
+use super::timing::{Clock, Doing, Slice};
+
+type Engine = StageEngine<CpuBackend, Arc<Corpus>>;
+
+/// What a worker begins with.
+pub struct Worker {
+    /// Its stage.
+    pub stage: StageIndex,
+    /// What all stages are told.
+    pub setup: Arc<StageSetup>,
+    /// Where batches come from.
+    pub corpus: Arc<Corpus>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// The clock that all slices are read from.
+    pub clock: Clock,
+    /// Its own mail.
+    pub mailbox: Receiver<Mail>,
+    /// The mail of every stage.
+    pub mailboxes: Vec<SyncSender<Mail>>,
+    /// The coordinator's messages.
+    pub coordinator: SyncSender<Message>,
+}
+
+/// Slices gathered before they are told; a step has fewer, except with thousands of microbatches.
+const SLICES_MAX: usize = 4096;
+
+/// Whether to go on.
+#[derive(Clone, Copy, PartialEq)]
+enum Course {
+    Continue,
+    Abort,
+}
+
+impl Worker {
+    /// Trains to the end of the run, or until told to abort.
+    pub fn run(self) {
+        let notice = DeathNotice { stage: self.stage, coordinator: self.coordinator.clone() };
+        match self.engine() {
+            Ok(engine) => {
+                self.tell(Message::Ready);
+                self.drive(engine);
+            }
+            Err(error) => self.tell(Message::OutOfMemory { stage: self.stage, error }),
+        }
+        drop(notice);
+    }
+
+    fn engine(&self) -> Result<Engine, AllocateError> {
+        let backend = CpuBackend::new(self.threads)?;
+        StageEngine::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
+    }
+
+    fn drive(&self, mut engine: Engine) {
+        let mut slices = Vec::new();
+        loop {
+            if self.take_mail(&mut engine) == Course::Abort {
+                return;
+            }
+            let start_us = self.clock.now_us();
+            match engine.run_next() {
+                Progress::Ran(activity) => {
+                    self.log(&mut slices, Doing::Ran(activity), start_us);
+                    self.deliver(&mut engine, &mut slices);
+                }
+                Progress::Blocked(wait) => {
+                    if self.await_mail(&mut engine) == Course::Abort {
+                        return;
+                    }
+                    self.log_wait(&mut slices, &engine, wait, start_us);
+                }
+                Progress::Finished => break,
+            }
+            if slices.len() >= SLICES_MAX {
+                self.tell_slices(&mut slices);
+            }
+        }
+        self.tell_slices(&mut slices);
+        let result = result(&engine);
+        // The device's memory is given back before the coordinator puts the model together.
+        drop(engine);
+        self.tell(Message::Finished(result));
+    }
+
+    /// Notes what was run. Transfers hand memory over and take no time worth drawing.
+    fn log(&self, slices: &mut Vec<Slice>, doing: Doing, start_us: f64) {
+        if let Doing::Ran(Activity::Op { op: Op::Transfer(..), .. }) = doing {
+            return;
+        }
+        slices.push(Slice { doing, start_us, end_us: self.clock.now_us() });
+    }
+
+    /// Notes a wait for a verdict or for the sums before it. To wait for a neighbour is the
+    /// bubble, and shows as what is between slices.
+    fn log_wait(&self, slices: &mut Vec<Slice>, engine: &Engine, wait: Wait, start_us: f64) {
+        match wait {
+            Wait::Frame { .. } => {}
+            Wait::Prefix => self.log(slices, Doing::Waited(engine.turn()), start_us),
+            Wait::Seal(turn) => self.log(slices, Doing::Waited(turn), start_us),
+        }
+    }
+
+    fn take_mail(&self, engine: &mut Engine) -> Course {
+        while let Ok(mail) = self.mailbox.try_recv() {
+            if handle(engine, mail) == Course::Abort {
+                return Course::Abort;
+            }
+        }
+        Course::Continue
+    }
+
+    fn await_mail(&self, engine: &mut Engine) -> Course {
+        match self.mailbox.recv() {
+            Ok(mail) => handle(engine, mail),
+            // Nobody is left who could send what is missing.
+            Err(_) => Course::Abort,
+        }
+    }
+
+    fn deliver(&self, engine: &mut Engine, slices: &mut Vec<Slice>) {
+        while let Some(output) = engine.poll_output() {
+            match output {
+                Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
+                Output::Prefix { to, prefix } => self.send(to, Event::Prefix(prefix)),
+                Output::Report(report) => {
+                    self.tell_slices(slices);
+                    self.tell(Message::Report(report));
+                }
+                Output::Evaluated { steps_done, loss_sum, token_count } => {
+                    let loss = loss_sum / token_count as f64;
+                    self.tell(Message::Evaluated(Evaluated { steps_done, loss }));
+                }
+            }
+        }
+    }
+
+    /// Sends to a neighbour. One that has left has no use for it.
+    fn send(&self, to: StageIndex, event: Event) {
+        match self.mailboxes[to.index()].try_send(Mail::Event(event)) {
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            Err(TrySendError::Full(_)) => {
+                panic!("stage {} sends stage {to} more than a plan allows", self.stage)
+            }
+        }
+    }
+
+    fn tell_slices(&self, slices: &mut Vec<Slice>) {
+        let slices = std::mem::take(slices);
+        self.tell(Message::Slices { stage: self.stage, slices });
+    }
+
+    /// Tells the coordinator. If it has left, the worker is about to be told to.
+    fn tell(&self, message: Message) {
+        let _ = self.coordinator.send(message);
+    }
+}
+
+fn handle(engine: &mut Engine, mail: Mail) -> Course {
+    let event = match mail {
+        Mail::Abort => return Course::Abort,
+        Mail::Event(event) => event,
+    };
+    match engine.handle(event) {
+        // A frame of a turn that was dropped while it was on its way.
+        Ok(()) | Err(EventRefusal::Frame(_)) => Course::Continue,
+        Err(EventRefusal::Seal(refusal)) => panic!("seals come in order: {refusal}"),
+    }
+}
+
+fn result(engine: &Engine) -> StageResult {
+    let backend = engine.backend();
+    let (mut layers, mut digests) = (Vec::new(), Vec::new());
+    for layer in engine.layers() {
+        let mut weights = vec![0.0; layer.spec.len()];
+        backend.download(View::new(&layer.w, 0..layer.spec.len()), &mut weights);
+        layers.push((layer.spec.layer, weights));
+        digests.extend(layer_digests(backend, layer));
+    }
+    StageResult { layers, digests, updates: engine.updates() }
+}
+
+/// Tells the coordinator when the thread unwinds.
+struct DeathNotice {
+    stage: StageIndex,
+    coordinator: SyncSender<Message>,
+}
+
+impl Drop for DeathNotice {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.coordinator.send(Message::Died { stage: self.stage });
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The house: who may name whom, which crate has which owner, and a few rules about files.
+//!
+//! The rules are functions of parsed data that yield what is wrong, each as a line. The first tests
+//! hold the repository to them; the last ones plant a violation of each and expect it to be found.
+//! `docs/architecture.md` explains the tables.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Our packages, and which of the others each may name, in tests as well.
+const ARROWS: [(&str, &[&str]); 6] = [
+    ("types", &[]),
+    ("kernels", &[]),
+    ("schedule", &["types"]),
+    ("consensus", &["types"]),
+    ("trainer", &["consensus", "kernels", "schedule", "types"]),
+    ("node", &["consensus", "kernels", "schedule", "trainer", "types"]),
+];
+const PURE: [&str; 4] = ["types", "schedule", "consensus", "trainer"];
+
+/// An outside crate and its owners.
+struct Fence {
+    name: &'static str,
+    /// Packages that may name it in their Cargo.toml.
+    packages: &'static [&'static str],
+    /// Packages whose tests may.
+    in_tests: &'static [&'static str],
+    /// What paths of sources that name it begin with.
+    files: &'static [&'static str],
+}
+
+const fn fence(
+    name: &'static str,
+    packages: &'static [&'static str],
+    in_tests: &'static [&'static str],
+    files: &'static [&'static str],
+) -> Fence {
+    Fence { name, packages, in_tests, files }
+}
+
+const FENCES: [Fence; 16] = [
+    fence("blake3", &["trainer", "node"], &[], &["trainer/src/digest.rs", "node/src/"]),
+    fence("clap", &["node"], &[], &["node/src/args", "node/src/main.rs", "node/src/commands/"]),
+    fence("ctrlc", &["node"], &[], &["node/src/train"]),
+    fence("glob", &["node"], &[], &["node/src/text.rs"]),
+    fence("indicatif", &["node"], &[], &["node/src/train"]),
+    fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
+    fence("matrixmultiply", &["kernels"], &[], &["kernels/src/"]),
+    fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence("proptest", &[], &["schedule", "consensus", "trainer"], &[""]),
+    fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
+    fence("safetensors", &["trainer"], &["node"], &["trainer/src/hf/names.rs"]),
+    fence("serde", &["types", "schedule", "consensus", "trainer", "node"], &[], &[""]),
+    fence("serde_json", &["trainer", "node"], &[], &["trainer/src/hf/", "node/src/"]),
+    fence("tempfile", &[], &["node"], &["node/src/"]),
+    fence("thiserror", &["schedule", "kernels", "consensus", "trainer", "node"], &[], &[""]),
+    fence("toml", &["node"], &[], &["node/src/config/"]),
+];
+
+/// What every pure package's `clippy.toml` forbids.
+const BANS: [&str; 7] = [
+    "std::time::Instant::now",
+    "std::time::SystemTime::now",
+    "std::thread::spawn",
+    "std::thread::sleep",
+    "std::env::var",
+    "std::collections::HashMap",
+    "std::collections::HashSet",
+];
+const LINES_MAX: usize = 600;
+/// A path out of the repository, which only tests with figures of other programs look at.
+const OUTSIDE: &str = concat!("../", "shared");
+const ORACLE_TESTS: [&str; 3] =
+    ["schedule/tests/oracles.rs", "trainer/tests/oracles.rs", "trainer/tests/adamw_vectors.rs"];
+
+/// That one package names another.
+struct Dependency {
+    from: String,
+    to: String,
+    is_for_tests: bool,
+}
+
+/// A file by its path from the root.
+struct Page {
+    path: String,
+    text: String,
+}
+
+fn wrong_arrows(dependencies: &[Dependency]) -> Vec<String> {
+    let allowed = |from: &str| ARROWS.iter().find(|(name, _)| *name == from).map(|row| row.1);
+    let inner = dependencies.iter().filter_map(|dependency| {
+        let to = dependency.to.strip_prefix("zbelastic-")?;
+        let is_allowed = allowed(&dependency.from).is_some_and(|names| names.contains(&to));
+        (!is_allowed).then(|| format!("{} may not name {to}", dependency.from))
+    });
+    inner.collect()
+}
+
+fn wrong_owners(dependencies: &[Dependency]) -> Vec<String> {
+    let outer = dependencies.iter().filter(|dependency| !dependency.to.starts_with("zbelastic-"));
+    let wrong = |Dependency { from, to, is_for_tests }: &Dependency| {
+        let Some(fence) = FENCES.iter().find(|fence| fence.name == to) else {
+            return Some(format!("{to}, which {from} names, has no owner"));
+        };
+        let is_owner = fence.packages.contains(&from.as_str())
+            || *is_for_tests && fence.in_tests.contains(&from.as_str());
+        (!is_owner).then(|| format!("{from} does not own {to}"))
+    };
+    outer.filter_map(wrong).collect()
+}
+
+/// Whether a line of code names a crate: as a path's first part.
+fn names_crate(line: &str, name: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let starts = line.match_indices(name).map(|(start, _)| line.split_at(start));
+    let is_path = |(before, after): (&str, &str)| {
+        !before.ends_with(is_word) && after[name.len()..].starts_with("::")
+    };
+    !line.trim_start().starts_with("//") && { starts }.any(is_path)
+}
+
+fn climbed_fences(sources: &[Page]) -> Vec<String> {
+    let mut found = Vec::new();
+    for Page { path, text } in sources {
+        for fence in &FENCES {
+            let is_inside = fence.files.iter().any(|prefix| path.starts_with(prefix));
+            let line = text.lines().position(|line| !is_inside && names_crate(line, fence.name));
+            found.extend(line.map(|line| format!("{path}:{}: names {}", line + 1, fence.name)));
+        }
+    }
+    found
+}
+
+/// `clippy` holds the text of each pure package's `clippy.toml`.
+fn missing_bans(clippy: &[Page]) -> Vec<String> {
+    let missing = clippy.iter().flat_map(|Page { path, text }| {
+        let is_missing = |ban: &&str| !text.contains(&format!("\"{ban}\""));
+        BANS.into_iter().filter(is_missing).map(move |ban| format!("{path}: does not forbid {ban}"))
+    });
+    missing.collect()
+}
+
+fn long_files(sources: &[Page]) -> Vec<String> {
+    let counts = sources.iter().map(|page| (&page.path, page.text.lines().count()));
+    let long = counts.filter(|(_, count)| *count > LINES_MAX);
+    long.map(|(path, count)| format!("{path}: {count} lines")).collect()
+}
+
+fn outside_paths(pages: &[Page]) -> Vec<String> {
+    let mine = pages.iter().filter(|page| !ORACLE_TESTS.contains(&page.path.as_str()));
+    let wrong = mine.filter(|page| page.text.contains(OUTSIDE));
+    wrong.map(|page| format!("{}: names {OUTSIDE}", page.path)).collect()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in a folder")
+}
+
+/// What the manifests say.
+fn dependencies() -> Vec<Dependency> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
+    let output = command.current_dir(root()).output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    parse_metadata(&serde_json::from_slice(&output.stdout).expect("JSON"))
+}
+
+fn parse_metadata(metadata: &Value) -> Vec<Dependency> {
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let mut dependencies = Vec::new();
+    for package in list(&metadata["packages"]) {
+        let name = text(&package["name"]);
+        let from = name.strip_prefix("zbelastic-").unwrap_or(&name).to_owned();
+        dependencies.extend(list(&package["dependencies"]).iter().map(|dependency| Dependency {
+            from: from.clone(),
+            to: text(&dependency["name"]),
+            is_for_tests: dependency["kind"] == "dev",
+        }));
+    }
+    dependencies
+}
+
+fn read(path: &Path) -> Page {
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let path = path.strip_prefix(root()).expect("below the root");
+    Page { path: path.display().to_string(), text }
+}
+
+/// The files below `folder` with this extension.
+fn pages(folder: &str, extension: &str) -> Vec<Page> {
+    let mut folders = vec![root().join(folder)];
+    let mut paths: Vec<PathBuf> = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                paths.push(path);
+            }
+        }
+    }
+    paths.sort();
+    paths.iter().map(|path| read(path)).collect()
+}
+
+fn code(folder: &str) -> Vec<Page> {
+    ARROWS.iter().flat_map(|(package, _)| pages(&format!("{package}/{folder}"), "rs")).collect()
+}
+
+fn documents() -> Vec<Page> {
+    let top = fs::read_dir(root()).expect("the root is readable");
+    let top = top.map(|entry| entry.expect("readable").path());
+    let top = top.filter(|path| path.extension().is_some_and(|found| found == "md"));
+    top.map(|path| read(&path)).chain(pages("docs", "md")).collect()
+}
+
+fn nothing(found: &[String]) {
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn packages_name_whom_they_may() {
+    let dependencies = dependencies();
+    let names = |package: &str| dependencies.iter().filter(move |d| d.from == package).count();
+    assert!(names("trainer") > 8, "the manifests were read");
+    nothing(&wrong_arrows(&dependencies));
+    nothing(&wrong_owners(&dependencies));
+    nothing(&climbed_fences(&code("src")));
+}
+
+#[test]
+fn pure_packages_forbid_clocks_threads_and_random_maps() {
+    let clippy = PURE.map(|package| read(&root().join(package).join("clippy.toml")));
+    nothing(&missing_bans(&clippy));
+}
+
+#[test]
+fn files_are_short_and_point_at_nothing_outside() {
+    let sources: Vec<Page> = ["src", "tests"].into_iter().flat_map(code).collect();
+    assert!(sources.len() > 100, "the sources were read");
+    nothing(&long_files(&sources));
+    nothing(&outside_paths(&sources));
+    nothing(&outside_paths(&documents()));
+}
+
+fn dependency(from: &str, to: &str, kind: &str) -> Vec<Dependency> {
+    let list = serde_json::json!([{ "name": to, "kind": (kind == "dev").then_some("dev") }]);
+    let name = format!("zbelastic-{from}");
+    parse_metadata(&serde_json::json!({ "packages": [{ "name": name, "dependencies": list }] }))
+}
+
+fn page(path: &str, text: &str) -> Vec<Page> {
+    vec![Page { path: path.to_owned(), text: text.to_owned() }]
+}
+
+#[test]
+fn planted_dependencies_are_found() {
+    let arrow = |from, to, kind| wrong_arrows(&dependency(from, to, kind));
+    nothing(&arrow("trainer", "zbelastic-schedule", ""));
+    assert_eq!(arrow("schedule", "zbelastic-kernels", ""), ["schedule may not name kernels"]);
+    assert_eq!(arrow("types", "zbelastic-node", "dev"), ["types may not name node"]);
+    assert_eq!(arrow("new", "zbelastic-types", ""), ["new may not name types"]);
+    let owner = |from, to, kind| wrong_owners(&dependency(from, to, kind));
+    nothing(&owner("schedule", "proptest", "dev"));
+    assert_eq!(owner("schedule", "proptest", ""), ["schedule does not own proptest"]);
+    assert_eq!(owner("consensus", "rayon", "dev"), ["consensus does not own rayon"]);
+    assert_eq!(owner("node", "tokio", ""), ["tokio, which node names, has no owner"]);
+}
+
+#[test]
+fn planted_lines_are_found() {
+    let climbed = |path, text| climbed_fences(&page(path, text));
+    nothing(&climbed("kernels/src/cpu/threads.rs", "use rayon::ThreadPool;"));
+    nothing(&climbed("kernels/src/cpu/head.rs", "// rayon::join\nuse crayon::a;\nb::rayon::c();"));
+    let path = "kernels/src/cpu/head.rs";
+    assert_eq!(climbed(path, "\n    rayon::join(a, b);"), [format!("{path}:2: names rayon")]);
+    assert_eq!(climbed("node/src/text.rs", "use toml::de;"), ["node/src/text.rs:1: names toml"]);
+    let bans = BANS.map(|ban| format!("{{ path = \"{ban}\" }}")).join("\n");
+    nothing(&missing_bans(&page("types/clippy.toml", &bans)));
+    let fewer = bans.replace("\"std::thread::sleep\"", "");
+    let expected = ["types/clippy.toml: does not forbid std::thread::sleep"];
+    assert_eq!(missing_bans(&page("types/clippy.toml", &fewer)), expected);
+    nothing(&long_files(&page("a.rs", &"\n".repeat(LINES_MAX))));
+    assert_eq!(long_files(&page("a.rs", &"\n".repeat(LINES_MAX + 1))), ["a.rs: 601 lines"]);
+    let text = format!("see {OUTSIDE}/figures");
+    nothing(&outside_paths(&page(ORACLE_TESTS[0], &text)));
+    assert_eq!(outside_paths(&page("README.md", &text)), [format!("README.md: names {OUTSIDE}")]);
+}
