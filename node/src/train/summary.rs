@@ -220,5 +220,14 @@ fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
     let tokens = sampler.map_err(out_of_memory)?.continue_text(&[prompt], token_count, draw);
     // A vocabulary beyond bytes has tokens that no text of this run uses.
     let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
+}
+
+/// What a terminal might take for a command is not shown as it is.
+fn printable(letter: char) -> char {
+    match letter {
+        '\n' | '\t' => letter,
+        other if other.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
+    }
 }

@@ -74,11 +74,13 @@ impl Worker {
                 return;
             }
             let start_us = self.clock.now_us();
-            match engine.run_next() {
-                Progress::Ran(activity) => {
-                    self.log(&mut slices, Doing::Ran(activity), start_us);
-                    self.deliver(&mut engine, &mut slices);
-                }
+            let progress = engine.run_next();
+            if let Progress::Ran(activity) = progress {
+                self.log(&mut slices, Doing::Ran(activity), start_us);
+            }
+            self.deliver(&mut engine, &mut slices);
+            match progress {
+                Progress::Ran(_) => {}
                 Progress::Blocked(wait) => {
                     if self.await_mail(&mut engine) == Course::Abort {
                         return;
