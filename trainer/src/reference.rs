@@ -72,7 +72,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let batch = self.setup.plan.batch;
         let mut loss_sum = 0.0;
         for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
-            loss_sum += self.microbatch(step, microbatch);
+            loss_sum += self.microbatch(step, microbatch, PassOrder::Apart);
         }
         let norm = self.square_sum().sqrt();
         if !is_skipped {
@@ -81,12 +81,14 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
     }
 
-    /// The same step with the device's own optimizer pass, in place: what training costs without a
-    /// pipeline and without validation. Benchmarks measure against it.
+    /// The same step with B and W of a layer side by side and the device's own optimizer pass, in
+    /// place: what training costs without a pipeline and without validation. Benchmarks measure
+    /// against it.
     pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
         let batch = self.setup.plan.batch;
         let microbatches = (0..batch.microbatch_count).map(MicrobatchIndex);
-        let loss_sum: f64 = microbatches.map(|index| self.microbatch(step, index)).sum();
+        let loss_sum: f64 =
+            microbatches.map(|index| self.microbatch(step, index, PassOrder::Together)).sum();
         let norm = self.square_sum().sqrt();
         self.updates += 1;
         let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
@@ -98,22 +100,25 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
     }
 
-    fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex) -> f64 {
+    fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex, order: PassOrder) -> f64 {
         let batch = self.source.training(step, microbatch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
-        let context = Context {
-            backend: &self.backend,
-            model: &self.setup.model,
-            shape: self.setup.plan.batch.microbatch,
-            angles: self.angles.as_ref(),
-        };
+        let context = context(self.setup, &self.backend, &self.angles);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let loss = self.model.forward(&context, &batch, stash, Some(logits));
-        self.model.backward_input(&context, (&batch, scale), stash, Some(logits), scratch);
         let is_first = microbatch == MicrobatchIndex(0);
         let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
-        self.model.head_weights(&context, stash, logits, accumulate);
-        self.model.backward_weights(&context, &batch, stash, accumulate);
+        let scaled = (&batch, scale);
+        match order {
+            PassOrder::Apart => {
+                self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
+                self.model.head_weights(&context, stash, logits, accumulate);
+                self.model.backward_weights(&context, &batch, stash, accumulate);
+            }
+            PassOrder::Together => {
+                self.model.backward(&context, scaled, stash, logits, scratch, accumulate);
+            }
+        }
         loss.expect("the whole model has a loss")
     }
 
@@ -162,12 +167,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let (mut loss_sum, mut tokens) = (0.0, 0);
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
-            let context = Context {
-                backend: &self.backend,
-                model: &self.setup.model,
-                shape: self.setup.plan.batch.microbatch,
-                angles: self.angles.as_ref(),
-            };
+            let context = context(self.setup, &self.backend, &self.angles);
             let logits = Some(&mut self.logits);
             loss_sum += self.model.forward(&context, &batch, &mut self.stash, logits)?;
             tokens += batch.targets.len();
@@ -177,12 +177,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
 
     /// The logits of one batch, `rows` by vocabulary.
     pub fn logits(&mut self, batch: &crate::data::Batch) -> Vec<f32> {
-        let context = Context {
-            backend: &self.backend,
-            model: &self.setup.model,
-            shape: self.setup.plan.batch.microbatch,
-            angles: self.angles.as_ref(),
-        };
+        let context = context(self.setup, &self.backend, &self.angles);
         self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
         let logits = self.logits.values();
         let mut floats = vec![0.0; self.backend.len(logits)];
@@ -209,6 +204,22 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let tensors = layers.iter().flat_map(|layer| layer_digests(&self.backend, layer));
         state_digest(tensors.collect(), self.updates)
     }
+}
+
+/// Whether all of B runs before W, or each layer's B and W side by side.
+#[derive(Clone, Copy, Debug)]
+enum PassOrder {
+    Apart,
+    Together,
+}
+
+fn context<'c, B: Backend>(
+    setup: &'c StageSetup,
+    backend: &'c B,
+    angles: &'c Option<B::Buffer>,
+) -> Context<'c, B> {
+    let shape = setup.plan.batch.microbatch;
+    Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
 }
 
 fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {

@@ -213,6 +213,41 @@ impl<B: Backend> Chunk<B> {
         }
     }
 
+    /// B and W of one layer after the other, as training without a pipeline runs them: the same
+    /// operations as the passes alone, each layer's operands still warm.
+    pub fn backward(
+        &mut self,
+        context: &Context<'_, B>,
+        (batch, scale): (&Batch, f32),
+        stash: &mut PassStash<B::Buffer>,
+        logits: &mut Logits<B::Buffer>,
+        scratch: &mut Scratch<B::Buffer>,
+        accumulate: Accumulate,
+    ) {
+        let PassStash { residuals, layers } = stash;
+        for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
+            let (before, after) = residuals.split_at_mut(index + 1);
+            let (x, gradient) = (&mut before[index], &after[0]);
+            match layer {
+                LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
+                LayerStash::Attention(stash) => {
+                    stash.backward_input(context, state, gradient, x, scratch);
+                    stash.backward_weights(context, state, gradient, accumulate);
+                }
+                LayerStash::Mlp(stash) => {
+                    stash.backward_input(context, state, gradient, x, scratch);
+                    stash.backward_weights(context, state, gradient, accumulate);
+                }
+                LayerStash::Head(stash) => {
+                    let loss = (&batch.targets[..], scale);
+                    stash.backward_input(context, state, loss, logits, x, scratch);
+                    stash.matrix_weights(context, state, logits, accumulate);
+                    stash.norm_weights(context, state, accumulate);
+                }
+            }
+        }
+    }
+
     /// W of the head's matrix.
     pub fn head_weights(
         &mut self,
