@@ -8,6 +8,7 @@ pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use zbelastic_schedule::ScheduleKind;
 
 use crate::config::{Flag, Key, Sources, Value, flag_value};
 
@@ -166,6 +167,9 @@ pub enum BenchCommand {
     /// Training steps of the benchmark models.
     #[command(after_help = "Example:\n  zbelastic bench train --config A,B --quick")]
     Train(BenchArgs),
+    /// The memory that a pipelined run takes, beside what its plan claims.
+    #[command(after_help = "Example:\n  zbelastic bench memory --config B --schedule zb-v")]
+    Memory(BenchMemoryArgs),
     /// The matrix products of the benchmark models.
     #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
     Gemm(BenchArgs),
@@ -183,6 +187,23 @@ pub struct BenchArgs {
     /// Measure for a few seconds only.
     #[arg(long)]
     pub quick: bool,
+}
+
+/// `bench memory`.
+#[derive(Args, Debug)]
+pub struct BenchMemoryArgs {
+    /// Which model: one, because a process remembers the most it ever took.
+    #[arg(long, value_name = "NAME", default_value = "B", ignore_case = true)]
+    pub config: BenchConfig,
+    /// Workers.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers: u32,
+    /// Schedule.
+    #[arg(long, value_name = "KIND", default_value = "zb-h1")]
+    pub schedule: ScheduleKind,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl BenchArgs {
@@ -208,6 +229,16 @@ pub enum BenchConfig {
 }
 
 impl BenchConfig {
+    /// Its letter.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::A => "A",
+            Self::B => "B",
+            Self::C => "C",
+        }
+    }
+
     /// The preset that describes it.
     #[must_use]
     pub const fn preset(self) -> &'static str {

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use zbelastic_node::args::{Cli, Command};
+use zbelastic_node::bench;
 use zbelastic_node::commands;
-use zbelastic_node::failure::{Failure, FailureCode, Stop};
+use zbelastic_node::failure::Stop;
 use zbelastic_node::train;
 
 fn main() -> ExitCode {
@@ -22,9 +23,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
         Command::Config(command) => commands::config::run(command, &mut out)?,
         Command::Train(args) => return train::run(args, &mut out),
-        Command::Bench(_) => {
-            return Err(Failure::new(FailureCode::Internal, "not built in").into());
-        }
+        Command::Bench(command) => bench::run(command, &mut out)?,
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

@@ -4,19 +4,18 @@
 //! thread, and the coordinator decides ([`cluster`]); what happens is told as it happens
 //! ([`reporter`]) and kept in the run folder ([`folder`]).
 
-mod builtin;
+pub mod builtin;
 pub mod cluster;
 pub mod corpus;
 mod events;
 mod folder;
 mod interrupt;
-mod line;
-pub mod machine;
-mod mail;
+pub mod line;
+pub mod mail;
 mod prepare;
 mod reporter;
 mod summary;
-mod timing;
+pub mod timing;
 mod trace;
 mod worker;
 
@@ -29,6 +28,7 @@ use zbelastic_types::StageIndex;
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, FailureCode, Stop};
+use crate::machine;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;

@@ -48,7 +48,7 @@ const FENCES: [Fence; 16] = [
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
-    fence("matrixmultiply", &["kernels"], &[], &["kernels/src/"]),
+    fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
     fence("proptest", &[], &["schedule", "consensus", "trainer"], &[""]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),

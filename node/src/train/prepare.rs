@@ -14,13 +14,13 @@ use zbelastic_types::Bytes;
 
 use super::cluster::Job;
 use super::corpus::{AboutText, load_text};
-use super::machine::{core_count, memory_total};
 use crate::args::TrainArgs;
 use crate::config::{
     Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
     load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
+use crate::machine::{core_count, memory_total};
 
 /// A run that can begin.
 pub struct Prepared {

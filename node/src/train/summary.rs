@@ -15,12 +15,12 @@ use super::cluster::Outcome;
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
-use super::machine::core_count;
 use super::prepare::Prepared;
 use super::reporter::Reader;
 use super::trace::trace;
 use crate::config::WeightSource;
 use crate::failure::{Failure, FailureCode, Stop};
+use crate::machine::core_count;
 
 /// A run that came to its end.
 pub struct Finished {

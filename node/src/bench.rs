@@ -1,0 +1,35 @@
+//! `bench`: what this machine does with the models that results are compared on.
+//!
+//! Machines are shared and noisy, so everything that is compared is measured in turns within one
+//! run, and of each the best round counts: what disturbs a round makes it slower, never faster.
+
+mod case;
+mod gemm;
+mod memory;
+mod optimizer;
+mod pipelined;
+mod report;
+mod serial;
+mod train;
+
+use std::io::Write;
+
+use crate::args::BenchCommand;
+use crate::failure::{Failure, FailureCode, Stop};
+
+/// Runs a `bench` command.
+///
+/// # Errors
+/// If memory or threads cannot be had, or `out` cannot be written.
+pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
+    match command {
+        BenchCommand::Train(args) => train::run(args, out),
+        BenchCommand::Memory(args) => memory::run(args, out),
+        BenchCommand::Gemm(args) => gemm::run(args, out),
+    }
+}
+
+/// Memory or threads that a benchmark needs and does not get.
+fn out_of_resource(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(FailureCode::OutOfResource, error.to_string())
+}

@@ -1,0 +1,141 @@
+//! A benchmark model with its batch, its text and its weights.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::{Corpus, Cut};
+use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
+use zbelastic_trainer::optimizer::OptimizerConfig;
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, model_flop_per_token};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+
+use super::out_of_resource;
+use crate::args::BenchConfig;
+use crate::config::{Flag, Sources, load};
+use crate::failure::Failure;
+use crate::train::builtin;
+
+/// A model to be measured.
+pub struct Case {
+    /// The model.
+    pub model: ModelConfig,
+    /// The batch as pipelines cut it.
+    pub batch: BatchShape,
+    /// The seed of text and weights.
+    seed: u64,
+    optimizer: OptimizerConfig,
+    weights: InitialWeights,
+}
+
+/// How a batch is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cutting {
+    /// One microbatch: fastest where nothing has to overlap.
+    Whole,
+    /// The preset's microbatches.
+    Microbatches,
+}
+
+/// Every step is clipped against this norm, as training does.
+const CLIP_NORM: f64 = 1.0;
+
+impl Case {
+    /// The model of that name with its weights drawn.
+    ///
+    /// # Errors
+    /// If its preset is not legal.
+    pub fn new(name: BenchConfig) -> Result<Self, Failure> {
+        let flags = vec![Flag::Set(format!("model.preset={}", name.preset()))];
+        let config = load(&Sources { file: None, flags })?.config;
+        let layers = model_layers(&config.model);
+        let weights = layers.iter().map(|spec| initial_weights(spec, config.seed)).collect();
+        Ok(Self {
+            model: config.model,
+            batch: config.batch,
+            seed: config.seed,
+            optimizer: config.optimizer,
+            weights: InitialWeights::Given(Arc::new(weights)),
+        })
+    }
+
+    /// The batch, cut.
+    pub fn batch(&self, cutting: Cutting) -> BatchShape {
+        match cutting {
+            Cutting::Microbatches => self.batch,
+            Cutting::Whole => {
+                let BatchShape { microbatch, microbatch_count } = self.batch;
+                let sequences = microbatch.sequences * microbatch_count as usize;
+                let microbatch = MicrobatchShape { sequences, ..microbatch };
+                BatchShape { microbatch, microbatch_count: 1 }
+            }
+        }
+    }
+
+    /// What the workers of a run are told.
+    ///
+    /// # Errors
+    /// If the schedule does not exist for this many stages.
+    pub fn setup(
+        &self,
+        kind: ScheduleKind,
+        stage_count: u32,
+        cutting: Cutting,
+        step_count: u64,
+    ) -> Result<StageSetup, Failure> {
+        let (model, batch) = (&self.model, self.batch(cutting));
+        let request = PlanRequest { model, batch, kind, stage_count, window: Window::One };
+        Ok(StageSetup {
+            model: model.clone(),
+            plan: Plan::new(request).map_err(|error| out_of_resource(&error))?,
+            optimizer: self.optimizer.clone(),
+            clip_norm: Some(CLIP_NORM),
+            step_count,
+            evaluate_every: 0,
+            weights: self.weights.clone(),
+            injections: Vec::new(),
+        })
+    }
+
+    /// Which steps are taken.
+    pub fn policy(&self) -> GuardPolicy {
+        GuardPolicy {
+            clip_norm: Some(CLIP_NORM),
+            nonfinite: NonfinitePolicy::Skip,
+            replays_max: 0,
+            spike_deviations: None,
+        }
+    }
+
+    /// The built-in text, cut for this batch.
+    ///
+    /// # Errors
+    /// If it is too short, which would be a mistake of ours.
+    pub fn corpus(&self, cutting: Cutting) -> Result<Arc<Corpus>, Failure> {
+        let BatchShape { microbatch, microbatch_count } = self.batch(cutting);
+        let cut = Cut {
+            shape: microbatch,
+            microbatch_count,
+            held_out_share: 0.0,
+            seed: self.seed,
+            vocabulary: self.model.vocabulary,
+        };
+        let corpus = Corpus::new(builtin::text().bytes, &cut);
+        Ok(Arc::new(corpus.map_err(|error| out_of_resource(&error))?))
+    }
+
+    /// The optimizer's settings.
+    pub fn optimizer(&self) -> &OptimizerConfig {
+        &self.optimizer
+    }
+
+    /// The weights that runs begin with.
+    pub fn weights(&self) -> &InitialWeights {
+        &self.weights
+    }
+
+    /// Floating-point operations of a step, nothing counted twice.
+    pub fn step_flop(&self) -> f64 {
+        self.batch.tokens() as f64 * model_flop_per_token(&self.model, self.batch.microbatch)
+    }
+}

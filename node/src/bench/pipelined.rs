@@ -1,0 +1,60 @@
+//! A pipeline of threads, measured from seal to seal.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zbelastic_schedule::ScheduleKind;
+
+use super::case::{Case, Cutting};
+use crate::failure::Failure;
+use crate::train::cluster::{Job, News, train};
+use crate::train::timing::Bubbles;
+
+/// What a run of a pipeline showed.
+#[derive(Clone, Copy, Debug)]
+pub struct PipelineRound {
+    /// From seal to seal, the mean of the round's steps.
+    pub step: Duration,
+    /// The medians of the round's steps.
+    pub bubbles: Bubbles,
+}
+
+/// Steps before the first that counts: the pipeline finds its rhythm, memory is touched.
+const WARMUP_STEPS: u64 = 3;
+
+/// Runs a pipeline for `step_count` steps after warming up.
+pub fn round(
+    case: &Case,
+    kind: ScheduleKind,
+    stage_count: u32,
+    step_count: u64,
+) -> Result<PipelineRound, Failure> {
+    let cutting = Cutting::Microbatches;
+    let setup = case.setup(kind, stage_count, cutting, WARMUP_STEPS + step_count)?;
+    let job = Job {
+        setup: Arc::new(setup),
+        policy: case.policy(),
+        corpus: case.corpus(cutting)?,
+        threads: 1,
+    };
+    let mut steps: Vec<(Duration, Bubbles)> = Vec::new();
+    train(&job, &mut |news| {
+        if let News::Step(record) = news {
+            steps.push((record.elapsed, record.bubbles));
+        }
+        ControlFlow::Continue(())
+    })?;
+    let counted = &steps[WARMUP_STEPS as usize..];
+    let total: Duration = counted.iter().map(|(elapsed, _)| *elapsed).sum();
+    let median = |of: fn(&Bubbles) -> f64| {
+        let mut sorted: Vec<f64> = counted.iter().map(|(_, bubbles)| of(bubbles)).collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
+    };
+    let bubbles = Bubbles {
+        measured: median(|bubbles| bubbles.measured),
+        planned: median(|bubbles| bubbles.planned),
+    };
+    Ok(PipelineRound { step: total / step_count as u32, bubbles })
+}

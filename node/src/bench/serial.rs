@@ -1,0 +1,100 @@
+//! One stage on this thread: the engine and the leader's half of validation, without mail.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zbelastic_consensus::validation::{Leader, Ledger};
+use zbelastic_kernels::{Backend, CpuBackend};
+use zbelastic_schedule::ScheduleKind;
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::model::model_size;
+use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{Event, Output, Progress, StageEngine, StageSetup};
+use zbelastic_types::{StageIndex, Step};
+
+use super::case::{Case, Cutting};
+use super::out_of_resource;
+use crate::failure::Failure;
+
+/// More steps than a benchmark runs, so that a run never comes to its end.
+pub const ENDLESS: u64 = 1_000_000;
+
+/// A run that is taken step by step.
+pub struct SerialEngine {
+    engine: StageEngine<CpuBackend, Arc<Corpus>>,
+    ledger: Ledger,
+    leader: Leader,
+}
+
+impl SerialEngine {
+    /// The whole model as one stage.
+    pub fn new(case: &Case, threads: usize, cutting: Cutting) -> Result<Self, Failure> {
+        let setup = case.setup(ScheduleKind::ZbH1, 1, cutting, ENDLESS)?;
+        let ledger = Ledger::new(setup.plan.generation, Step(0), 0);
+        let leader = Leader::new(&ledger, model_size(&case.model).0, case.policy());
+        let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
+        let corpus = case.corpus(cutting)?;
+        let engine = StageEngine::new(Arc::new(setup), StageIndex(0), backend, corpus);
+        Ok(Self { engine: engine.map_err(|error| out_of_resource(&error))?, ledger, leader })
+    }
+
+    /// Runs until `count` more steps are sealed, and yields the time for one.
+    pub fn steps(&mut self, count: u32) -> Duration {
+        let began = Instant::now();
+        for _ in 0..count {
+            self.step();
+        }
+        began.elapsed() / count
+    }
+
+    fn step(&mut self) {
+        let before = self.ledger.open_turn().step;
+        while self.ledger.open_turn().step == before {
+            let progress = self.engine.run_next();
+            assert!(matches!(progress, Progress::Ran(_)), "one stage waits for nobody");
+            while let Some(output) = self.engine.poll_output() {
+                match output {
+                    Output::Report(report) => {
+                        let counted = self.leader.handle_report(&mut self.ledger, &report);
+                        let proposal = counted.expect("in turn").expect("there is one stage");
+                        self.ledger.apply(&proposal.seal).expect("about the open turn");
+                        self.engine.handle(Event::Seal(proposal.seal)).expect("in turn");
+                    }
+                    Output::Frame { .. } | Output::Prefix { .. } | Output::Evaluated { .. } => {
+                        unreachable!("one stage sends to nobody")
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The plain loop over the same microbatches: B and W of a layer together, the norm, AdamW in
+/// place.
+pub struct PlainLoop<'a, B: Backend> {
+    run: Reference<'a, B, Arc<Corpus>>,
+    step: Step,
+}
+
+impl<'a> PlainLoop<'a, CpuBackend> {
+    /// The loop over the batches of `setup`.
+    pub fn new(
+        setup: &'a StageSetup,
+        corpus: Arc<Corpus>,
+        threads: usize,
+    ) -> Result<Self, Failure> {
+        let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
+        let run = Reference::new(setup, backend, corpus);
+        Ok(Self { run: run.map_err(|error| out_of_resource(&error))?, step: Step(0) })
+    }
+
+    /// Runs `count` more steps, and yields the time for one.
+    pub fn steps(&mut self, count: u32) -> Duration {
+        let began = Instant::now();
+        for _ in 0..count {
+            self.run.step_in_place(self.step);
+            self.step = self.step.next();
+        }
+        began.elapsed() / count
+    }
+}
