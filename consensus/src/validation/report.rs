@@ -24,7 +24,7 @@ impl TensorSum {
     }
 }
 
-/// A stage's report on its gradient of a step. Sent again until the step is sealed.
+/// A stage's report on its gradient of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// What it is about.

@@ -247,8 +247,9 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The gate for the sums so far. Squares are not negative and rounding keeps order, so a sum
-    /// over all stages that keeps the step never met a closed gate on its way down.
+    /// The gate for the sums so far. It guesses at the verdict and need not agree with it: sums
+    /// come stage by stage here and tensor by tensor there, which may differ in the last bit. A
+    /// stage that stood behind a closed gate computes its candidate when the seal says so.
     #[must_use]
     pub fn of(square_sum: f64, clip_norm: Option<f64>) -> Self {
         if !square_sum.is_finite() {

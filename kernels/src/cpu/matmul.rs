@@ -27,7 +27,9 @@ pub(crate) use tile::{Ahead, Panels, Product, STRIP, multiply_strip, padded};
 
 /// Factors in one chain. Part of the arithmetic's definition: changing it changes bits.
 pub(crate) const BLOCK_DEPTH: usize = 384;
-/// Columns of the right factor held in the second-level cache: 384 x 384 floats are 576 KiB.
+/// Columns of the right factor held in the second-level cache: 384 x 384 floats are 576 KiB. Also
+/// the blocks of the head's running softmax, and so part of the arithmetic: changing it changes
+/// bits.
 pub(crate) const BLOCK_COLUMNS: usize = 384;
 /// Columns of a packed panel.
 pub(crate) const PANEL: usize = 48;

@@ -34,7 +34,7 @@ impl Effort {
     fn of(args: &BenchArgs) -> Self {
         match args.quick {
             true => Self { rounds: 2, round_time: Duration::from_millis(200) },
-            false => Self { rounds: 8, round_time: Duration::from_millis(800) },
+            false => Self { rounds: 6, round_time: Duration::from_millis(500) },
         }
     }
 

@@ -1,7 +1,8 @@
 //! The text that the binary carries: the project's own documentation.
 
-use crate::text::{Text, TextFile};
 use zbelastic_types::Bytes;
+
+use crate::text::{Text, TextFile};
 
 macro_rules! pages {
     ($($page:literal),* $(,)?) => {
@@ -9,7 +10,26 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 1] = pages!["schedule-ir.md"];
+const PAGES: [(&str, &str); 18] = pages![
+    "architecture.md",
+    "assumptions.md",
+    "benchmarks.md",
+    "config.md",
+    "decisions/0001-layers-are-half-blocks.md",
+    "decisions/0002-own-matrix-kernel.md",
+    "decisions/0003-attempts-only-grow.md",
+    "decisions/0004-head-weights-run-early.md",
+    "decisions/0005-squared-norms-per-tensor-in-canonical-order.md",
+    "decisions/0006-zb-h2-and-zb-v-accept-few-microbatches.md",
+    "decisions/0007-golden-files-are-blessed-by-an-environment-variable.md",
+    "decisions/0008-workers-are-threads-with-bounded-mailboxes.md",
+    "glossary.md",
+    "hacking.md",
+    "numerics.md",
+    "run-folder.md",
+    "schedule-ir.md",
+    "validation.md",
+];
 
 /// All pages as one text, as if they had been gathered from their folder.
 pub fn text() -> Text {
@@ -20,4 +40,28 @@ pub fn text() -> Text {
         bytes.extend_from_slice(text.as_bytes());
     }
     Text { hash: blake3::hash(&bytes), bytes, files, skipped: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::PAGES;
+
+    #[test]
+    fn every_page_is_carried() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let mut found = Vec::new();
+        for folder in ["", "decisions/"] {
+            for entry in fs::read_dir(docs.join(folder)).expect("a folder") {
+                let name = entry.expect("readable").file_name().into_string().expect("UTF-8");
+                if name.ends_with(".md") {
+                    found.push(format!("{folder}{name}"));
+                }
+            }
+        }
+        found.sort();
+        assert_eq!(found, PAGES.map(|(page, _)| page));
+    }
 }

@@ -139,6 +139,9 @@ pub fn train(
             handles.push(builder.spawn_scoped(scope, move || worker.run()));
         }
         drop(coordinator);
+        let guard = AbortGuard { mailboxes: &mailboxes };
+        // Behind the guard, so that it is gone before the guard is.
+        let messages = messages;
         let failed = handles.iter().filter_map(|handle| handle.as_ref().err()).next();
         let outcome = match failed {
             Some(error) => Err(cannot_start(error)),
@@ -146,14 +149,26 @@ pub fn train(
         };
         // From here on nobody waits to be heard, so that all have time for their mail.
         drop(messages);
-        if outcome.is_err() {
-            // A worker that is gone needs no telling.
-            mailboxes.iter().for_each(|mailbox| drop(mailbox.send(Mail::Abort)));
+        match outcome {
+            Ok(_) => std::mem::forget(guard),
+            Err(_) => drop(guard),
         }
         // A panic was told by the worker itself.
         handles.into_iter().flatten().for_each(|handle| drop(handle.join()));
         outcome
     })
+}
+
+/// Tells all workers to stop, unless it is forgotten: on an error, and when the coordinator panics.
+/// A worker that is gone needs no telling.
+struct AbortGuard<'a> {
+    mailboxes: &'a [SyncSender<Mail>],
+}
+
+impl Drop for AbortGuard<'_> {
+    fn drop(&mut self) {
+        self.mailboxes.iter().for_each(|mailbox| drop(mailbox.send(Mail::Abort)));
+    }
 }
 
 fn cannot_start(error: &std::io::Error) -> Failure {

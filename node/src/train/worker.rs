@@ -9,7 +9,7 @@ use zbelastic_schedule::Op;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::layer_digests;
 use zbelastic_trainer::stage::{
-    Activity, Event, EventRefusal, Output, Progress, StageEngine, StageSetup, Wait,
+    Activity, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup, Wait,
 };
 use zbelastic_types::StageIndex;
 
@@ -180,7 +180,12 @@ fn handle(engine: &mut Engine, mail: Mail) -> Course {
     };
     match engine.handle(event) {
         // A frame of a turn that was dropped while it was on its way.
-        Ok(()) | Err(EventRefusal::Frame(_)) => Course::Continue,
+        Ok(()) | Err(EventRefusal::Frame(FrameRefusal::Stale { .. })) => Course::Continue,
+        Err(EventRefusal::Frame(
+            refusal @ (FrameRefusal::Length { .. }
+            | FrameRefusal::Elsewhere { .. }
+            | FrameRefusal::Full { .. }),
+        )) => panic!("frames follow the plan: {refusal}"),
         Err(EventRefusal::Seal(refusal)) => panic!("seals come in order: {refusal}"),
     }
 }

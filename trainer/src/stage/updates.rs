@@ -151,7 +151,9 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
     fn apply_seal(&mut self) -> Option<Pending> {
         let seal = self.seal.take()?;
         let application = self.half.apply(&seal).expect("a seal is checked when it arrives");
-        (self.report, self.prefix) = (None, None);
+        self.report = None;
+        // What is about a later turn came early, and is still to be read.
+        self.prefix = self.prefix.take().filter(|prefix| prefix.turn > seal.turn);
         Some(Pending { application, seal })
     }
 
