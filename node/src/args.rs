@@ -289,7 +289,10 @@ mod tests {
             Command::Bench(BenchCommand::Train(args) | BenchCommand::Gemm(args)) => {
                 args.configs().to_vec()
             }
-            Command::Train(_) | Command::Schedule(_) | Command::Config(_) => panic!("bench"),
+            Command::Bench(BenchCommand::Memory(_))
+            | Command::Train(_)
+            | Command::Schedule(_)
+            | Command::Config(_) => panic!("bench of several models"),
         };
         let all = [BenchConfig::A, BenchConfig::B, BenchConfig::C];
         assert_eq!(configs("zbelastic bench train"), all);

@@ -21,7 +21,7 @@ pub fn core_count() -> usize {
 /// # Errors
 /// If the threads cannot be started.
 pub fn peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
-    const RUNS: usize = 6;
+    const RUNS: usize = 40;
     const ROUNDS: usize = 400_000;
     let cpu = CpuBackend::new(threads)?;
     let rate = || {

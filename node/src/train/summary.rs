@@ -201,8 +201,8 @@ const SAMPLE_CONTEXT: usize = 128;
 /// Arithmetic spent on a sample: a few seconds of a core.
 const SAMPLE_FLOP_MAX: f64 = 3e11;
 const SAMPLE_TEMPERATURE: f64 = 0.7;
-/// A text begins as a line does.
-const SAMPLE_PROMPT: u8 = b'\n';
+/// A text begins as a paragraph does.
+const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
 
 fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
     let config = &prepared.config;
@@ -215,9 +215,9 @@ fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
     };
     let backend = CpuBackend::new(core_count()).map_err(out_of_memory)?;
     let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
-    let prompt = u32::from(SAMPLE_PROMPT).min(config.model.vocabulary - 1);
+    let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
     let draw = Draw { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
-    let tokens = sampler.map_err(out_of_memory)?.continue_text(&[prompt], token_count, draw);
+    let tokens = sampler.map_err(out_of_memory)?.continue_text(&prompt, token_count, draw);
     // A vocabulary beyond bytes has tokens that no text of this run uses.
     let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
     Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())

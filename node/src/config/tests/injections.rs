@@ -9,7 +9,7 @@ fn injections(specs: &[&str]) -> Vec<String> {
 
 #[test]
 fn injections_are_read_with_the_configuration() {
-    let sources = Sources::default();
+    let sources = Sources { file: None, flags: vec![set("train.steps=300")] };
     let specs =
         injections(&["step=7,tensor=layers.2.mlp.up,value=nan", "step=300,tensor=head,bit=3"]);
     let (loaded, read) = load_with_injections(&sources, &specs).expect("legal");
@@ -19,7 +19,8 @@ fn injections_are_read_with_the_configuration() {
 #[test]
 fn injections_that_cannot_be_are_refused() {
     let check = |specs: &[&str], expected: &str| {
-        let failure = load_with_injections(&Sources::default(), &injections(specs));
+        let sources = Sources { file: None, flags: vec![set("train.steps=300")] };
+        let failure = load_with_injections(&sources, &injections(specs));
         assert_eq!(failure.expect_err("wrong").to_string(), expected);
     };
     check(
