@@ -6,12 +6,14 @@
 
 pub mod builtin;
 pub mod cluster;
+mod coordinator;
 pub mod corpus;
 mod events;
 mod folder;
 mod interrupt;
 pub mod line;
 pub mod mail;
+pub mod news;
 mod prepare;
 mod reporter;
 mod summary;

@@ -8,7 +8,8 @@ use zbelastic_schedule::ScheduleKind;
 
 use super::case::{Case, Cutting};
 use crate::failure::Failure;
-use crate::train::cluster::{Job, News, train};
+use crate::train::cluster::{Job, train};
+use crate::train::news::News;
 use crate::train::timing::Bubbles;
 
 /// What a run of a pipeline showed.

@@ -6,9 +6,9 @@ use serde::Serialize;
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_types::TensorIndex;
 
-use super::cluster::{Rollback, StepRecord};
 use super::line::{reason_text, tokens_per_s};
 use super::mail::Evaluated;
+use super::news::{Rollback, StepRecord};
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use zbelastic_consensus::validation::{Reason, Verdict};
 use zbelastic_types::{Bytes, StageIndex, TensorIndex};
 
-use super::cluster::{Rollback, StepRecord};
+use super::news::{Rollback, StepRecord};
 
 /// What a line says about every step of a run.
 #[derive(Clone, Debug, PartialEq)]

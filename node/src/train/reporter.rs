@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use zbelastic_types::TensorIndex;
 
-use super::cluster::{News, StepRecord};
 use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
 use super::interrupt::Interrupt;
 use super::line::{LineContext, rollback_line, step_line};
 use super::mail::Evaluated;
+use super::news::{News, StepRecord};
 use crate::failure::Stop;
 
 /// Who reads standard output.

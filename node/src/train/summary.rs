@@ -11,7 +11,7 @@ use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Draw, Sampler};
 
-use super::cluster::Outcome;
+use super::coordinator::Outcome;
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};

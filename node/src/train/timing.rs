@@ -274,3 +274,6 @@ impl Samples {
         sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
     }
 }
+
+#[cfg(test)]
+mod tests;

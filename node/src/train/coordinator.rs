@@ -1,0 +1,203 @@
+//! The leader's half of validation with a list of mailboxes: reports in, seals out.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
+use zbelastic_trainer::digest::{StateDigest, state_digest};
+use zbelastic_trainer::model::model_size;
+use zbelastic_trainer::stage::Event;
+use zbelastic_types::{StageIndex, Step};
+
+use super::cluster::Job;
+use super::mail::{Evaluated, Mail, Message, StageResult};
+use super::news::{News, Rollback, StepRecord};
+use super::timing::Timing;
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// What a run ends with.
+pub struct Outcome {
+    /// Steps that were sealed.
+    pub steps_done: u64,
+    /// Weights, layer by layer.
+    pub layers: Vec<Vec<f32>>,
+    /// The state.
+    pub digest: StateDigest,
+    /// The last evaluation after the last step, if there was text for it.
+    pub held_out: Option<Evaluated>,
+    /// Of the steps.
+    pub elapsed: Duration,
+    /// What was done when.
+    pub timing: Timing,
+}
+
+/// The leader's half, for as long as a run lasts.
+pub struct Coordinator<'a> {
+    job: &'a Job,
+    mailboxes: &'a [SyncSender<Mail>],
+    observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+    ledger: Ledger,
+    leader: Leader,
+    timing: Timing,
+    /// When the last worker was ready, and when the last step was sealed.
+    began: Instant,
+    sealed: Instant,
+    attempts: u32,
+    course: ControlFlow<()>,
+    steps_done: u64,
+    held_out: Option<Evaluated>,
+}
+
+impl<'a> Coordinator<'a> {
+    /// Before the first step.
+    pub fn new(
+        job: &'a Job,
+        mailboxes: &'a [SyncSender<Mail>],
+        observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+    ) -> Self {
+        let ledger = Ledger::new(job.setup.plan.generation, Step(0), 0);
+        let leader = Leader::new(&ledger, model_size(&job.setup.model).0, job.policy);
+        let began = Instant::now();
+        Self {
+            timing: Timing::new(job.setup.clone()),
+            job,
+            mailboxes,
+            observe,
+            ledger,
+            leader,
+            began,
+            sealed: began,
+            attempts: 1,
+            course: ControlFlow::Continue(()),
+            steps_done: 0,
+            held_out: None,
+        }
+    }
+
+    /// Conducts the run to its end.
+    ///
+    /// # Errors
+    /// If memory could not be had, or a worker panicked.
+    pub fn conduct(mut self, messages: &Receiver<Message>) -> Result<Outcome, Failure> {
+        let mut results = Vec::new();
+        while results.len() < self.mailboxes.len() {
+            match messages.recv().expect("a worker ends with a message") {
+                Message::Ready => (self.began, self.sealed) = (Instant::now(), Instant::now()),
+                Message::Slices { stage, slices } => self.timing.record(stage, slices),
+                Message::Report(report) => {
+                    let counted = self.leader.handle_report(&mut self.ledger, &report);
+                    if let Some(proposal) = counted.expect("reports come in turn") {
+                        self.seal(proposal);
+                    }
+                }
+                Message::Evaluated(evaluated) => {
+                    self.held_out = Some(evaluated);
+                    self.tell(News::Evaluated(evaluated));
+                }
+                Message::Finished(result) => results.push(result),
+                Message::OutOfMemory { stage, error } => {
+                    return Err(out_of_memory(stage, &error.to_string()));
+                }
+                Message::Died { stage } => return Err(died(stage)),
+            }
+        }
+        Ok(self.outcome(results))
+    }
+
+    /// Agrees on a proposal, which with one member takes no time, and tells everybody.
+    fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
+        self.ledger.apply(&seal).expect("a proposal is about the open turn");
+        if seal.verdict.is_final() {
+            self.end_step(&seal, went_ahead);
+        } else {
+            self.attempts += 1;
+        }
+        match seal.verdict {
+            Verdict::Keep | Verdict::Clip { .. } => {}
+            Verdict::Skip | Verdict::Replay => {
+                let Seal { turn, verdict, reason, .. } = seal;
+                self.tell(News::Rollback(Rollback { step: turn.step, verdict, reason }));
+            }
+        }
+        if self.course.is_break() && seal.verdict.is_final() {
+            self.broadcast(&Event::Halt { after: seal.turn.step });
+        }
+        self.broadcast(&Event::Seal(seal));
+    }
+
+    fn end_step(&mut self, seal: &Seal, went_ahead: bool) {
+        let setup = &self.job.setup;
+        let is_redone = went_ahead && matches!(seal.verdict, Verdict::Clip { .. });
+        let tokens = setup.plan.batch.tokens();
+        let step = seal.turn.step;
+        let now = Instant::now();
+        let record = StepRecord {
+            step,
+            loss: seal.loss_sum() / tokens as f64,
+            norm: seal.norm(),
+            verdict: seal.verdict,
+            reason: seal.reason,
+            lr: setup.optimizer.lr_at(step, setup.step_count),
+            elapsed: now - self.sealed,
+            tokens,
+            bubbles: self.timing.end_step(seal.turn),
+            attempts: self.attempts + u32::from(is_redone),
+        };
+        (self.sealed, self.attempts) = (now, 1);
+        self.steps_done = step.0 + 1;
+        self.tell(News::Step(record));
+    }
+
+    fn tell(&mut self, news: News) {
+        if (self.observe)(&news).is_break() {
+            self.course = ControlFlow::Break(());
+        }
+    }
+
+    fn broadcast(&self, event: &Event) {
+        for (stage, mailbox) in self.mailboxes.iter().enumerate() {
+            match mailbox.try_send(Mail::Event(event.clone())) {
+                // One that panicked has told so.
+                Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+                Err(TrySendError::Full(_)) => panic!("stage {stage} has no room for {event:?}"),
+            }
+        }
+    }
+
+    fn outcome(self, results: Vec<StageResult>) -> Outcome {
+        let mut layers = Vec::new();
+        let mut tensors = Vec::new();
+        for result in results {
+            assert_eq!(result.updates, self.ledger.updates(), "all stages applied all seals");
+            layers.extend(result.layers);
+            tensors.extend(result.digests);
+        }
+        layers.sort_by_key(|(layer, _)| *layer);
+        Outcome {
+            steps_done: self.steps_done,
+            layers: layers.into_iter().map(|(_, weights)| weights).collect(),
+            digest: state_digest(tensors, self.ledger.updates()),
+            held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
+            elapsed: self.sealed - self.began,
+            timing: self.timing,
+        }
+    }
+}
+
+fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
+    let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
+    failure.details = vec![
+        Detail::new("the run was stopped before its first step")
+            .hint("a smaller train.microbatch, a smaller model, or another schedule.kind"),
+    ];
+    failure
+}
+
+fn died(stage: StageIndex) -> Failure {
+    let what = format!("the worker of stage {stage} died");
+    let mut failure = Failure::new(FailureCode::Internal, what);
+    let detail = Detail::new("what it said stands above");
+    failure.details = vec![detail.why("this is a defect of zbelastic, not of the run")];
+    failure
+}

@@ -1,0 +1,57 @@
+//! What a run shows on its way.
+
+use std::time::Duration;
+
+use zbelastic_consensus::validation::{Reason, Verdict};
+use zbelastic_types::Step;
+
+use super::mail::Evaluated;
+use super::timing::Bubbles;
+
+/// What a run shows on its way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum News {
+    /// A step is sealed for good.
+    Step(StepRecord),
+    /// Work was dropped because something was wrong with it; clipping is not told.
+    Rollback(Rollback),
+    /// The loss on held-out text.
+    Evaluated(Evaluated),
+}
+
+/// A sealed step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepRecord {
+    /// Which one.
+    pub step: Step,
+    /// The mean cross-entropy.
+    pub loss: f64,
+    /// The global gradient norm, before clipping.
+    pub norm: f64,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: Reason,
+    /// The learning rate.
+    pub lr: f64,
+    /// Since the step before was sealed.
+    pub elapsed: Duration,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// How much of it was waiting.
+    pub bubbles: Bubbles,
+    /// How often it was taken: once, once more for each replay, and once more if its candidate was
+    /// dropped and computed again with the clip coefficient.
+    pub attempts: u32,
+}
+
+/// A step whose gradient was refused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rollback {
+    /// Which one.
+    pub step: Step,
+    /// Skipped, or to be replayed.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: Reason,
+}
