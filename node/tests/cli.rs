@@ -1,15 +1,12 @@
 //! The binary as a person meets it.
 
+mod common;
+
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
+use common::{refusal, text, zbelastic};
 use serde_json::Value;
-
-fn zbelastic(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
-    command.args(arguments);
-    command
-}
 
 /// What a command prints that succeeds.
 fn printed(arguments: &[&str]) -> String {
@@ -25,14 +22,7 @@ fn json(arguments: &[&str]) -> Value {
 
 /// What a command says that fails with `code`, and prints nothing.
 fn refused(arguments: &[&str], code: i32) -> String {
-    let Output { status, stdout, stderr } = zbelastic(arguments).output().expect("it runs");
-    assert_eq!(status.code(), Some(code), "{arguments:?}: {}", text(&stderr));
-    assert_eq!(text(&stdout), "", "{arguments:?}");
-    text(&stderr)
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+    refusal(&mut zbelastic(arguments), code)
 }
 
 #[test]

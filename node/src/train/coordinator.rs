@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
+use zbelastic_schedule::Window;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
 use zbelastic_trainer::stage::Event;
@@ -128,7 +129,8 @@ impl<'a> Coordinator<'a> {
 
     fn end_step(&mut self, seal: &Seal, went_ahead: bool) {
         let setup = &self.job.setup;
-        let is_redone = went_ahead && matches!(seal.verdict, Verdict::Clip { .. });
+        let may_go_ahead = setup.plan.program.window == Some(Window::One);
+        let is_redone = may_go_ahead && went_ahead && matches!(seal.verdict, Verdict::Clip { .. });
         let tokens = setup.plan.batch.tokens();
         let step = seal.turn.step;
         let now = Instant::now();

@@ -70,10 +70,13 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
 /// The configuration file's name, or else the preset's.
 fn run_name(settings: &Settings, file: Option<&Path>) -> String {
     let stem = file.and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
-    stem.unwrap_or_else(|| match settings.origin(Key::Family) {
-        Origin::Preset(name) => name.to_owned(),
-        Origin::Default | Origin::File { .. } | Origin::Flag(_) => "run".to_owned(),
-    })
+    let preset = || {
+        Key::ALL.iter().find_map(|key| match settings.origin(*key) {
+            Origin::Preset(name) => Some(name.to_owned()),
+            Origin::Default | Origin::File { .. } | Origin::Flag(_) => None,
+        })
+    };
+    stem.or_else(preset).unwrap_or_else(|| "run".to_owned())
 }
 
 fn stage_setup(

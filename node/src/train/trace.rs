@@ -14,7 +14,11 @@ pub fn trace(timing: &Timing, stage_count: u32) -> String {
     let measured = (0..stage_count).map(StageIndex).map(|stage| Track {
         process: "measured".to_owned(),
         thread: format!("worker {stage}"),
-        slices: timing.slices(stage).map(|slice| trace_slice(slice, from_us)).collect(),
+        slices: timing
+            .slices(stage)
+            .filter(|slice| slice.start_us >= from_us)
+            .map(|slice| trace_slice(slice, from_us))
+            .collect(),
     });
     let planned = timeline_tracks(&timing.planned_timeline(TRACE_STEPS as u32), 1.0);
     let planned = planned.into_iter().zip(0..).map(|(track, stage)| Track {

@@ -59,7 +59,7 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
         let category = category(slice.op)?;
         let name = match timeline.step_count() {
             1 => slice.op.to_string(),
-            _ => format!("{} step {}", slice.op, slice.step),
+            _ => format!("{} step {}", slice.op, slice.step + 1),
         };
         let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
         Some(TraceSlice { name, category, start_us, duration_us })

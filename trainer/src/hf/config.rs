@@ -157,7 +157,7 @@ fn decimal(x: f32) -> Value {
     x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// The `config.json` of a model.
+/// The `config.json` of a model. It names no special tokens, because bytes have none.
 ///
 /// # Panics
 /// Never: the parts are plain numbers.
@@ -179,6 +179,8 @@ pub fn config_json(model: &ModelConfig) -> String {
             "embd_pdrop": 0.0,
             "resid_pdrop": 0.0,
             "tie_word_embeddings": model.tied,
+            "bos_token_id": null,
+            "eos_token_id": null,
             "dtype": "float32",
         }),
         Family::Llama => json!({
@@ -198,6 +200,8 @@ pub fn config_json(model: &ModelConfig) -> String {
             "mlp_bias": false,
             "vocab_size": model.vocabulary,
             "tie_word_embeddings": model.tied,
+            "bos_token_id": null,
+            "eos_token_id": null,
             "dtype": "float32",
         }),
     };

@@ -1,0 +1,14 @@
+//! `zbelastic train` from the command line to the run folder, as a person and a script meet it.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod digests;
+#[cfg(unix)]
+mod endings;
+mod events;
+mod folder;
+mod guard;
+mod place;
+mod reading;
+mod refusals;
+mod trace;
