@@ -3,7 +3,7 @@
 use std::fs;
 use std::hint::black_box;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_types::Bytes;
@@ -15,21 +15,28 @@ pub fn core_count() -> usize {
 }
 
 /// Multiply-adds on registers alone, in floating-point operations a second, of `threads` threads:
-/// what the arithmetic of a model is compared with. The best of several short runs, because
-/// whatever disturbs one makes it slower.
+/// what the arithmetic of a model is compared with. The best of several runs, because whatever
+/// disturbs one makes it slower. Each lasts about `duration`, which should be as long as what is
+/// compared: no step is as undisturbed as the luckiest millisecond.
 ///
 /// # Errors
 /// If the threads cannot be started.
-pub fn peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
-    const RUNS: usize = 40;
-    const ROUNDS: usize = 400_000;
+pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, AllocateError> {
+    const RUNS: usize = 5;
+    const ROUNDS: usize = 100_000;
     let cpu = CpuBackend::new(threads)?;
-    let rate = || {
+    let run = |rounds: usize| {
         let began = Instant::now();
-        let flop = black_box(cpu.multiply_adds(ROUNDS));
-        flop / began.elapsed().as_secs_f64()
+        let flop = black_box(cpu.multiply_adds(rounds));
+        (flop, began.elapsed().as_secs_f64())
     };
-    Ok((0..RUNS).map(|_| rate()).fold(0.0, f64::max))
+    let (_, first) = run(ROUNDS);
+    let rounds = (ROUNDS as f64 * duration.as_secs_f64() / first).max(1.0) as usize;
+    let rate = |_| {
+        let (flop, seconds) = run(rounds);
+        flop / seconds
+    };
+    Ok((0..RUNS).map(rate).fold(0.0, f64::max))
 }
 
 /// The memory that this process may take, or `None` where the system does not say: the machine's,

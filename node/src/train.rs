@@ -23,6 +23,7 @@ mod worker;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
@@ -61,8 +62,11 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     let mut reporter = Reporter::new(out, &mut folder, reader, context, names, interrupt.clone());
     let trained = cluster::train(&prepared.job, &mut |news| reporter.observe(news));
     let (final_loss, stop) = reporter.finish();
-    let finished =
-        Finished { outcome: trained?, final_loss, is_interrupted: interrupt.is_requested() };
+    let outcome = trained?;
+    // Somebody may also have closed standard output, or the disk be full.
+    let ended_early = outcome.steps_done < prepared.config.steps;
+    let is_interrupted = interrupt.is_requested() || ended_early;
+    let finished = Finished { outcome, final_loss, is_interrupted };
     let written = summary::write_end(&prepared, &finished, &mut folder, reader, out);
     match stop {
         Some(stop) => Err(stop),
@@ -74,10 +78,13 @@ fn exit_code(is_interrupted: bool) -> ExitCode {
     if is_interrupted { FailureCode::Interrupted.into() } else { ExitCode::SUCCESS }
 }
 
+/// Long enough to be hindered by what hinders a step, short enough not to be noticed.
+const PEAK_RUN: Duration = Duration::from_millis(10);
+
 fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
     let Prepared { config, choice, worker_count, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
-    let peak_flop_per_s = machine::peak_flop_per_s(threads)
+    let peak_flop_per_s = machine::peak_flop_per_s(threads, PEAK_RUN)
         .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
     let sizes = choice.memory.iter().map(|memory| memory.total());
     let stages = (0..*worker_count).map(StageIndex);

@@ -22,6 +22,9 @@ const KINDS: [ScheduleKind; 3] = [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, Sc
 /// Stages of it, each with one thread.
 const STAGES: u32 = 2;
 
+/// A peak run lasts as long as a step, but for the largest models.
+const PEAK_RUN_MAX: Duration = Duration::from_millis(400);
+
 /// How long to measure.
 #[derive(Clone, Copy)]
 struct Effort {
@@ -121,12 +124,14 @@ fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
         plain: Duration::MAX,
     };
     for _ in 0..effort.rounds {
-        for (threads, peak) in (1..).zip(&mut best.peaks) {
-            let found = peak_flop_per_s(threads).map_err(|error| out_of_resource(&error))?;
-            *peak = peak.max(found);
-        }
         best.one_thread = best.one_thread.min(one_thread.steps(steps));
         best.two_threads = best.two_threads.min(two_threads.steps(steps));
+        for (threads, peak) in (1..).zip(&mut best.peaks) {
+            let duration = best.one_thread / threads as u32;
+            let found = peak_flop_per_s(threads, duration.min(PEAK_RUN_MAX))
+                .map_err(|error| out_of_resource(&error))?;
+            *peak = peak.max(found);
+        }
         // Turn by turn, because the difference of these two is small.
         for _ in 0..steps {
             best.engine = best.engine.min(engine.steps(1));

@@ -109,17 +109,17 @@ impl<'a> Coordinator<'a> {
     /// Agrees on a proposal, which with one member takes no time, and tells everybody.
     fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
         self.ledger.apply(&seal).expect("a proposal is about the open turn");
-        if seal.verdict.is_final() {
-            self.end_step(&seal, went_ahead);
-        } else {
-            self.attempts += 1;
-        }
         match seal.verdict {
             Verdict::Keep | Verdict::Clip { .. } => {}
             Verdict::Skip | Verdict::Replay => {
                 let Seal { turn, verdict, reason, .. } = seal;
                 self.tell(News::Rollback(Rollback { step: turn.step, verdict, reason }));
             }
+        }
+        if seal.verdict.is_final() {
+            self.end_step(&seal, went_ahead);
+        } else {
+            self.attempts += 1;
         }
         if self.course.is_break() && seal.verdict.is_final() {
             self.broadcast(&Event::Halt { after: seal.turn.step });

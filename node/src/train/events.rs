@@ -90,7 +90,7 @@ pub struct DoneEvent {
     pub held_out_loss: Option<f64>,
     /// Where the run's files lie.
     pub folder: String,
-    /// Whether Ctrl-C ended it.
+    /// Whether it ended before its time: by Ctrl-C, or because its output could not be written.
     pub interrupted: bool,
 }
 
