@@ -55,6 +55,9 @@ Examples:
   zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
   zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
 
+/// Threads of a worker: far more than a machine has cores, and few enough to be started.
+const THREADS_MAX: i64 = 256;
+
 /// `train`.
 #[derive(Args, Debug)]
 pub struct TrainArgs {
@@ -65,7 +68,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub workers: Option<u32>,
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,
     /// Print one JSON object a line instead of text.
     #[arg(long)]

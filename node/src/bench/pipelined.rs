@@ -22,7 +22,7 @@ pub struct PipelineRound {
 }
 
 /// Steps before the first that counts: the pipeline finds its rhythm, memory is touched.
-const WARMUP_STEPS: u64 = 3;
+const WARMUP_STEPS: u64 = 2;
 
 /// Runs a pipeline for `step_count` steps after warming up.
 pub fn round(

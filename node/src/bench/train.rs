@@ -41,6 +41,12 @@ impl Effort {
         }
     }
 
+    /// Rounds when a step takes `step`: fewer of long ones, which even out by themselves what
+    /// disturbs them.
+    fn rounds(self, step: Duration) -> u32 {
+        if step > Duration::from_secs(1) { self.rounds.div_ceil(2) } else { self.rounds }
+    }
+
     /// Steps of a round when one takes `step`.
     fn steps(self, step: Duration) -> u32 {
         let count = self.round_time.as_secs_f64() / step.as_secs_f64().max(1e-6);
@@ -111,10 +117,11 @@ fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
     let mut two_threads = SerialEngine::new(case, 2, Cutting::Whole)?;
     let mut engine = SerialEngine::new(case, 1, Cutting::Microbatches)?;
     let mut plain = PlainLoop::new(&setup, case.corpus(Cutting::Microbatches)?, 1)?;
-    let steps = effort.steps(one_thread.steps(2));
-    two_threads.steps(2);
-    engine.steps(2);
-    plain.steps(2);
+    let first = one_thread.steps(1);
+    let steps = effort.steps(first);
+    two_threads.steps(1);
+    engine.steps(1);
+    plain.steps(1);
     let mut best = SerialBest {
         parameters: model_size(&case.model).1,
         peaks: [0.0; 2],
@@ -123,7 +130,7 @@ fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
         engine: Duration::MAX,
         plain: Duration::MAX,
     };
-    for _ in 0..effort.rounds {
+    for _ in 0..effort.rounds(first) {
         best.one_thread = best.one_thread.min(one_thread.steps(steps));
         best.two_threads = best.two_threads.min(two_threads.steps(steps));
         for (threads, peak) in (1..).zip(&mut best.peaks) {
@@ -144,10 +151,11 @@ fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
 /// Pipelines, in turns with one thread alone.
 fn pipelined(case: &Case, effort: Effort) -> Result<Vec<Pipelined>, Failure> {
     let mut alone = SerialEngine::new(case, 1, Cutting::Whole)?;
-    let mut best_alone = alone.steps(2);
+    let mut best_alone = alone.steps(1);
+    let rounds = effort.rounds(best_alone);
     let steps = effort.steps(best_alone / STAGES).max(2);
     let mut best: [Option<pipelined::PipelineRound>; KINDS.len()] = [None; KINDS.len()];
-    for _ in 0..effort.rounds {
+    for _ in 0..rounds {
         best_alone = best_alone.min(alone.steps(steps.div_ceil(STAGES)));
         for (kind, best) in KINDS.into_iter().zip(&mut best) {
             let round = pipelined::round(case, kind, STAGES, steps.into())?;

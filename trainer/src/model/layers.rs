@@ -1,17 +1,20 @@
-//! The three passes of each kind of layer.
+//! The three passes of each kind of layer, and what they keep. Each kind has a file below this one.
 //!
 //! F leaves in the stash what B and W need. B computes the gradient of the layer's input in place
 //! of that input. W adds to the weights' gradient, in microbatch order, whenever it runs.
 
-use zbelastic_kernels::{
-    Accumulate, Backend, BackwardEpilogue, EmbedGradient, ForwardEpilogue, LinearGradient,
-    NormGradient, Rows, Turn,
-};
+mod attention;
+mod embed;
+mod head;
+mod mlp;
+
+pub(super) use embed::{embed_forward, embed_weights};
+
+use zbelastic_kernels::{Accumulate, Backend, LinearGradient, NormGradient, Rows};
 
 use super::config::{Family, ModelConfig};
-use super::parts::{LayerParts, LinearParts, NormParts};
+use super::parts::{LinearParts, NormParts};
 use super::state::LayerState;
-use crate::data::Batch;
 
 /// The shape of a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,244 +267,6 @@ fn linear_weights<B: Backend>(
     let to = LinearGradient { buffer: g, weight: weight.clone(), bias: bias.clone() };
     let rows = context.shape.rows();
     context.backend.linear_backward_weights(rows, *shape, x, gradient, to, accumulate);
-}
-
-/// F of the embedding.
-pub(super) fn embed_forward<B: Backend>(
-    context: &Context<'_, B>,
-    state: &LayerState<B>,
-    batch: &Batch,
-    y: &mut B::Buffer,
-) {
-    let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
-    let positions = positions.as_ref().map(|positions| state.view(positions));
-    let len = context.shape.sequence_len;
-    context.backend.embed_forward(len, &batch.inputs, state.view(tokens), positions, y);
-}
-
-/// W of the embedding.
-pub(super) fn embed_weights<B: Backend>(
-    context: &Context<'_, B>,
-    state: &mut LayerState<B>,
-    batch: &Batch,
-    gradient: &B::Buffer,
-    accumulate: Accumulate,
-) {
-    let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
-    let to = EmbedGradient {
-        buffer: &mut state.g,
-        tokens: tokens.clone(),
-        positions: positions.clone(),
-    };
-    let len = context.shape.sequence_len;
-    context.backend.embed_backward_weights(len, &batch.inputs, gradient, to, accumulate);
-}
-
-impl<T> AttentionStash<T> {
-    /// F.
-    pub(super) fn forward<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        x: &T,
-        y: &mut T,
-    ) {
-        let LayerParts::Attention { norm, qkv, out } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
-        let shape =
-            context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
-        norm_forward(context, state, norm, x, &mut self.normed);
-        let bias = qkv.bias.as_ref().map(|bias| state.view(bias));
-        let plain = ForwardEpilogue::Plain;
-        backend.linear_forward(rows, &self.normed.y, state.matrix(0), bias, plain, &mut self.qkv);
-        if let Some(angles) = context.angles {
-            backend.rotate(shape, angles, Turn::Forward, &mut self.qkv);
-        }
-        backend.attention_forward(shape, &self.qkv, &mut self.out, &mut self.log_sums);
-        let bias = out.bias.as_ref().map(|bias| state.view(bias));
-        let add = ForwardEpilogue::Add { skip: x };
-        backend.linear_forward(rows, &self.out, state.matrix(1), bias, add, y);
-    }
-
-    /// B.
-    pub(super) fn backward_input<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        gradient: &T,
-        x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
-    ) {
-        let LayerParts::Attention { norm, .. } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
-        let shape =
-            context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
-        let to = BackwardEpilogue::Plain { gradient: &mut scratch.queries };
-        backend.linear_backward_input(rows, gradient, state.matrix(1), to);
-        let queries = &scratch.queries;
-        backend.attention_backward(shape, &self.out, &self.log_sums, queries, &mut self.qkv);
-        if let Some(angles) = context.angles {
-            backend.rotate(shape, angles, Turn::Backward, &mut self.qkv);
-        }
-        let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
-        backend.linear_backward_input(rows, &self.qkv, state.matrix(0), to);
-        let (through, skip) = (&scratch.rows, Some(gradient));
-        norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
-    }
-
-    /// W.
-    pub(super) fn backward_weights<B: Backend<Buffer = T>>(
-        &self,
-        context: &Context<'_, B>,
-        state: &mut LayerState<B>,
-        gradient: &T,
-        accumulate: Accumulate,
-    ) {
-        let LayerParts::Attention { norm, qkv, out } = &state.parts else { unreachable!() };
-        let g = &mut state.g;
-        linear_weights(context, g, out, &self.out, gradient, accumulate);
-        linear_weights(context, g, qkv, &self.normed.y, &self.qkv, accumulate);
-        norm_weights(context, g, norm, &self.normed, accumulate);
-    }
-}
-
-impl<T> MlpStash<T> {
-    /// F.
-    pub(super) fn forward<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        x: &T,
-        y: &mut T,
-    ) {
-        let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
-        norm_forward(context, state, norm, x, &mut self.normed);
-        let bias = up.bias.as_ref().map(|bias| state.view(bias));
-        let (matrix, normed) = (state.matrix(0), &self.normed.y);
-        match context.model.family {
-            Family::Gpt2 => {
-                let gelu = ForwardEpilogue::Gelu { before: &mut self.before };
-                backend.linear_forward(rows, normed, matrix, bias, gelu, &mut self.hidden);
-            }
-            Family::Llama => {
-                let plain = ForwardEpilogue::Plain;
-                backend.linear_forward(rows, normed, matrix, bias, plain, &mut self.before);
-                backend.swiglu_forward(context.hidden_rows(), &self.before, &mut self.hidden);
-            }
-        }
-        let bias = down.bias.as_ref().map(|bias| state.view(bias));
-        let add = ForwardEpilogue::Add { skip: x };
-        backend.linear_forward(rows, &self.hidden, state.matrix(1), bias, add, y);
-    }
-
-    /// B.
-    pub(super) fn backward_input<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        gradient: &T,
-        x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
-    ) {
-        let LayerParts::Mlp { norm, .. } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
-        match context.model.family {
-            Family::Gpt2 => {
-                let before_then_gradient = &mut self.before;
-                let gelu = BackwardEpilogue::Gelu { before_then_gradient };
-                backend.linear_backward_input(rows, gradient, state.matrix(1), gelu);
-            }
-            Family::Llama => {
-                let to = BackwardEpilogue::Plain { gradient: &mut scratch.hidden };
-                backend.linear_backward_input(rows, gradient, state.matrix(1), to);
-                let hidden_rows = context.hidden_rows();
-                backend.swiglu_backward(hidden_rows, &scratch.hidden, &mut self.before);
-            }
-        }
-        let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
-        backend.linear_backward_input(rows, &self.before, state.matrix(0), to);
-        let (through, skip) = (&scratch.rows, Some(gradient));
-        norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
-    }
-
-    /// W.
-    pub(super) fn backward_weights<B: Backend<Buffer = T>>(
-        &self,
-        context: &Context<'_, B>,
-        state: &mut LayerState<B>,
-        gradient: &T,
-        accumulate: Accumulate,
-    ) {
-        let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
-        let g = &mut state.g;
-        linear_weights(context, g, down, &self.hidden, gradient, accumulate);
-        linear_weights(context, g, up, &self.normed.y, &self.before, accumulate);
-        norm_weights(context, g, norm, &self.normed, accumulate);
-    }
-}
-
-impl<T> HeadStash<T> {
-    /// F: the sum of cross-entropies over the microbatch.
-    pub(super) fn forward<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        x: &T,
-        targets: &[u32],
-        logits: &mut Logits<T>,
-    ) -> f64 {
-        let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
-        norm_forward(context, state, norm, x, &mut self.0);
-        let Logits { logits, log_sums } = logits;
-        context.backend.head_forward(&self.0.y, state.matrix(0), targets, logits, log_sums)
-    }
-
-    /// B, of `scale` times the loss.
-    pub(super) fn backward_input<B: Backend<Buffer = T>>(
-        &mut self,
-        context: &Context<'_, B>,
-        state: &LayerState<B>,
-        (targets, scale): (&[u32], f32),
-        logits: &mut Logits<T>,
-        x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
-    ) {
-        let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
-        context.backend.head_backward_input(
-            targets,
-            scale,
-            &logits.log_sums,
-            state.matrix(0),
-            &mut logits.logits,
-            &mut scratch.rows,
-        );
-        norm_backward(context, state, norm, &scratch.rows, None, &mut self.0, x_then_gradient);
-    }
-
-    /// W of the head's matrix, which reads the logits' gradient for the last time.
-    pub(super) fn matrix_weights<B: Backend<Buffer = T>>(
-        &self,
-        context: &Context<'_, B>,
-        state: &mut LayerState<B>,
-        logits: &Logits<T>,
-        accumulate: Accumulate,
-    ) {
-        let LayerParts::Head { head, .. } = &state.parts else { unreachable!() };
-        let g = &mut state.g;
-        linear_weights(context, g, head, &self.0.y, &logits.logits, accumulate);
-    }
-
-    /// W of the final normalisation.
-    pub(super) fn norm_weights<B: Backend<Buffer = T>>(
-        &self,
-        context: &Context<'_, B>,
-        state: &mut LayerState<B>,
-        accumulate: Accumulate,
-    ) {
-        let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
-        norm_weights(context, &mut state.g, norm, &self.0, accumulate);
-    }
 }
 
 impl<T> Logits<T> {

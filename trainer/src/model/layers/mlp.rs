@@ -1,0 +1,86 @@
+//! The MLP with the normalisation before it.
+
+use zbelastic_kernels::{Accumulate, Backend, BackwardEpilogue, ForwardEpilogue};
+
+use super::{
+    Context, MlpStash, Scratch, linear_weights, norm_backward, norm_forward, norm_weights,
+};
+use crate::model::config::Family;
+use crate::model::parts::LayerParts;
+use crate::model::state::LayerState;
+
+impl<T> MlpStash<T> {
+    /// F.
+    pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        state: &LayerState<B>,
+        x: &T,
+        y: &mut T,
+    ) {
+        let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
+        let (backend, rows) = (context.backend, context.shape.rows());
+        norm_forward(context, state, norm, x, &mut self.normed);
+        let bias = up.bias.as_ref().map(|bias| state.view(bias));
+        let (matrix, normed) = (state.matrix(0), &self.normed.y);
+        match context.model.family {
+            Family::Gpt2 => {
+                let gelu = ForwardEpilogue::Gelu { before: &mut self.before };
+                backend.linear_forward(rows, normed, matrix, bias, gelu, &mut self.hidden);
+            }
+            Family::Llama => {
+                let plain = ForwardEpilogue::Plain;
+                backend.linear_forward(rows, normed, matrix, bias, plain, &mut self.before);
+                backend.swiglu_forward(context.hidden_rows(), &self.before, &mut self.hidden);
+            }
+        }
+        let bias = down.bias.as_ref().map(|bias| state.view(bias));
+        let add = ForwardEpilogue::Add { skip: x };
+        backend.linear_forward(rows, &self.hidden, state.matrix(1), bias, add, y);
+    }
+
+    /// B.
+    pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        state: &LayerState<B>,
+        gradient: &T,
+        x_then_gradient: &mut T,
+        scratch: &mut Scratch<T>,
+    ) {
+        let LayerParts::Mlp { norm, .. } = &state.parts else { unreachable!() };
+        let (backend, rows) = (context.backend, context.shape.rows());
+        match context.model.family {
+            Family::Gpt2 => {
+                let before_then_gradient = &mut self.before;
+                let gelu = BackwardEpilogue::Gelu { before_then_gradient };
+                backend.linear_backward_input(rows, gradient, state.matrix(1), gelu);
+            }
+            Family::Llama => {
+                let to = BackwardEpilogue::Plain { gradient: &mut scratch.hidden };
+                backend.linear_backward_input(rows, gradient, state.matrix(1), to);
+                let hidden_rows = context.hidden_rows();
+                backend.swiglu_backward(hidden_rows, &scratch.hidden, &mut self.before);
+            }
+        }
+        let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
+        backend.linear_backward_input(rows, &self.before, state.matrix(0), to);
+        let (through, skip) = (&scratch.rows, Some(gradient));
+        norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
+    }
+
+    /// W.
+    pub(in crate::model) fn backward_weights<B: Backend<Buffer = T>>(
+        &self,
+        context: &Context<'_, B>,
+        state: &mut LayerState<B>,
+        gradient: &T,
+        accumulate: Accumulate,
+    ) {
+        let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
+        let g = &mut state.g;
+        linear_weights(context, g, down, &self.hidden, gradient, accumulate);
+        linear_weights(context, g, up, &self.normed.y, &self.before, accumulate);
+        norm_weights(context, g, norm, &self.normed, accumulate);
+    }
+}
