@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{BATCH, Cluster, corpus, plan, policy, setup, tiny_model};
+use common::{BATCH, Cluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::Step;
@@ -220,4 +220,43 @@ fn rollbacks_happen_and_the_order_of_messages_changes_nothing() {
         rollbacks += outcome.rollbacks;
     }
     assert!(rollbacks > 40, "only {rollbacks} candidates were dropped");
+}
+
+#[test]
+fn held_out_text_is_read_with_few_microbatches_under_way() {
+    let model = tiny_model(Family::Gpt2);
+    for microbatch_count in [1, 2, 3] {
+        let batch = BatchShape { microbatch_count, ..BATCH };
+        let corpus = corpus_for(batch, 0.3);
+        for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::ZbV] {
+            let (stage_count, window) = (3, Window::One);
+            let request = PlanRequest { model: &model, batch, kind, stage_count, window };
+            let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);
+            setup.evaluate_every = 1;
+            let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+            let cluster = Cluster::with_corpus(&setup, policy, 1, 5, corpus.clone());
+            let outcome = cluster.run();
+
+            let backend = CpuBackend::new(1).expect("one thread");
+            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            let losses = (0..2).map(|step| {
+                run.step(Step(step), false);
+                (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
+            });
+            assert_eq!(outcome.evaluations, losses.collect::<Vec<_>>(), "{kind}");
+            assert_eq!(outcome.digest, run.digest(), "{kind}");
+        }
+    }
+}
+
+/// The bits of two small runs. What changes them changes every run; it must be meant, and told in
+/// the changelog.
+#[test]
+fn digests_are_those_of_the_version_before() {
+    let check = |family, expected: &str| {
+        let digest = serial(&base(&tiny_model(family)), &[]).0;
+        assert_eq!(digest.to_string(), expected, "{family:?}");
+    };
+    check(Family::Gpt2, "6632690a8cb46f5c90e325bac25ee027bb023201c7b15a51f4cbfea71b56273b");
+    check(Family::Llama, "7636e066515b0c3bd4942fccf5fe76f76a3774ea05ccd992f963fe70740fc671");
 }

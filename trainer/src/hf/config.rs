@@ -32,6 +32,10 @@ pub enum ConfigError {
     },
 }
 
+/// The largest size taken for one: beyond it a file is broken sooner than a model that large.
+const SIZE_MAX: u32 = 1 << 24;
+const BLOCKS_MAX: u32 = 10_000;
+
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -44,27 +48,39 @@ impl Keys<'_> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64().map(u32::try_from) {
-                Some(Ok(size)) => Ok(Some(size)),
-                Some(Err(_)) | None => {
-                    let (expected, found) = ("a whole number", self.text(key));
-                    Err(ConfigError::Key { key, expected, found })
-                }
+                Some(Ok(size)) if size <= SIZE_MAX => Ok(Some(size)),
+                Some(_) | None => Err(self.wrong(key, "a whole number up to 16777216")),
             },
         }
     }
 
+    /// The number of blocks, each of which costs memory before anything is allocated.
+    fn blocks(&self, key: &'static str) -> Result<u32, ConfigError> {
+        let blocks = self.size(key)?;
+        let wrong = || self.wrong(key, "a whole number up to 10000");
+        (blocks <= BLOCKS_MAX).then_some(blocks).ok_or_else(wrong)
+    }
+
+    fn wrong(&self, key: &'static str, expected: &'static str) -> ConfigError {
+        ConfigError::Key { key, expected, found: self.text(key) }
+    }
+
     fn size(&self, key: &'static str) -> Result<u32, ConfigError> {
-        let missing =
-            || ConfigError::Key { key, expected: "a whole number", found: self.text(key) };
-        self.optional(key)?.ok_or_else(missing)
+        self.optional(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
     }
 
-    fn float(&self, key: &'static str, default: f64) -> f64 {
-        self.0.get(key).and_then(Value::as_f64).unwrap_or(default)
+    fn float(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value.as_f64().ok_or_else(|| self.wrong(key, "a number")),
+        }
     }
 
-    fn flag(&self, key: &'static str, default: bool) -> bool {
-        self.0.get(key).and_then(Value::as_bool).unwrap_or(default)
+    fn flag(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
+        }
     }
 
     /// Refuses anything but `supported` or nothing at all.
@@ -109,10 +125,11 @@ fn parse_gpt2(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let tanh_gelu = |value: &Value| value == "gelu_new" || value == "gelu_pytorch_tanh";
     keys.only("activation_function", "\"gelu_new\"", tanh_gelu)?;
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
+    keys.only("scale_attn_weights", "true", |value| value == &json!(true))?;
     let (width, heads) = (keys.size("n_embd")?, keys.size("n_head")?);
     Ok(ModelConfig {
         family: Family::Gpt2,
-        blocks: keys.size("n_layer")?,
+        blocks: keys.blocks("n_layer")?,
         width,
         heads,
         kv_heads: heads,
@@ -120,9 +137,9 @@ fn parse_gpt2(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
         mlp_width: keys.optional("n_inner")?.unwrap_or(4 * width),
         vocabulary: keys.size("vocab_size")?,
         positions: keys.size("n_positions")?,
-        norm_epsilon: keys.float("layer_norm_epsilon", 1e-5) as f32,
+        norm_epsilon: keys.float("layer_norm_epsilon", 1e-5)? as f32,
         rope_theta: 10_000.0,
-        tied: keys.flag("tie_word_embeddings", true),
+        tied: keys.flag("tie_word_embeddings", true)?,
     })
 }
 
@@ -138,7 +155,7 @@ fn parse_llama(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let (width, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
     Ok(ModelConfig {
         family: Family::Llama,
-        blocks: keys.size("num_hidden_layers")?,
+        blocks: keys.blocks("num_hidden_layers")?,
         width,
         heads,
         kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads),
@@ -146,9 +163,9 @@ fn parse_llama(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
         mlp_width: keys.size("intermediate_size")?,
         vocabulary: keys.size("vocab_size")?,
         positions: keys.size("max_position_embeddings")?,
-        norm_epsilon: keys.float("rms_norm_eps", 1e-6) as f32,
-        rope_theta: keys.float("rope_theta", rope.float("rope_theta", 10_000.0)),
-        tied: keys.flag("tie_word_embeddings", false),
+        norm_epsilon: keys.float("rms_norm_eps", 1e-6)? as f32,
+        rope_theta: keys.float("rope_theta", rope.float("rope_theta", 10_000.0)?)?,
+        tied: keys.flag("tie_word_embeddings", false)?,
     })
 }
 

@@ -23,13 +23,15 @@ pub(super) struct Evaluation {
     after: Step,
     /// Passes still to run, once they are listed.
     passes: Option<VecDeque<Pass>>,
+    /// Microbatches to read, once the passes are listed.
+    microbatch_count: u32,
     loss_sum: f64,
     token_count: u64,
 }
 
 impl Evaluation {
     pub(super) fn new(next: Turn, after: Step) -> Self {
-        Self { next, after, passes: None, loss_sum: 0.0, token_count: 0 }
+        Self { next, after, passes: None, microbatch_count: 0, loss_sum: 0.0, token_count: 0 }
     }
 }
 
@@ -61,7 +63,11 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
                 let first = passes.front().copied();
                 self.turn = next;
                 self.inbox.forget_before(next);
-                self.with_evaluation(|evaluation| evaluation.passes = Some(passes));
+                let count = passes.iter().map(|pass| pass.microbatch.0 + 1).max().unwrap_or(0);
+                self.with_evaluation(|evaluation| {
+                    evaluation.microbatch_count = count;
+                    evaluation.passes = Some(passes);
+                });
                 first
             }
         };
@@ -69,8 +75,14 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
             self.end_evaluation(next, after);
             return self.run_next();
         };
-        if pass.chunk.0 > 0 && !self.inbox.has(next, Lap::Evaluation, Flow::Forward, pass) {
-            return Progress::Blocked(Wait::Frame { flow: Flow::Forward, pass });
+        let awaited = match pass.chunk.0 {
+            0 => self.receipt_before(pass.microbatch).map(|pass| (Flow::Backward, pass)),
+            _ => Some((Flow::Forward, pass)),
+        };
+        if let Some((flow, pass)) = awaited
+            && !self.inbox.has(next, Lap::Evaluation, flow, pass)
+        {
+            return Progress::Blocked(Wait::Frame { flow, pass });
         }
         self.run_held_out(pass);
         self.with_evaluation(|evaluation| {
@@ -85,7 +97,34 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         }
     }
 
+    /// The receipt that must be here before the first chunk reads `microbatch`: the last chunk is
+    /// done with the one as many before as a step has. So no more frames are under way than in a
+    /// step. None is needed where one stage holds both ends, whose list keeps that order.
+    fn receipt_before(&self, microbatch: MicrobatchIndex) -> Option<Pass> {
+        let window = self.setup.plan.batch.microbatch_count;
+        let before = microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
+        Some(Pass::new(0, before))
+    }
+
+    fn gives_receipts(&self) -> bool {
+        let placement = self.setup.plan.placement();
+        placement.stage_of(ChunkIndex(0)) != placement.stage_of(placement.last_chunk())
+    }
+
+    /// Tells the first chunk that the last one is done with a microbatch, if that waits to hear.
+    fn give_receipt(&mut self, microbatch: MicrobatchIndex) {
+        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return };
+        let window = self.setup.plan.batch.microbatch_count;
+        if self.gives_receipts() && microbatch.0 + window < evaluation.microbatch_count {
+            let reader = Pass::new(0, microbatch.0);
+            self.send_frame(Flow::Backward, reader, Lap::Evaluation, Vec::new());
+        }
+    }
+
     fn run_held_out(&mut self, pass: Pass) {
+        if let Some(receipt) = self.receipt_before(pass.microbatch).filter(|_| pass.chunk.0 == 0) {
+            self.inbox.take(self.turn, Lap::Evaluation, Flow::Backward, receipt);
+        }
         let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
         let batch = self.source.held_out(pass.microbatch.0).expect("listed because it is there");
         if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
@@ -93,6 +132,7 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
                 evaluation.loss_sum += loss;
                 evaluation.token_count += batch.targets.len() as u64;
             });
+            self.give_receipt(pass.microbatch);
             return;
         }
         let floats = self.bench.take_result(Flow::Forward, pass);

@@ -81,14 +81,19 @@ pub fn plan(model: &ModelConfig, kind: ScheduleKind, stage_count: u32, window: W
 
 /// Text of letters with some structure to learn.
 pub fn corpus() -> Arc<Corpus> {
+    corpus_for(BATCH, 0.05)
+}
+
+/// The same text in other pieces.
+pub fn corpus_for(batch: BatchShape, held_out_share: f64) -> Arc<Corpus> {
     let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
     let draws = Stream::new(1, Purpose::Sampling, 0);
     let text: Vec<u8> =
         (0..900).flat_map(|i| words[draws.block(i)[0] as usize % words.len()].bytes()).collect();
     let cut = Cut {
-        shape: BATCH.microbatch,
-        microbatch_count: BATCH.microbatch_count,
-        held_out_share: 0.05,
+        shape: batch.microbatch,
+        microbatch_count: batch.microbatch_count,
+        held_out_share,
         seed: 5,
         vocabulary: 128,
     };
@@ -138,8 +143,17 @@ const LEADER: u32 = u32::MAX;
 
 impl Cluster {
     pub fn new(setup: &StageSetup, policy: GuardPolicy, threads: usize, seed: u64) -> Self {
+        Self::with_corpus(setup, policy, threads, seed, corpus())
+    }
+
+    pub fn with_corpus(
+        setup: &StageSetup,
+        policy: GuardPolicy,
+        threads: usize,
+        seed: u64,
+        corpus: Arc<Corpus>,
+    ) -> Self {
         let shared = Arc::new(setup.clone());
-        let corpus = corpus();
         let stages = (0..setup.plan.placement().stage_count()).map(StageIndex);
         let engines = stages
             .map(|stage| {
