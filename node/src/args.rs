@@ -28,8 +28,8 @@ Examples:
   zbelastic config show > run.toml                    a configuration to begin with
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
 
-Exit codes: 0 ok, 1 internal, 2 usage or configuration, 7 out of disk, memory or device,
-8 verification failed, 130 interrupted.";
+Exit codes: 0 ok, 1 internal, 2 usage or configuration, 6 wrong state, 7 out of disk, memory or
+device, 130 interrupted.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -55,8 +55,10 @@ Examples:
   zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
   zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
 
+/// Workers of one machine: more than it has cores, and few enough to be planned for in a second.
+const WORKERS_MAX: i64 = 64;
 /// Threads of a worker: far more than a machine has cores, and few enough to be started.
-const THREADS_MAX: i64 = 256;
+const THREADS_MAX: i64 = 64;
 
 /// `train`.
 #[derive(Args, Debug)]
@@ -65,7 +67,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Workers, each a stage of the pipeline [default: 4, or fewer if the model has fewer layers].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
     pub workers: Option<u32>,
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
@@ -199,7 +201,7 @@ pub struct BenchMemoryArgs {
     #[arg(long, value_name = "NAME", default_value = "B", ignore_case = true)]
     pub config: BenchConfig,
     /// Workers.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
     pub workers: u32,
     /// Schedule.
     #[arg(long, value_name = "KIND", default_value = "zb-h1")]

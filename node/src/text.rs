@@ -94,11 +94,16 @@ impl TextError {
             Self::NotFound { .. } => {
                 detail.hint("a path seen from the working folder, or a glob such as 'docs/**/*.md'")
             }
-            Self::Unreadable { .. } => detail,
+            Self::Unreadable { .. } => {
+                detail.hint("a file that this user may read, or leave it out")
+            }
             Self::Glob { .. } => detail.hint("* for any name, ** for any folders, ? for a letter"),
             Self::NothingMatched { .. } => detail
-                .why("hidden files and files that are not UTF-8 are left out of folders and globs"),
-            Self::Empty { .. } => detail.why("there is nothing in it to learn"),
+                .why("hidden files and files that are not UTF-8 are left out of folders and globs")
+                .hint("name a file itself, or another folder"),
+            Self::Empty { .. } => {
+                detail.why("there is nothing in it to learn").hint("a text of some thousand bytes")
+            }
             Self::TooLarge { .. } => detail
                 .why("a run keeps its text in memory")
                 .hint("fewer files; `zbelastic config show` prints the entries"),

@@ -10,7 +10,7 @@ mod coordinator;
 pub mod corpus;
 mod events;
 mod folder;
-mod interrupt;
+pub mod interrupt;
 pub mod line;
 pub mod mail;
 pub mod news;
@@ -21,13 +21,13 @@ pub mod timing;
 mod trace;
 mod worker;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{Bytes, StageIndex};
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, FailureCode, Stop};
@@ -46,31 +46,53 @@ pub use prepare::choose_plan;
 /// # Errors
 /// If the run cannot begin, or its files cannot be written, or a worker is lost.
 pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
-    let prepared = prepare(args)?;
+    let mut prepared = prepare(args)?;
     let context = line_context(&prepared)?;
-    let interrupt = Interrupt::listen()?;
-    let mut folder =
-        RunFolder::create(args.out.as_deref(), &prepared.name, &prepared.config.effective())?;
+    prepared.job.interrupt = Interrupt::listen()?;
+    let config = config_with_command(&prepared);
+    let mut folder = RunFolder::create(args.out.as_deref(), &prepared.name, &config)?;
     let reader = if args.json { Reader::Script } else { Reader::Person };
+    let ended = train_into(&mut folder, &prepared, context, reader, out);
+    if ended.is_err() {
+        folder.discard_if_empty();
+    }
+    ended
+}
+
+/// The effective configuration, and what beside it makes the run: workers and threads do not
+/// change a bit of its result, but the schedule may not exist for others.
+fn config_with_command(prepared: &Prepared) -> String {
+    let (workers, threads) = (prepared.worker_count, prepared.job.threads);
+    let config = prepared.config.effective();
+    format!("# zbelastic train config.toml --workers {workers} --threads {threads}\n{config}")
+}
+
+fn train_into(
+    folder: &mut RunFolder,
+    prepared: &Prepared,
+    context: LineContext,
+    reader: Reader,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Stop> {
     match reader {
-        Reader::Person => summary::write_heading(&prepared, folder.path(), out)?,
-        Reader::Script => summary::write_notes(&prepared),
+        Reader::Person => summary::write_heading(prepared, folder.path(), out)?,
+        // Not between a script and its JSON. Whoever closed standard error does not want to know.
+        Reader::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
     }
     let layers = model_layers(&prepared.config.model);
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
-    let mut reporter = Reporter::new(out, &mut folder, reader, context, names, interrupt.clone());
+    let mut reporter = Reporter::new(out, folder, reader, context, names);
     let trained = cluster::train(&prepared.job, &mut |news| reporter.observe(news));
     let (final_loss, stop) = reporter.finish();
     let outcome = trained?;
-    // Somebody may also have closed standard output, or the disk be full.
-    let ended_early = outcome.steps_done < prepared.config.steps;
-    let is_interrupted = interrupt.is_requested() || ended_early;
+    // By Ctrl-C, or because nobody takes what is told.
+    let is_interrupted = outcome.steps_done < prepared.config.steps;
     let finished = Finished { outcome, final_loss, is_interrupted };
-    let written = summary::write_end(&prepared, &finished, &mut folder, reader, out);
+    let written = summary::write_end(prepared, &finished, folder, reader, out);
     match stop {
         Some(stop) => Err(stop),
-        None => written.map(|()| exit_code(finished.is_interrupted)),
+        None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
     }
 }
 
@@ -94,8 +116,13 @@ fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,
         fullest,
-        bytes_max: config.stage_bytes_max.or_else(machine::memory_total),
+        bytes_max: config.stage_bytes_max.or_else(|| share_of_memory(*worker_count)),
         generation: choice.plan.generation.0,
         stage_count: *worker_count,
     })
+}
+
+/// What a stage may take if all take the same, for they share the machine.
+fn share_of_memory(worker_count: u32) -> Option<Bytes> {
+    machine::memory_total().map(|total| Bytes(total.0 / u64::from(worker_count)))
 }

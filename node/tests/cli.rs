@@ -189,6 +189,7 @@ fn a_configuration_is_checked_with_its_text() {
         "error: the text has 2 errors
   --text: data.text: {} is empty
   why: there is nothing in it to learn
+  try: a text of some thousand bytes
   --text: data.text: {} does not exist
   try: a path seen from the working folder, or a glob such as 'docs/**/*.md'
 ",

@@ -7,13 +7,13 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, model_flop_per_token};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, model_flop_per_token};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 
 use super::out_of_resource;
 use crate::args::BenchConfig;
 use crate::config::{Flag, Sources, load};
-use crate::failure::Failure;
+use crate::failure::{Detail, Failure};
 use crate::train::builtin;
 
 /// A model to be measured.
@@ -87,7 +87,7 @@ impl Case {
         let request = PlanRequest { model, batch, kind, stage_count, window: Window::One };
         Ok(StageSetup {
             model: model.clone(),
-            plan: Plan::new(request).map_err(|error| out_of_resource(&error))?,
+            plan: Plan::new(request).map_err(|error| no_plan(&error))?,
             optimizer: self.optimizer.clone(),
             clip_norm: Some(CLIP_NORM),
             step_count,
@@ -138,4 +138,11 @@ impl Case {
     pub fn step_flop(&self) -> f64 {
         self.batch.tokens() as f64 * model_flop_per_token(&self.model, self.batch.microbatch)
     }
+}
+
+fn no_plan(error: &PlanError) -> Failure {
+    let detail = Detail::new(error.to_string())
+        .why("a stage holds a layer or more, and schedules differ in the sizes they exist for")
+        .hint("fewer --workers, or another --schedule");
+    Failure::usage("the benchmark", vec![detail])
 }

@@ -17,6 +17,7 @@ use crate::args::{BenchConfig, BenchMemoryArgs};
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine::resident_peak;
 use crate::train::cluster::{Job, train};
+use crate::train::interrupt::Interrupt;
 
 /// Memory, claimed and taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +59,8 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, Failure> {
     let stages = (0..args.workers).map(StageIndex);
     let claims = stages.map(|stage| stage_memory(&backend, &setup.model, &setup.plan, stage));
     let planned: Bytes = claims.map(|claim| claim.total()).sum();
-    let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1 };
+    let interrupt = Interrupt::default();
+    let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
     let mut peak = None;
     train(&job, &mut |_| {
         // While the last step is told all workers still have their memory.

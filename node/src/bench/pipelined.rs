@@ -9,6 +9,7 @@ use zbelastic_schedule::ScheduleKind;
 use super::case::{Case, Cutting};
 use crate::failure::Failure;
 use crate::train::cluster::{Job, train};
+use crate::train::interrupt::Interrupt;
 use crate::train::news::News;
 use crate::train::timing::Bubbles;
 
@@ -38,6 +39,7 @@ pub fn round(
         policy: case.policy(),
         corpus: case.corpus(cutting)?,
         threads: 1,
+        interrupt: Interrupt::default(),
     };
     let mut steps: Vec<(Duration, Bubbles)> = Vec::new();
     train(&job, &mut |news| {

@@ -26,6 +26,11 @@ pub enum Note {
         /// Tokens.
         vocabulary: u32,
     },
+    /// The folder's model knows tokens that no text read as bytes uses.
+    ManyTokens {
+        /// Tokens.
+        vocabulary: u32,
+    },
 }
 
 /// Tokens that every text can be read with.
@@ -44,6 +49,7 @@ pub fn notes(config: &RunConfig) -> Vec<Note> {
         (warmup > steps, Note::LongWarmup { warmup, steps }),
         (lr_min > lr, Note::RisingRate { lr, lr_min }),
         (from_folder && vocabulary < BYTE_VALUES, Note::FewTokens { vocabulary }),
+        (from_folder && vocabulary > BYTE_VALUES, Note::ManyTokens { vocabulary }),
     ];
     all.into_iter().filter_map(|(holds, note)| holds.then_some(note)).collect()
 }
@@ -65,6 +71,11 @@ impl fmt::Display for Note {
                 f,
                 "the model knows {vocabulary} tokens: text with bytes from {vocabulary} on \
                  cannot be read"
+            ),
+            Self::ManyTokens { vocabulary } => write!(
+                f,
+                "the model knows {vocabulary} tokens, and text is read as bytes: what it learnt \
+                 about the others is of no use"
             ),
         }
     }

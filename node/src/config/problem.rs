@@ -171,9 +171,9 @@ impl Problem {
     pub fn detail(&self) -> Detail {
         match self {
             Self::Unreadable { file, error } => wording::unreadable(file, error),
-            Self::Syntax { at, message } => {
-                Detail::new(format!("not TOML: {message}")).at(at.to_string())
-            }
+            Self::Syntax { at, message } => Detail::new(format!("not TOML: {message}"))
+                .at(at.to_string())
+                .hint("`zbelastic config show` prints a file to begin with"),
             Self::UnknownSection { at, found, nearest } => {
                 wording::unknown_section(at, found, *nearest)
             }

@@ -22,6 +22,7 @@ use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::StageIndex;
 
 use super::coordinator::{Coordinator, Outcome};
+use super::interrupt::Interrupt;
 use super::mail::{MESSAGES_PER_WORKER, Mail, mailbox_limit};
 use super::news::News;
 use super::timing::Clock;
@@ -38,6 +39,8 @@ pub struct Job {
     pub corpus: Arc<Corpus>,
     /// Threads that compute, in each worker.
     pub threads: usize,
+    /// Whether the run should end with the step under way.
+    pub interrupt: Interrupt,
 }
 
 /// Runs `job` to its end. `observe` is told what happens, and may end the run after the step under

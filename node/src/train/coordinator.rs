@@ -109,6 +109,12 @@ impl<'a> Coordinator<'a> {
     /// Agrees on a proposal, which with one member takes no time, and tells everybody.
     fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
         self.ledger.apply(&seal).expect("a proposal is about the open turn");
+        // Stages hear first; to tell people may take as long as it likes.
+        let should_end = self.course.is_break() || self.job.interrupt.is_requested();
+        if should_end && seal.verdict.is_final() {
+            self.broadcast(&Event::Halt { after: seal.turn.step });
+        }
+        self.broadcast(&Event::Seal(seal));
         match seal.verdict {
             Verdict::Keep | Verdict::Clip { .. } => {}
             Verdict::Skip | Verdict::Replay => {
@@ -121,10 +127,6 @@ impl<'a> Coordinator<'a> {
         } else {
             self.attempts += 1;
         }
-        if self.course.is_break() && seal.verdict.is_final() {
-            self.broadcast(&Event::Halt { after: seal.turn.step });
-        }
-        self.broadcast(&Event::Seal(seal));
     }
 
     fn end_step(&mut self, seal: &Seal, went_ahead: bool) {

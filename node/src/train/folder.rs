@@ -38,6 +38,8 @@ const RUNS_MAX: u32 = 9_999;
 pub struct RunFolder {
     path: PathBuf,
     metrics: File,
+    /// Whether nothing was told yet.
+    is_empty: bool,
 }
 
 impl RunFolder {
@@ -54,8 +56,20 @@ impl RunFolder {
         write_file(&path.join(CONFIG), config.as_bytes())?;
         let metrics_path = path.join(METRICS);
         let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
-        let metrics = metrics.map_err(|error| cannot_write(&metrics_path, &error))?;
-        Ok(Self { path, metrics })
+        let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
+        Ok(Self { path, metrics, is_empty: true })
+    }
+
+    /// Takes back the folder of a run that did not begin, so that its place is free for the next.
+    pub fn discard_if_empty(self) {
+        if !self.is_empty {
+            return;
+        }
+        // What cannot be removed stays; the failure that led here is what is worth telling.
+        for name in [CONFIG, METRICS] {
+            let _ = fs::remove_file(self.path.join(name));
+        }
+        let _ = fs::remove_dir(&self.path);
     }
 
     /// Where it lies.
@@ -70,8 +84,9 @@ impl RunFolder {
     /// # Errors
     /// If it cannot be written.
     pub fn append_metrics(&mut self, line: &str) -> Result<(), Failure> {
+        self.is_empty = false;
         let written = self.metrics.write_all(format!("{line}\n").as_bytes());
-        written.map_err(|error| cannot_write(&self.path.join(METRICS), &error))
+        written.map_err(|error| no_place(&self.path.join(METRICS), &error))
     }
 
     /// Writes the model in Hugging Face's form.
@@ -80,7 +95,7 @@ impl RunFolder {
     /// If it cannot be written.
     pub fn write_model(&self, config: &str, tensors: &[u8]) -> Result<(), Failure> {
         let folder = self.path.join(MODEL);
-        fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
+        fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
         write_file(&folder.join("config.json"), config.as_bytes())?;
         write_file(&folder.join("model.safetensors"), tensors)
     }
@@ -94,6 +109,15 @@ impl RunFolder {
     }
 }
 
+/// A place that cannot be written, with what to do about it.
+fn no_place(path: &Path, error: &io::Error) -> Failure {
+    let mut failure = cannot_write(path, error);
+    let detail = Detail::new("a run needs a folder that can be made and written");
+    failure.details =
+        vec![detail.at("--out").hint("--out with another folder, or room on the disk")];
+    failure
+}
+
 /// Writes beside the name and renames, so that what stands there is whole.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let beside = path.with_extension("part");
@@ -101,7 +125,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     written.map_err(|error| {
         // What is left of it is of no use; if it cannot be removed either, the first error tells.
         let _ = fs::remove_file(&beside);
-        cannot_write(path, &error)
+        no_place(path, &error)
     })
 }
 
@@ -118,18 +142,18 @@ fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
         ];
         return Err(failure);
     }
-    fs::create_dir_all(path).map_err(|error| cannot_write(path, &error))?;
+    fs::create_dir_all(path).map_err(|error| no_place(path, &error))?;
     Ok(path.to_owned())
 }
 
 fn first_free(parent: &Path, name: &str) -> Result<PathBuf, Failure> {
-    fs::create_dir_all(parent).map_err(|error| cannot_write(parent, &error))?;
+    fs::create_dir_all(parent).map_err(|error| no_place(parent, &error))?;
     for number in 1..=RUNS_MAX {
         let path = parent.join(format!("{name}-{number}"));
         match fs::create_dir(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(cannot_write(&path, &error)),
+            Err(error) => return Err(no_place(&path, &error)),
         }
     }
     let what = format!("{} is full: {RUNS_MAX} runs of {name}", parent.display());

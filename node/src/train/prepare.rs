@@ -14,10 +14,11 @@ use zbelastic_types::Bytes;
 
 use super::cluster::Job;
 use super::corpus::{AboutText, load_text};
+use super::interrupt::Interrupt;
 use crate::args::TrainArgs;
 use crate::config::{
     Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
-    load_with_injections, plan_failure, size_text,
+    load, load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::machine::{core_count, memory_total};
@@ -49,12 +50,18 @@ const WORKERS_DEFAULT: u32 = 4;
 /// With everything that is wrong with configuration and injections, or with the first of text,
 /// weights, plan and memory that is.
 pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
-    let (loaded, injections) = load_with_injections(&args.config.sources(), &args.inject)?;
-    let text = load_text(&loaded)?;
+    let sources = args.config.sources();
+    let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
+        Ok((loaded, injections)) => (loaded, Ok(injections)),
+        // Without a configuration there is no text and no plan to speak of.
+        Err(failure) => (load(&sources).map_err(|_| failure.clone())?, Err(failure)),
+    };
+    let worker_count = args.workers.unwrap_or(WORKERS_DEFAULT.min(loaded.config.model.blocks));
+    let text = load_text(&loaded);
+    let choice = choose_plan(&loaded.config, worker_count);
+    let (injections, text, choice) = all_or_failures(injections, text, choice)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let Loaded { config, notes, .. } = loaded;
-    let worker_count = args.workers.unwrap_or(WORKERS_DEFAULT.min(config.model.blocks));
-    let choice = choose_plan(&config, worker_count)?;
     let weights = initial_weights(&config)?;
     let threads = threads_per_worker(args.threads, worker_count, core_count());
     let setup = stage_setup(&config, &choice, weights, injections);
@@ -63,8 +70,29 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         policy: config.guard,
         corpus: Arc::new(text.corpus),
         threads,
+        interrupt: Interrupt::default(),
     };
     Ok(Prepared { name, config, notes, text: text.about, choice, worker_count, job })
+}
+
+/// All three, or everything that is wrong with any of them.
+fn all_or_failures<A, B, C>(
+    a: Result<A, Failure>,
+    b: Result<B, Failure>,
+    c: Result<C, Failure>,
+) -> Result<(A, B, C), Failure> {
+    match (a, b, c) {
+        (Ok(a), Ok(b), Ok(c)) => Ok((a, b, c)),
+        (a, b, c) => {
+            let failures = [a.err(), b.err(), c.err()].into_iter().flatten();
+            Err(failures.reduce(together).expect("one of them failed"))
+        }
+    }
+}
+
+fn together(first: Failure, second: Failure) -> Failure {
+    let details: Vec<Detail> = first.details.into_iter().chain(second.details).collect();
+    Failure { code: first.code, ..Failure::usage("the run", details) }
 }
 
 /// The configuration file's name, or else the preset's.

@@ -11,7 +11,6 @@ use zbelastic_types::TensorIndex;
 
 use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
-use super::interrupt::Interrupt;
 use super::line::{LineContext, rollback_line, step_line};
 use super::mail::Evaluated;
 use super::news::{News, StepRecord};
@@ -33,7 +32,6 @@ pub struct Reporter<'a> {
     reader: Reader,
     context: LineContext,
     tensor_names: Vec<String>,
-    interrupt: Interrupt,
     pace: Pace,
     bar: ProgressBar,
     /// Step losses lately, for the end of the run.
@@ -53,7 +51,6 @@ impl<'a> Reporter<'a> {
         reader: Reader,
         context: LineContext,
         tensor_names: Vec<String>,
-        interrupt: Interrupt,
     ) -> Self {
         let bar = match reader {
             // Draws on standard error, and nothing if that is no terminal.
@@ -69,7 +66,6 @@ impl<'a> Reporter<'a> {
             reader,
             context,
             tensor_names,
-            interrupt,
             pace: Pace { is_throttled, last: None, recent: VecDeque::new() },
             bar,
             losses: VecDeque::new(),
@@ -77,18 +73,12 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Tells one piece of news. Breaks if the run should end: on Ctrl-C, or because something
-    /// cannot be written any more.
+    /// Tells one piece of news. Breaks if something cannot be written any more.
     pub fn observe(&mut self, news: &News) -> ControlFlow<()> {
-        if self.stop.is_none()
-            && let Err(stop) = self.tell(news)
-        {
-            self.stop = Some(stop);
-        }
-        if self.stop.is_some() || self.interrupt.is_requested() {
-            return ControlFlow::Break(());
-        }
-        ControlFlow::Continue(())
+        // What comes after the first failure is still kept where that is possible.
+        let told = self.tell(news);
+        self.stop = self.stop.take().or(told.err());
+        if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn tell(&mut self, news: &News) -> Result<(), Stop> {
@@ -96,7 +86,8 @@ impl<'a> Reporter<'a> {
         let name = |tensor: TensorIndex| names[tensor.index()].clone();
         match news {
             News::Step(record) => {
-                self.losses.push_back(record.loss);
+                // A step that was skipped for its loss says nothing about the model.
+                self.losses.extend(Some(record.loss).filter(|loss| loss.is_finite()));
                 if self.losses.len() > FINAL_STEPS {
                     self.losses.pop_front();
                 }
@@ -129,7 +120,7 @@ impl<'a> Reporter<'a> {
             Reader::Script => Some(json),
             Reader::Person => line,
         };
-        if let Some(shown) = shown {
+        if let (Some(shown), None) = (shown, &self.stop) {
             let out = &mut *self.out;
             self.bar.suspend(|| writeln!(out, "{shown}").and_then(|()| out.flush()))?;
         }

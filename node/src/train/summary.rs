@@ -10,6 +10,7 @@ use zbelastic_trainer::hf::{config_json, export_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Draw, Sampler};
+use zbelastic_trainer::stage::Injection;
 
 use super::coordinator::Outcome;
 use super::events::{DoneEvent, RunEvent};
@@ -37,7 +38,7 @@ pub struct Finished {
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
-    let Prepared { config, notes, text, choice, worker_count, job, .. } = prepared;
+    let Prepared { config, text, choice, worker_count, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
     let from = match &config.weights {
@@ -64,20 +65,25 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
     };
     writeln!(out, "workers {worker_count}, each with {threads}, on {} cores", core_count())?;
     writeln!(out, "files   {}", folder.display())?;
-    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
-    for path in &text.skipped {
-        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
+    write_notes(prepared, out)?;
+    for Injection { step, tensor, .. } in &job.setup.injections {
+        writeln!(out, "note: the gradient of {tensor} is corrupted on purpose in step {step}")?;
     }
     writeln!(out)?;
     out.flush()
 }
 
-/// Says what is worth knowing where it does not get between a script and its JSON.
-pub fn write_notes(prepared: &Prepared) {
-    for note in &prepared.notes {
-        // If standard error is closed nobody wants to know.
-        let _ = writeln!(io::stderr(), "note: {note}");
+/// Says what is worth knowing before a run.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
+    let Prepared { notes, text, .. } = prepared;
+    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+    for path in &text.skipped {
+        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
     }
+    Ok(())
 }
 
 /// Writes what a run leaves behind, and says how it ended.
@@ -93,10 +99,10 @@ pub fn write_end(
 ) -> Result<(), Stop> {
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
     folder.write_model(&config_json(model), &export_safetensors(model, &outcome.layers))?;
+    folder.write(RUN, &run_json(prepared, finished))?;
+    folder.write(TRACE, &trace(&outcome.timing, prepared.worker_count))?;
     let sample = sample(prepared, outcome)?;
     folder.write(SAMPLE, &format!("{sample}\n"))?;
-    folder.write(TRACE, &trace(&outcome.timing, prepared.worker_count))?;
-    folder.write(RUN, &run_json(prepared, finished))?;
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line();
     folder.append_metrics(&done)?;
     match reader {
@@ -169,8 +175,9 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "seed": config.seed,
         "text": { "bytes": text.size, "files": text.file_count, "blake3": text.hash,
-                  "builtin": text.is_builtin, "byte_entropy": text.byte_entropy },
+                  "skipped": text.skipped, "builtin": text.is_builtin, "byte_entropy": text.byte_entropy },
         "params": model_size(&config.model).1,
+        "injections": job.setup.injections,
         "plan": {
             "generation": choice.plan.generation,
             "schedule": program.kind.name(),
