@@ -150,6 +150,15 @@ fn held_out_text_is_read_every_so_many_steps_and_at_the_end() {
 }
 
 #[test]
+fn held_out_text_is_read_with_a_single_microbatch() {
+    let one = "--set train.global_batch=1 --set data.held_out=0.5 --set train.eval_every=4";
+    for workers in [2, 4] {
+        let run = Place::new().run(&format!("{one} --schedule 1f1b --workers {workers}"));
+        assert_eq!(run.of("eval").len(), STEPS / 4, "{}", run.stdout);
+    }
+}
+
+#[test]
 fn without_held_out_text_there_is_nothing_to_evaluate() {
     let run = Place::new().run("--set data.held_out=0 --set train.eval_every=2");
     assert!(run.of("eval").is_empty(), "{}", run.stdout);

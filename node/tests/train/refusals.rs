@@ -153,3 +153,16 @@ fn everything_wrong_is_told_at_once_with_its_place() {
     }
     assert_eq!(place.contents(), before);
 }
+
+#[test]
+fn injections_text_and_plan_are_told_together() {
+    let place = Place::new();
+    let before = place.contents();
+    let arguments = "train --set model.preset=tiny --workers 5 --text none.txt --inject step";
+    let error = refusal(&mut place.command(arguments), 2);
+    assert!(error.starts_with("error: the run has 3 errors\n"), "{error}");
+    for part in ["\n  --inject step: ", "none.txt does not exist", "\n  --workers: 5 workers"] {
+        assert!(error.contains(part), "{error}\nexpected {part}");
+    }
+    assert_eq!(place.contents(), before);
+}
