@@ -101,6 +101,17 @@ impl<B: Backend> LayerState<B> {
         Bytes(BUFFERS * backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
     }
 
+    /// What this layer has taken, counted from what is there.
+    #[must_use]
+    pub fn taken(&self, backend: &B) -> Bytes {
+        let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
+        let buffers =
+            [w, candidate, m, v, g].map(|buffer| backend.buffer_bytes(backend.len(buffer)));
+        let matrices = parts.matrices().into_iter().zip(matrices);
+        let matrices = matrices.map(|(linear, _)| backend.matrix_bytes(linear.shape));
+        Bytes(buffers.into_iter().chain(matrices).sum())
+    }
+
     /// The weights that the passes read.
     #[must_use]
     pub fn weights(&self) -> &B::Buffer {

@@ -82,6 +82,9 @@ impl<B: Backend> Bench<B> {
         }
         let claim = stage_memory(&backend, model, plan, stage);
         assert_eq!(allocated, claim.stash + claim.scratch, "the plan claims what is allocated");
+        let layers = chunks.values().flat_map(|bench: &ChunkBench<B>| bench.chunk.layers());
+        let state: Bytes = layers.map(|layer| layer.taken(&backend)).sum();
+        assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
         Ok(Self { backend, model, shape, chunks, scratch, angles, result: None, loss_scale })
