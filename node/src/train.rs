@@ -39,20 +39,17 @@ use prepare::{Prepared, prepare};
 use reporter::{Reader, Reporter};
 use summary::Finished;
 
-pub use prepare::choose_plan;
-
 /// Trains. The code is that of success, or of an interruption.
 ///
 /// # Errors
 /// If the run cannot begin, or its files cannot be written, or a worker is lost.
 pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     let mut prepared = prepare(args)?;
-    let context = line_context(&prepared)?;
+    let context = if args.json { None } else { Some(line_context(&prepared)?) };
     prepared.job.interrupt = Interrupt::listen()?;
     let config = config_with_command(&prepared);
     let mut folder = RunFolder::create(args.out.as_deref(), &prepared.name, &config)?;
-    let reader = if args.json { Reader::Script } else { Reader::Person };
-    let ended = train_into(&mut folder, &prepared, context, reader, out);
+    let ended = train_into(&mut folder, &prepared, context, out);
     if ended.is_err() {
         folder.discard_if_empty();
     }
@@ -70,10 +67,10 @@ fn config_with_command(prepared: &Prepared) -> String {
 fn train_into(
     folder: &mut RunFolder,
     prepared: &Prepared,
-    context: LineContext,
-    reader: Reader,
+    context: Option<LineContext>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Stop> {
+    let reader = if context.is_some() { Reader::Person } else { Reader::Script };
     match reader {
         Reader::Person => summary::write_heading(prepared, folder.path(), out)?,
         // Not between a script and its JSON. Whoever closed standard error does not want to know.
@@ -82,7 +79,7 @@ fn train_into(
     let layers = model_layers(&prepared.config.model);
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
-    let mut reporter = Reporter::new(out, folder, reader, context, names);
+    let mut reporter = Reporter::new(out, folder, context, names);
     let trained = cluster::train(&prepared.job, &mut |news| reporter.observe(news));
     let (final_loss, stop) = reporter.finish();
     let outcome = trained?;

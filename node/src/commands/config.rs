@@ -59,9 +59,7 @@ fn write_summary(loaded: &Loaded, text: &AboutText, out: &mut dyn Write) -> Resu
         batch.microbatch.sequence_len,
     )?;
     writeln!(out, "text   {text}")?;
-    for path in &text.skipped {
-        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
-    }
+    text.notes().try_for_each(|note| writeln!(out, "note: {note}"))?;
     for note in &loaded.notes {
         writeln!(out, "note: {note}")?;
     }

@@ -98,6 +98,15 @@ fn byte_entropy(bytes: &[u8]) -> f64 {
     shares.map(|share| -share * share.ln()).sum()
 }
 
+impl AboutText {
+    /// What is worth knowing before a run.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        let note =
+            |path: &std::path::PathBuf| format!("{} is not UTF-8 and is left out", path.display());
+        self.skipped.iter().map(note)
+    }
+}
+
 impl std::fmt::Display for AboutText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = match self.file_count {

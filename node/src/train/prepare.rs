@@ -134,7 +134,7 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 ///
 /// # Errors
 /// If there is none that fits.
-pub fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure> {
+fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure> {
     let all = ScheduleKind::ALL;
     let only;
     let kinds: &[ScheduleKind] = match config.schedule {

@@ -11,7 +11,7 @@ use zbelastic_types::TensorIndex;
 
 use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
-use super::line::{LineContext, rollback_line, step_line};
+use super::line::{LineContext, duration_text, rollback_line, step_line};
 use super::mail::Evaluated;
 use super::news::{News, StepRecord};
 use crate::failure::Stop;
@@ -29,11 +29,9 @@ pub enum Reader {
 pub struct Reporter<'a> {
     out: &'a mut dyn Write,
     folder: &'a mut RunFolder,
-    reader: Reader,
-    context: LineContext,
+    /// Who reads lines; a script reads the events themselves.
+    person: Option<Person>,
     tensor_names: Vec<String>,
-    pace: Pace,
-    bar: ProgressBar,
     /// Step losses lately, for the end of the run.
     losses: VecDeque<f64>,
     /// What could not be written.
@@ -44,33 +42,16 @@ pub struct Reporter<'a> {
 const FINAL_STEPS: usize = 16;
 
 impl<'a> Reporter<'a> {
-    /// A reporter before the first step.
+    /// A reporter before the first step: to a person if there is something for lines to tell of,
+    /// else to a script.
     pub fn new(
         out: &'a mut dyn Write,
         folder: &'a mut RunFolder,
-        reader: Reader,
-        context: LineContext,
+        context: Option<LineContext>,
         tensor_names: Vec<String>,
     ) -> Self {
-        let bar = match reader {
-            // Draws on standard error, and nothing if that is no terminal.
-            Reader::Person => ProgressBar::new(context.step_count),
-            Reader::Script => ProgressBar::hidden(),
-        };
-        let style = "{bar:40} {pos}/{len} steps  {elapsed} elapsed, {msg} to go";
-        bar.set_style(ProgressStyle::with_template(style).expect("a legal template"));
-        let is_throttled = reader == Reader::Person && io::stdout().is_terminal();
-        Self {
-            out,
-            folder,
-            reader,
-            context,
-            tensor_names,
-            pace: Pace { is_throttled, last: None, recent: VecDeque::new() },
-            bar,
-            losses: VecDeque::new(),
-            stop: None,
-        }
+        let (person, losses) = (context.map(Person::new), VecDeque::new());
+        Self { out, folder, person, tensor_names, losses, stop: None }
     }
 
     /// Tells one piece of news. Breaks if something cannot be written any more.
@@ -91,14 +72,8 @@ impl<'a> Reporter<'a> {
                 if self.losses.len() > FINAL_STEPS {
                     self.losses.pop_front();
                 }
-                let eta = self.pace.eta(record, self.context.step_count);
-                let line = step_line(record, &self.context, eta);
-                let event = RunEvent::Step(StepEvent::from(record));
-                self.bar.set_message(super::line::duration_text(eta));
-                self.bar.set_position(record.step.0 + 1);
-                let is_last = record.step.0 + 1 == self.context.step_count;
-                let is_shown = self.pace.allows_line() || is_last;
-                self.write(&event, is_shown.then_some(line))
+                let line = self.person.as_mut().and_then(|person| person.step_line(record));
+                self.write(&RunEvent::Step(StepEvent::from(record)), line)
             }
             News::Rollback(rollback) => {
                 let event = RunEvent::Rollback(RollbackEvent::new(rollback, &name));
@@ -116,22 +91,52 @@ impl<'a> Reporter<'a> {
     fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), Stop> {
         let json = event.line();
         self.folder.append_metrics(&json)?;
-        let shown = match self.reader {
-            Reader::Script => Some(json),
-            Reader::Person => line,
-        };
-        if let (Some(shown), None) = (shown, &self.stop) {
-            let out = &mut *self.out;
-            self.bar.suspend(|| writeln!(out, "{shown}").and_then(|()| out.flush()))?;
+        if self.stop.is_some() {
+            return Ok(());
+        }
+        let out = &mut *self.out;
+        let mut show = |text: &str| writeln!(out, "{text}").and_then(|()| out.flush());
+        match (&self.person, line) {
+            (None, _) => show(&json)?,
+            (Some(person), Some(line)) => person.bar.suspend(|| show(&line))?,
+            (Some(_), None) => {}
         }
         Ok(())
     }
 
     /// The mean loss of the last steps, and what could not be written.
     pub fn finish(self) -> (f64, Option<Stop>) {
-        self.bar.finish_and_clear();
+        self.person.iter().for_each(|person| person.bar.finish_and_clear());
         let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
         (mean, self.stop)
+    }
+}
+
+/// A person's lines and progress bar.
+struct Person {
+    context: LineContext,
+    pace: Pace,
+    bar: ProgressBar,
+}
+
+impl Person {
+    fn new(context: LineContext) -> Self {
+        // Draws on standard error, and nothing if that is no terminal.
+        let bar = ProgressBar::new(context.step_count);
+        let style = "{bar:40} {pos}/{len} steps  {elapsed} elapsed, {msg} to go";
+        bar.set_style(ProgressStyle::with_template(style).expect("a legal template"));
+        let is_throttled = io::stdout().is_terminal();
+        Self { context, pace: Pace { is_throttled, last: None, recent: VecDeque::new() }, bar }
+    }
+
+    /// Moves the bar on; the line, if it is time for one.
+    fn step_line(&mut self, record: &StepRecord) -> Option<String> {
+        let (steps_done, step_count) = (record.step.0 + 1, self.context.step_count);
+        let eta = self.pace.eta(record, step_count);
+        self.bar.set_message(duration_text(eta));
+        self.bar.set_position(steps_done);
+        let is_shown = self.pace.allows_line() || steps_done == step_count;
+        is_shown.then(|| step_line(record, &self.context, eta))
     }
 }
 

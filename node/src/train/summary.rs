@@ -80,10 +80,7 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
 pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
     let Prepared { notes, text, .. } = prepared;
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
-    for path in &text.skipped {
-        writeln!(out, "note: {} is not UTF-8 and is left out", path.display())?;
-    }
-    Ok(())
+    text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
 /// Writes what a run leaves behind, and says how it ended.

@@ -1,8 +1,9 @@
 //! The last steps of a run as tracks for Perfetto: what stages did, and below it what the plan says
 //! they should have done.
 
-use zbelastic_schedule::render::chrome_trace::{TraceSlice, Track, timeline_tracks, write_trace};
-use zbelastic_schedule::{Compute, Op, Update};
+use zbelastic_schedule::render::chrome_trace::{
+    TraceSlice, Track, category, timeline_tracks, write_trace,
+};
 use zbelastic_trainer::stage::Activity;
 use zbelastic_types::StageIndex;
 
@@ -17,7 +18,7 @@ pub fn trace(timing: &Timing, stage_count: u32) -> String {
         slices: timing
             .slices(stage)
             .filter(|slice| slice.start_us >= from_us)
-            .map(|slice| trace_slice(slice, from_us))
+            .filter_map(|slice| trace_slice(slice, from_us))
             .collect(),
     });
     let planned = timeline_tracks(&timing.planned_timeline(TRACE_STEPS as u32), 1.0);
@@ -29,10 +30,10 @@ pub fn trace(timing: &Timing, stage_count: u32) -> String {
     write_trace(&measured.chain(planned).collect::<Vec<_>>())
 }
 
-fn trace_slice(slice: &Slice, from_us: f64) -> TraceSlice {
+fn trace_slice(slice: &Slice, from_us: f64) -> Option<TraceSlice> {
     let (name, category) = match slice.doing {
         Doing::Ran(Activity::Op { turn, op }) => {
-            (format!("{op} step {}", turn.step.0 + 1), category(op))
+            (format!("{op} step {}", turn.step.0 + 1), category(op)?)
         }
         Doing::Ran(Activity::Evaluation { pass }) => {
             (format!("{}F{} held out", pass.chunk, pass.microbatch), "evaluation")
@@ -43,18 +44,5 @@ fn trace_slice(slice: &Slice, from_us: f64) -> TraceSlice {
         Doing::Waited(turn) => (format!("gate of step {}", turn.step.0 + 1), "gate"),
     };
     let duration_us = slice.end_us - slice.start_us;
-    TraceSlice { name, category, start_us: slice.start_us - from_us, duration_us }
-}
-
-fn category(op: Op) -> &'static str {
-    match op {
-        Op::Compute(Compute::F, _) => "forward",
-        Op::Compute(Compute::B, _) => "input gradient",
-        Op::Compute(Compute::W, _) => "weight gradient",
-        Op::Compute(Compute::WE, _) => "early weight gradient",
-        Op::Compute(Compute::BW, _) => "both gradients",
-        Op::Update(Update::GatePrevious | Update::GateThis) => "gate",
-        Op::Update(Update::Report | Update::Step | Update::Commit) => "update",
-        Op::Transfer(..) => "transfer",
-    }
+    Some(TraceSlice { name, category, start_us: slice.start_us - from_us, duration_us })
 }

@@ -77,7 +77,9 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
     timeline.stages().map(track).collect()
 }
 
-fn category(op: Op) -> Option<&'static str> {
+/// What viewers colour and filter an operation by; `None` for transfers, which take no time.
+#[must_use]
+pub fn category(op: Op) -> Option<&'static str> {
     match op {
         Op::Compute(Compute::F, _) => Some("forward"),
         Op::Compute(Compute::B, _) => Some("input gradient"),
