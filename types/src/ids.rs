@@ -71,3 +71,16 @@ id! {
     /// A number for plans: who holds what from which step on.
     Generation(u64)
 }
+id! {
+    /// A process of the cluster. Never given twice, not even to a machine that lost its disk.
+    NodeId(u64)
+}
+id! {
+    /// One life of a node in the cluster: the index of the log entry that admitted it. It fences
+    /// what an earlier life left under way.
+    Incarnation(u64)
+}
+id! {
+    /// A cluster. A forced recovery makes a new one, so that members of the old one are strangers.
+    ClusterId(u64)
+}

@@ -3,10 +3,15 @@
 //! An id is a newtype, so a step cannot be passed where a microbatch is meant. What the words
 //! mean is written in `docs/glossary.md`; a word that is not there does not belong here.
 
+mod digest;
 mod ids;
+mod layers;
 mod units;
 
+pub use digest::Digest;
 pub use ids::{
-    Attempt, ChunkIndex, Generation, LayerId, MicrobatchIndex, StageIndex, Step, TensorIndex,
+    Attempt, ChunkIndex, ClusterId, Generation, Incarnation, LayerId, MicrobatchIndex, NodeId,
+    StageIndex, Step, TensorIndex,
 };
+pub use layers::LayerRange;
 pub use units::Bytes;

@@ -1,9 +1,7 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
-use std::ops::Range;
-
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_types::{Bytes, LayerId};
+use zbelastic_types::{Bytes, LayerId, LayerRange};
 
 use super::config::{LayerKind, ModelConfig};
 use super::layers::{
@@ -12,31 +10,6 @@ use super::layers::{
 };
 use super::state::LayerState;
 use crate::data::Batch;
-
-/// Layers `start` up to, not including, `end`; at least one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerRange {
-    start: LayerId,
-    end: LayerId,
-}
-
-impl LayerRange {
-    /// The layers from `start` up to `end`.
-    ///
-    /// # Panics
-    /// If there is none.
-    #[must_use]
-    pub fn new(start: u32, end: u32) -> Self {
-        assert!(start < end, "a chunk has a layer");
-        Self { start: LayerId(start), end: LayerId(end) }
-    }
-
-    /// Their numbers.
-    #[must_use]
-    pub fn ids(self) -> Range<u32> {
-        self.start.0..self.end.0
-    }
-}
 
 /// What one layer's pass keeps.
 enum LayerStash<T> {
