@@ -1,7 +1,30 @@
-//! What the cluster agrees on.
+//! What the cluster agrees on, and how.
 //!
-//! So far this is [`validation`]: how a step that was applied optimistically is kept, clipped,
-//! skipped or replayed. The package is pure. It knows no tensor, device, socket or clock; it sees
-//! sums and decides.
+//! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides; [`Seat`] is
+//! the part of a worker that talks to it. Both take what happened and return what to do. They know
+//! no tensor, device, socket or clock, draw nothing at random, and solve no schedule: a leader asks
+//! for a plan and gets it as an input, and every node only checks it.
+//!
+//! [`validation`] is how a step that was applied optimistically is kept, clipped, skipped or
+//! replayed; [`State`] is what follows from the log; [`duty`] is what a leader does about it.
 
+pub mod checkpoint;
+pub mod codec;
+// pub mod core;
+pub mod duty;
+pub mod entry;
+pub mod history;
+pub mod job;
+pub mod member;
+pub mod message;
+pub mod mutant;
+pub mod plan;
+pub mod raft;
+pub mod seat;
+pub mod state;
 pub mod validation;
+
+pub use entry::Entry;
+pub use member::Holder;
+pub use seat::Seat;
+pub use state::State;

@@ -37,7 +37,7 @@ impl Leader {
     /// If the report is not about the open turn, or contradicts another.
     pub fn handle_report(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &Ledger,
         report: &Report,
     ) -> Result<Option<Proposal>, ReportRefusal> {
         if self.tally.turn() != ledger.open_turn() {
@@ -47,7 +47,7 @@ impl Leader {
         let Some(summary) = self.tally.summary() else { return Ok(None) };
         let turn = ledger.open_turn();
         let updates = ledger.updates();
-        let decision = decide(&summary, &self.policy, ledger.history());
+        let decision = decide(&summary, &self.policy, ledger.history(&ledger.norms()));
         let went_ahead = Gate::of(summary.first_stage_sum, self.policy.clip_norm) == Gate::Open;
         let seal = seal(turn, updates, &decision, summary.loss_sum);
         Ok(Some(Proposal { seal, went_ahead }))

@@ -7,6 +7,7 @@ use zbelastic_types::{Attempt, Generation, Step};
 
 use super::seal::{Seal, SealRefusal, Turn, check_turn};
 use super::verdict::{History, Reason, Verdict};
+use crate::mutant::{self, Mutant};
 
 /// Norms remembered for the spike guard.
 pub const NORM_WINDOW: usize = 64;
@@ -48,28 +49,46 @@ impl Ledger {
     }
 
     /// What the next verdict may depend on.
-    pub(super) fn history(&mut self) -> History<'_> {
-        let (replays, spike_skips) = (self.replays, self.spike_skips);
-        History { norms: self.norms.make_contiguous(), replays, spike_skips }
+    pub(super) fn history<'a>(&self, norms: &'a [f64]) -> History<'a> {
+        History { norms, replays: self.replays, spike_skips: self.spike_skips }
+    }
+
+    /// Norms of the steps taken lately, oldest first.
+    pub(super) fn norms(&self) -> Vec<f64> {
+        self.norms.iter().copied().collect()
+    }
+
+    /// Checks a seal against what comes next.
+    ///
+    /// # Errors
+    /// If it is not about the open turn (rules R2 and R8), or its counters do not follow.
+    pub fn check(&self, seal: &Seal) -> Result<(), SealRefusal> {
+        check_turn(self.open, seal.turn)?;
+        let expected = self.updates + u64::from(seal.verdict.coefficient().is_some());
+        let cursor = seal.next_turn().step;
+        if seal.updates_after != expected || seal.cursor_after != cursor {
+            let found = seal.updates_after;
+            return Err(SealRefusal::Counters { expected, found, cursor: seal.cursor_after });
+        }
+        Ok(())
     }
 
     /// Applies a seal.
     ///
     /// # Errors
-    /// If the seal is not about the open turn.
-    ///
-    /// # Panics
-    /// If the seal's counters do not follow from the ledger's: who proposed it had another ledger.
+    /// As [`Self::check`]; the ledger stays as it was.
     pub fn apply(&mut self, seal: &Seal) -> Result<(), SealRefusal> {
-        check_turn(self.open, seal.turn)?;
-        if seal.verdict.coefficient().is_some() {
+        self.check(seal)?;
+        let is_taken = seal.verdict.coefficient().is_some();
+        if is_taken {
             self.updates += 1;
+        }
+        if is_taken || mutant::is(Mutant::M25RejectedCounted) {
             if self.norms.len() == NORM_WINDOW {
                 self.norms.pop_front();
             }
             self.norms.push_back(seal.norm());
         }
-        assert_eq!(seal.updates_after, self.updates, "updates follow from the seals");
         self.spike_skips = match (seal.verdict, seal.reason) {
             (Verdict::Skip, Reason::Spike { .. }) => self.spike_skips + 1,
             (Verdict::Keep | Verdict::Clip { .. }, _) => 0,
@@ -77,7 +96,11 @@ impl Ledger {
         };
         self.replays = if seal.verdict.is_final() { 0 } else { self.replays + 1 };
         self.open = seal.next_turn();
-        assert_eq!(seal.cursor_after, self.open.step, "the cursor follows from the seals");
         Ok(())
+    }
+
+    /// Goes on under another plan: the open step begins anew.
+    pub(crate) fn adopt(&mut self, generation: Generation) {
+        self.open = Turn { generation, step: self.open.step, attempt: Attempt(0) };
     }
 }

@@ -17,7 +17,8 @@ pub struct TensorSum {
 
 impl TensorSum {
     /// Whether two sums are the same to the bit; a NaN equals itself.
-    pub(super) fn same_bits(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn same_bits(&self, other: &Self) -> bool {
         self.tensor == other.tensor
             && self.square_sum.to_bits() == other.square_sum.to_bits()
             && self.nonfinite == other.nonfinite

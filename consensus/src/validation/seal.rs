@@ -104,6 +104,16 @@ pub enum SealRefusal {
         /// The seal's.
         found: Turn,
     },
+    /// Its counters do not follow from the ledger's: who proposed it had another ledger.
+    #[error("the seal leads to {found} updates and step {cursor}, expected {expected} updates")]
+    Counters {
+        /// Updates that follow.
+        expected: u64,
+        /// The seal's.
+        found: u64,
+        /// The seal's cursor.
+        cursor: Step,
+    },
     /// Something before it is missing.
     #[error("{found} is ahead of {expected}")]
     Gap {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::TensorIndex;
 
 use super::tally::Summary;
+use crate::mutant::{self, Mutant};
 
 /// What to do when a gradient is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +115,11 @@ pub enum Reason {
         /// Replays of the step so far.
         replays: u32,
     },
+    /// The step was sealed before a rewind, and does not come out with the same bits.
+    DiffersFromLog {
+        /// Replays of the step so far.
+        replays: u32,
+    },
     /// The norm lies far above what it was lately.
     Spike {
         /// Standard deviations above the mean.
@@ -142,6 +148,9 @@ impl fmt::Display for Reason {
             }
             Self::NonfiniteLoss { replays } => {
                 write!(f, "non-finite loss after {replays} replays")
+            }
+            Self::DiffersFromLog { replays } => {
+                write!(f, "differs from what was sealed after {replays} replays")
             }
             Self::Spike { deviations, deviations_max } => {
                 write!(
@@ -194,7 +203,8 @@ pub fn clip_coefficient(square_sum: f64, clip_norm: f64) -> f64 {
 pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> Decision {
     let square_sum = summary.square_sum();
     let decision = |verdict, reason| Decision { verdict, reason, square_sum };
-    if let Some(reason) = summary.nonfinite_reason(history.replays) {
+    let nonfinite = summary.nonfinite_reason(history.replays);
+    if let Some(reason) = nonfinite.filter(|_| !mutant::is(Mutant::M10NanPasses)) {
         let may_replay = history.replays < policy.replays_max;
         let verdict = match policy.nonfinite {
             NonfinitePolicy::Replay if may_replay => Verdict::Replay,

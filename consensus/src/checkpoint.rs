@@ -1,0 +1,50 @@
+//! Checkpoints as the cluster knows them: what must be read, not where it lies.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Digest, LayerId, Step};
+
+use crate::validation::Ledger;
+
+/// Checkpoints kept at most.
+pub const CHECKPOINTS_MAX: usize = 16;
+/// Checkpoints under way at most; the oldest is given up for a new one.
+pub const PENDING_MAX: usize = 4;
+
+/// A layer with the digest of its state.
+pub type LayerDigest = (LayerId, Digest);
+
+/// A version all of whose layers are durable.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointRecord {
+    /// The version: steps sealed before it.
+    pub version: Step,
+    /// The digest of each layer, in model order.
+    pub layers: Vec<Digest>,
+    /// The ledger as it stood.
+    pub ledger: Ledger,
+}
+
+/// A version that is to become one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PendingCheckpoint {
+    /// The version.
+    pub version: Step,
+    /// Layers that are durable so far.
+    pub layers: BTreeMap<LayerId, Digest>,
+    /// The ledger as it stands.
+    pub ledger: Ledger,
+}
+
+impl PendingCheckpoint {
+    /// The record, if no layer is missing.
+    #[must_use]
+    pub fn complete(&self, layer_count: u32) -> Option<CheckpointRecord> {
+        if self.layers.len() != layer_count as usize {
+            return None;
+        }
+        let (version, ledger) = (self.version, self.ledger.clone());
+        Some(CheckpointRecord { version, layers: self.layers.values().copied().collect(), ledger })
+    }
+}

@@ -1,0 +1,583 @@
+//! A controller: one voter's view of the log, the state that follows from it, and a leader's duties.
+//!
+//! `handle` takes one thing that happened and never blocks; `poll_output` returns the next thing to
+//! do, until there is none. Outputs come in the order in which they must be begun. A message that
+//! must not leave before something is durable is held back here until the shell calls
+//! [`Core::on_persisted`], so the shell may send whatever it is given.
+//!
+//! The same construction and the same inputs give the same outputs, bit for bit.
+
+mod briefing;
+mod workers;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::codec::{self, DecodeError};
+use crate::duty::{Action, Duties, DutyTiming, InputRefusal, SolveRequest, Solution, Unsolvable};
+use crate::entry::Entry;
+use crate::job::JobChange;
+use crate::member::{LossReason, MemberChange, Resources, Role};
+use crate::message::{Envelope, Message};
+use crate::mutant::{self, Mutant};
+use crate::raft::{
+    FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal, RaftSetup,
+    RaftStartError, RaftStatus, Record, RecoveredLog, VoterChange,
+};
+use crate::state::{Change, EntryRefusal, State};
+
+/// Bytes of an entry at most.
+pub const ENTRY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a snapshot at most.
+pub const SNAPSHOT_BYTES_MAX: usize = 6 << 20;
+/// Ticks between two requests of a controller that waits to be admitted.
+const JOIN_TICKS: u64 = 10;
+
+/// What a controller is told once.
+#[derive(Clone, Debug)]
+pub struct CoreSetup {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The voter.
+    pub raft: RaftSetup,
+    /// How long a leader waits for what.
+    pub timing: DutyTiming,
+}
+
+/// How a controller begins.
+#[derive(Debug)]
+pub enum Start {
+    /// As one of the first voters of a new cluster, all with the same state.
+    Create {
+        /// The voters.
+        voters: Vec<NodeId>,
+        /// The state they begin with.
+        state: Box<State>,
+    },
+    /// With nothing: it asks these controllers to be admitted.
+    Wait {
+        /// Whom to ask.
+        controllers: Vec<NodeId>,
+        /// Grows with each start of the node.
+        boot: u64,
+    },
+    /// From what it has on disk.
+    Recover(Box<RecoveredLog>),
+}
+
+/// Why a controller does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The log is not usable.
+    #[error(transparent)]
+    Raft(#[from] RaftStartError),
+    /// The snapshot in the log is not usable.
+    #[error("the snapshot on disk: {0}")]
+    Snapshot(DecodeError),
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A tick of the node's clock.
+    Tick,
+    /// A message arrived.
+    Message {
+        /// Who sent it.
+        from: NodeId,
+        /// What.
+        message: Box<Envelope>,
+    },
+    /// A plan that was asked for.
+    Solved {
+        /// As in the request.
+        number: u64,
+        /// The plan, or why there is none.
+        solution: Box<Result<Solution, Unsolvable>>,
+    },
+    /// The connection to a node closed.
+    Closed {
+        /// The node.
+        node: NodeId,
+    },
+    /// A person orders something.
+    Command(Command),
+}
+
+/// What a person may order.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// About the job.
+    Job(JobChange),
+    /// A member is to be counted on no more.
+    Remove(NodeId),
+    /// Another voter is to lead.
+    TransferLeader(NodeId),
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Send a message; it may be lost.
+    Send {
+        /// Whom to.
+        to: NodeId,
+        /// What.
+        message: Box<Envelope>,
+    },
+    /// Make records durable, in this order, then call [`Core::on_persisted`].
+    Persist {
+        /// To be given back.
+        token: PersistToken,
+        /// The records.
+        records: Vec<Record>,
+    },
+    /// Records before this one are not needed any more.
+    Trim {
+        /// How many records, counted from the first ever written.
+        before: u64,
+    },
+    /// Find a plan; the answer is an [`Input::Solved`].
+    Solve(SolveRequest),
+    /// For logs, status and tests: what was agreed, or why not.
+    Event(Event),
+    /// This node must stop, and may come back as a new one only.
+    Fatal(FatalCause),
+}
+
+/// What was agreed, or who leads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// An entry was applied.
+    Applied {
+        /// Its index.
+        index: u64,
+        /// What it changed.
+        change: Box<Change>,
+    },
+    /// An entry changed nothing.
+    Refused {
+        /// Its index.
+        index: u64,
+        /// Its kind.
+        entry: &'static str,
+        /// Why.
+        refusal: EntryRefusal,
+    },
+    /// A snapshot took the place of entries.
+    Installed {
+        /// Its index.
+        index: u64,
+    },
+    /// Somebody leads.
+    Leader {
+        /// Who, as far as is known.
+        leader: Option<NodeId>,
+        /// In which term.
+        term: u64,
+    },
+}
+
+/// Why a node must stop.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FatalCause {
+    /// Its log cannot be that of the voter it says it is.
+    Log(FatalReason),
+    /// An entry or snapshot of a version that this program does not read. It must not be left out.
+    Version(DecodeError),
+}
+
+/// Why an input was dropped. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CoreRefusal {
+    /// It is of another cluster.
+    #[error("of cluster {found}, this is {expected}")]
+    OtherCluster {
+        /// This cluster.
+        expected: ClusterId,
+        /// The message's.
+        found: ClusterId,
+    },
+    /// The log does not take it.
+    #[error(transparent)]
+    Raft(#[from] RaftRefusal),
+    /// It cannot be proposed.
+    #[error(transparent)]
+    Propose(#[from] ProposeRefusal),
+    /// It does not fit what is agreed.
+    #[error(transparent)]
+    Worker(#[from] InputRefusal),
+    /// Only a leader takes it.
+    #[error("node {leader:?} leads, not this one")]
+    NotLeader {
+        /// Who leads, as far as is known.
+        leader: Option<NodeId>,
+    },
+    /// It is nothing a controller is told.
+    #[error("not a message for a controller")]
+    NotForControllers,
+    /// No such member.
+    #[error("node {node} is no member")]
+    UnknownNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// Nobody waits for that plan any more.
+    #[error("nobody waits for plan {number}")]
+    Unasked {
+        /// Its number.
+        number: u64,
+    },
+    /// The node stopped.
+    #[error("this node has stopped")]
+    Stopped,
+}
+
+/// Whom a controller asks while it is no voter.
+#[derive(Debug)]
+struct Waiting {
+    controllers: Vec<NodeId>,
+    boot: u64,
+    tick: u64,
+}
+
+/// A controller.
+pub struct Core {
+    setup: CoreSetup,
+    raft: RaftNode,
+    state: State,
+    duties: Option<Duties>,
+    waiting: Option<Waiting>,
+    /// The last entry that workers have to know of.
+    told: u64,
+    /// An entry under proposal that changes voters.
+    is_stopped: bool,
+    refusals: BTreeMap<&'static str, u64>,
+    outbox: VecDeque<Output>,
+}
+
+impl Core {
+    /// A controller that begins as told.
+    ///
+    /// # Errors
+    /// If what it has on disk cannot be used.
+    pub fn new(setup: CoreSetup, start: Start) -> Result<Self, StartError> {
+        let cluster = setup.cluster;
+        let (raft, state, waiting) = match start {
+            Start::Create { voters, state } => {
+                let raft = RaftNode::create(setup.raft.clone(), &voters, codec::encode(&*state));
+                (raft, *state, None)
+            }
+            Start::Wait { controllers, boot } => {
+                let state = State::new(cluster);
+                let raft = RaftNode::create(setup.raft.clone(), &[], codec::encode(&state));
+                (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
+            }
+            Start::Recover(recovered) => {
+                let data = recovered.snapshot_data();
+                let state = codec::decode(data, SNAPSHOT_BYTES_MAX);
+                let state = state.map_err(StartError::Snapshot)?;
+                (RaftNode::recover(setup.raft.clone(), *recovered)?, state, None)
+            }
+        };
+        let mut core = Self {
+            setup,
+            raft,
+            told: state.applied(),
+            state,
+            duties: None,
+            waiting,
+            is_stopped: false,
+            refusals: BTreeMap::new(),
+            outbox: VecDeque::new(),
+        };
+        core.advance();
+        Ok(core)
+    }
+
+    /// Takes in one thing that happened.
+    ///
+    /// # Errors
+    /// If it does not belong: it is dropped and counted, and nothing changes.
+    pub fn handle(&mut self, input: Input) -> Result<(), CoreRefusal> {
+        if self.is_stopped {
+            return Err(CoreRefusal::Stopped);
+        }
+        let result = self.take_in(input);
+        if let Err(refusal) = &result {
+            *self.refusals.entry(refusal.name()).or_default() += 1;
+        }
+        self.advance();
+        result
+    }
+
+    /// Records are durable.
+    pub fn on_persisted(&mut self, token: PersistToken) {
+        if !self.is_stopped {
+            self.raft.on_persisted(token);
+            self.advance();
+        }
+    }
+
+    /// The next thing to do, until there is none.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outbox.pop_front()
+    }
+
+    /// What is agreed, as far as it is known here.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Where the voter stands.
+    #[must_use]
+    pub fn status(&self) -> RaftStatus {
+        self.raft.status()
+    }
+
+    /// The duties, while this node leads.
+    #[must_use]
+    pub fn duties(&self) -> Option<&Duties> {
+        self.duties.as_ref()
+    }
+
+    /// Inputs dropped so far, by reason.
+    #[must_use]
+    pub fn refusals(&self) -> &BTreeMap<&'static str, u64> {
+        &self.refusals
+    }
+
+    fn take_in(&mut self, input: Input) -> Result<(), CoreRefusal> {
+        match input {
+            Input::Tick => {
+                self.raft.tick();
+                if let Some(duties) = &mut self.duties {
+                    duties.handle_tick(&self.state);
+                }
+                self.ask_to_be_admitted();
+                Ok(())
+            }
+            Input::Message { from, message } => self.handle_message(from, *message),
+            Input::Solved { number, solution } => {
+                let duties = self.duties.as_mut();
+                let is_wanted = duties.is_some_and(|d| d.handle_solution(number, *solution));
+                if is_wanted { Ok(()) } else { Err(CoreRefusal::Unasked { number }) }
+            }
+            Input::Closed { node } => {
+                if let Some(duties) = &mut self.duties {
+                    duties.handle_closed(&self.state, node);
+                }
+                Ok(())
+            }
+            Input::Command(command) => self.handle_command(command),
+        }
+    }
+
+    fn handle_command(&mut self, command: Command) -> Result<(), CoreRefusal> {
+        let status = self.raft.status();
+        let Some(duties) = &mut self.duties else {
+            return Err(CoreRefusal::NotLeader { leader: status.leader });
+        };
+        match command {
+            Command::Job(change) => Ok(self.propose(&Entry::Job(change))?),
+            Command::Remove(node) => {
+                let holder = self.state.holder_of(node);
+                let holder = holder.ok_or(CoreRefusal::UnknownNode { node })?;
+                let change = MemberChange::Lost { holder, reason: LossReason::Removed };
+                Ok(duties.handle_change(&self.state, change)?)
+            }
+            Command::TransferLeader(node) => {
+                self.raft.transfer_leader(node);
+                Ok(())
+            }
+        }
+    }
+
+    fn ask_to_be_admitted(&mut self) {
+        let Some(waiting) = &mut self.waiting else { return };
+        let status = self.raft.status();
+        if status.voters.contains(&status.node) {
+            self.waiting = None;
+            return;
+        }
+        waiting.tick += 1;
+        if waiting.tick % JOIN_TICKS != 1 {
+            return;
+        }
+        let resources = Resources { memory: zbelastic_types::Bytes(0), speed_permille: 0 };
+        let join = Message::Join { boot: waiting.boot, role: Role::Controller, resources };
+        for to in waiting.controllers.clone() {
+            self.send(to, join.clone());
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        let message = Box::new(Envelope { cluster: self.setup.cluster, message });
+        self.outbox.push_back(Output::Send { to, message });
+    }
+
+    /// Carries out what follows, until nothing does.
+    fn advance(&mut self) {
+        while !self.is_stopped {
+            if let Some(output) = self.raft.poll() {
+                self.perform(output);
+                continue;
+            }
+            self.follow_leadership();
+            if !self.act() {
+                return;
+            }
+        }
+    }
+
+    fn perform(&mut self, output: RaftOutput) {
+        match output {
+            RaftOutput::Send { to, message } => self.send(to, Message::Raft(message)),
+            RaftOutput::Persist { token, records } => {
+                self.outbox.push_back(Output::Persist { token, records });
+            }
+            RaftOutput::Trim { before } => self.outbox.push_back(Output::Trim { before }),
+            RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
+            RaftOutput::Installed { index, data } => self.install(index, &data),
+            RaftOutput::AskSnapshot => {
+                self.raft.compact(self.state.applied(), codec::encode(&self.state));
+            }
+            RaftOutput::LeaderChanged { leader, term } => {
+                self.outbox.push_back(Output::Event(Event::Leader { leader, term }));
+            }
+            RaftOutput::Fatal(reason) => self.stop(FatalCause::Log(reason)),
+        }
+    }
+
+    fn stop(&mut self, cause: FatalCause) {
+        self.is_stopped = true;
+        self.duties = None;
+        self.outbox.push_back(Output::Fatal(cause));
+    }
+
+    fn apply(&mut self, index: u64, data: &[u8]) {
+        if data.is_empty() {
+            self.state.pass(index);
+            return;
+        }
+        let entry: Entry = match codec::decode(data, ENTRY_BYTES_MAX) {
+            Ok(entry) => entry,
+            Err(error) => return self.stop(FatalCause::Version(error)),
+        };
+        let result = self.state.apply(index, entry.clone());
+        if let Some(duties) = &mut self.duties {
+            let result = result.as_ref().map(|_| ());
+            duties.on_applied(&self.state, index, &entry, result);
+        }
+        match result {
+            Ok(change) => {
+                self.tell_workers(index, &change);
+                let change = Box::new(change);
+                self.outbox.push_back(Output::Event(Event::Applied { index, change }));
+            }
+            Err(refusal) => {
+                let entry = entry.name();
+                let event = Event::Refused { index, entry, refusal };
+                self.outbox.push_back(Output::Event(event));
+            }
+        }
+    }
+
+    fn install(&mut self, index: u64, data: &[u8]) {
+        match codec::decode(data, SNAPSHOT_BYTES_MAX) {
+            Ok(state) => {
+                self.state = state;
+                if self.state.applied() < index {
+                    self.state.pass(index);
+                }
+                self.told = index;
+                self.outbox.push_back(Output::Event(Event::Installed { index }));
+            }
+            Err(error) => self.stop(FatalCause::Version(error)),
+        }
+    }
+
+    /// Duties begin from nothing once everything before this leadership is applied, and end with it.
+    fn follow_leadership(&mut self) {
+        let leads = self.raft.status().leads_applied;
+        if leads != self.duties.is_some() {
+            self.duties = leads.then(|| Duties::new(&self.state, self.setup.timing));
+            if leads {
+                self.brief_all();
+            }
+        }
+    }
+
+    /// Does one thing that is due. Yields whether there was one.
+    fn act(&mut self) -> bool {
+        let Some(duties) = &mut self.duties else { return false };
+        match duties.decide(&self.state) {
+            Some(Action::Propose(entry)) => self.propose(&entry).is_ok(),
+            Some(Action::Solve(request)) => {
+                self.outbox.push_back(Output::Solve(request));
+                true
+            }
+            Some(Action::AskInventory) => {
+                self.brief_all();
+                true
+            }
+            None => self.change_voters(),
+        }
+    }
+
+    fn propose(&mut self, entry: &Entry) -> Result<(), ProposeRefusal> {
+        self.raft.propose(codec::encode(entry))?;
+        let index = self.raft.status().last_index;
+        if let Some(duties) = &mut self.duties {
+            duties.on_proposed(index, entry);
+        }
+        if let (Entry::Seal(seal), true) = (entry, mutant::is(Mutant::M24UndoFreedAtProposal)) {
+            self.tell_proposal(*seal);
+        }
+        Ok(())
+    }
+
+    /// Voters follow the members: who is admitted learns first and votes when it has caught up.
+    fn change_voters(&mut self) -> bool {
+        let status = self.raft.status();
+        if status.is_joint || status.is_changing {
+            return false;
+        }
+        let is_wanted = |node: &NodeId| self.state.is_controller(*node);
+        let known = || status.voters.iter().chain(&status.learners);
+        let gone = known().find(|node| !is_wanted(node) && **node != status.node);
+        let new = self.state.controllers().find(|node| !known().any(|known| known == node));
+        let caught_up = |node: &&NodeId| {
+            let matched = status.matched.iter().find(|(of, _)| of == *node);
+            matched.is_some_and(|(_, index)| *index >= status.commit)
+        };
+        let ready = status.learners.iter().find(|node| is_wanted(node) && caught_up(node));
+        let change = match (gone, ready, new) {
+            (Some(node), _, _) => VoterChange::Remove(*node),
+            (None, Some(node), _) => VoterChange::Promote(*node),
+            (None, None, Some(node)) => VoterChange::AddLearner(node),
+            (None, None, None) => return false,
+        };
+        self.raft.change_voters(change).is_ok()
+    }
+}
+
+impl CoreRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::OtherCluster { .. } => "other-cluster",
+            Self::Raft(_) => "raft",
+            Self::Propose(_) => "propose",
+            Self::Worker(refusal) => refusal.name(),
+            Self::NotLeader { .. } => "not-leader",
+            Self::NotForControllers => "not-for-controllers",
+            Self::UnknownNode { .. } => "unknown-node",
+            Self::Unasked { .. } => "unasked-plan",
+            Self::Stopped => "stopped",
+        }
+    }
+}

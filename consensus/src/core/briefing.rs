@@ -1,0 +1,125 @@
+//! What workers are told.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Generation, NodeId, Step};
+
+use super::Core;
+use crate::member::{Holder, Role};
+use crate::message::{Briefing, Message};
+use crate::state::{Change, PlanPhase, State};
+use crate::validation::Seal;
+
+/// Whether the receiver knows the plan in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Knows {
+    Plan,
+    Nothing,
+}
+
+impl Core {
+    /// Tells workers of an entry that matters to them, if this node leads; others answer when asked.
+    pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
+        let (matters, knows) = match change {
+            Change::Members(_) | Change::Resumed(_) | Change::Job(_) | Change::Rewound { .. } => {
+                (true, Knows::Plan)
+            }
+            Change::Sealed { adopted: None, .. } => (true, Knows::Plan),
+            Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::Nothing),
+            Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. } => (false, Knows::Plan),
+        };
+        if !matters {
+            return;
+        }
+        self.told = index;
+        if self.duties.is_some() {
+            self.brief_workers(knows);
+        }
+    }
+
+    /// Tells all workers everything.
+    pub(super) fn brief_all(&mut self) {
+        self.brief_workers(Knows::Nothing);
+    }
+
+    fn brief_workers(&mut self, knows: Knows) {
+        let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
+        for node in workers {
+            self.brief_node(node, knows);
+        }
+    }
+
+    fn brief_node(&mut self, node: NodeId, knows: Knows) {
+        let briefing = self.briefing(node, knows);
+        self.send(node, Message::Briefing(Box::new(briefing)));
+    }
+
+    /// Answers a worker that says what it knows, if it lacks something.
+    pub(super) fn answer(&mut self, holder: Holder, known: u64, generation: Generation) {
+        let is_fenced = !self.state.is_live(holder);
+        // A follower that lags behind does not know everybody; only who was applied may be told so.
+        if is_fenced && holder.incarnation.0 > self.state.applied() {
+            return;
+        }
+        let asks = self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(holder.node));
+        let lacks_plan = generation < self.state.generation();
+        if is_fenced || known < self.told || lacks_plan || asks {
+            let knows = if lacks_plan { Knows::Nothing } else { Knows::Plan };
+            self.brief_node(holder.node, knows);
+        }
+    }
+
+    /// Tells a worker that it was admitted.
+    pub(super) fn answer_join(&mut self, node: NodeId, boot: u64) {
+        let member = self.state.members().get(&node);
+        let is_admitted = member.is_some_and(|member| {
+            member.is_live() && member.boot == boot && member.role == Role::Worker
+        });
+        if is_admitted {
+            self.brief_node(node, Knows::Nothing);
+        }
+    }
+
+    fn briefing(&self, node: NodeId, knows: Knows) -> Briefing {
+        let state = &self.state;
+        let member = state.members().get(&node).filter(|member| member.is_live());
+        let plan = state.plan();
+        let is_told = knows == Knows::Nothing;
+        Briefing {
+            index: state.applied(),
+            leader: self.raft.status().leader,
+            you: member.map(|member| (member.boot, member.incarnation)),
+            spec: state.job().filter(|_| is_told).map(|job| job.spec.clone()),
+            job: state.job().map(|job| job.phase),
+            generation: plan.map_or(Generation(0), |plan| plan.record.generation),
+            plan: plan.filter(|_| is_told).map(|plan| Arc::clone(&plan.record)),
+            is_running: plan.is_some_and(|plan| plan.phase == PlanPhase::Running),
+            open: state.open_turn(),
+            updates: state.ledger().updates(),
+            seal: state.last_seal().copied(),
+            asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
+            durable: durable(state),
+        }
+    }
+
+    /// What a leader with a known bug does: it tells of a seal that is not agreed on yet.
+    pub(super) fn tell_proposal(&mut self, seal: Seal) {
+        let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
+        for node in workers {
+            let briefing = self.briefing(node, Knows::Plan);
+            let told = Briefing { seal: Some(seal), ..briefing };
+            self.send(node, Message::Briefing(Box::new(told)));
+        }
+    }
+}
+
+/// The newest version that nobody has to be told of any more.
+fn durable(state: &State) -> Step {
+    match state.pending().first() {
+        Some(pending) => Step(pending.version.0 - 1),
+        None => state.open_turn().step,
+    }
+}

@@ -1,0 +1,95 @@
+//! Messages, and whom they concern.
+
+use zbelastic_types::NodeId;
+
+use super::{Core, CoreRefusal};
+use crate::duty::{Duties, InputRefusal};
+use crate::member::{LossReason, MemberChange};
+use crate::message::{Envelope, Message};
+
+impl Core {
+    pub(super) fn handle_message(
+        &mut self,
+        from: NodeId,
+        envelope: Envelope,
+    ) -> Result<(), CoreRefusal> {
+        let (expected, found) = (self.setup.cluster, envelope.cluster);
+        if expected != found {
+            return Err(CoreRefusal::OtherCluster { expected, found });
+        }
+        match envelope.message {
+            Message::Raft(message) => Ok(self.raft.handle(from, message)?),
+            Message::Beat { holder, known, generation, pulse } => {
+                check_sender(from, holder.node)?;
+                let heard = match &mut self.duties {
+                    Some(duties) => duties.handle_beat(&self.state, holder, pulse),
+                    None => Ok(()),
+                };
+                self.answer(holder, known, generation);
+                Ok(heard?)
+            }
+            Message::Join { boot, role, resources } => {
+                self.answer_join(from, boot);
+                let change = MemberChange::Admit { node: from, boot, role, resources };
+                self.with_duties(|duties, core| duties.handle_change(&core.state, change))
+            }
+            Message::Briefing(_) => Err(CoreRefusal::NotForControllers),
+            message => self.handle_news(from, message),
+        }
+    }
+
+    /// What only a leader listens to.
+    fn handle_news(&mut self, from: NodeId, message: Message) -> Result<(), CoreRefusal> {
+        if let Some(holder) = message.holder() {
+            check_sender(from, holder.node)?;
+        }
+        self.with_duties(|duties, core| {
+            let state = &core.state;
+            match message {
+                Message::Report { holder, report, state: attested } => {
+                    duties.handle_report(state, holder, &report, attested)
+                }
+                Message::Held { holder, update } => duties.handle_held(state, holder, update),
+                Message::Inventory { holder, index, layers } => {
+                    duties.handle_inventory(state, holder, index, layers)
+                }
+                Message::Ready(ready) => duties.handle_ready(state, ready),
+                Message::LoadFailed { holder, generation, layer } => {
+                    duties.handle_load_failed(state, holder, generation, layer)
+                }
+                Message::Saved { holder, version, layers } => {
+                    duties.handle_saved(state, holder, version, layers)
+                }
+                Message::Drain { holder } => {
+                    duties.handle_change(state, MemberChange::Drain { holder })
+                }
+                Message::Leave { holder } => {
+                    let reason = LossReason::Drained;
+                    duties.handle_change(state, MemberChange::Lost { holder, reason })
+                }
+                Message::Raft(_)
+                | Message::Join { .. }
+                | Message::Beat { .. }
+                | Message::Briefing(_) => unreachable!("taken in before"),
+            }
+        })
+    }
+
+    /// Lets the duties see the state, if this node leads.
+    fn with_duties(
+        &mut self,
+        handle: impl FnOnce(&mut Duties, &Self) -> Result<(), InputRefusal>,
+    ) -> Result<(), CoreRefusal> {
+        let Some(mut duties) = self.duties.take() else {
+            return Err(CoreRefusal::NotLeader { leader: self.raft.status().leader });
+        };
+        let result = handle(&mut duties, self);
+        self.duties = Some(duties);
+        Ok(result?)
+    }
+}
+
+/// Whoever speaks for a node is that node.
+fn check_sender(from: NodeId, node: NodeId) -> Result<(), CoreRefusal> {
+    if from == node { Ok(()) } else { Err(CoreRefusal::UnknownNode { node }) }
+}

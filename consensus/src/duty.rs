@@ -1,0 +1,389 @@
+//! What a leader does about the state: pure decisions over what it heard since its election.
+//!
+//! Nothing here is agreed on, and nothing is kept: a new leader begins with empty hands. Workers
+//! tell what matters until it is sealed, so empty hands fill again.
+
+mod inbox;
+mod planning;
+mod restore;
+mod sealing;
+mod seating;
+mod watch;
+mod window;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use zbelastic_schedule::{Program, Window};
+use zbelastic_types::{Generation, LayerId, LayerRange, NodeId, StageIndex, Step};
+
+use crate::entry::{Entry, ReadyRecord};
+use crate::job::{HaltReason, JobChange, JobSpec};
+use crate::member::{Holder, LossReason, MemberChange, Resources};
+use crate::plan::PlanReason;
+use crate::state::{EntryRefusal, State};
+use crate::validation::Turn;
+
+pub use inbox::InputRefusal;
+pub use planning::Need;
+pub use restore::{Restore, restore_point};
+pub use sealing::{Sealing, Withheld};
+pub use window::switched_window;
+
+/// How long a leader waits for what, in its own ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct DutyTiming {
+    /// Without a heartbeat, until a member is lost.
+    pub lost_after_ticks: u32,
+    /// Without a seal, until a running plan is given up.
+    pub stall_ticks: u32,
+    /// Until a plan that loads is given up.
+    pub load_ticks: u32,
+    /// After the last change of members, until those who came are planned in.
+    pub settle_ticks: u32,
+    /// Until an inventory goes on without those who did not answer.
+    pub inventory_ticks: u32,
+}
+
+/// A plan asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SolveRequest {
+    /// To be given back with the answer.
+    pub number: u64,
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// Who may stand at a stage, in the order of stages; the first ones are used.
+    pub nodes: Vec<(NodeId, Resources)>,
+    /// Whether steps run ahead.
+    pub window: Window,
+}
+
+/// The answer: a plan without names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// The lowered program; it may have fewer stages than nodes were offered.
+    pub program: Program,
+    /// The layers of each chunk.
+    pub chunks: Vec<LayerRange>,
+    /// Ticks after which one of its operations hangs.
+    pub op_ticks_max: u32,
+}
+
+/// Why there is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no plan for {nodes} nodes: {reason}")]
+pub struct Unsolvable {
+    /// Nodes offered.
+    pub nodes: usize,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// What a decision leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Propose this.
+    Propose(Entry),
+    /// Ask for a plan.
+    Solve(SolveRequest),
+    /// Ask all workers which layers they hold.
+    AskInventory,
+}
+
+/// What is proposed at most once at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    Members,
+    Plan,
+    Seal(Turn),
+    Ready(Generation, NodeId),
+    Durable(Step, NodeId),
+    Checkpoint(Step),
+    Job,
+}
+
+/// Doubts about nodes that contradicted each other, by node: with whom.
+type Marks = BTreeMap<NodeId, BTreeSet<NodeId>>;
+
+/// Contradictions of one pair until the run is held.
+const PAIR_CONTRADICTIONS_MAX: u32 = 6;
+/// Partners with whom a node must have been in contradiction to be the one at fault.
+const PARTNERS_AT_FAULT: usize = 2;
+
+/// The duties of a leader.
+#[derive(Debug)]
+pub struct Duties {
+    timing: DutyTiming,
+    now: u64,
+    watch: watch::Watch,
+    changes: Vec<MemberChange>,
+    sealing: Option<Sealing>,
+    planning: planning::Planning,
+    ready: BTreeMap<StageIndex, ReadyRecord>,
+    saved: BTreeMap<(Step, NodeId), (Holder, Vec<(LayerId, zbelastic_types::Digest)>)>,
+    /// Why the plan of this generation must go, if it must.
+    trouble: Option<(Generation, PlanReason)>,
+    /// A state that owner and copy tell differently.
+    differing: Option<(Generation, LayerId)>,
+    bad_checkpoints: BTreeSet<Step>,
+    marks: Marks,
+    contradictions: u32,
+    in_flight: BTreeMap<u64, Lane>,
+    /// When something last moved: a seal, or a plan.
+    moved: u64,
+    /// When members last changed.
+    members_changed: u64,
+}
+
+impl Duties {
+    /// Empty hands.
+    #[must_use]
+    pub fn new(state: &State, timing: DutyTiming) -> Self {
+        let mut watch = watch::Watch::default();
+        watch.begin(state, 0);
+        Self {
+            timing,
+            now: 0,
+            watch,
+            changes: Vec::new(),
+            sealing: None,
+            planning: planning::Planning::default(),
+            ready: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            trouble: None,
+            differing: None,
+            bad_checkpoints: BTreeSet::new(),
+            marks: Marks::new(),
+            contradictions: 0,
+            in_flight: BTreeMap::new(),
+            moved: 0,
+            members_changed: 0,
+        }
+    }
+
+    /// A tick of the leader's clock.
+    pub fn handle_tick(&mut self, state: &State) {
+        self.now += 1;
+        let lost = self.watch.overdue(state, self.now, &self.timing);
+        for (holder, reason) in lost {
+            self.note_change(MemberChange::Lost { holder, reason });
+        }
+    }
+
+    /// An entry was proposed and got this index.
+    pub fn on_proposed(&mut self, index: u64, entry: &Entry) {
+        let lane = lane_of(entry);
+        self.in_flight.insert(index, lane);
+    }
+
+    /// Entries up to `index` are applied; the last one with this result.
+    pub fn on_applied(
+        &mut self,
+        state: &State,
+        index: u64,
+        entry: &Entry,
+        result: Result<(), &EntryRefusal>,
+    ) {
+        self.in_flight = self.in_flight.split_off(&(index + 1));
+        match entry {
+            Entry::Members(_) => {
+                self.members_changed = self.now;
+                self.watch.follow(state, self.now);
+                self.changes.retain(|change| is_pending(state, change));
+            }
+            Entry::Seal(_) => self.moved = self.now,
+            Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_) => {
+                self.moved = self.now;
+                self.planning.on_plan_changed();
+            }
+            Entry::Ready(_) => self.moved = self.now,
+            Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
+        }
+        if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
+            self.note_digests_differ(state, *layer);
+        }
+        let generation = state.generation();
+        self.ready.retain(|_, ready| ready.generation == generation);
+        self.saved.retain(|(version, _), _| {
+            state.pending().iter().any(|pending| pending.version == *version)
+        });
+        self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
+        self.differing = self.differing.filter(|(of, _)| *of == generation);
+    }
+
+    /// The next thing to do, until there is none. Each is asked for once: what is proposed is
+    /// remembered by [`Self::on_proposed`].
+    pub fn decide(&mut self, state: &State) -> Option<Action> {
+        if let Some(entry) = self.decide_members(state) {
+            return Some(Action::Propose(entry));
+        }
+        self.decide_ready(state)
+            .or_else(|| self.decide_seal(state))
+            .or_else(|| self.decide_durable(state))
+            .map(Action::Propose)
+            .or_else(|| self.decide_plan(state))
+    }
+
+    /// Why the open turn is not sealed.
+    #[must_use]
+    pub fn withheld(&self, state: &State) -> Option<Withheld> {
+        let sealing = self.sealing.as_ref()?;
+        sealing.decide(state).err()
+    }
+
+    fn is_in_flight(&self, lane: Lane) -> bool {
+        self.in_flight.values().any(|found| *found == lane)
+    }
+
+    fn decide_members(&mut self, state: &State) -> Option<Entry> {
+        if self.changes.is_empty() || self.is_in_flight(Lane::Members) {
+            return None;
+        }
+        self.changes.retain(|change| is_pending(state, change));
+        (!self.changes.is_empty()).then(|| Entry::Members(self.changes.clone()))
+    }
+
+    fn decide_ready(&mut self, state: &State) -> Option<Entry> {
+        let slots = match &state.plan()?.phase {
+            crate::state::PlanPhase::Loading(slots) => slots,
+            crate::state::PlanPhase::Running | crate::state::PlanPhase::Closed => return None,
+        };
+        let generation = state.generation();
+        let is_new = |(stage, ready): &(&StageIndex, &ReadyRecord)| {
+            ready.generation == generation
+                && slots[stage.index()].is_none()
+                && !self.is_in_flight(Lane::Ready(generation, ready.holder.node))
+        };
+        if let Some((_, ready)) = self.ready.iter().find(is_new) {
+            return Some(Entry::Ready(ready.clone()));
+        }
+        let is_complete = slots.iter().all(Option::is_some) && state.lost_holder().is_none();
+        let is_free = !self.is_in_flight(Lane::Plan) && self.trouble.is_none();
+        (is_complete && is_free).then_some(Entry::Resume { generation })
+    }
+
+    fn decide_seal(&mut self, state: &State) -> Option<Entry> {
+        let sealing = self.sealing.as_ref()?;
+        let turn = state.open_turn();
+        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) {
+            return None;
+        }
+        match sealing.decide(state) {
+            Ok(seal) => Some(Entry::Seal(seal)),
+            Err(Withheld::DiffersFromLog { step }) => {
+                let is_free = !self.is_in_flight(Lane::Job);
+                let halt = JobChange::Halt(HaltReason::DiffersFromLog { step });
+                is_free.then_some(Entry::Job(halt))
+            }
+            Err(Withheld::Sums { layer, owner, copy }) => {
+                self.mark(owner, copy);
+                self.sealing = None;
+                self.note_trouble(state, PlanReason::Contradiction { layer });
+                self.decide_blame(state)
+            }
+            Err(Withheld::State { layer, owner, copy }) => {
+                self.mark(owner, copy);
+                self.sealing = None;
+                self.differing = Some((state.generation(), layer));
+                self.decide_blame(state)
+            }
+            Err(
+                Withheld::Reports
+                | Withheld::NotHeld { .. }
+                | Withheld::NotAttested { .. }
+                | Withheld::CheckpointOverdue
+                | Withheld::NotRunning,
+            ) => None,
+        }
+    }
+
+    /// Who is in contradiction with several is at fault; if a pair contradicts itself again and
+    /// again, nobody can tell.
+    fn decide_blame(&mut self, state: &State) -> Option<Entry> {
+        let at_fault = self.marks.iter().find(|(_, with)| with.len() >= PARTNERS_AT_FAULT);
+        let at_fault = at_fault.map(|(node, with)| (*node, with.len() as u32));
+        if let Some((node, partners)) = at_fault
+            && let Some(holder) = state.holder_of(node)
+        {
+            self.marks.clear();
+            self.contradictions = 0;
+            let reason = LossReason::Untrusted { partners };
+            self.note_change(MemberChange::Lost { holder, reason });
+            return self.decide_members(state);
+        }
+        let is_stuck = self.contradictions > PAIR_CONTRADICTIONS_MAX;
+        let is_free = !self.is_in_flight(Lane::Job);
+        (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
+    }
+
+    fn mark(&mut self, owner: Holder, copy: Holder) {
+        self.marks.entry(owner.node).or_default().insert(copy.node);
+        self.marks.entry(copy.node).or_default().insert(owner.node);
+        self.contradictions += 1;
+    }
+
+    fn decide_durable(&mut self, state: &State) -> Option<Entry> {
+        let layer_count = state.job()?.spec.layer_count();
+        for pending in state.pending() {
+            let version = pending.version;
+            let is_complete = pending.layers.len() == layer_count as usize;
+            if is_complete && !self.is_in_flight(Lane::Checkpoint(version)) {
+                return Some(Entry::Checkpoint { version });
+            }
+        }
+        let is_new = |((version, node), (_, layers)): &(&(Step, NodeId), &(Holder, Vec<_>))| {
+            let pending = state.pending().iter().find(|pending| pending.version == *version);
+            let is_missing = |(layer, _): &(LayerId, _)| {
+                pending.is_some_and(|pending| !pending.layers.contains_key(layer))
+            };
+            layers.iter().any(is_missing) && !self.is_in_flight(Lane::Durable(*version, *node))
+        };
+        let ((version, _), (holder, layers)) = self.saved.iter().find(is_new)?;
+        let (version, holder, layers) = (*version, *holder, layers.clone());
+        Some(Entry::Durable { version, holder, layers })
+    }
+
+    fn note_change(&mut self, change: MemberChange) {
+        if self.changes.len() < crate::entry::CHANGES_MAX && !self.changes.contains(&change) {
+            self.changes.push(change);
+        }
+    }
+
+    fn note_trouble(&mut self, state: &State, reason: PlanReason) {
+        self.trouble.get_or_insert((state.generation(), reason));
+    }
+
+    /// Two loaded the same layer with different bits, or not what the checkpoint has.
+    fn note_digests_differ(&mut self, state: &State, layer: LayerId) {
+        self.differing = Some((state.generation(), layer));
+        self.ready.clear();
+    }
+}
+
+/// Whether a change would still change something.
+fn is_pending(state: &State, change: &MemberChange) -> bool {
+    match change {
+        MemberChange::Admit { node, boot, .. } => {
+            let is_known = state.members().get(node).is_some_and(|member| member.boot >= *boot);
+            !is_known && !state.quarantined().contains(node)
+        }
+        MemberChange::Lost { holder, .. } => state.is_live(*holder),
+        MemberChange::Drain { holder } => {
+            let member = state.members().get(&holder.node);
+            state.is_live(*holder)
+                && member.is_some_and(|m| m.standing == crate::member::Standing::Present)
+        }
+    }
+}
+
+fn lane_of(entry: &Entry) -> Lane {
+    match entry {
+        Entry::Members(_) => Lane::Members,
+        Entry::Adopt(_) | Entry::Resume { .. } | Entry::Rewind { .. } => Lane::Plan,
+        Entry::Ready(ready) => Lane::Ready(ready.generation, ready.holder.node),
+        Entry::Seal(seal) => Lane::Seal(seal.turn),
+        Entry::Durable { version, holder, .. } => Lane::Durable(*version, holder.node),
+        Entry::Checkpoint { version } => Lane::Checkpoint(*version),
+        Entry::Job(_) => Lane::Job,
+    }
+}

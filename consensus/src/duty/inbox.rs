@@ -1,0 +1,345 @@
+//! What workers tell a leader.
+
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, TensorIndex};
+
+use super::sealing::Sealing;
+use super::{Duties, is_pending};
+use crate::checkpoint::LayerDigest;
+use crate::entry::ReadyRecord;
+use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange};
+use crate::message::{HeldLayer, HeldUpdate, Pulse};
+use crate::mutant::{self, Mutant};
+use crate::plan::{LayerSource, PlanReason};
+use crate::state::{PlanPhase, State};
+use crate::validation::{Report, ReportRefusal, TensorSum, Turn};
+
+/// Why what a worker tells is dropped. Nothing changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InputRefusal {
+    /// It is a stranger, or was fenced off.
+    #[error("{holder} is no member that is counted on")]
+    Fenced {
+        /// Who.
+        holder: Holder,
+    },
+    /// It names a plan that is not in force.
+    #[error("about generation {found}, the plan is generation {expected}")]
+    OtherGeneration {
+        /// The plan in force.
+        expected: Generation,
+        /// The one named.
+        found: Generation,
+    },
+    /// It is not at that stage.
+    #[error("{holder} does not stand at stage {stage}")]
+    NotItsStage {
+        /// Who.
+        holder: Holder,
+        /// The stage named.
+        stage: StageIndex,
+    },
+    /// It is about another turn.
+    #[error("about {found}, open is {expected}")]
+    OtherTurn {
+        /// What is open.
+        expected: Turn,
+        /// What it is about.
+        found: Turn,
+    },
+    /// It names a tensor of another stage.
+    #[error("tensor {tensor} is not at stage {stage}")]
+    NotItsTensor {
+        /// The stage.
+        stage: StageIndex,
+        /// The tensor.
+        tensor: TensorIndex,
+    },
+    /// It names a layer the model does not have.
+    #[error("layer {layer} of {layer_count}")]
+    UnknownLayer {
+        /// The layer named.
+        layer: LayerId,
+        /// Layers there are.
+        layer_count: u32,
+    },
+    /// The report contradicts another.
+    #[error(transparent)]
+    Report(#[from] ReportRefusal),
+    /// Nobody asked.
+    #[error("nobody asked for it")]
+    Unasked,
+    /// More nodes ask to be admitted than there can be.
+    #[error("more than {MEMBERS_MAX} nodes ask to be admitted")]
+    TooManyJoins,
+    /// The node may not come back, or a later start of it is a member.
+    #[error("node {node} is not admitted")]
+    NotAdmitted {
+        /// The node.
+        node: NodeId,
+    },
+}
+
+impl InputRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Fenced { .. } => "fenced",
+            Self::OtherGeneration { .. } => "other-generation",
+            Self::NotItsStage { .. } => "not-its-stage",
+            Self::OtherTurn { .. } => "other-turn",
+            Self::NotItsTensor { .. } => "not-its-tensor",
+            Self::UnknownLayer { .. } => "unknown-layer",
+            Self::Report(_) => "contradicting-report",
+            Self::Unasked => "unasked",
+            Self::TooManyJoins => "too-many-joins",
+            Self::NotAdmitted { .. } => "not-admitted",
+        }
+    }
+}
+
+impl Duties {
+    /// A node asks to be admitted, or goes.
+    ///
+    /// # Errors
+    /// If the change does not fit the state.
+    pub fn handle_change(
+        &mut self,
+        state: &State,
+        change: MemberChange,
+    ) -> Result<(), InputRefusal> {
+        let (node, holder) = match &change {
+            MemberChange::Admit { node, .. } => (*node, None),
+            MemberChange::Lost { holder, .. } | MemberChange::Drain { holder } => {
+                (holder.node, Some(*holder))
+            }
+        };
+        if !is_pending(state, &change) {
+            return Err(match holder {
+                Some(holder) => InputRefusal::Fenced { holder },
+                None => InputRefusal::NotAdmitted { node },
+            });
+        }
+        if self.changes.len() >= MEMBERS_MAX {
+            return Err(InputRefusal::TooManyJoins);
+        }
+        if let MemberChange::Admit { node, boot, .. } = &change {
+            let is_later = |found: &MemberChange| match found {
+                MemberChange::Admit { node: other, boot: known, .. } => {
+                    other == node && known >= boot
+                }
+                MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
+            };
+            if self.changes.iter().any(is_later) {
+                return Ok(());
+            }
+        }
+        self.note_change(change);
+        Ok(())
+    }
+
+    /// The connection to a node closed.
+    pub fn handle_closed(&mut self, state: &State, node: NodeId) {
+        if let Some((holder, _)) = state.live_workers().find(|(holder, _)| holder.node == node) {
+            self.note_change(MemberChange::Lost { holder, reason: LossReason::Closed });
+        }
+    }
+
+    /// A worker is there.
+    ///
+    /// # Errors
+    /// If it is fenced.
+    pub fn handle_beat(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        pulse: Pulse,
+    ) -> Result<(), InputRefusal> {
+        check_live(state, holder)?;
+        self.watch.heard(holder, self.now, pulse);
+        Ok(())
+    }
+
+    /// A stage's sums.
+    ///
+    /// # Errors
+    /// If they are not about the open turn, not its stage's, or contradict others.
+    pub fn handle_report(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        report: &Report,
+        attested: Vec<LayerDigest>,
+    ) -> Result<(), InputRefusal> {
+        if !mutant::is(Mutant::M12FencedAccepted) {
+            check_live(state, holder)?;
+            check_stage(state, holder, report.stage)?;
+        }
+        check_turn(state, report.turn)?;
+        check_tensors(state, report.stage, &report.sums)?;
+        let sealing = self.sealing_of(state)?;
+        Ok(sealing.handle_report(state, report, attested)?)
+    }
+
+    /// An update is held elsewhere.
+    ///
+    /// # Errors
+    /// If it is not about the open turn, or the sender does not keep that copy.
+    pub fn handle_held(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        update: HeldUpdate,
+    ) -> Result<(), InputRefusal> {
+        check_live(state, holder)?;
+        check_turn(state, update.turn)?;
+        let plan = state.plan().ok_or(InputRefusal::Unasked)?;
+        let is_known = update.of.index() < plan.record.stages.len();
+        if !is_known || plan.record.copy_holder(update.of) != Some(holder) {
+            return Err(InputRefusal::NotItsStage { holder, stage: update.of });
+        }
+        check_tensors(state, update.of, &update.sums)?;
+        self.sealing_of(state)?.handle_held(update);
+        Ok(())
+    }
+
+    fn sealing_of(&mut self, state: &State) -> Result<&mut Sealing, InputRefusal> {
+        let job = state.job().ok_or(InputRefusal::Unasked)?;
+        let turn = state.open_turn();
+        if self.sealing.as_ref().is_none_or(|sealing| sealing.turn() != turn) {
+            self.sealing = Some(Sealing::new(state, &job.spec));
+        }
+        Ok(self.sealing.as_mut().expect("made above"))
+    }
+
+    /// The layers a worker holds.
+    ///
+    /// # Errors
+    /// If nobody asked.
+    pub fn handle_inventory(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        index: u64,
+        layers: Vec<HeldLayer>,
+    ) -> Result<(), InputRefusal> {
+        check_live(state, holder)?;
+        check_layers(state, layers.iter().map(|held| held.layer))?;
+        if self.planning.handle_inventory(holder, index, layers) {
+            Ok(())
+        } else {
+            Err(InputRefusal::Unasked)
+        }
+    }
+
+    /// A holder has loaded its layers.
+    ///
+    /// # Errors
+    /// If it is about another plan, or it has no part in it.
+    pub fn handle_ready(&mut self, state: &State, ready: ReadyRecord) -> Result<(), InputRefusal> {
+        let stage = check_loading(state, ready.holder, ready.generation)?;
+        self.ready.insert(stage, ready);
+        Ok(())
+    }
+
+    /// A layer cannot be had as the plan says.
+    ///
+    /// # Errors
+    /// If it is about another plan.
+    pub fn handle_load_failed(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        generation: Generation,
+        layer: LayerId,
+    ) -> Result<(), InputRefusal> {
+        check_loading(state, holder, generation)?;
+        check_layers(state, std::iter::once(layer))?;
+        let plan = state.plan().expect("it loads");
+        if let LayerSource::Checkpoint { version, .. } = plan.record.sources[layer.index()] {
+            self.bad_checkpoints.insert(version);
+        }
+        self.note_trouble(state, PlanReason::LoadFailed { layer });
+        Ok(())
+    }
+
+    /// Layers are durable.
+    ///
+    /// # Errors
+    /// If no checkpoint of that version is under way, or a layer is unknown.
+    pub fn handle_saved(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        version: zbelastic_types::Step,
+        layers: Vec<LayerDigest>,
+    ) -> Result<(), InputRefusal> {
+        check_live(state, holder)?;
+        check_layers(state, layers.iter().map(|(layer, _)| *layer))?;
+        if !state.pending().iter().any(|pending| pending.version == version) {
+            return Err(InputRefusal::Unasked);
+        }
+        self.saved.insert((version, holder.node), (holder, layers));
+        Ok(())
+    }
+}
+
+fn check_live(state: &State, holder: Holder) -> Result<(), InputRefusal> {
+    if state.is_live(holder) { Ok(()) } else { Err(InputRefusal::Fenced { holder }) }
+}
+
+fn check_turn(state: &State, found: Turn) -> Result<(), InputRefusal> {
+    let expected = state.open_turn();
+    if found == expected { Ok(()) } else { Err(InputRefusal::OtherTurn { expected, found }) }
+}
+
+fn check_stage(state: &State, holder: Holder, stage: StageIndex) -> Result<(), InputRefusal> {
+    let found = state.plan().and_then(|plan| plan.record.stage_of(holder));
+    if found == Some(stage) { Ok(()) } else { Err(InputRefusal::NotItsStage { holder, stage }) }
+}
+
+fn check_tensors(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<(), InputRefusal> {
+    let (Some(plan), Some(job)) = (state.plan(), state.job()) else {
+        return Err(InputRefusal::Unasked);
+    };
+    if stage.index() >= plan.record.stages.len() {
+        return Err(InputRefusal::NotItsTensor { stage, tensor: TensorIndex(0) });
+    }
+    let layers: Vec<LayerId> = plan.record.layers_of(stage).collect();
+    let is_other = |sum: &&TensorSum| {
+        job.spec.layer_of(sum.tensor).is_none_or(|layer| !layers.contains(&layer))
+    };
+    match sums.iter().find(is_other) {
+        Some(sum) => Err(InputRefusal::NotItsTensor { stage, tensor: sum.tensor }),
+        None => Ok(()),
+    }
+}
+
+fn check_layers(
+    state: &State,
+    mut layers: impl Iterator<Item = LayerId>,
+) -> Result<(), InputRefusal> {
+    let layer_count = state.job().map_or(0, |job| job.spec.layer_count());
+    match layers.find(|layer| layer.0 >= layer_count) {
+        Some(layer) => Err(InputRefusal::UnknownLayer { layer, layer_count }),
+        None => Ok(()),
+    }
+}
+
+fn check_loading(
+    state: &State,
+    holder: Holder,
+    found: Generation,
+) -> Result<StageIndex, InputRefusal> {
+    check_live(state, holder)?;
+    let expected = state.generation();
+    if found != expected {
+        return Err(InputRefusal::OtherGeneration { expected, found });
+    }
+    let plan = state.plan().ok_or(InputRefusal::Unasked)?;
+    let stage = plan.record.stage_of(holder).ok_or(InputRefusal::Unasked)?;
+    match plan.phase {
+        PlanPhase::Loading(_) => Ok(stage),
+        PlanPhase::Running | PlanPhase::Closed => Err(InputRefusal::Unasked),
+    }
+}

@@ -1,0 +1,423 @@
+//! When a plan is needed, and the way to it: ask who holds what, ask for a plan, propose it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_schedule::Window;
+use zbelastic_types::{Generation, NodeId, Step};
+
+use super::restore::{Inventory, Restore, restore_point};
+use super::seating::{copies, seating};
+use super::{Action, Duties, Lane, Solution, SolveRequest, Unsolvable, switched_window};
+use crate::entry::{Entry, RewindReason};
+use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
+use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
+use crate::message::HeldLayer;
+use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
+use crate::state::{PlanPhase, State};
+
+/// Steps between a planned change's proposal and its first one: the step under way is finished,
+/// and one more, so that nothing that ran ahead crosses the change.
+const PLANNED_AHEAD: u64 = 2;
+
+/// Why and when a plan is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// At once: the step under way cannot be finished.
+    Now(PlanReason),
+    /// At a later step: the one under way is finished.
+    Planned(PlanReason),
+}
+
+/// What a plan under way was begun for. If it is not so any more, the plan is begun anew.
+#[derive(Clone, Debug, PartialEq)]
+struct Basis {
+    generation: Generation,
+    workers: BTreeSet<Holder>,
+    is_now: bool,
+    /// The open step, for a plan that begins with it.
+    open: Option<Step>,
+    window: Option<Window>,
+}
+
+/// A plan under way.
+#[derive(Debug)]
+struct Draft {
+    number: u64,
+    since: u64,
+    basis: Basis,
+    nodes: Vec<Holder>,
+    asked: Option<u64>,
+    inventory: BTreeMap<NodeId, Vec<HeldLayer>>,
+    solution: Option<Result<Solution, Unsolvable>>,
+}
+
+/// The plan under way, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Planning {
+    number: u64,
+    draft: Option<Draft>,
+    /// What no better plan was found for.
+    settled: Option<Basis>,
+}
+
+impl Planning {
+    pub(super) fn on_plan_changed(&mut self) {
+        self.draft = None;
+        self.settled = None;
+    }
+
+    /// Whether this node is asked what it holds, and has not answered.
+    fn asks_inventory_of(&self, node: NodeId) -> bool {
+        self.draft.as_ref().is_some_and(|draft| {
+            draft.asked.is_some() && draft.basis.is_now && !draft.inventory.contains_key(&node)
+        })
+    }
+
+    pub(super) fn handle_inventory(
+        &mut self,
+        holder: Holder,
+        index: u64,
+        layers: Vec<HeldLayer>,
+    ) -> bool {
+        let Some(draft) = &mut self.draft else { return false };
+        let is_asked = draft.asked.is_some_and(|asked| index >= asked);
+        if is_asked && draft.basis.workers.contains(&holder) {
+            draft.inventory.insert(holder.node, layers);
+        }
+        is_asked
+    }
+
+    fn handle_solution(&mut self, number: u64, solution: Result<Solution, Unsolvable>) -> bool {
+        match &mut self.draft {
+            Some(draft) if draft.number == number => {
+                draft.solution = Some(solution);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+}
+
+impl Duties {
+    /// A plan that was asked for is there. Yields whether it is still wanted.
+    pub fn handle_solution(&mut self, number: u64, solution: Result<Solution, Unsolvable>) -> bool {
+        self.planning.handle_solution(number, solution)
+    }
+
+    /// Whether a worker is to be asked what it holds.
+    #[must_use]
+    pub fn asks_inventory_of(&self, node: NodeId) -> bool {
+        self.planning.asks_inventory_of(node)
+    }
+
+    /// Why a plan is needed, if one is.
+    #[must_use]
+    pub fn need(&self, state: &State) -> Option<Need> {
+        let spec = state.running_spec()?;
+        let Some(plan) = state.plan() else { return Some(Need::Now(PlanReason::First)) };
+        if plan.phase == PlanPhase::Closed {
+            return Some(Need::Now(PlanReason::Rewound));
+        }
+        if let Some(holder) = state.lost_holder() {
+            let member = state.members().get(&holder.node);
+            let reason = match member.map(|member| member.standing) {
+                Some(Standing::Lost(reason)) => reason,
+                Some(Standing::Present | Standing::Draining) | None => LossReason::Superseded,
+            };
+            return Some(Need::Now(PlanReason::Lost { holder, reason }));
+        }
+        let generation = plan.record.generation;
+        if let Some((_, reason)) = self.trouble.as_ref().filter(|(of, _)| *of == generation) {
+            return Some(Need::Now(reason.clone()));
+        }
+        let ticks = (self.now - self.moved) as u32;
+        let ticks_max = match plan.phase {
+            PlanPhase::Running => self.timing.stall_ticks,
+            PlanPhase::Loading(_) | PlanPhase::Closed => self.timing.load_ticks,
+        };
+        if ticks > ticks_max {
+            return Some(Need::Now(PlanReason::Stalled { ticks }));
+        }
+        if plan.phase != PlanPhase::Running || state.next_plan().is_some() {
+            return None;
+        }
+        self.planned_need(state, spec, &plan.record).map(Need::Planned)
+    }
+
+    fn planned_need(&self, state: &State, spec: &JobSpec, plan: &PlanRecord) -> Option<PlanReason> {
+        let draining = state.draining_holders();
+        let spare = spare_workers(state, plan).count() as u32;
+        let has_others = spare > 0 || plan.stages.len() as u32 > draining;
+        if draining > 0 && has_others {
+            return Some(PlanReason::Draining { count: draining });
+        }
+        let has_room = (plan.stages.len() as u32) < spec.stages_max;
+        let is_settled = self.now - self.members_changed >= u64::from(self.timing.settle_ticks);
+        if spare > 0 && has_room && is_settled {
+            return Some(PlanReason::Joined { count: spare });
+        }
+        if spec.window != WindowPolicy::Auto {
+            return None;
+        }
+        let ((rollbacks, seals), wait_ticks) = (state.history().rollbacks(), self.wait_ticks());
+        let window = switched_window(plan.window()?, rollbacks, seals, wait_ticks)?;
+        Some(PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks })
+    }
+
+    fn wait_ticks(&self) -> u32 {
+        self.watch.wait_ticks()
+    }
+
+    pub(super) fn decide_plan(&mut self, state: &State) -> Option<Action> {
+        if self.is_in_flight(Lane::Plan) {
+            return None;
+        }
+        if let Some(entry) = self.decide_rewind(state) {
+            return Some(Action::Propose(entry));
+        }
+        if let Some(change) = self.decide_drained(state) {
+            self.note_change(change);
+            return self.decide_members(state).map(Action::Propose);
+        }
+        let need = self.need(state)?;
+        let basis = basis_of(state, &need);
+        if self.planning.settled.as_ref() == Some(&basis) {
+            return None;
+        }
+        if self.planning.draft.as_ref().is_none_or(|draft| draft.basis != basis) {
+            return self.begin_draft(state, basis);
+        }
+        self.continue_draft(state, need)
+    }
+
+    /// A state that two tell differently is believed of neither: back to a checkpoint.
+    fn decide_rewind(&mut self, state: &State) -> Option<Entry> {
+        let (generation, layer) = self.differing?;
+        state.running_spec()?;
+        if generation != state.generation() || self.is_in_flight(Lane::Job) {
+            return None;
+        }
+        let open = state.open_turn().step;
+        let is_usable = |version: Step| version <= open && !self.bad_checkpoints.contains(&version);
+        let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
+        let to = versions.into_iter().find(|version| is_usable(*version));
+        let to = to.or((state.history().base() == Step(0)).then_some(Step(0)));
+        let Some(to) = to else {
+            return Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore)));
+        };
+        Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
+    }
+
+    /// Who was to go and has no part in the plan any more is gone.
+    fn decide_drained(&self, state: &State) -> Option<MemberChange> {
+        let plan = state.plan()?;
+        let is_free = |(holder, member): &(Holder, &Member)| {
+            let next = state.next_plan();
+            member.standing == Standing::Draining
+                && !plan.record.stages.contains(holder)
+                && next.is_none_or(|next| !next.stages.contains(holder))
+        };
+        if plan.phase != PlanPhase::Running {
+            return None;
+        }
+        let (holder, _) = state.live_workers().find(is_free)?;
+        let change = MemberChange::Lost { holder, reason: LossReason::Drained };
+        (!self.is_in_flight(Lane::Members)).then_some(change)
+    }
+
+    fn begin_draft(&mut self, state: &State, basis: Basis) -> Option<Action> {
+        let spec = state.running_spec()?.clone();
+        let plan = state.plan().map(|plan| &*plan.record);
+        let mut available = available_workers(state);
+        available.sort_unstable();
+        let mut nodes = seating(plan, &available);
+        nodes.truncate(spec.stages_max as usize);
+        if nodes.is_empty() {
+            self.planning.draft = None;
+            return None;
+        }
+        let window = window_of(&spec, plan, basis.window);
+        self.planning.number += 1;
+        let number = self.planning.number;
+        let resources = |holder: &Holder| (holder.node, state.members()[&holder.node].resources);
+        let request = nodes.iter().map(resources).collect();
+        self.planning.draft = Some(Draft {
+            number,
+            since: self.now,
+            basis,
+            nodes,
+            asked: None,
+            inventory: BTreeMap::new(),
+            solution: None,
+        });
+        Some(Action::Solve(SolveRequest { number, spec, nodes: request, window }))
+    }
+
+    fn continue_draft(&mut self, state: &State, need: Need) -> Option<Action> {
+        let draft = self.planning.draft.as_mut()?;
+        if draft.basis.is_now && draft.asked.is_none() {
+            draft.asked = Some(state.applied());
+            return Some(Action::AskInventory);
+        }
+        let waited = self.now - draft.since;
+        let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
+        let is_late = waited > u64::from(self.timing.inventory_ticks);
+        if draft.basis.is_now && !has_all && !is_late {
+            return None;
+        }
+        let solution = match draft.solution.as_ref()? {
+            Ok(solution) => solution.clone(),
+            Err(_) => {
+                self.planning.settled = self.planning.draft.take().map(|draft| draft.basis);
+                return None;
+            }
+        };
+        match need {
+            Need::Now(reason) => self.finish_now(state, reason, solution),
+            Need::Planned(reason) => self.finish_planned(state, reason, solution),
+        }
+        .map(Action::Propose)
+    }
+
+    fn finish_now(
+        &mut self,
+        state: &State,
+        reason: PlanReason,
+        solution: Solution,
+    ) -> Option<Entry> {
+        let spec = state.running_spec()?;
+        let draft = self.planning.draft.as_ref()?;
+        let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
+        let inventory = Inventory {
+            open: state.open_turn().step,
+            layer_count: spec.layer_count(),
+            held: believes.then_some(&draft.inventory),
+            checkpoints: state.checkpoints(),
+            bad: &self.bad_checkpoints,
+            base: state.history().base(),
+        };
+        match restore_point(&inventory) {
+            Restore::Here(sources) => {
+                let from = state.open_turn().step;
+                Some(self.adopt(state, reason, solution, sources, from))
+            }
+            Restore::Back { to, layer } => {
+                let reason = RewindReason::LayerLost { layer };
+                Some(Entry::Rewind { generation: state.generation(), to, reason })
+            }
+            Restore::Nowhere if self.is_in_flight(Lane::Job) => None,
+            Restore::Nowhere => Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore))),
+        }
+    }
+
+    fn finish_planned(
+        &mut self,
+        state: &State,
+        reason: PlanReason,
+        solution: Solution,
+    ) -> Option<Entry> {
+        let spec = state.running_spec()?;
+        let plan = &state.plan()?.record;
+        let draft = self.planning.draft.as_ref()?;
+        let used = &draft.nodes[..solution.program.placement.stage_count() as usize];
+        if used == plan.stages && solution.program.window == plan.window() {
+            self.planning.settled = self.planning.draft.take().map(|draft| draft.basis);
+            return None;
+        }
+        let from = Step(state.open_turn().step.0 + PLANNED_AHEAD);
+        if from.0 >= spec.step_count {
+            return None;
+        }
+        let sources = sources_in(plan, spec.layer_count());
+        Some(self.adopt(state, reason, solution, sources, from))
+    }
+
+    fn adopt(
+        &mut self,
+        state: &State,
+        reason: PlanReason,
+        solution: Solution,
+        sources: Vec<LayerSource>,
+        from_step: Step,
+    ) -> Entry {
+        let draft = self.planning.draft.take().expect("a plan is under way");
+        let Solution { program, chunks, op_ticks_max } = solution;
+        let stage_count = program.placement.stage_count();
+        let is_wanted = state.job().is_some_and(|job| job.spec.copies);
+        let promise = match (is_wanted, stage_count) {
+            (false, _) => Promise::Off(PromiseOff::Configured),
+            (true, 0 | 1) => Promise::Off(PromiseOff::OneStage),
+            (true, _) => Promise::Kept,
+        };
+        let copies = if is_wanted {
+            copies(stage_count, self.contradictions)
+        } else {
+            vec![None; stage_count as usize]
+        };
+        Entry::Adopt(Box::new(PlanRecord {
+            generation: state.generation_next(),
+            stages: draft.nodes.into_iter().take(stage_count as usize).collect(),
+            copies,
+            promise,
+            chunks,
+            program,
+            from_step,
+            sources,
+            op_ticks_max,
+            reason,
+        }))
+    }
+}
+
+fn basis_of(state: &State, need: &Need) -> Basis {
+    let is_now = match need {
+        Need::Now(_) => true,
+        Need::Planned(_) => false,
+    };
+    Basis {
+        generation: state.generation_next(),
+        workers: state.live_workers().map(|(holder, _)| holder).collect(),
+        is_now,
+        open: is_now.then_some(state.open_turn().step),
+        window: match need {
+            Need::Planned(PlanReason::WindowSwitched { window, .. }) => Some(*window),
+            Need::Planned(_) | Need::Now(_) => None,
+        },
+    }
+}
+
+/// Those who stay, or everybody if nobody does.
+fn available_workers(state: &State) -> Vec<Holder> {
+    let staying = |(_, member): &(Holder, &Member)| member.standing == Standing::Present;
+    let stays: Vec<_> = state.live_workers().filter(staying).map(|(holder, _)| holder).collect();
+    if stays.is_empty() { state.live_workers().map(|(holder, _)| holder).collect() } else { stays }
+}
+
+/// Workers that stay and have no stage.
+fn spare_workers(state: &State, plan: &PlanRecord) -> impl Iterator<Item = Holder> {
+    let is_spare = move |(holder, member): &(Holder, &Member)| {
+        member.standing == Standing::Present && !plan.stages.contains(holder)
+    };
+    state.live_workers().filter(is_spare).map(|(holder, _)| holder)
+}
+
+fn window_of(spec: &JobSpec, plan: Option<&PlanRecord>, switched: Option<Window>) -> Window {
+    match spec.window {
+        WindowPolicy::Fixed(window) => window,
+        WindowPolicy::Auto => switched.or(plan.and_then(PlanRecord::window)).unwrap_or(Window::One),
+    }
+}
+
+/// Where layers will be at the end of a plan: with their owner and with who keeps its copy.
+fn sources_in(plan: &PlanRecord, layer_count: u32) -> Vec<LayerSource> {
+    let mut nodes: Vec<Vec<NodeId>> = vec![Vec::new(); layer_count as usize];
+    for stage in plan.stage_indices() {
+        let owner = plan.stages[stage.index()];
+        for layer in plan.layers_of(stage) {
+            let holders = [Some(owner), plan.copy_holder(stage)];
+            let holders = holders.into_iter().flatten().map(|holder| holder.node);
+            nodes[layer.index()] = holders.take(SOURCES_MAX).collect();
+        }
+    }
+    nodes.into_iter().map(LayerSource::Nodes).collect()
+}

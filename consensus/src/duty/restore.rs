@@ -1,0 +1,77 @@
+//! Where a run goes on: the newest version that every layer can reach.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_types::{LayerId, NodeId, Step};
+
+use crate::checkpoint::CheckpointRecord;
+use crate::message::HeldLayer;
+use crate::plan::{LayerSource, SOURCES_MAX};
+
+/// What is known about where layers are.
+#[derive(Clone, Copy, Debug)]
+pub struct Inventory<'a> {
+    /// The version that is open: steps sealed so far.
+    pub open: Step,
+    /// Layers of the model.
+    pub layer_count: u32,
+    /// What nodes hold in memory, if memory may be believed.
+    pub held: Option<&'a BTreeMap<NodeId, Vec<HeldLayer>>>,
+    /// Checkpoints, oldest first.
+    pub checkpoints: &'a [CheckpointRecord],
+    /// Versions of checkpoints that could not be read.
+    pub bad: &'a BTreeSet<Step>,
+    /// The first step that is remembered; a run cannot go back behind it.
+    pub base: Step,
+}
+
+/// Where a run goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restore {
+    /// At the open version: nothing sealed is lost. Where each layer comes from.
+    Here(Vec<LayerSource>),
+    /// At an older one, because this layer is nowhere else.
+    Back {
+        /// The version.
+        to: Step,
+        /// The first layer that is lost.
+        layer: LayerId,
+    },
+    /// Nowhere.
+    Nowhere,
+}
+
+/// Chooses where to go on.
+#[must_use]
+pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
+    let sources: Vec<_> =
+        (0..inventory.layer_count).map(|layer| source_of(inventory, LayerId(layer))).collect();
+    let Some(lost) = sources.iter().position(Option::is_none) else {
+        return Restore::Here(sources.into_iter().flatten().collect());
+    };
+    let layer = LayerId(lost as u32);
+    let Inventory { open, checkpoints, bad, base, .. } = *inventory;
+    let is_usable =
+        |found: &&CheckpointRecord| found.version < open && !bad.contains(&found.version);
+    match checkpoints.iter().rev().find(is_usable) {
+        Some(checkpoint) => Restore::Back { to: checkpoint.version, layer },
+        None if base == Step(0) && open > Step(0) => Restore::Back { to: Step(0), layer },
+        None => Restore::Nowhere,
+    }
+}
+
+fn source_of(inventory: &Inventory<'_>, layer: LayerId) -> Option<LayerSource> {
+    let Inventory { open: version, held, checkpoints, bad, .. } = *inventory;
+    let holds = |layers: &[HeldLayer]| layers.contains(&HeldLayer { layer, version });
+    let holders = held.into_iter().flatten().filter(|(_, layers)| holds(layers));
+    let nodes: Vec<NodeId> = holders.map(|(node, _)| *node).take(SOURCES_MAX).collect();
+    if !nodes.is_empty() {
+        return Some(LayerSource::Nodes(nodes));
+    }
+    let checkpoint = checkpoints.iter().find(|found| found.version == version);
+    if let Some(checkpoint) = checkpoint.filter(|_| !bad.contains(&version)) {
+        let digest = checkpoint.layers[layer.index()];
+        return Some(LayerSource::Checkpoint { version, digest });
+    }
+    (version == Step(0)).then_some(LayerSource::Initial)
+}

@@ -1,0 +1,80 @@
+//! Who was heard when.
+
+use std::collections::BTreeMap;
+
+use zbelastic_types::NodeId;
+
+use super::DutyTiming;
+use crate::member::{Holder, LossReason};
+use crate::message::Pulse;
+use crate::mutant::{self, Mutant};
+use crate::state::{PlanPhase, State};
+
+/// A member as its leader hears it.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    holder: Holder,
+    at: u64,
+    pulse: Pulse,
+}
+
+/// What was heard of the workers.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    heard: BTreeMap<NodeId, Heard>,
+}
+
+impl Watch {
+    /// Everybody is taken to have been heard when the watch begins.
+    pub(super) fn begin(&mut self, state: &State, now: u64) {
+        self.heard.clear();
+        self.follow(state, now);
+    }
+
+    /// Members changed.
+    pub(super) fn follow(&mut self, state: &State, now: u64) {
+        self.heard.retain(|_, heard| state.is_live(heard.holder));
+        for (holder, _) in state.live_workers() {
+            let heard = Heard { holder, at: now, pulse: Pulse::default() };
+            self.heard.entry(holder.node).or_insert(heard);
+        }
+    }
+
+    pub(super) fn heard(&mut self, holder: Holder, now: u64, pulse: Pulse) {
+        self.heard.insert(holder.node, Heard { holder, at: now, pulse });
+    }
+
+    /// The longest wait for a verdict that anybody told of.
+    pub(super) fn wait_ticks(&self) -> u32 {
+        self.heard.values().map(|heard| heard.pulse.wait_ticks).max().unwrap_or(0)
+    }
+
+    /// Members that are silent, or whose work hangs.
+    pub(super) fn overdue(
+        &self,
+        state: &State,
+        now: u64,
+        timing: &DutyTiming,
+    ) -> Vec<(Holder, LossReason)> {
+        let loading = state.plan().filter(|plan| matches!(plan.phase, PlanPhase::Loading(_)));
+        let ticks_max = state.plan().map_or(u32::MAX, |plan| plan.record.op_ticks_max);
+        let is_waited_for = |heard: &Heard| {
+            let is_holder = loading.is_some_and(|plan| plan.record.stages.contains(&heard.holder));
+            is_holder && mutant::is(Mutant::M21WaitsForTheDead)
+        };
+        let overdue = self.heard.values().filter_map(|heard| {
+            let silent = (now - heard.at) as u32;
+            let ticks = heard.pulse.busy_ticks;
+            if is_waited_for(heard) {
+                None
+            } else if silent > timing.lost_after_ticks {
+                Some((heard.holder, LossReason::Silent { ticks: silent }))
+            } else if ticks > ticks_max {
+                Some((heard.holder, LossReason::OpOverdue { ticks, ticks_max }))
+            } else {
+                None
+            }
+        });
+        overdue.filter(|(holder, _)| state.is_live(*holder)).collect()
+    }
+}

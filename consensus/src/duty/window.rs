@@ -1,0 +1,59 @@
+//! Whether going ahead of the verdict pays.
+//!
+//! A rollback costs about what the barrier costs that it replaces, so going ahead loses only if
+//! nearly every step is rolled back, and then only if verdicts are quick. The thresholds lie apart,
+//! so that a rate between them changes nothing.
+
+use zbelastic_schedule::Window;
+
+use crate::history::ROLLBACK_WINDOW;
+
+/// Rollbacks in so many seals from which on waiting is better: 29 of 32, the break-even rate of
+/// 0.9 with eight stages and 24 microbatches.
+pub const ROLLBACKS_TO_WAIT: u32 = 29;
+/// Rollbacks up to which going ahead is tried again.
+pub const ROLLBACKS_TO_GO: u32 = 24;
+/// Ticks of waiting for a verdict from which on going ahead pays whatever the rate.
+pub const WAIT_TICKS_LONG: u32 = 2;
+
+/// The window to switch to, if any, from the last seals and the wait for verdicts.
+#[must_use]
+pub fn switched_window(
+    window: Window,
+    rollbacks: u32,
+    seals: u32,
+    wait_ticks: u32,
+) -> Option<Window> {
+    if (seals as usize) < ROLLBACK_WINDOW {
+        return None;
+    }
+    match window {
+        Window::One if rollbacks >= ROLLBACKS_TO_WAIT && wait_ticks < WAIT_TICKS_LONG => {
+            Some(Window::Zero)
+        }
+        Window::Zero if rollbacks <= ROLLBACKS_TO_GO || wait_ticks >= WAIT_TICKS_LONG => {
+            Some(Window::One)
+        }
+        Window::One | Window::Zero => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::switched_window;
+    use zbelastic_schedule::Window::{One, Zero};
+
+    #[test]
+    fn the_window_follows_rate_and_wait_with_room_between() {
+        let check = |window, rollbacks, wait, expected| {
+            assert_eq!(switched_window(window, rollbacks, 32, wait), expected);
+        };
+        check(One, 28, 0, None);
+        check(One, 29, 0, Some(Zero));
+        check(One, 29, 2, None);
+        check(Zero, 25, 0, None);
+        check(Zero, 24, 0, Some(One));
+        check(Zero, 32, 2, Some(One));
+        assert_eq!(switched_window(One, 31, 31, 0), None, "too few seals to tell");
+    }
+}

@@ -1,0 +1,102 @@
+//! What is agreed on, one entry of the log at a time.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Generation, LayerId, Step};
+
+use crate::checkpoint::LayerDigest;
+use crate::job::JobChange;
+use crate::member::{Holder, MemberChange};
+use crate::plan::PlanRecord;
+use crate::validation::Seal;
+
+/// Changes of members in one entry.
+pub const CHANGES_MAX: usize = 128;
+
+/// That a holder has loaded what a plan gives it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadyRecord {
+    /// The plan.
+    pub generation: Generation,
+    /// Who.
+    pub holder: Holder,
+    /// Its layers, in model order.
+    pub layers: Vec<LayerDigest>,
+    /// The layers it keeps copies of, in model order.
+    pub copies: Vec<LayerDigest>,
+}
+
+/// Why a run goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RewindReason {
+    /// Nobody holds this layer at a newer version.
+    LayerLost {
+        /// The first such layer.
+        layer: LayerId,
+    },
+    /// Owner and copy of this layer differ, and only a checkpoint can tell.
+    StateDiffers {
+        /// The layer.
+        layer: LayerId,
+    },
+}
+
+/// An entry of the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Entry {
+    /// Members come and go; those that come together come in one entry.
+    Members(Vec<MemberChange>),
+    /// A plan, from its step on.
+    Adopt(Box<PlanRecord>),
+    /// A holder is ready for the plan.
+    Ready(ReadyRecord),
+    /// Everybody is: the plan's program starts.
+    Resume {
+        /// The plan.
+        generation: Generation,
+    },
+    /// The verdict on a turn.
+    Seal(Seal),
+    /// Layers of a version are durable.
+    Durable {
+        /// The version.
+        version: Step,
+        /// Who made them so.
+        holder: Holder,
+        /// The layers.
+        layers: Vec<LayerDigest>,
+    },
+    /// All layers of a version are durable.
+    Checkpoint {
+        /// The version.
+        version: Step,
+    },
+    /// The run goes back to a checkpoint, or to its beginning.
+    Rewind {
+        /// The plan in force, which ends with this.
+        generation: Generation,
+        /// The version.
+        to: Step,
+        /// Why.
+        reason: RewindReason,
+    },
+    /// The job.
+    Job(JobChange),
+}
+
+impl Entry {
+    /// The word for logs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Members(_) => "members",
+            Self::Adopt(_) => "adopt",
+            Self::Ready(_) => "ready",
+            Self::Resume { .. } => "resume",
+            Self::Seal(_) => "seal",
+            Self::Durable { .. } => "durable",
+            Self::Checkpoint { .. } => "checkpoint",
+            Self::Rewind { .. } => "rewind",
+            Self::Job(_) => "job",
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What is trained, as far as the cluster must agree on it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_schedule::Window;
+use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
+
+use crate::validation::GuardPolicy;
+
+/// Layers a model may have.
+pub const LAYERS_MAX: usize = 1024;
+/// Tensors a model may have.
+pub const TENSORS_MAX: u32 = 1 << 16;
+
+/// Whether steps run ahead of their verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WindowPolicy {
+    /// As told.
+    Fixed(Window),
+    /// As the measured rate of rollbacks and the wait for verdicts suggest; begins ahead.
+    Auto,
+}
+
+/// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no
+/// plan: they do not depend on who is there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Names the whole configuration, what is not here included.
+    pub config: Digest,
+    /// Tensors in each layer, in model order.
+    pub layer_tensors: Vec<u32>,
+    /// Microbatches a step.
+    pub microbatch_count: u32,
+    /// Steps of the run.
+    pub step_count: u64,
+    /// What a step must satisfy.
+    pub policy: GuardPolicy,
+    /// Whether steps run ahead.
+    pub window: WindowPolicy,
+    /// Whether each update is held elsewhere before it is sealed, where there is an elsewhere.
+    pub copies: bool,
+    /// A checkpoint after every so many steps; 0 never.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept.
+    pub checkpoints_kept: u32,
+    /// Owners and copies compare their state's digests at every so many steps; 0 never.
+    pub attest_every: u64,
+    /// Stages at most.
+    pub stages_max: u32,
+}
+
+/// Why a configuration is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobRefusal {
+    /// There is a job already.
+    #[error("a job is under way")]
+    UnderWay,
+    /// There is none.
+    #[error("there is no job")]
+    Missing,
+    /// Nothing is trained, or too much.
+    #[error("{layers} layers with {tensors} tensors; 1 to {LAYERS_MAX} and {TENSORS_MAX} allowed")]
+    Size {
+        /// Layers.
+        layers: usize,
+        /// Tensors.
+        tensors: u64,
+    },
+    /// A count that must not be zero is.
+    #[error("{what} is zero")]
+    Zero {
+        /// Which.
+        what: &'static str,
+    },
+}
+
+impl JobSpec {
+    /// Layers of the model.
+    #[must_use]
+    pub fn layer_count(&self) -> u32 {
+        self.layer_tensors.len() as u32
+    }
+
+    /// Tensors of the model.
+    #[must_use]
+    pub fn tensor_count(&self) -> u32 {
+        self.layer_tensors.iter().sum()
+    }
+
+    /// The layer that holds a tensor.
+    #[must_use]
+    pub fn layer_of(&self, tensor: TensorIndex) -> Option<LayerId> {
+        let mut end = 0;
+        let position = self.layer_tensors.iter().position(|count| {
+            end += count;
+            tensor.0 < end
+        });
+        position.map(|layer| LayerId(layer as u32))
+    }
+
+    /// Whether owners and copies attest the state that `step` begins with.
+    #[must_use]
+    pub fn attests(&self, step: Step) -> bool {
+        self.copies && self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
+    }
+
+    /// Whether `version` becomes a checkpoint.
+    #[must_use]
+    pub fn checkpoints(&self, version: Step) -> bool {
+        self.checkpoint_every > 0
+            && version.0 > 0
+            && version.0.is_multiple_of(self.checkpoint_every)
+    }
+
+    /// Checks what a cluster can live with.
+    ///
+    /// # Errors
+    /// If a size is out of bounds.
+    pub fn check(&self) -> Result<(), JobRefusal> {
+        let layers = self.layer_tensors.len();
+        let tensors: u64 = self.layer_tensors.iter().map(|count| u64::from(*count)).sum();
+        if layers == 0 || layers > LAYERS_MAX || tensors > u64::from(TENSORS_MAX) {
+            return Err(JobRefusal::Size { layers, tensors });
+        }
+        let counts = [
+            ("microbatch_count", u64::from(self.microbatch_count)),
+            ("step_count", self.step_count),
+            ("stages_max", u64::from(self.stages_max)),
+            ("checkpoints_kept", u64::from(self.checkpoints_kept)),
+        ];
+        match counts.into_iter().find(|(_, count)| *count == 0) {
+            Some((what, _)) => Err(JobRefusal::Zero { what }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a run cannot go on by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HaltReason {
+    /// A step that was sealed comes out differently, again and again.
+    DiffersFromLog {
+        /// The step.
+        step: Step,
+    },
+    /// No checkpoint can be read, and the beginning is too far back.
+    NothingToRestore,
+    /// Two nodes contradict each other and nobody can tell who is right.
+    Untrusted,
+}
+
+impl fmt::Display for HaltReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DiffersFromLog { step } => {
+                write!(f, "step {step} comes out other than it was sealed")
+            }
+            Self::NothingToRestore => write!(f, "no checkpoint can be read"),
+            Self::Untrusted => write!(f, "two nodes contradict each other"),
+        }
+    }
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobPhase {
+    /// Under way.
+    Running,
+    /// Held by order.
+    Paused,
+    /// Every step is sealed.
+    Done,
+    /// Held because going on would be wrong.
+    Halted(HaltReason),
+}
+
+/// The job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// What is trained.
+    pub spec: Arc<JobSpec>,
+    /// How far it is.
+    pub phase: JobPhase,
+}
+
+/// What happens to the job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum JobChange {
+    /// It begins.
+    Start(Arc<JobSpec>),
+    /// It is held.
+    Pause,
+    /// It goes on.
+    Continue,
+    /// It cannot go on.
+    Halt(HaltReason),
+}

@@ -1,0 +1,153 @@
+//! Who belongs to the cluster.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, Incarnation, NodeId};
+
+/// Members there may be, lost ones included.
+pub const MEMBERS_MAX: usize = 128;
+
+/// A node in one of its lives. What an earlier life left under way is not this one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Holder {
+    /// The node.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} ({})", self.node, self.incarnation)
+    }
+}
+
+/// What a node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Votes on what is agreed.
+    Controller,
+    /// Runs a stage.
+    Worker,
+}
+
+/// What a node brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Memory for training.
+    pub memory: Bytes,
+    /// Its speed in thousandths of a reference device's.
+    pub speed_permille: u32,
+}
+
+/// Why a member is not one any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LossReason {
+    /// Its connection closed.
+    Closed,
+    /// It was not heard for so long.
+    Silent {
+        /// Ticks without a heartbeat.
+        ticks: u32,
+    },
+    /// Its heartbeat lives, its work hangs.
+    OpOverdue {
+        /// Ticks the operation has taken so far.
+        ticks: u32,
+        /// Ticks the plan allows.
+        ticks_max: u32,
+    },
+    /// It came back in a new life.
+    Superseded,
+    /// It went as it had said it would.
+    Drained,
+    /// Its numbers contradicted those of several others.
+    Untrusted {
+        /// Others that contradicted it.
+        partners: u32,
+    },
+    /// Somebody ordered it.
+    Removed,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => write!(f, "connection closed"),
+            Self::Silent { ticks } => write!(f, "not heard for {ticks} ticks"),
+            Self::OpOverdue { ticks, ticks_max } => {
+                write!(f, "an operation took {ticks} ticks, {ticks_max} planned at most")
+            }
+            Self::Superseded => write!(f, "came back in a new life"),
+            Self::Drained => write!(f, "drained"),
+            Self::Untrusted { partners } => write!(f, "contradicted by {partners} others"),
+            Self::Removed => write!(f, "removed by order"),
+        }
+    }
+}
+
+/// What happens to one member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemberChange {
+    /// A node is admitted; the index of the entry becomes its incarnation.
+    Admit {
+        /// The node.
+        node: NodeId,
+        /// Grows with each start of the node, so that a late request of an earlier start is known.
+        boot: u64,
+        /// What it is for.
+        role: Role,
+        /// What it brings.
+        resources: Resources,
+    },
+    /// It is not counted on any more.
+    Lost {
+        /// Who.
+        holder: Holder,
+        /// Why.
+        reason: LossReason,
+    },
+    /// It is about to go: plans do without it as soon as they can.
+    Drain {
+        /// Who.
+        holder: Holder,
+    },
+}
+
+/// How a member stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    /// Counted on.
+    Present,
+    /// About to go.
+    Draining,
+    /// Gone.
+    Lost(LossReason),
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// The start it was admitted with.
+    pub boot: u64,
+    /// What it is for.
+    pub role: Role,
+    /// What it brings.
+    pub resources: Resources,
+    /// How it stands.
+    pub standing: Standing,
+}
+
+impl Member {
+    /// Whether it is counted on still.
+    #[must_use]
+    pub const fn is_live(&self) -> bool {
+        match self.standing {
+            Standing::Present | Standing::Draining => true,
+            Standing::Lost(_) => false,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Bugs that are known, to be switched on by the tests that must find them.
+//!
+//! Without the feature `mutants` every question here is answered with a constant `false`. A switch
+//! holds for the thread it is thrown on, which is where a simulated cluster lives.
+
+/// A known bug in this package or in the trainer. Names are those of `docs/chaos.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mutant {
+    /// R1 off, which is m24: what undoes a step is given up when its seal is proposed.
+    M24UndoFreedAtProposal,
+    /// R2 off: the generation of a seal is checked when it is proposed only.
+    R2GenerationUnchecked,
+    /// R3 off: an update is sealed before it is held elsewhere.
+    R3SealedBeforeHeld,
+    /// R5 off: what runs ahead of a verdict is written to checkpoints.
+    R5CheckpointOfCandidate,
+    /// m2: a worker does not check the turn of activations.
+    M2TurnUnchecked,
+    /// m4: gradients of a dropped attempt are kept across a new plan.
+    M4GradientsKept,
+    /// m5: a stage keeps the program of the plan before.
+    M5OldProgram,
+    /// m6: a verdict is applied again when it is told again; R8 off.
+    M6AppliedTwice,
+    /// m7: a replay moves the data cursor.
+    M7CursorMoves,
+    /// m10: a norm that is not a number passes for a small one.
+    M10NanPasses,
+    /// m11: voters change without joint consensus.
+    M11NoJointConsensus,
+    /// m12: what a fenced node sends is taken in.
+    M12FencedAccepted,
+    /// m14: the count of updates goes on with the candidate; R4 off.
+    M14UpdatesAhead,
+    /// m16: squared sums are added stage by stage.
+    M16NormByStage,
+    /// m21: a plan waits for those who are gone.
+    M21WaitsForTheDead,
+    /// m25: a rejected step counts in the picture of what is normal.
+    M25RejectedCounted,
+}
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Mutant;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Throws the switch on this thread.
+    pub fn set(mutant: Option<Mutant>) {
+        ACTIVE.with(|active| active.set(mutant));
+    }
+
+    /// Whether the switch is thrown.
+    #[must_use]
+    pub fn is(mutant: Mutant) -> bool {
+        ACTIVE.with(|active| active.get() == Some(mutant))
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub use switch::{is, set};
+
+/// Whether the switch is thrown: never.
+#[cfg(not(feature = "mutants"))]
+#[must_use]
+pub const fn is(_mutant: Mutant) -> bool {
+    false
+}

@@ -1,0 +1,354 @@
+//! A plan as it stands in the log: who holds what, and the program everybody runs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_schedule::{Program, Window, check};
+use zbelastic_types::{
+    ChunkIndex, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
+};
+
+use crate::job::{JobSpec, WindowPolicy};
+use crate::member::{Holder, LossReason};
+
+/// Stages a plan may have.
+pub const STAGES_MAX: usize = 64;
+/// Nodes named as the source of a layer.
+pub const SOURCES_MAX: usize = 8;
+
+/// Where a layer's state comes from when a plan begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LayerSource {
+    /// From the memory of these nodes. A node that is named uses its own.
+    Nodes(Vec<NodeId>),
+    /// From a checkpoint.
+    Checkpoint {
+        /// Its version.
+        version: Step,
+        /// What must be read.
+        digest: Digest,
+    },
+    /// From the run's seed: the state before the first step.
+    Initial,
+}
+
+/// Whether an update is held elsewhere before it is sealed (rule R3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Promise {
+    /// It is: the loss of one node loses no sealed step.
+    Kept,
+    /// It is not.
+    Off(PromiseOff),
+}
+
+/// Why no update is held elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PromiseOff {
+    /// There is no elsewhere.
+    OneStage,
+    /// The configuration asks for none.
+    Configured,
+}
+
+/// Why there is a new plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PlanReason {
+    /// The first one.
+    First,
+    /// A holder was lost.
+    Lost {
+        /// Who.
+        holder: Holder,
+        /// Why.
+        reason: LossReason,
+    },
+    /// Nodes came.
+    Joined {
+        /// How many.
+        count: u32,
+    },
+    /// Nodes are about to go.
+    Draining {
+        /// How many.
+        count: u32,
+    },
+    /// Nothing moved for too long, and nobody is to blame.
+    Stalled {
+        /// Ticks without a seal.
+        ticks: u32,
+    },
+    /// A layer could not be loaded.
+    LoadFailed {
+        /// Which.
+        layer: LayerId,
+    },
+    /// Two nodes told different numbers about the same thing.
+    Contradiction {
+        /// The layer.
+        layer: LayerId,
+    },
+    /// The run went back.
+    Rewound,
+    /// Going ahead does not pay, or pays again.
+    WindowSwitched {
+        /// The new window.
+        window: Window,
+        /// Rollbacks among the last seals.
+        rollbacks: u32,
+        /// Seals looked at.
+        seals: u32,
+        /// Ticks the last verdicts were waited for.
+        wait_ticks: u32,
+    },
+}
+
+impl fmt::Display for PlanReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First => write!(f, "first plan"),
+            Self::Lost { holder, reason } => write!(f, "{holder} lost: {reason}"),
+            Self::Joined { count } => write!(f, "{count} nodes joined"),
+            Self::Draining { count } => write!(f, "{count} nodes about to go"),
+            Self::Stalled { ticks } => write!(f, "no seal for {ticks} ticks"),
+            Self::LoadFailed { layer } => write!(f, "layer {layer} could not be loaded"),
+            Self::Contradiction { layer } => write!(f, "contradiction about layer {layer}"),
+            Self::Rewound => write!(f, "rewound"),
+            Self::WindowSwitched { window, rollbacks, seals, wait_ticks } => write!(
+                f,
+                "window {}: {rollbacks} rollbacks in {seals} seals, verdicts waited for \
+                 {wait_ticks} ticks",
+                match window {
+                    Window::Zero => 0,
+                    Window::One => 1,
+                }
+            ),
+        }
+    }
+}
+
+/// A plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanRecord {
+    /// Its number.
+    pub generation: Generation,
+    /// Who stands at each stage.
+    pub stages: Vec<Holder>,
+    /// For each stage, the stage whose holder keeps a copy of its layers.
+    pub copies: Vec<Option<StageIndex>>,
+    /// Whether updates are held elsewhere before they are sealed.
+    pub promise: Promise,
+    /// The layers of each chunk, in model order.
+    pub chunks: Vec<LayerRange>,
+    /// The lowered program.
+    pub program: Program,
+    /// The step it begins with; its layers have this version.
+    pub from_step: Step,
+    /// Where each layer comes from.
+    pub sources: Vec<LayerSource>,
+    /// Ticks after which an operation of this plan hangs.
+    pub op_ticks_max: u32,
+    /// Why it was made.
+    pub reason: PlanReason,
+}
+
+/// Why a plan is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanRefusal {
+    /// It does not follow the plan in force.
+    #[error("a plan of generation {found}, expected {expected}")]
+    Generation {
+        /// The next number.
+        expected: Generation,
+        /// The plan's.
+        found: Generation,
+    },
+    /// It begins elsewhere than the ledger stands.
+    #[error("a plan from step {found}, the ledger is open at {open}")]
+    FromStep {
+        /// The open step.
+        open: Step,
+        /// The plan's.
+        found: Step,
+    },
+    /// Holders, copies or stages of the program differ in number.
+    #[error("{found} holders and {copies} copies for {expected} stages")]
+    Stages {
+        /// Stages of the program.
+        expected: u32,
+        /// Holders.
+        found: usize,
+        /// Entries about copies.
+        copies: usize,
+    },
+    /// A holder is not a live worker, or stands at two stages.
+    #[error("{holder} cannot stand at a stage")]
+    Holder {
+        /// Who.
+        holder: Holder,
+    },
+    /// The batch is another.
+    #[error("a program of {found} microbatches, the job has {expected}")]
+    Microbatches {
+        /// The job's.
+        expected: u32,
+        /// The program's.
+        found: u32,
+    },
+    /// Chunks do not make up the model.
+    #[error("{found} chunks up to layer {end}; expected {expected} up to {layer_count}")]
+    Chunks {
+        /// Chunks of the program.
+        expected: u32,
+        /// Chunks given.
+        found: usize,
+        /// Where they end.
+        end: u32,
+        /// Layers of the model.
+        layer_count: u32,
+    },
+    /// Sources do not cover the layers.
+    #[error("{found} sources for {expected} layers, or too many nodes in one")]
+    Sources {
+        /// Layers.
+        expected: u32,
+        /// Sources.
+        found: usize,
+    },
+    /// The program breaks a rule of programs.
+    #[error("the program breaks {count} rules")]
+    Program {
+        /// How many.
+        count: usize,
+    },
+    /// Its window is not what the job asks for, or it has none.
+    #[error("the program's window is {found:?}")]
+    Window {
+        /// The program's.
+        found: Option<Window>,
+    },
+    /// Copies are not where the promise says.
+    #[error("the copies do not fit the promise {promise:?}")]
+    Promise {
+        /// The plan's.
+        promise: Promise,
+    },
+}
+
+impl PlanRecord {
+    /// The stages.
+    pub fn stage_indices(&self) -> impl Iterator<Item = StageIndex> + use<> {
+        (0..self.stages.len() as u32).map(StageIndex)
+    }
+
+    /// The stage of a holder.
+    #[must_use]
+    pub fn stage_of(&self, holder: Holder) -> Option<StageIndex> {
+        let position = self.stages.iter().position(|found| *found == holder);
+        position.map(|index| StageIndex(index as u32))
+    }
+
+    /// The layers of a stage, chunk by chunk.
+    pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        let chunks = self.program.placement.chunks_of(stage);
+        chunks.flat_map(|chunk: ChunkIndex| self.chunks[chunk.index()].layers())
+    }
+
+    /// The stages whose layers `stage` keeps a copy of.
+    pub fn copied_by(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + '_ {
+        self.stage_indices().filter(move |of| self.copies[of.index()] == Some(stage))
+    }
+
+    /// The node that keeps a copy of a stage's layers.
+    #[must_use]
+    pub fn copy_holder(&self, of: StageIndex) -> Option<Holder> {
+        self.copies[of.index()].map(|stage| self.stages[stage.index()])
+    }
+
+    /// Its window.
+    #[must_use]
+    pub fn window(&self) -> Option<Window> {
+        self.program.window
+    }
+
+    /// Checks everything that can be told from the plan and the job alone.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        self.check_sizes(spec)?;
+        self.check_chunks(spec)?;
+        self.check_copies(spec)?;
+        self.check_program(spec)
+    }
+
+    fn check_sizes(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        let expected = self.program.placement.stage_count();
+        let (found, copies) = (self.stages.len(), self.copies.len());
+        let is_fit = found == expected as usize && copies == found && found <= STAGES_MAX;
+        if !is_fit || found > spec.stages_max as usize {
+            return Err(PlanRefusal::Stages { expected, found, copies });
+        }
+        let twice = self.stages.iter().enumerate().find(|(index, holder)| {
+            self.stages[..*index].iter().any(|other| other.node == holder.node)
+        });
+        if let Some((_, holder)) = twice {
+            return Err(PlanRefusal::Holder { holder: *holder });
+        }
+        let is_bounded = |source: &LayerSource| match source {
+            LayerSource::Nodes(nodes) => !nodes.is_empty() && nodes.len() <= SOURCES_MAX,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => true,
+        };
+        let expected = spec.layer_count();
+        if self.sources.len() != expected as usize || !self.sources.iter().all(is_bounded) {
+            return Err(PlanRefusal::Sources { expected, found: self.sources.len() });
+        }
+        Ok(())
+    }
+
+    fn check_chunks(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        let mut end = 0;
+        for chunk in &self.chunks {
+            if chunk.ids().start == end {
+                end = chunk.ids().end;
+            }
+        }
+        let (expected, found) = (self.program.placement.chunk_count(), self.chunks.len());
+        let layer_count = spec.layer_count();
+        let follows = |pair: &[LayerRange]| pair[0].ids().end == pair[1].ids().start;
+        let is_whole = found == expected as usize && end == layer_count;
+        if is_whole && self.chunks.windows(2).all(follows) {
+            return Ok(());
+        }
+        Err(PlanRefusal::Chunks { expected, found, end, layer_count })
+    }
+
+    fn check_copies(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        let elsewhere = |(of, copy): (usize, &Option<StageIndex>)| {
+            copy.is_some_and(|by| by.index() != of && by.index() < self.stages.len())
+        };
+        let all = self.copies.iter().enumerate().all(elsewhere);
+        let none = self.copies.iter().all(Option::is_none);
+        let is_fit = match self.promise {
+            Promise::Kept => all && spec.copies,
+            Promise::Off(PromiseOff::OneStage) => none && self.stages.len() == 1 && spec.copies,
+            Promise::Off(PromiseOff::Configured) => none && !spec.copies,
+        };
+        if is_fit { Ok(()) } else { Err(PlanRefusal::Promise { promise: self.promise }) }
+    }
+
+    fn check_program(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        let (expected, found) = (spec.microbatch_count, self.program.microbatch_count);
+        if expected != found {
+            return Err(PlanRefusal::Microbatches { expected, found });
+        }
+        let found = self.window();
+        let is_fit = match spec.window {
+            WindowPolicy::Fixed(window) => found == Some(window),
+            WindowPolicy::Auto => found.is_some(),
+        };
+        if !is_fit {
+            return Err(PlanRefusal::Window { found });
+        }
+        check(&self.program).map_err(|violations| PlanRefusal::Program { count: violations.len() })
+    }
+}

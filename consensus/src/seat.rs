@@ -1,0 +1,393 @@
+//! The part of a worker that takes part in what is agreed.
+//!
+//! A seat stands between the controllers and the *host*, which holds layers and runs the stage. It
+//! asks to be admitted, says that it is there, tells what the host reports until it is known to be
+//! agreed, and turns briefings into orders. It takes no decision: what it does follows from the
+//! last briefing.
+//!
+//! ```text
+//! controllers  -- Briefing -->  Seat  -- Order -->  host
+//!              <-- Report ---         <-- News ---
+//! ```
+//!
+//! Orders come in the sequence in which the host must carry them out. Nothing a seat holds is worth
+//! keeping across a restart: a worker that restarts is a new life and begins with nothing.
+
+mod briefed;
+mod order;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_types::{ClusterId, Generation, NodeId, StageIndex, Step};
+
+use crate::entry::ReadyRecord;
+use crate::job::JobSpec;
+use crate::member::{Holder, Resources, Role};
+use crate::message::{Envelope, HeldUpdate, Message, Pulse};
+use crate::plan::PlanRecord;
+use crate::validation::{Report, Turn};
+
+pub use briefed::BriefingRefusal;
+pub use order::{LoadOrder, News, Order};
+
+/// Versions whose durability is told again until the controllers know.
+const SAVED_MAX: usize = 4;
+
+/// How often a seat speaks, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct SeatTiming {
+    /// Between two heartbeats.
+    pub beat_ticks: u32,
+    /// Until something that is not known to be agreed is told again.
+    pub resend_ticks: u32,
+}
+
+/// What a seat is told once.
+#[derive(Clone, Debug)]
+pub struct SeatSetup {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node.
+    pub node: NodeId,
+    /// Grows with each start of the node.
+    pub boot: u64,
+    /// What the node brings.
+    pub resources: Resources,
+    /// Whom to ask.
+    pub controllers: Vec<NodeId>,
+    /// How often it speaks.
+    pub timing: SeatTiming,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum SeatInput {
+    /// A tick of the node's clock.
+    Tick,
+    /// A message from a controller.
+    Message {
+        /// Who sent it.
+        from: NodeId,
+        /// What.
+        message: Box<Envelope>,
+    },
+    /// The host tells something.
+    News(News),
+    /// The machine is about to go.
+    Drain,
+    /// It goes now.
+    Leave,
+    /// Other controllers are to be asked, perhaps of another cluster.
+    Controllers {
+        /// The cluster.
+        cluster: ClusterId,
+        /// The controllers.
+        controllers: Vec<NodeId>,
+    },
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SeatOutput {
+    /// Send a message; it may be lost.
+    Send {
+        /// Whom to.
+        to: NodeId,
+        /// What.
+        message: Box<Envelope>,
+    },
+    /// Tell the host.
+    Order(Order),
+}
+
+/// Where a seat stands with the cluster.
+#[derive(Debug)]
+enum Standing {
+    /// Not admitted yet, or not any more.
+    Outside,
+    /// A member.
+    Member(Box<Membership>),
+}
+
+/// What a member knows and has to tell.
+#[derive(Debug)]
+struct Membership {
+    holder: Holder,
+    /// The index of the last briefing taken in.
+    known: u64,
+    generation: Generation,
+    work: Work,
+    /// The seal that was passed on last.
+    settled: Option<Turn>,
+    untold: Untold,
+}
+
+/// What the controllers may not know yet. Told until they do.
+#[derive(Debug, Default)]
+struct Untold {
+    report: Option<Message>,
+    held: BTreeMap<StageIndex, HeldUpdate>,
+    ready: Option<ReadyRecord>,
+    load_failed: Option<Message>,
+    saved: VecDeque<Message>,
+    inventory: Option<Message>,
+    is_draining: bool,
+}
+
+/// Its part in the plan in force.
+#[derive(Debug)]
+enum Work {
+    /// None.
+    Idle,
+    /// Loading, or waiting for the others.
+    Loading { plan: Arc<PlanRecord> },
+    /// Running.
+    Running { plan: Arc<PlanRecord> },
+}
+
+/// The seat of a worker.
+#[derive(Debug)]
+pub struct Seat {
+    setup: SeatSetup,
+    standing: Standing,
+    leader: Option<NodeId>,
+    spec: Option<Arc<JobSpec>>,
+    pulse: Pulse,
+    tick: u64,
+    outbox: VecDeque<SeatOutput>,
+}
+
+impl Seat {
+    /// The seat of a node that has just started.
+    #[must_use]
+    pub fn new(setup: SeatSetup) -> Self {
+        Self {
+            setup,
+            standing: Standing::Outside,
+            leader: None,
+            spec: None,
+            pulse: Pulse::default(),
+            tick: 0,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    ///
+    /// # Errors
+    /// If a message does not belong: it is dropped, and the seat stays as it was.
+    pub fn handle(&mut self, input: SeatInput) -> Result<(), BriefingRefusal> {
+        match input {
+            SeatInput::Tick => self.handle_tick(),
+            SeatInput::Message { from, message } => return self.handle_message(from, *message),
+            SeatInput::News(news) => self.handle_news(news),
+            SeatInput::Drain => self.handle_drain(),
+            SeatInput::Leave => self.handle_leave(),
+            SeatInput::Controllers { cluster, controllers } => {
+                if self.setup.cluster != cluster {
+                    self.leave_membership();
+                }
+                self.setup.cluster = cluster;
+                self.setup.controllers = controllers;
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do, in order, until nothing is left.
+    pub fn poll_output(&mut self) -> Option<SeatOutput> {
+        self.outbox.pop_front()
+    }
+
+    /// Its life in the cluster, if it is a member.
+    #[must_use]
+    pub fn holder(&self) -> Option<Holder> {
+        match &self.standing {
+            Standing::Outside => None,
+            Standing::Member(member) => Some(member.holder),
+        }
+    }
+
+    /// The plan it knows.
+    #[must_use]
+    pub fn generation(&self) -> Option<Generation> {
+        match &self.standing {
+            Standing::Outside => None,
+            Standing::Member(member) => Some(member.generation),
+        }
+    }
+
+    /// The job's configuration, once it is known.
+    #[must_use]
+    pub fn spec(&self) -> Option<&Arc<JobSpec>> {
+        self.spec.as_ref()
+    }
+
+    fn handle_tick(&mut self) {
+        self.tick += 1;
+        if self.pulse.busy_ticks > 0 {
+            self.pulse.busy_ticks += 1;
+        }
+        let SeatTiming { beat_ticks, resend_ticks } = self.setup.timing;
+        let is_due = |ticks: u32| self.tick.is_multiple_of(u64::from(ticks));
+        let (beats, resends) = (is_due(beat_ticks), is_due(resend_ticks));
+        let (beat, untold) = match &self.standing {
+            Standing::Outside => (None, vec![self.join()]),
+            Standing::Member(member) => {
+                let (holder, known) = (member.holder, member.known);
+                let (generation, pulse) = (member.generation, self.pulse);
+                let beat = Message::Beat { holder, known, generation, pulse };
+                (Some(beat), member.untold.messages(holder))
+            }
+        };
+        if let Some(beat) = beat.filter(|_| beats) {
+            self.tell_all(&beat);
+        }
+        if resends {
+            untold.iter().for_each(|message| self.tell_all(message));
+        }
+    }
+
+    fn join(&self) -> Message {
+        let SeatSetup { boot, resources, .. } = self.setup;
+        Message::Join { boot, role: Role::Worker, resources }
+    }
+
+    fn handle_drain(&mut self) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        member.untold.is_draining = true;
+        let message = Message::Drain { holder: member.holder };
+        self.tell_all(&message);
+    }
+
+    fn handle_leave(&mut self) {
+        if let Some(holder) = self.holder() {
+            self.tell_all(&Message::Leave { holder });
+        }
+    }
+
+    fn handle_news(&mut self, news: News) {
+        if let News::Busy { is_busy } = news {
+            self.pulse.busy_ticks = u32::from(is_busy);
+            return;
+        }
+        if let News::Waited { ticks } = news {
+            self.pulse.wait_ticks = ticks;
+            return;
+        }
+        let Standing::Member(member) = &mut self.standing else { return };
+        let holder = member.holder;
+        let Some(message) = member.message_of(holder, news) else { return };
+        self.tell_leader(&message);
+    }
+
+    /// Sends to whoever leads, or to all if nobody is known to.
+    fn tell_leader(&mut self, message: &Message) {
+        match self.leader {
+            Some(leader) => self.send(leader, message.clone()),
+            None => self.tell_all(message),
+        }
+    }
+
+    fn tell_all(&mut self, message: &Message) {
+        for index in 0..self.setup.controllers.len() {
+            self.send(self.setup.controllers[index], message.clone());
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        let cluster = self.setup.cluster;
+        let message = Box::new(Envelope { cluster, message });
+        self.outbox.push_back(SeatOutput::Send { to, message });
+    }
+
+    fn order(&mut self, order: Order) {
+        self.outbox.push_back(SeatOutput::Order(order));
+    }
+}
+
+impl Membership {
+    /// What to tell of news, remembered until it is known to be agreed.
+    fn message_of(&mut self, holder: Holder, news: News) -> Option<Message> {
+        let generation = self.generation;
+        let untold = &mut self.untold;
+        let message = match news {
+            News::Busy { .. } | News::Waited { .. } => return None,
+            News::Reported { report, state } => {
+                if report.turn.generation != generation {
+                    return None;
+                }
+                let message = Message::Report { holder, report, state };
+                untold.report = Some(message.clone());
+                message
+            }
+            News::Held(update) => {
+                if update.turn.generation != generation {
+                    return None;
+                }
+                untold.held.insert(update.of, update.clone());
+                Message::Held { holder, update }
+            }
+            News::Inventory { index, layers } => {
+                let message = Message::Inventory { holder, index, layers };
+                untold.inventory = Some(message.clone());
+                message
+            }
+            News::Loaded { generation: of, layers, copies } => {
+                if of != generation {
+                    return None;
+                }
+                let ready = ReadyRecord { generation, holder, layers, copies };
+                untold.ready = Some(ready.clone());
+                Message::Ready(ready)
+            }
+            News::LoadFailed { generation: of, layer } => {
+                if of != generation {
+                    return None;
+                }
+                let message = Message::LoadFailed { holder, generation, layer };
+                untold.load_failed = Some(message.clone());
+                message
+            }
+            News::Saved { version, layers } => {
+                let message = Message::Saved { holder, version, layers };
+                if untold.saved.len() == SAVED_MAX {
+                    untold.saved.pop_front();
+                }
+                untold.saved.push_back(message.clone());
+                message
+            }
+        };
+        Some(message)
+    }
+}
+
+impl Untold {
+    fn messages(&self, holder: Holder) -> Vec<Message> {
+        let held = self.held.values().cloned();
+        let held = held.map(|update| Message::Held { holder, update });
+        let ready = self.ready.clone().map(Message::Ready);
+        let drain = self.is_draining.then_some(Message::Drain { holder });
+        let others = [self.report.clone(), self.load_failed.clone(), self.inventory.clone()];
+        let others = others.into_iter().flatten();
+        others.chain(held).chain(ready).chain(drain).chain(self.saved.iter().cloned()).collect()
+    }
+
+    /// Forgets what needs no telling once `open` waits for its seal.
+    fn forget_before(&mut self, open: Turn, durable: Step) {
+        let report_turn = match &self.report {
+            Some(Message::Report { report: Report { turn, .. }, .. }) => Some(*turn),
+            Some(_) | None => None,
+        };
+        if report_turn.is_some_and(|turn| turn < open) {
+            self.report = None;
+        }
+        self.held.retain(|_, update| update.turn >= open);
+        let is_awaited = |message: &Message| match message {
+            Message::Saved { version, .. } => *version > durable,
+            _ => false,
+        };
+        self.saved.retain(is_awaited);
+    }
+}

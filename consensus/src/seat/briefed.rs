@@ -1,0 +1,206 @@
+//! Briefings: what is agreed, turned into orders.
+
+use std::sync::Arc;
+
+use zbelastic_types::{ClusterId, Generation, NodeId};
+
+use super::{LoadOrder, Membership, Order, Seat, Standing, Untold, Work};
+use crate::member::Holder;
+use crate::message::{Briefing, Envelope, Message};
+use crate::mutant::{self, Mutant};
+use crate::plan::PlanRecord;
+
+/// Why a message to a worker was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BriefingRefusal {
+    /// It is of another cluster.
+    #[error("of cluster {found}, expected {expected}")]
+    OtherCluster {
+        /// The worker's.
+        expected: ClusterId,
+        /// The message's.
+        found: ClusterId,
+    },
+    /// It does not come from a controller.
+    #[error("node {from} is no controller")]
+    NotAController {
+        /// Who sent it.
+        from: NodeId,
+    },
+    /// It is nothing a worker is told.
+    #[error("not a message for a worker")]
+    NotForWorkers,
+    /// More is known already.
+    #[error("a briefing at {found}, known is {known}")]
+    Old {
+        /// What is known.
+        known: u64,
+        /// The briefing's.
+        found: u64,
+    },
+    /// It is about another life of the node, or none.
+    #[error("a briefing for somebody else")]
+    NotMine,
+    /// It names a plan that this worker does not know and that is not in it.
+    #[error("generation {found} is not known here")]
+    UnknownPlan {
+        /// The plan named.
+        found: Generation,
+    },
+}
+
+impl Seat {
+    pub(super) fn handle_message(
+        &mut self,
+        from: NodeId,
+        envelope: Envelope,
+    ) -> Result<(), BriefingRefusal> {
+        let (expected, found) = (self.setup.cluster, envelope.cluster);
+        if expected != found {
+            return Err(BriefingRefusal::OtherCluster { expected, found });
+        }
+        if !self.setup.controllers.contains(&from) {
+            return Err(BriefingRefusal::NotAController { from });
+        }
+        match envelope.message {
+            Message::Briefing(briefing) => self.handle_briefing(*briefing),
+            Message::Raft(_)
+            | Message::Join { .. }
+            | Message::Beat { .. }
+            | Message::Report { .. }
+            | Message::Held { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. } => Err(BriefingRefusal::NotForWorkers),
+        }
+    }
+
+    fn handle_briefing(&mut self, briefing: Briefing) -> Result<(), BriefingRefusal> {
+        let node = self.setup.node;
+        let mine = briefing.you.filter(|(boot, _)| *boot == self.setup.boot);
+        let mine = mine.map(|(_, incarnation)| Holder { node, incarnation });
+        let known = match &self.standing {
+            Standing::Outside => 0,
+            Standing::Member(member) => member.known,
+        };
+        if briefing.index < known {
+            return Err(BriefingRefusal::Old { known, found: briefing.index });
+        }
+        match (&self.standing, mine) {
+            (Standing::Outside, None) => return Err(BriefingRefusal::NotMine),
+            (Standing::Outside, Some(holder)) => self.enter(holder),
+            (Standing::Member(member), Some(holder)) if member.holder == holder => {}
+            (Standing::Member(_), _) => {
+                self.leave_membership();
+                return Ok(());
+            }
+        }
+        self.leader = briefing.leader;
+        if let Some(spec) = &briefing.spec {
+            self.spec = Some(spec.clone());
+        }
+        self.follow(&briefing)
+    }
+
+    fn enter(&mut self, holder: Holder) {
+        let generation = Generation(0);
+        let (work, untold) = (Work::Idle, Untold::default());
+        let member = Membership { holder, known: 0, generation, work, settled: None, untold };
+        self.standing = Standing::Member(Box::new(member));
+    }
+
+    /// This life is over: whatever it held is not the cluster's any more.
+    pub(super) fn leave_membership(&mut self) {
+        if let Standing::Member(_) = &self.standing {
+            self.standing = Standing::Outside;
+            self.setup.boot += 1;
+            self.order(Order::Forget);
+        }
+    }
+
+    fn follow(&mut self, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+        self.settle(briefing);
+        self.change_plan(briefing)?;
+        let Standing::Member(member) = &mut self.standing else { return Ok(()) };
+        member.known = briefing.index;
+        member.untold.forget_before(briefing.open, briefing.durable);
+        if briefing.is_running {
+            member.untold.ready = None;
+            if let Work::Loading { plan } = &member.work
+                && plan.generation == briefing.generation
+            {
+                member.work = Work::Running { plan: plan.clone() };
+                self.order(Order::Run { generation: briefing.generation });
+            }
+        }
+        if briefing.asks_inventory {
+            self.order(Order::TakeInventory { index: briefing.index });
+        }
+        Ok(())
+    }
+
+    /// Passes the last seal on, once, if it is of the plan that runs here.
+    fn settle(&mut self, briefing: &Briefing) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        let Work::Running { plan } = &member.work else { return };
+        let Some(seal) = briefing.seal else { return };
+        let is_new = member.settled.is_none_or(|settled| settled < seal.turn);
+        if seal.turn.generation == plan.generation && (is_new || mutant::is(Mutant::M6AppliedTwice))
+        {
+            member.settled = Some(seal.turn);
+            self.order(Order::Settle(seal));
+        }
+    }
+
+    /// Takes up the part that a new plan gives, if there is a new plan.
+    fn change_plan(&mut self, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+        let found = briefing.generation;
+        let Standing::Member(member) = &mut self.standing else { return Ok(()) };
+        if found <= member.generation {
+            return Ok(());
+        }
+        let Some(plan) = briefing.plan.clone() else {
+            return Err(BriefingRefusal::UnknownPlan { found });
+        };
+        let Some(spec) = self.spec.clone() else {
+            return Err(BriefingRefusal::UnknownPlan { found });
+        };
+        let was_at_work = !matches!(member.work, Work::Idle);
+        member.generation = found;
+        member.untold.leave_plan();
+        let stage = plan.stage_of(member.holder);
+        member.work = match stage {
+            Some(_) => Work::Loading { plan: plan.clone() },
+            None => Work::Idle,
+        };
+        if was_at_work {
+            self.order(Order::Stop);
+        }
+        if let Some(stage) = stage {
+            self.order(load_order(plan, stage, spec, briefing));
+        }
+        Ok(())
+    }
+}
+
+fn load_order(
+    plan: Arc<PlanRecord>,
+    stage: zbelastic_types::StageIndex,
+    spec: Arc<crate::job::JobSpec>,
+    briefing: &Briefing,
+) -> Order {
+    let (turn, updates) = (briefing.open, briefing.updates);
+    Order::Load(Box::new(LoadOrder { plan, stage, spec, turn, updates }))
+}
+
+impl Untold {
+    /// Forgets what was about the plan before.
+    fn leave_plan(&mut self) {
+        let Self { report, held, ready, load_failed, saved: _, inventory, is_draining: _ } = self;
+        (*report, *ready, *load_failed, *inventory) = (None, None, None, None);
+        held.clear();
+    }
+}

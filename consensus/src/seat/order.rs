@@ -1,0 +1,103 @@
+//! What a seat orders of its host, and what the host tells.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Generation, LayerId, StageIndex, Step};
+
+use crate::checkpoint::LayerDigest;
+use crate::job::JobSpec;
+use crate::message::{HeldLayer, HeldUpdate};
+use crate::plan::PlanRecord;
+use crate::validation::{Report, Seal, Turn};
+
+/// A stage to be made ready.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOrder {
+    /// The plan.
+    pub plan: Arc<PlanRecord>,
+    /// The stage.
+    pub stage: StageIndex,
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// The turn it begins with; layers have this step's version.
+    pub turn: Turn,
+    /// Updates before it.
+    pub updates: u64,
+}
+
+/// What the host must do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Apply a seal that is agreed on.
+    Settle(Seal),
+    /// Give up the attempt under way and keep the layers, as sealed (rule R1 makes that possible).
+    Stop,
+    /// Get the layers of a stage, and of the copies it keeps; answered by [`News::Loaded`].
+    Load(Box<LoadOrder>),
+    /// Start the program of the plan that was loaded.
+    Run {
+        /// The plan.
+        generation: Generation,
+    },
+    /// Say which layers there are; answered by [`News::Inventory`].
+    TakeInventory {
+        /// To be given back with the answer.
+        index: u64,
+    },
+    /// Forget everything: this life of the node is over.
+    Forget,
+}
+
+/// What the host tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News {
+    /// An operation began or ended.
+    Busy {
+        /// Whether one is under way.
+        is_busy: bool,
+    },
+    /// How long the last verdict was waited for.
+    Waited {
+        /// In ticks.
+        ticks: u32,
+    },
+    /// The stage's gradient is frozen.
+    Reported {
+        /// Its sums.
+        report: Report,
+        /// Digests of the state it was computed from, if this step attests.
+        state: Vec<LayerDigest>,
+    },
+    /// An update of another stage is held.
+    Held(HeldUpdate),
+    /// The layers there are.
+    Inventory {
+        /// As ordered.
+        index: u64,
+        /// Layers with their versions.
+        layers: Vec<HeldLayer>,
+    },
+    /// The layers of a plan are there.
+    Loaded {
+        /// The plan.
+        generation: Generation,
+        /// The stage's, in model order.
+        layers: Vec<LayerDigest>,
+        /// The copies', in model order.
+        copies: Vec<LayerDigest>,
+    },
+    /// A layer cannot be had.
+    LoadFailed {
+        /// The plan.
+        generation: Generation,
+        /// The layer.
+        layer: LayerId,
+    },
+    /// Layers are durable.
+    Saved {
+        /// Their version.
+        version: Step,
+        /// The layers.
+        layers: Vec<LayerDigest>,
+    },
+}

@@ -1,0 +1,271 @@
+//! What everybody agrees on: a function of the entries applied, and of nothing else.
+//!
+//! Every entry is checked when it is applied, against the state it meets, whatever held when it
+//! was proposed (rule R2). One that does not fit changes nothing and says why.
+
+mod apply;
+mod plans;
+mod refusal;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, ClusterId, Generation, Incarnation, NodeId, Step};
+
+use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
+use crate::entry::ReadyRecord;
+use crate::history::History;
+use crate::job::{Job, JobPhase, JobSpec};
+use crate::member::{Holder, Member, Resources, Role, Standing};
+use crate::plan::PlanRecord;
+use crate::validation::{Ledger, Seal, Turn};
+
+pub use apply::Change;
+pub use refusal::EntryRefusal;
+
+/// Steps between a planned change's proposal and its first step, at most.
+pub const PLANNED_AHEAD_MAX: u64 = 4;
+
+/// How far a plan is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PlanPhase {
+    /// Layers are on their way; who is ready, by stage.
+    Loading(Vec<Option<ReadyRecord>>),
+    /// Its program runs.
+    Running,
+    /// It ended with a rewind, and no other is adopted yet.
+    Closed,
+}
+
+/// The plan in force.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanState {
+    /// The plan.
+    pub record: Arc<PlanRecord>,
+    /// How far it is.
+    pub phase: PlanPhase,
+}
+
+/// The replicated state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    cluster: ClusterId,
+    applied: u64,
+    members: BTreeMap<NodeId, Member>,
+    quarantined: BTreeSet<NodeId>,
+    job: Option<Job>,
+    plan: Option<PlanState>,
+    next: Option<Arc<PlanRecord>>,
+    /// The highest number given to a plan.
+    generation: Generation,
+    ledger: Ledger,
+    history: History,
+    last_seal: Option<Seal>,
+    checkpoints: Vec<CheckpointRecord>,
+    pending: Vec<PendingCheckpoint>,
+}
+
+impl State {
+    /// The state of a cluster that has just been made.
+    #[must_use]
+    pub fn new(cluster: ClusterId) -> Self {
+        Self {
+            cluster,
+            applied: 0,
+            members: BTreeMap::new(),
+            quarantined: BTreeSet::new(),
+            job: None,
+            plan: None,
+            next: None,
+            generation: Generation(0),
+            ledger: Ledger::new(Generation(0), Step(0), 0),
+            history: History::default(),
+            last_seal: None,
+            checkpoints: Vec::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// The same, with its first controllers.
+    #[must_use]
+    pub fn with_controllers(mut self, nodes: &[NodeId]) -> Self {
+        let resources = Resources { memory: Bytes(0), speed_permille: 0 };
+        let controller = Member {
+            incarnation: Incarnation(0),
+            boot: 0,
+            role: Role::Controller,
+            resources,
+            standing: Standing::Present,
+        };
+        self.members.extend(nodes.iter().map(|node| (*node, controller.clone())));
+        self
+    }
+
+    /// The state of a new cluster that goes on from a checkpoint of another one, whose voters are
+    /// gone for good. Members and plans are not taken over.
+    #[must_use]
+    pub fn recovered(cluster: ClusterId, spec: Arc<JobSpec>, checkpoint: CheckpointRecord) -> Self {
+        let mut state = Self::new(cluster);
+        state.job = Some(Job { spec, phase: JobPhase::Running });
+        state.generation = checkpoint.ledger.open_turn().generation;
+        state.ledger = checkpoint.ledger.clone();
+        state.history = History::starting_at(checkpoint.version);
+        state.checkpoints = vec![checkpoint];
+        state
+    }
+
+    /// The cluster.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// The index of the last entry applied.
+    #[must_use]
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// The members.
+    #[must_use]
+    pub fn members(&self) -> &BTreeMap<NodeId, Member> {
+        &self.members
+    }
+
+    /// Nodes that are not admitted again.
+    #[must_use]
+    pub fn quarantined(&self) -> &BTreeSet<NodeId> {
+        &self.quarantined
+    }
+
+    /// The job.
+    #[must_use]
+    pub fn job(&self) -> Option<&Job> {
+        self.job.as_ref()
+    }
+
+    /// The job's configuration, if it is under way and not held.
+    #[must_use]
+    pub fn running_spec(&self) -> Option<&Arc<JobSpec>> {
+        let job = self.job.as_ref().filter(|job| job.phase == JobPhase::Running);
+        job.map(|job| &job.spec)
+    }
+
+    /// The plan in force.
+    #[must_use]
+    pub fn plan(&self) -> Option<&PlanState> {
+        self.plan.as_ref()
+    }
+
+    /// The plan that follows at a later step.
+    #[must_use]
+    pub fn next_plan(&self) -> Option<&Arc<PlanRecord>> {
+        self.next.as_ref()
+    }
+
+    /// The number of the plan in force.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.plan.as_ref().map_or(self.generation, |plan| plan.record.generation)
+    }
+
+    /// The number the next plan takes.
+    #[must_use]
+    pub fn generation_next(&self) -> Generation {
+        self.generation.next()
+    }
+
+    /// What follows from the seals.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The turn that waits for its seal.
+    #[must_use]
+    pub fn open_turn(&self) -> Turn {
+        self.ledger.open_turn()
+    }
+
+    /// What was sealed.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// The last seal applied.
+    #[must_use]
+    pub fn last_seal(&self) -> Option<&Seal> {
+        self.last_seal.as_ref()
+    }
+
+    /// Checkpoints, oldest first.
+    #[must_use]
+    pub fn checkpoints(&self) -> &[CheckpointRecord] {
+        &self.checkpoints
+    }
+
+    /// Checkpoints under way, oldest first.
+    #[must_use]
+    pub fn pending(&self) -> &[PendingCheckpoint] {
+        &self.pending
+    }
+
+    /// Whether this life of this node is counted on.
+    #[must_use]
+    pub fn is_live(&self, holder: Holder) -> bool {
+        self.members
+            .get(&holder.node)
+            .is_some_and(|member| member.is_live() && member.incarnation == holder.incarnation)
+    }
+
+    /// The life of a node that is counted on.
+    #[must_use]
+    pub fn holder_of(&self, node: NodeId) -> Option<Holder> {
+        let member = self.members.get(&node).filter(|member| member.is_live())?;
+        Some(Holder { node, incarnation: member.incarnation })
+    }
+
+    /// Workers that are counted on, in the order of their ids.
+    pub fn live_workers(&self) -> impl Iterator<Item = (Holder, &Member)> {
+        let live = self.members.iter().filter(|(_, m)| m.is_live() && m.role == Role::Worker);
+        live.map(|(node, m)| (Holder { node: *node, incarnation: m.incarnation }, m))
+    }
+
+    /// Controllers that are counted on.
+    pub fn controllers(&self) -> impl Iterator<Item = NodeId> {
+        self.members.keys().copied().filter(|node| self.is_controller(*node))
+    }
+
+    /// The first holder of the plan in force that is not counted on any more.
+    #[must_use]
+    pub fn lost_holder(&self) -> Option<Holder> {
+        let plan = self.plan.as_ref()?;
+        plan.record.stages.iter().copied().find(|holder| !self.is_live(*holder))
+    }
+
+    /// Whether somebody in the plan in force is about to go.
+    #[must_use]
+    pub fn draining_holders(&self) -> u32 {
+        let Some(plan) = &self.plan else { return 0 };
+        let is_draining = |holder: &&Holder| {
+            let member = self.members.get(&holder.node);
+            member.is_some_and(|member| member.standing == Standing::Draining)
+        };
+        plan.record.stages.iter().filter(is_draining).count() as u32
+    }
+
+    /// Whether the plan's program runs, and everybody it needs is there.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let is_running = self.plan.as_ref().is_some_and(|plan| plan.phase == PlanPhase::Running);
+        is_running && self.lost_holder().is_none()
+    }
+
+    /// The incarnation an entry at `index` gives.
+    #[must_use]
+    pub(crate) const fn incarnation_at(index: u64) -> Incarnation {
+        Incarnation(index)
+    }
+}

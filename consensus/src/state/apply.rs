@@ -1,0 +1,338 @@
+//! Entries, one by one: members, the job, seals and checkpoints.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Generation, LayerId, NodeId, Step};
+
+use super::{EntryRefusal, PlanPhase, State};
+use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckpoint};
+use crate::entry::{CHANGES_MAX, Entry, RewindReason};
+use crate::history::History;
+use crate::job::{Job, JobChange, JobPhase, JobRefusal};
+use crate::member::{Holder, LossReason, MEMBERS_MAX, Member, MemberChange, Role, Standing};
+use crate::mutant::{self, Mutant};
+use crate::plan::PlanRecord;
+use crate::validation::{Ledger, Seal};
+
+/// What an entry changed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Members; those changes of the entry that fit.
+    Members(Vec<MemberChange>),
+    /// A plan begins to load now.
+    Adopted(Arc<PlanRecord>),
+    /// A plan begins at a later step.
+    Planned(Arc<PlanRecord>),
+    /// A holder is ready.
+    Ready(Holder),
+    /// The program runs.
+    Resumed(Generation),
+    /// A turn is sealed. If a planned change begins with the step that follows, it loads now.
+    Sealed {
+        /// The seal.
+        seal: Seal,
+        /// Whether the step was sealed before, and this only confirms it.
+        is_repeated: bool,
+        /// The plan that loads now.
+        adopted: Option<Arc<PlanRecord>>,
+    },
+    /// Layers are durable.
+    Durable {
+        /// The version.
+        version: Step,
+    },
+    /// A checkpoint is there; older ones are not referenced any more.
+    Checkpoint {
+        /// The version.
+        version: Step,
+        /// Versions that nobody will ask for again.
+        dropped: Vec<Step>,
+    },
+    /// The run went back.
+    Rewound {
+        /// To this version.
+        to: Step,
+        /// Why.
+        reason: RewindReason,
+        /// Versions of checkpoints that it went past.
+        dropped: Vec<Step>,
+    },
+    /// The job changed.
+    Job(JobPhase),
+}
+
+impl State {
+    /// Applies the entry at `index`.
+    ///
+    /// # Errors
+    /// If the entry does not fit the state it meets: nothing changes but the index.
+    ///
+    /// # Panics
+    /// If an index is left out or comes twice (invariant S2).
+    pub fn apply(&mut self, index: u64, entry: Entry) -> Result<Change, EntryRefusal> {
+        self.pass(index);
+        match entry {
+            Entry::Members(changes) => self.apply_members(index, changes),
+            Entry::Adopt(record) => self.apply_adopt(*record),
+            Entry::Ready(ready) => self.apply_ready(ready),
+            Entry::Resume { generation } => self.apply_resume(generation),
+            Entry::Seal(seal) => self.apply_seal(seal),
+            Entry::Durable { version, holder, layers } => {
+                self.apply_durable(version, holder, &layers)
+            }
+            Entry::Checkpoint { version } => self.apply_checkpoint(version),
+            Entry::Rewind { generation, to, reason } => self.apply_rewind(generation, to, reason),
+            Entry::Job(change) => self.apply_job(change),
+        }
+    }
+
+    /// Counts an index that holds nothing for this state.
+    ///
+    /// # Panics
+    /// If an index is left out or comes twice (invariant S2).
+    pub fn pass(&mut self, index: u64) {
+        assert!(index > self.applied, "S2: entry {index} comes after {}", self.applied);
+        self.applied = index;
+    }
+
+    fn apply_members(
+        &mut self,
+        index: u64,
+        changes: Vec<MemberChange>,
+    ) -> Result<Change, EntryRefusal> {
+        let mut fitting = Vec::new();
+        for change in changes.into_iter().take(CHANGES_MAX) {
+            if self.change_member(index, &change) {
+                fitting.push(change);
+            }
+        }
+        if fitting.is_empty() {
+            return Err(EntryRefusal::Members);
+        }
+        Ok(Change::Members(fitting))
+    }
+
+    fn change_member(&mut self, index: u64, change: &MemberChange) -> bool {
+        match change {
+            MemberChange::Admit { node, boot, role, resources } => {
+                if self.quarantined.contains(node) || !self.has_room_for(*node) {
+                    return false;
+                }
+                if self.members.get(node).is_some_and(|member| *boot <= member.boot) {
+                    return false;
+                }
+                let member = Member {
+                    incarnation: Self::incarnation_at(index),
+                    boot: *boot,
+                    role: *role,
+                    resources: *resources,
+                    standing: Standing::Present,
+                };
+                self.members.insert(*node, member);
+                true
+            }
+            MemberChange::Lost { holder, reason } => {
+                if !self.is_live(*holder) {
+                    return false;
+                }
+                if let LossReason::Untrusted { .. } = reason {
+                    self.quarantined.insert(holder.node);
+                }
+                self.set_standing(holder.node, Standing::Lost(*reason))
+            }
+            MemberChange::Drain { holder } => {
+                self.is_live(*holder) && self.set_standing(holder.node, Standing::Draining)
+            }
+        }
+    }
+
+    fn set_standing(&mut self, node: NodeId, standing: Standing) -> bool {
+        let member = self.members.get_mut(&node).expect("looked up before");
+        let is_new = member.standing != standing;
+        member.standing = standing;
+        is_new
+    }
+
+    /// Makes room by forgetting who was lost longest ago and stands in no plan.
+    fn has_room_for(&mut self, node: NodeId) -> bool {
+        if self.members.len() < MEMBERS_MAX || self.members.contains_key(&node) {
+            return true;
+        }
+        let lost = self.members.iter().filter(|(_, member)| !member.is_live());
+        let oldest = lost.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node);
+        oldest.is_some_and(|node| self.members.remove(&node).is_some())
+    }
+
+    fn apply_job(&mut self, change: JobChange) -> Result<Change, EntryRefusal> {
+        let phase = match change {
+            JobChange::Start(spec) => {
+                spec.check()?;
+                if self.job.as_ref().is_some_and(|job| job.phase != JobPhase::Done) {
+                    return Err(JobRefusal::UnderWay.into());
+                }
+                self.start(spec);
+                JobPhase::Running
+            }
+            JobChange::Pause => JobPhase::Paused,
+            JobChange::Continue => JobPhase::Running,
+            JobChange::Halt(reason) => JobPhase::Halted(reason),
+        };
+        let job = self.job.as_mut().ok_or(JobRefusal::Missing)?;
+        if job.phase != JobPhase::Done {
+            job.phase = phase;
+        }
+        Ok(Change::Job(job.phase))
+    }
+
+    fn start(&mut self, spec: Arc<crate::job::JobSpec>) {
+        self.job = Some(Job { spec, phase: JobPhase::Running });
+        self.ledger = Ledger::new(self.generation, Step(0), 0);
+        self.history = History::default();
+        (self.plan, self.next, self.last_seal) = (None, None, None);
+        self.checkpoints.clear();
+        self.pending.clear();
+    }
+
+    fn apply_seal(&mut self, seal: Seal) -> Result<Change, EntryRefusal> {
+        let job = self.job.as_ref().ok_or(JobRefusal::Missing)?;
+        let spec = job.spec.clone();
+        let plan =
+            self.plan.as_ref().ok_or(EntryRefusal::NotRunning { generation: self.generation })?;
+        let generation = plan.record.generation;
+        let mut seal = seal;
+        if mutant::is(Mutant::R2GenerationUnchecked) && seal.turn.step == self.open_turn().step {
+            seal.turn = self.open_turn();
+        } else if plan.phase != PlanPhase::Running {
+            // A seal of the plan before is told apart from one that comes too early (rule R2).
+            if seal.turn.generation != generation {
+                let (expected, found) = (generation, seal.turn.generation);
+                return Err(EntryRefusal::OtherGeneration { expected, found });
+            }
+            return Err(EntryRefusal::NotRunning { generation });
+        }
+        self.ledger.check(&seal)?;
+        self.history.check(&seal)?;
+        self.ledger.apply(&seal).expect("checked above");
+        let is_repeated = seal.verdict.is_final() && seal.turn.step < self.history.head();
+        if self.history.is_full() && spec.checkpoint_every == 0 {
+            self.history.forget_oldest();
+        }
+        self.history.push(seal);
+        self.last_seal = Some(seal);
+        if seal.verdict.is_final() {
+            self.open_checkpoint(&spec);
+        }
+        if self.open_turn().step.0 >= spec.step_count {
+            self.job.as_mut().expect("there is one").phase = JobPhase::Done;
+        }
+        let adopted = self.begin_planned();
+        Ok(Change::Sealed { seal, is_repeated, adopted })
+    }
+
+    /// Begins to collect a checkpoint, if the version that is open now is to become one.
+    fn open_checkpoint(&mut self, spec: &crate::job::JobSpec) {
+        let version = self.open_turn().step;
+        let is_there = self.checkpoints.iter().any(|found| found.version == version)
+            || self.pending.iter().any(|found| found.version == version);
+        if !spec.checkpoints(version) || is_there {
+            return;
+        }
+        if self.pending.len() == PENDING_MAX {
+            self.pending.remove(0);
+        }
+        let (layers, ledger) = (Default::default(), self.ledger.clone());
+        self.pending.push(PendingCheckpoint { version, layers, ledger });
+    }
+
+    fn apply_durable(
+        &mut self,
+        version: Step,
+        holder: Holder,
+        layers: &[LayerDigest],
+    ) -> Result<Change, EntryRefusal> {
+        let layer_count = self.job.as_ref().ok_or(JobRefusal::Missing)?.spec.layer_count();
+        if !self.is_live(holder) {
+            return Err(EntryRefusal::NotAHolder { holder });
+        }
+        let pending = self.pending.iter_mut().find(|pending| pending.version == version);
+        let pending = pending.ok_or(EntryRefusal::NoCheckpoint { version })?;
+        let is_wrong = |(layer, digest): &&(LayerId, _)| {
+            let known = pending.layers.get(layer);
+            layer.0 >= layer_count || known.is_some_and(|known| known != digest)
+        };
+        if let Some((layer, _)) = layers.iter().find(is_wrong) {
+            return Err(EntryRefusal::DurableLayer { version, layer: *layer });
+        }
+        pending.layers.extend(layers.iter().copied());
+        Ok(Change::Durable { version })
+    }
+
+    fn apply_checkpoint(&mut self, version: Step) -> Result<Change, EntryRefusal> {
+        let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.spec.clone();
+        let pending = self.pending.iter().find(|pending| pending.version == version);
+        let pending = pending.ok_or(EntryRefusal::NoCheckpoint { version })?;
+        let expected = spec.layer_count();
+        let Some(record) = pending.complete(expected) else {
+            let found = pending.layers.len() as u32;
+            return Err(EntryRefusal::Incomplete { version, expected, found });
+        };
+        self.pending.retain(|pending| pending.version > version);
+        self.checkpoints.push(record);
+        self.checkpoints.sort_by_key(|checkpoint| checkpoint.version);
+        let kept = (spec.checkpoints_kept as usize).min(CHECKPOINTS_MAX);
+        let surplus = self.checkpoints.len().saturating_sub(kept);
+        let dropped = self.checkpoints.drain(..surplus).map(|found| found.version).collect();
+        if surplus > 0 {
+            self.history.forget_before(self.checkpoints[0].version);
+        }
+        Ok(Change::Checkpoint { version, dropped })
+    }
+
+    fn apply_rewind(
+        &mut self,
+        generation: Generation,
+        to: Step,
+        reason: RewindReason,
+    ) -> Result<Change, EntryRefusal> {
+        let expected = self.generation();
+        if generation != expected {
+            return Err(EntryRefusal::OtherGeneration { expected, found: generation });
+        }
+        let open = self.open_turn().step;
+        if to > open {
+            return Err(EntryRefusal::AheadOfLedger { to, open });
+        }
+        let checkpoint = self.checkpoints.iter().find(|found| found.version == to);
+        let ledger = match checkpoint {
+            Some(checkpoint) => checkpoint.ledger.clone(),
+            None if to == Step(0) => Ledger::new(generation, to, 0),
+            None => return Err(EntryRefusal::NoCheckpoint { version: to }),
+        };
+        let base = self.history.base();
+        if to < base {
+            return Err(EntryRefusal::Forgotten { to, base });
+        }
+        let mut dropped = Vec::new();
+        self.checkpoints.retain(|found| {
+            if found.version > to {
+                dropped.push(found.version);
+            }
+            found.version <= to
+        });
+        self.pending.retain(|pending| pending.version <= to);
+        self.ledger = ledger;
+        self.ledger.adopt(generation);
+        self.next = None;
+        if let Some(plan) = &mut self.plan {
+            plan.phase = PlanPhase::Closed;
+        }
+        Ok(Change::Rewound { to, reason, dropped })
+    }
+
+    /// Whether a node may vote.
+    #[must_use]
+    pub fn is_controller(&self, node: NodeId) -> bool {
+        let member = self.members.get(&node);
+        member.is_some_and(|member| member.is_live() && member.role == Role::Controller)
+    }
+}
