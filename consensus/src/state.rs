@@ -22,6 +22,7 @@ use crate::plan::PlanRecord;
 use crate::validation::{Ledger, Seal, Turn};
 
 pub use apply::Change;
+pub use plans::{copied_layers, differing_layer};
 pub use refusal::EntryRefusal;
 
 /// Steps between a planned change's proposal and its first step, at most.

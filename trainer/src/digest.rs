@@ -7,8 +7,9 @@
 use std::fmt;
 
 use zbelastic_kernels::{Backend, View};
-use zbelastic_types::TensorIndex;
+use zbelastic_types::{Digest, TensorIndex};
 
+use crate::elastic::LayerImage;
 use crate::model::LayerState;
 
 /// The digest of one tensor's `w`, `m` and `v`.
@@ -44,6 +45,17 @@ pub fn layer_digests<B: Backend>(backend: &B, layer: &LayerState<B>) -> Vec<Tens
         digests.push(TensorDigest { tensor: tensor.index, bytes });
     }
     digests
+}
+
+/// The digest of a layer as it travels: its id, its version, then weights and moments.
+pub(crate) fn image_digest(image: &LayerImage) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&image.layer.0.to_le_bytes());
+    hasher.update(&image.version.0.to_le_bytes());
+    for part in [&image.w, &image.m, &image.v] {
+        hash_floats(&mut hasher, part);
+    }
+    Digest(*hasher.finalize().as_bytes())
 }
 
 /// Feeds floats to a hash in pieces of a few kilobytes.

@@ -9,7 +9,9 @@
 
 pub mod data;
 pub mod digest;
+pub mod elastic;
 pub mod hf;
+pub mod host;
 pub mod model;
 pub mod optimizer;
 pub mod plan;

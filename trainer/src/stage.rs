@@ -13,6 +13,7 @@ mod injection;
 mod passes;
 mod slots;
 mod updates;
+mod workbench;
 
 pub use engine::{
     Activity, Event, EventRefusal, InitialWeights, Output, Progress, StageEngine, StageSetup, Wait,
@@ -21,3 +22,5 @@ pub use evaluation::HELD_OUT_MAX;
 pub use frame::{Frame, Lap};
 pub use inbox::FrameRefusal;
 pub use injection::{Corruption, Injection, InjectionParseError};
+pub use passes::Bench;
+pub use workbench::{UpdateOrder, Workbench};

@@ -106,6 +106,8 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
         evaluate_every: 0,
         weights: InitialWeights::Given(Arc::new(weights)),
         injections: Vec::new(),
+        copies_wanted: false,
+        attest_every: 0,
     }
 }
 

@@ -80,6 +80,12 @@ impl StageHalf {
         self.open.generation
     }
 
+    /// Whether the open step's gradient is frozen and reported.
+    #[must_use]
+    pub fn is_reported(&self) -> bool {
+        self.phase != Phase::Accumulating
+    }
+
     /// The gradient is frozen: what is reported of it.
     ///
     /// # Panics

@@ -233,9 +233,9 @@ fn leader_proposes_when_nothing_is_missing_and_follows_the_ledger() {
     let mut leader = Leader::new(&ledger, 2, REPLAYING);
     let mut run = |at: Turn, squares: [f64; 2]| {
         let upper = report(at, 1, vec![sum(1, squares[1])], Some(3.0));
-        assert_eq!(leader.handle_report(&mut ledger, &upper), Ok(None));
+        assert_eq!(leader.handle_report(&ledger, &upper), Ok(None));
         let lower = report(at, 0, vec![sum(0, squares[0])], None);
-        let proposal = leader.handle_report(&mut ledger, &lower).expect("counted");
+        let proposal = leader.handle_report(&ledger, &lower).expect("counted");
         let proposal = proposal.expect("complete");
         ledger.apply(&proposal.seal).expect("in turn");
         assert!(ledger.apply(&proposal.seal).is_err(), "R8");

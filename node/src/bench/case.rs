@@ -94,6 +94,8 @@ impl Case {
             evaluate_every: 0,
             weights: self.weights.clone(),
             injections: Vec::new(),
+            copies_wanted: false,
+            attest_every: 0,
         })
     }
 

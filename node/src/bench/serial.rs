@@ -9,7 +9,7 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::model::model_size;
 use zbelastic_trainer::reference::Reference;
-use zbelastic_trainer::stage::{Event, Output, Progress, StageEngine, StageSetup};
+use zbelastic_trainer::stage::{Bench, Event, Output, Progress, StageEngine, StageSetup};
 use zbelastic_types::{StageIndex, Step};
 
 use super::case::{Case, Cutting};
@@ -21,7 +21,7 @@ pub const ENDLESS: u64 = 1_000_000;
 
 /// A run that is taken step by step.
 pub struct SerialEngine {
-    engine: StageEngine<CpuBackend, Arc<Corpus>>,
+    engine: StageEngine<Bench<CpuBackend>, Arc<Corpus>>,
     ledger: Ledger,
     leader: Leader,
 }
@@ -54,13 +54,17 @@ impl SerialEngine {
             assert!(matches!(progress, Progress::Ran(_)), "one stage waits for nobody");
             while let Some(output) = self.engine.poll_output() {
                 match output {
-                    Output::Report(report) => {
-                        let counted = self.leader.handle_report(&mut self.ledger, &report);
+                    Output::Sealed { .. } => {}
+                    Output::Report { report, .. } => {
+                        let counted = self.leader.handle_report(&self.ledger, &report);
                         let proposal = counted.expect("in turn").expect("there is one stage");
                         self.ledger.apply(&proposal.seal).expect("about the open turn");
                         self.engine.handle(Event::Seal(proposal.seal)).expect("in turn");
                     }
-                    Output::Frame { .. } | Output::Prefix { .. } | Output::Evaluated { .. } => {
+                    Output::Frame { .. }
+                    | Output::Prefix { .. }
+                    | Output::Gradients { .. }
+                    | Output::Evaluated { .. } => {
                         unreachable!("one stage sends to nobody")
                     }
                 }

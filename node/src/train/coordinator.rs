@@ -87,7 +87,7 @@ impl<'a> Coordinator<'a> {
                 Message::Ready => (self.began, self.sealed) = (Instant::now(), Instant::now()),
                 Message::Slices { stage, slices } => self.timing.record(stage, slices),
                 Message::Report(report) => {
-                    let counted = self.leader.handle_report(&mut self.ledger, &report);
+                    let counted = self.leader.handle_report(&self.ledger, &report);
                     if let Some(proposal) = counted.expect("reports come in turn") {
                         self.seal(proposal);
                     }

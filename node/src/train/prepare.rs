@@ -122,6 +122,8 @@ fn stage_setup(
         evaluate_every: config.evaluate_every,
         weights,
         injections,
+        copies_wanted: false,
+        attest_every: 0,
     }
 }
 

@@ -9,14 +9,15 @@ use zbelastic_schedule::Op;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::layer_digests;
 use zbelastic_trainer::stage::{
-    Activity, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup, Wait,
+    Activity, Bench, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup,
+    Wait,
 };
 use zbelastic_types::StageIndex;
 
 use super::mail::{Evaluated, Mail, Message, StageResult};
 use super::timing::{Clock, Doing, Slice};
 
-type Engine = StageEngine<CpuBackend, Arc<Corpus>>;
+type Engine = StageEngine<Bench<CpuBackend>, Arc<Corpus>>;
 
 /// What a worker begins with.
 pub struct Worker {
@@ -140,7 +141,9 @@ impl Worker {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
                 Output::Prefix { to, prefix } => self.send(to, Event::Prefix(prefix)),
-                Output::Report(report) => {
+                Output::Gradients { .. } => unreachable!("this run keeps no copies"),
+                Output::Sealed { .. } => {}
+                Output::Report { report, .. } => {
                     self.tell_slices(slices);
                     self.tell(Message::Report(report));
                 }

@@ -8,6 +8,7 @@ use zbelastic_types::{Bytes, Step};
 use super::config::ModelConfig;
 use super::parts::LayerParts;
 use super::tensors::LayerSpec;
+use crate::elastic::LayerImage;
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +190,34 @@ impl<B: Backend> LayerState<B> {
     pub(crate) fn advance_from(&mut self, step: Step) {
         assert_eq!(self.version, step, "R8: a verdict is applied once, to the version before it");
         self.version = step.next();
+    }
+
+    /// The sealed state as it travels; never the candidate.
+    #[must_use]
+    pub fn image(&self, backend: &B) -> LayerImage {
+        let read = |buffer: &B::Buffer| {
+            let mut floats = vec![0.0; self.spec.len()];
+            backend.download(View::new(buffer, 0..floats.len()), &mut floats);
+            floats
+        };
+        let (w, m, v) = (read(&self.w), read(&self.m), read(&self.v));
+        LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
+    }
+
+    /// Takes the state that travelled here.
+    ///
+    /// # Panics
+    /// If it is of another layer, or of another length.
+    pub fn restore(&mut self, backend: &B, image: &LayerImage) {
+        assert_eq!(self.spec.layer, image.layer, "a layer is restored as itself");
+        let len = self.spec.len();
+        for (floats, buffer) in
+            [(&image.w, &mut self.w), (&image.m, &mut self.m), (&image.v, &mut self.v)]
+        {
+            backend.upload(floats, ViewMut::new(buffer, 0..len));
+        }
+        self.version = image.version;
+        self.set_live(backend, Live::State);
     }
 
     /// The candidate becomes the state's weights; what the passes read stays what it was.

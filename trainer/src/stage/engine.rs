@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
     Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
@@ -16,7 +17,9 @@ use super::frame::{Frame, Lap};
 use super::inbox::{FrameRefusal, Inbox};
 use super::injection::Injection;
 use super::passes::Bench;
+use super::workbench::Workbench;
 use crate::data::BatchSource;
+use crate::elastic::LayerGradient;
 use crate::model::{LayerSpec, LayerState, ModelConfig, initial_weights};
 use crate::optimizer::OptimizerConfig;
 use crate::plan::Plan;
@@ -40,6 +43,10 @@ pub struct StageSetup {
     pub weights: InitialWeights,
     /// Gradients corrupted on purpose.
     pub injections: Vec<Injection>,
+    /// Whether gradients are sent to who keeps a copy.
+    pub copies_wanted: bool,
+    /// At every so many steps a report tells the digests of the state; 0 never.
+    pub attest_every: u64,
 }
 
 /// Where weights begin.
@@ -98,8 +105,27 @@ pub enum Output {
         /// The sums.
         prefix: Prefix,
     },
+    /// This stage's gradient, for who keeps its copy.
+    Gradients {
+        /// The turn.
+        turn: Turn,
+        /// One for each layer.
+        gradients: Vec<LayerGradient>,
+    },
     /// This stage's sums, for the leader.
-    Report(Report),
+    Report {
+        /// The sums.
+        report: Report,
+        /// Digests of the state that the step began with, if this step attests.
+        state: Vec<LayerDigest>,
+    },
+    /// A verdict was carried out: the state is this version, until the next is (rule R5).
+    Sealed {
+        /// Steps sealed.
+        version: Step,
+        /// Updates among them.
+        updates: u64,
+    },
     /// The loss on held-out text, from the stage that holds the head. Nothing sealed later can
     /// change it (rule R5).
     Evaluated {
@@ -186,11 +212,11 @@ pub(super) enum Phase {
 }
 
 /// One stage of a run.
-pub struct StageEngine<B: Backend, S> {
+pub struct StageEngine<W: Workbench, S> {
     pub(super) setup: Arc<StageSetup>,
     pub(super) stage: StageIndex,
     pub(super) source: S,
-    pub(super) bench: Bench<B>,
+    pub(super) bench: W,
     pub(super) half: StageHalf,
     /// The turn whose program runs.
     pub(super) turn: Turn,
@@ -221,7 +247,7 @@ pub(super) struct Pending {
 /// of a neighbour's that is further for having dropped one; and one on held-out text.
 const FRAMES_PER_PASS: usize = 7;
 
-impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
     /// A stage at the beginning of a run.
     ///
     /// # Errors
@@ -235,18 +261,48 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         let bench = Bench::new(&setup, stage, backend)?;
         let generation = setup.plan.generation;
         let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
-        let passes = bench.chunk_count() * setup.plan.batch.microbatch_count as usize;
+        Ok(Self::resume(setup, stage, bench, source, turn, 0))
+    }
+
+    /// The layers on this stage, in model order within each chunk.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+        self.bench.layers()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn backend(&self) -> &B {
+        self.bench.backend()
+    }
+}
+
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    /// A stage that goes on with `turn` after `updates` updates, with layers that are there.
+    ///
+    /// # Panics
+    /// If the layers have another version than the turn's step.
+    pub fn resume(
+        setup: Arc<StageSetup>,
+        stage: StageIndex,
+        bench: W,
+        source: S,
+        turn: Turn,
+        updates: u64,
+    ) -> Self {
+        assert_eq!(bench.version(), turn.step, "a step begins with the version of its number");
+        let chunk_count = bench.chunk_indices().len();
+        let passes = chunk_count * setup.plan.batch.microbatch_count as usize;
         let inbox = Inbox::new(bench.frame_len(), passes * FRAMES_PER_PASS);
-        let phase =
-            if setup.step_count == 0 { Phase::Finished } else { Phase::Program { cursor: 0 } };
-        Ok(Self {
-            half: StageHalf::new(turn, 0, setup.clip_norm),
+        let is_over = turn.step.0 >= setup.step_count;
+        let phase = if is_over { Phase::Finished } else { Phase::Program { cursor: 0 } };
+        Self {
+            half: StageHalf::new(turn, updates, setup.clip_norm),
             losses: vec![None; setup.plan.batch.microbatch_count as usize],
             stage,
             source,
             bench,
             turn,
-            replayed: (Step(0), 0),
+            replayed: (turn.step, 0),
             phase,
             inbox,
             outbox: VecDeque::new(),
@@ -256,7 +312,29 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
             pending: None,
             halt_after: None,
             setup,
-        })
+        }
+    }
+
+    /// Ends the stage: what is sealed is carried out, everything else is dropped, and the layers
+    /// are left as they are sealed.
+    #[must_use]
+    pub fn into_bench(mut self) -> W {
+        self.bench.drop_passes();
+        self.carry_out_last();
+        self.bench.drop_candidate();
+        self.bench
+    }
+
+    /// What the stage computes with.
+    #[must_use]
+    pub fn bench(&self) -> &W {
+        &self.bench
+    }
+
+    /// The program that runs, and the plan it belongs to.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.setup.plan
     }
 
     /// Takes in what happened elsewhere.
@@ -374,17 +452,6 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished)
-    }
-
-    /// The layers on this stage, in model order within each chunk.
-    pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.bench.layers()
-    }
-
-    /// The device.
-    #[must_use]
-    pub fn backend(&self) -> &B {
-        self.bench.backend()
     }
 
     /// The turn that runs.

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::Backend;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, Step};
 
 use super::engine::{Activity, Output, Progress, StageEngine, Wait};
 use super::frame::{Frame, Lap};
+use super::workbench::Workbench;
 use crate::data::BatchSource;
 
 /// Held-out microbatches read at most: enough for the second decimal of a loss.
@@ -35,14 +35,14 @@ impl Evaluation {
     }
 }
 
-impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// This stage's passes over held-out text: in groups of a step's microbatches, chunk by chunk,
     /// so that no more frames wait than in a step.
     fn held_out_passes(&self) -> VecDeque<Pass> {
         let count = (0..HELD_OUT_MAX).take_while(|i| self.source.held_out(*i).is_some()).count();
         let all: Vec<u32> = (0..count as u32).collect();
         let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
-        let chunks: Vec<ChunkIndex> = self.bench.chunk_indices().collect();
+        let chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
         let passes = groups.flat_map(|group| {
             chunks.iter().flat_map(move |chunk| {
                 group.iter().map(|i| Pass { chunk: *chunk, microbatch: MicrobatchIndex(*i) })

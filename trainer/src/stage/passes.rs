@@ -1,18 +1,26 @@
 //! F, B and W on this stage's chunks, and boundary tensors in and out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
 use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer, live_passes};
-use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
+use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
 
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
+use super::injection::Injection;
 use super::slots::Slots;
+use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
+use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, Context, Family, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig,
     PassStash, Scratch, Sizes, model_layers, rotary_angles,
+};
+use crate::optimizer::{
+    OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
 use crate::plan::stage_memory;
 
@@ -27,7 +35,7 @@ struct ChunkBench<B: Backend> {
 }
 
 /// A stage's device with everything on it.
-pub(super) struct Bench<B: Backend> {
+pub struct Bench<B: Backend> {
     backend: B,
     model: ModelConfig,
     shape: MicrobatchShape,
@@ -36,16 +44,18 @@ pub(super) struct Bench<B: Backend> {
     angles: Option<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
     result: Option<(Flow, Pass, Vec<f32>)>,
+    optimizer: OptimizerConfig,
+    step_count: u64,
     /// One over the tokens of a step: the loss is their mean.
     loss_scale: f32,
 }
 
 impl<B: Backend> Bench<B> {
-    pub(super) fn new(
-        setup: &StageSetup,
-        stage: StageIndex,
-        backend: B,
-    ) -> Result<Self, AllocateError> {
+    /// The bench of a stage at the beginning of a run.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold what the plan claims.
+    pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let sizes = Sizes { model, shape: plan.batch.microbatch };
         let live = live_passes(&plan.program);
@@ -87,65 +97,50 @@ impl<B: Backend> Bench<B> {
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
-        Ok(Self { backend, model, shape, chunks, scratch, angles, result: None, loss_scale })
+        let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
+        Ok(Self {
+            backend,
+            model,
+            shape,
+            chunks,
+            scratch,
+            angles,
+            result: None,
+            optimizer,
+            step_count,
+            loss_scale,
+        })
     }
 
-    pub(super) fn backend(&self) -> &B {
+    /// The device.
+    #[must_use]
+    pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    pub(super) fn chunk_count(&self) -> usize {
-        self.chunks.len()
-    }
-
-    pub(super) fn chunk_indices(&self) -> impl Iterator<Item = ChunkIndex> + '_ {
-        self.chunks.keys().copied()
-    }
-
-    pub(super) fn has_chunk(&self, chunk: ChunkIndex) -> bool {
-        self.chunks.contains_key(&chunk)
-    }
-
-    pub(super) fn frame_len(&self) -> usize {
-        Sizes { model: &self.model, shape: self.shape }.residual()
-    }
-
-    pub(super) fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+    /// The layers on this stage, in model order within each chunk.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.chunks.values().flat_map(|bench| bench.chunk.layers())
     }
 
-    /// The device, and the layers to be updated.
-    pub(super) fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
-        let layers = self.chunks.values_mut().flat_map(|bench| bench.chunk.layers_mut());
-        (&self.backend, layers)
-    }
-
-    pub(super) fn slots_taken(&self) -> usize {
-        self.chunks.values().map(|bench| bench.stashes.taken() + bench.logits.taken()).sum()
-    }
-
-    /// Frees what a dropped turn left.
-    pub(super) fn drop_passes(&mut self) {
-        self.result = None;
-        for bench in self.chunks.values_mut() {
-            bench.stashes.release_all();
-            bench.logits.release_all();
-            (bench.accumulated, bench.head_accumulated) = (0, 0);
-        }
-    }
-
-    /// The gradient is complete: the next step's begins anew.
+    /// Takes layers that travelled here, in the order of chunks.
     ///
     /// # Panics
-    /// If a microbatch is missing.
-    pub(super) fn freeze(&mut self, microbatch_count: u32) {
-        for bench in self.chunks.values_mut() {
-            assert_eq!(bench.accumulated, microbatch_count, "every microbatch is in the gradient");
-            if bench.chunk.has_head() {
-                assert_eq!(bench.head_accumulated, microbatch_count, "in the head's as well");
-            }
-            (bench.accumulated, bench.head_accumulated) = (0, 0);
+    /// If they are not those of this stage.
+    pub fn restore(&mut self, images: &[Arc<LayerImage>]) {
+        let (backend, layers) = self.update_layers();
+        let mut count = 0;
+        for (layer, image) in layers.zip(images) {
+            layer.restore(backend, image);
+            count += 1;
         }
+        assert_eq!(count, images.len(), "as many layers as the stage has");
+    }
+
+    /// The device, and the layers to be updated.
+    fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
+        let layers = self.chunks.values_mut().flat_map(|bench| bench.chunk.layers_mut());
+        (&self.backend, layers)
     }
 
     fn context(
@@ -161,14 +156,102 @@ impl<B: Backend> Bench<B> {
         let bench = self.chunks.get_mut(&chunk).expect("a pass of this stage's chunks");
         (context, bench, &mut self.scratch)
     }
+}
+
+impl<B: Backend> Workbench for Bench<B> {
+    fn chunk_indices(&self) -> Vec<ChunkIndex> {
+        self.chunks.keys().copied().collect()
+    }
+
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool {
+        self.chunks.contains_key(&chunk)
+    }
+
+    fn frame_len(&self) -> usize {
+        Sizes { model: &self.model, shape: self.shape }.residual()
+    }
+
+    fn slots_taken(&self) -> usize {
+        self.chunks.values().map(|bench| bench.stashes.taken() + bench.logits.taken()).sum()
+    }
+
+    fn drop_passes(&mut self) {
+        self.result = None;
+        for bench in self.chunks.values_mut() {
+            bench.stashes.release_all();
+            bench.logits.release_all();
+            (bench.accumulated, bench.head_accumulated) = (0, 0);
+        }
+    }
+
+    fn freeze(&mut self, microbatch_count: u32) {
+        for bench in self.chunks.values_mut() {
+            assert_eq!(bench.accumulated, microbatch_count, "every microbatch is in the gradient");
+            if bench.chunk.has_head() {
+                assert_eq!(bench.head_accumulated, microbatch_count, "in the head's as well");
+            }
+            (bench.accumulated, bench.head_accumulated) = (0, 0);
+        }
+    }
+
+    fn inject(&mut self, injection: &Injection) {
+        let (backend, layers) = self.update_layers();
+        layers.for_each(|layer| injection.apply(backend, layer));
+    }
+
+    fn square_sums(&mut self) -> Vec<TensorSum> {
+        let layers = self.layers();
+        layers.flat_map(|layer| square_sums(&self.backend, layer)).collect()
+    }
+
+    fn compute_candidate(&mut self, order: UpdateOrder) {
+        self.with_update(order, |backend, layer, update| {
+            compute_candidate(backend, layer, update);
+        });
+    }
+
+    fn drop_candidate(&mut self) {
+        let (backend, layers) = self.update_layers();
+        layers.for_each(|layer| drop_candidate(backend, layer));
+    }
+
+    fn commit(&mut self, order: UpdateOrder) {
+        self.with_update(order, |backend, layer, update| {
+            commit(backend, layer, update, order.step);
+        });
+    }
+
+    fn skip(&mut self, step: Step) {
+        let (_, layers) = self.update_layers();
+        layers.for_each(|layer| skip(layer, step));
+    }
+
+    fn version(&self) -> Step {
+        let mut versions = self.layers().map(LayerState::version);
+        let first = versions.next().expect("a stage has layers");
+        assert!(versions.all(|version| version == first), "layers of a stage go together");
+        first
+    }
+
+    fn layer_ids(&self) -> Vec<LayerId> {
+        self.layers().map(|layer| layer.spec.layer).collect()
+    }
+
+    fn images(&self) -> Vec<LayerImage> {
+        self.layers().map(|layer| layer.image(&self.backend)).collect()
+    }
+
+    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
+        let read = |layer: &LayerState<B>| {
+            let mut floats = vec![0.0; layer.spec.len()];
+            self.backend.download(View::new(&layer.g, 0..floats.len()), &mut floats);
+            (layer.spec.layer, floats)
+        };
+        self.layers().map(read).collect()
+    }
 
     /// F; yields the loss if the chunk has the head.
-    pub(super) fn forward(
-        &mut self,
-        pass: Pass,
-        batch: &Batch,
-        input: Option<Vec<f32>>,
-    ) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let (context, bench, _) = self.context(pass.chunk);
         let stash = bench.stashes.acquire(pass.microbatch);
         if let Some(input) = input {
@@ -184,12 +267,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// F whose stash nobody reads.
-    pub(super) fn forward_only(
-        &mut self,
-        pass: Pass,
-        batch: &Batch,
-        input: Option<Vec<f32>>,
-    ) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
         let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
         bench.stashes.release(pass.microbatch);
@@ -238,7 +316,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// What the last F or B left.
-    pub(super) fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
         match self.result.take() {
             Some((of_flow, of_pass, floats)) if (of_flow, of_pass) == (flow, pass) => floats,
             other => panic!(
@@ -246,6 +324,21 @@ impl<B: Backend> Bench<B> {
                 other.map(|r| r.1)
             ),
         }
+    }
+}
+
+impl<B: Backend> Bench<B> {
+    fn with_update(
+        &mut self,
+        order: UpdateOrder,
+        mut change: impl FnMut(&B, &mut LayerState<B>, &Update<'_>),
+    ) {
+        let UpdateOrder { step, number, clip } = order;
+        let lr = self.optimizer.lr_at(step, self.step_count);
+        let config = self.optimizer.clone();
+        let update = Update { config: &config, lr, number, clip };
+        let (backend, layers) = self.update_layers();
+        layers.for_each(|layer| change(backend, layer, &update));
     }
 }
 
@@ -271,7 +364,7 @@ fn build_layers<B: Backend>(
     layers.ids().map(build).collect()
 }
 
-impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
         self.source.training(step, microbatch)
     }

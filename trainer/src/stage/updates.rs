@@ -1,16 +1,16 @@
 //! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
 
 use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, Turn};
-use zbelastic_kernels::Backend;
 use zbelastic_schedule::{Update, Window};
 use zbelastic_types::{StageIndex, Step};
 
 use super::engine::{Activity, Output, Pending, Phase, Progress, StageEngine, Wait};
 use super::evaluation::Evaluation;
+use super::workbench::{UpdateOrder, Workbench};
 use crate::data::BatchSource;
-use crate::optimizer::{self, commit, compute_candidate, drop_candidate, skip, square_sums};
+use crate::elastic::LayerGradient;
 
-impl<B: Backend, S: BatchSource> StageEngine<B, S> {
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     pub(super) fn run_update(&mut self, update: Update) -> Option<Wait> {
         match update {
             Update::Report => {
@@ -32,21 +32,20 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         assert_eq!(self.bench.slots_taken(), 0, "the last W freed the last slot");
         let (step, setup) = (self.turn.step, self.setup.clone());
         let replays = if self.replayed.0 == step { self.replayed.1 } else { 0 };
-        let (backend, layers) = self.bench.update_layers();
-        let mut sums = Vec::new();
-        for layer in layers {
-            for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
-                injection.apply(backend, layer);
-            }
-            sums.extend(square_sums(backend, layer));
+        for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
+            self.bench.inject(injection);
         }
+        let sums = self.bench.square_sums();
         let has_loss = self.losses.iter().any(Option::is_some);
         let loss_sum = has_loss.then(|| {
             let losses = self.losses.iter().map(|loss| loss.expect("every microbatch has a loss"));
             losses.fold(0.0, |sum, loss| sum + loss)
         });
         let report = self.half.report(self.stage, sums, loss_sum);
-        self.outbox.push_back(Output::Report(report.clone()));
+        self.tell_gradients(setup.copies_wanted);
+        let attests = setup.attest_every > 0 && step.0.is_multiple_of(setup.attest_every);
+        let state = if attests { self.bench.digests() } else { Vec::new() };
+        self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
     }
 
@@ -85,7 +84,8 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         }
         match self.half.gate(&prefix) {
             Gate::Open => {
-                self.compute_candidate(self.turn.step, self.half.updates() + 1, 1.0);
+                let (step, number) = (self.turn.step, self.half.updates() + 1);
+                self.bench.compute_candidate(UpdateOrder { step, number, clip: 1.0 });
                 None
             }
             Gate::ClosedLarge | Gate::ClosedNonfinite => Some(Wait::Seal(self.half.open_turn())),
@@ -214,17 +214,33 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         }
     }
 
+    /// Carries out what is sealed, when nothing follows it: what a gate has found, or what has
+    /// come and waits for one.
+    pub(super) fn carry_out_last(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.carry_out(pending);
+        }
+        if self.half.is_reported()
+            && let Some(pending) = self.apply_seal()
+        {
+            self.carry_out(pending);
+        }
+    }
+
     fn carry_out(&mut self, pending: Pending) {
         self.follow_order(pending);
         self.commit_moments(pending);
     }
 
-    fn compute_candidate(&mut self, step: Step, number: u64, clip: f32) {
-        let setup = self.setup.clone();
-        let lr = setup.optimizer.lr_at(step, setup.step_count);
-        let update = optimizer::Update { config: &setup.optimizer, lr, number, clip };
-        let (backend, layers) = self.bench.update_layers();
-        layers.for_each(|layer| compute_candidate(backend, layer, &update));
+    /// Sends the gradient to who keeps this stage's copy.
+    fn tell_gradients(&mut self, copies_wanted: bool) {
+        if !copies_wanted {
+            return;
+        }
+        let turn = self.turn;
+        let gradient = |(layer, g)| LayerGradient { layer, turn, g };
+        let gradients = self.bench.gradients().into_iter().map(gradient).collect();
+        self.outbox.push_back(Output::Gradients { turn, gradients });
     }
 
     /// The candidate that a seal orders.
@@ -232,13 +248,11 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
         let Pending { application, seal } = pending;
         match application.candidate {
             CandidateOrder::Stay | CandidateOrder::None => {}
-            CandidateOrder::Compute { coefficient } => {
-                self.compute_candidate(seal.turn.step, seal.updates_after, coefficient);
+            CandidateOrder::Compute { coefficient: clip } => {
+                let (step, number) = (seal.turn.step, seal.updates_after);
+                self.bench.compute_candidate(UpdateOrder { step, number, clip });
             }
-            CandidateOrder::Drop => {
-                let (backend, layers) = self.bench.update_layers();
-                layers.for_each(|layer| drop_candidate(backend, layer));
-            }
+            CandidateOrder::Drop => self.bench.drop_candidate(),
         }
     }
 
@@ -246,17 +260,14 @@ impl<B: Backend, S: BatchSource> StageEngine<B, S> {
     fn commit_moments(&mut self, pending: Pending) {
         let Pending { application, seal } = pending;
         let step = seal.turn.step;
-        let setup = self.setup.clone();
-        let lr = setup.optimizer.lr_at(step, setup.step_count);
-        let (backend, layers) = self.bench.update_layers();
         match application.commit {
             Some(clip) => {
-                let number = seal.updates_after;
-                let update = optimizer::Update { config: &setup.optimizer, lr, number, clip };
-                layers.for_each(|layer| commit(backend, layer, &update, step));
+                self.bench.commit(UpdateOrder { step, number: seal.updates_after, clip });
             }
-            None if seal.verdict.is_final() => layers.for_each(|layer| skip(layer, step)),
-            None => {}
+            None if seal.verdict.is_final() => self.bench.skip(step),
+            None => return,
         }
+        let (version, updates) = (step.next(), seal.updates_after);
+        self.outbox.push_back(Output::Sealed { version, updates });
     }
 }

@@ -17,7 +17,9 @@ use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size}
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
-use zbelastic_trainer::stage::{Event, InitialWeights, Output, Progress, StageEngine, StageSetup};
+use zbelastic_trainer::stage::{
+    Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup,
+};
 use zbelastic_types::{Generation, StageIndex, Step};
 
 /// A model small enough to train hundreds of times in a test.
@@ -71,6 +73,8 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
         evaluate_every: 0,
         weights: InitialWeights::Drawn { seed: 3 },
         injections: Vec::new(),
+        copies_wanted: false,
+        attest_every: 0,
     }
 }
 
@@ -124,7 +128,7 @@ impl Outcome {
 
 /// A cluster of stages on this thread.
 pub struct Cluster {
-    engines: Vec<StageEngine<CpuBackend, Arc<Corpus>>>,
+    engines: Vec<StageEngine<Bench<CpuBackend>, Arc<Corpus>>>,
     /// By sender and receiver; the leader is number `u32::MAX`.
     wires: BTreeMap<(u32, u32), VecDeque<Wire>>,
     ledger: Ledger,
@@ -232,7 +236,8 @@ impl Cluster {
                 Output::Prefix { to, prefix } => {
                     self.send(from, to.0, Wire::Event(Event::Prefix(prefix)));
                 }
-                Output::Report(report) => self.send(from, LEADER, Wire::Report(report)),
+                Output::Report { report, .. } => self.send(from, LEADER, Wire::Report(report)),
+                Output::Gradients { .. } | Output::Sealed { .. } => {}
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outcome.evaluations.push((steps_done, loss_sum / token_count as f64));
                 }
@@ -248,7 +253,7 @@ impl Cluster {
                 outcome.refusals += usize::from(refused);
             }
             Wire::Report(report) => {
-                let counted = self.leader.handle_report(&mut self.ledger, &report);
+                let counted = self.leader.handle_report(&self.ledger, &report);
                 let Some(proposal) = counted.expect("reports are in turn") else { return };
                 self.ledger.apply(&proposal.seal).expect("in turn");
                 outcome.seals.push(proposal.seal);

@@ -107,6 +107,8 @@ mod planned {
             evaluate_every: 0,
             weights: InitialWeights::Drawn { seed: 1 },
             injections: Vec::new(),
+            copies_wanted: false,
+            attest_every: 0,
         }))
     }
 

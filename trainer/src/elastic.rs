@@ -1,0 +1,106 @@
+//! Layers on the move: as they travel, as copies, and who makes stages from them.
+//!
+//! A layer is named by its id and its version, the number of steps sealed before it. What travels
+//! is always sealed state: weights and both moments.
+
+mod copy;
+mod image;
+
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
+use zbelastic_kernels::AllocateError;
+use zbelastic_types::{Digest, LayerId, StageIndex, Step};
+
+use crate::stage::{StageSetup, Workbench};
+
+pub use copy::{BackendCopy, BackendModel};
+pub use image::{ImageError, LayerImage, layer_digest};
+
+/// A layer's gradient on its way to who keeps the layer's copy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerGradient {
+    /// The layer.
+    pub layer: LayerId,
+    /// The turn it was computed in.
+    pub turn: Turn,
+    /// The gradient, in the layer's order.
+    pub g: Vec<f32>,
+}
+
+/// Why a copy does not take something in. It stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CopyRefusal {
+    /// A gradient or a seal of another step than the copy's version (rule R8).
+    #[error("about step {found}, the copy has version {expected}")]
+    OtherStep {
+        /// The copy's version.
+        expected: Step,
+        /// The step named.
+        found: Step,
+    },
+    /// A gradient of another layer or length.
+    #[error("not a gradient of this layer")]
+    OtherLayer,
+    /// There is no gradient of the turn that was sealed.
+    #[error("no gradient of {turn} is held")]
+    NoGradient {
+        /// The turn.
+        turn: Turn,
+    },
+}
+
+/// A copy of a layer: its owner's optimizer, replayed from gradients and sealed coefficients.
+pub trait LayerCopy {
+    /// The layer.
+    fn layer(&self) -> LayerId;
+
+    /// Its version.
+    fn version(&self) -> Step;
+
+    /// Keeps a gradient, in place of one of an earlier turn; yields its sums as computed here.
+    ///
+    /// # Errors
+    /// If it is not the next one.
+    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal>;
+
+    /// Does what a seal says.
+    ///
+    /// # Errors
+    /// If it is not about the next step, or about a gradient that is not here.
+    fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal>;
+
+    /// The layer as it travels.
+    fn image(&self) -> LayerImage;
+
+    /// The digest of its state.
+    fn digest(&self) -> Digest;
+}
+
+/// What a worker computes with: makes stages and copies from layers.
+pub trait ComputeModel {
+    /// What a stage computes with.
+    type Workbench: Workbench;
+    /// A copy of a layer.
+    type Copy: LayerCopy;
+
+    /// A layer before the first step.
+    fn initial(&self, layer: LayerId) -> LayerImage;
+
+    /// The workbench of a stage with these layers, in the order of its chunks.
+    ///
+    /// # Errors
+    /// If memory does not hold it.
+    fn workbench(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+        layers: &[Arc<LayerImage>],
+    ) -> Result<Self::Workbench, AllocateError>;
+
+    /// A copy of a layer.
+    ///
+    /// # Errors
+    /// If memory does not hold it.
+    fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError>;
+}

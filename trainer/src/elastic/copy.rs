@@ -1,0 +1,129 @@
+//! Stages and copies on a device.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
+use zbelastic_kernels::{AllocateError, Backend, ViewMut};
+use zbelastic_types::{Digest, LayerId, StageIndex, Step};
+
+use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
+use crate::model::{LayerState, ModelConfig, model_layers};
+use crate::optimizer::{
+    OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
+};
+use crate::stage::{Bench, InitialWeights, StageSetup};
+
+/// The real thing: a transformer on a device.
+pub struct BackendModel<F> {
+    /// The model.
+    pub model: ModelConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Steps of the run, of which the learning rate is a function.
+    pub step_count: u64,
+    /// Where weights begin.
+    pub weights: InitialWeights,
+    /// Makes a handle on the device.
+    pub device: F,
+}
+
+impl<B: Backend, F: Fn() -> B> ComputeModel for BackendModel<F> {
+    type Workbench = Bench<B>;
+    type Copy = BackendCopy<B>;
+
+    fn initial(&self, layer: LayerId) -> LayerImage {
+        let spec = &model_layers(&self.model)[layer.index()];
+        let w = self.weights.of_layer(spec).into_owned();
+        let (m, v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
+        LayerImage { layer, version: Step(0), w, m, v }
+    }
+
+    fn workbench(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+        layers: &[Arc<LayerImage>],
+    ) -> Result<Bench<B>, AllocateError> {
+        let mut bench = Bench::new(setup, stage, (self.device)())?;
+        bench.restore(layers);
+        Ok(bench)
+    }
+
+    fn copy(&self, image: &LayerImage) -> Result<BackendCopy<B>, AllocateError> {
+        let backend = (self.device)();
+        let spec = model_layers(&self.model)[image.layer.index()].clone();
+        let mut layer = LayerState::new(&backend, &self.model, spec, &image.w)?;
+        layer.restore(&backend, image);
+        let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);
+        Ok(BackendCopy { backend, layer, optimizer, step_count, held: None })
+    }
+}
+
+/// A copy of a layer on a device.
+pub struct BackendCopy<B: Backend> {
+    backend: B,
+    layer: LayerState<B>,
+    optimizer: OptimizerConfig,
+    step_count: u64,
+    held: Option<Turn>,
+}
+
+impl<B: Backend> BackendCopy<B> {
+    fn take(&mut self, seal: &Seal, clip: f32) {
+        let step = seal.turn.step;
+        let lr = self.optimizer.lr_at(step, self.step_count);
+        let number = seal.updates_after;
+        let update = Update { config: &self.optimizer, lr, number, clip };
+        compute_candidate(&self.backend, &mut self.layer, &update);
+        commit(&self.backend, &mut self.layer, &update, step);
+    }
+}
+
+impl<B: Backend> LayerCopy for BackendCopy<B> {
+    fn layer(&self) -> LayerId {
+        self.layer.spec.layer
+    }
+
+    fn version(&self) -> Step {
+        self.layer.version()
+    }
+
+    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal> {
+        let (expected, found) = (self.version(), gradient.turn.step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        let len = self.layer.spec.len();
+        if gradient.layer != self.layer() || gradient.g.len() != len {
+            return Err(CopyRefusal::OtherLayer);
+        }
+        self.backend.upload(&gradient.g, ViewMut::new(&mut self.layer.g, 0..len));
+        self.held = Some(gradient.turn);
+        Ok(square_sums(&self.backend, &self.layer))
+    }
+
+    fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
+        let (expected, found) = (self.version(), seal.turn.step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        match seal.verdict.coefficient() {
+            Some(_) if self.held != Some(seal.turn) => {
+                return Err(CopyRefusal::NoGradient { turn: seal.turn });
+            }
+            Some(clip) => self.take(seal, clip),
+            None if seal.verdict.is_final() => skip(&mut self.layer, seal.turn.step),
+            None => drop_candidate(&self.backend, &mut self.layer),
+        }
+        self.held = None;
+        Ok(())
+    }
+
+    fn image(&self) -> LayerImage {
+        self.layer.image(&self.backend)
+    }
+
+    fn digest(&self) -> Digest {
+        layer_digest(&self.image())
+    }
+}

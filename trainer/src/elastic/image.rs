@@ -1,0 +1,108 @@
+//! A layer as it travels and as it lies in a checkpoint.
+
+use zbelastic_types::{Digest, LayerId, Step};
+
+/// The version of the form.
+const FORMAT_VERSION: u8 = 1;
+/// Version, layer, step and the length of one of three parts.
+const HEADER_LEN: usize = 1 + 4 + 8 + 8;
+/// Floats in one part at most: a gigabyte each of weights and moments.
+const FLOATS_MAX: u64 = 1 << 28;
+
+/// A layer's sealed state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerImage {
+    /// The layer.
+    pub layer: LayerId,
+    /// Steps sealed before it.
+    pub version: Step,
+    /// Weights.
+    pub w: Vec<f32>,
+    /// First moments.
+    pub m: Vec<f32>,
+    /// Second moments.
+    pub v: Vec<f32>,
+}
+
+/// Why bytes are no layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// They end too soon, or go on too long.
+    #[error("{found} bytes of a layer, expected {expected}")]
+    Length {
+        /// Bytes that the header announces.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// Another version of the program wrote them.
+    #[error("layer format {found}, this program reads {FORMAT_VERSION}")]
+    Version {
+        /// The version found.
+        found: u8,
+    },
+    /// More floats than a layer can have.
+    #[error("{found} floats, at most {FLOATS_MAX}")]
+    Size {
+        /// The number found.
+        found: u64,
+    },
+}
+
+impl LayerImage {
+    /// Its bytes: the header, then weights and moments, little-endian.
+    ///
+    /// # Panics
+    /// If weights and moments differ in length.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { layer, version, w, m, v } = self;
+        assert!(w.len() == m.len() && w.len() == v.len(), "moments are as long as weights");
+        let mut bytes = Vec::with_capacity(HEADER_LEN + 12 * w.len());
+        bytes.push(FORMAT_VERSION);
+        bytes.extend(layer.0.to_le_bytes());
+        bytes.extend(version.0.to_le_bytes());
+        bytes.extend((w.len() as u64).to_le_bytes());
+        for part in [w, m, v] {
+            bytes.extend(part.iter().flat_map(|x| x.to_le_bytes()));
+        }
+        bytes
+    }
+
+    /// The layer in `bytes`.
+    ///
+    /// # Errors
+    /// If they are none, to the last byte.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
+        let found = bytes.len() as u64;
+        let expected = HEADER_LEN as u64;
+        let header = bytes.first_chunk::<HEADER_LEN>();
+        let header = header.ok_or(ImageError::Length { expected, found })?;
+        if header[0] != FORMAT_VERSION {
+            return Err(ImageError::Version { found: header[0] });
+        }
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let layer = LayerId(u32::from_le_bytes(std::array::from_fn(|i| header[1 + i])));
+        let (version, len) = (Step(word(5)), word(13));
+        if len > FLOATS_MAX {
+            return Err(ImageError::Size { found: len });
+        }
+        let expected = expected + 12 * len;
+        if found != expected {
+            return Err(ImageError::Length { expected, found });
+        }
+        let mut parts = bytes[HEADER_LEN..].chunks_exact(4);
+        let mut part = || -> Vec<f32> {
+            let next = parts.by_ref().take(len as usize);
+            next.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        };
+        let (w, m, v) = (part(), part(), part());
+        Ok(Self { layer, version, w, m, v })
+    }
+}
+
+/// The digest of a layer at a version: equal digests mean equal bits.
+#[must_use]
+pub fn layer_digest(image: &LayerImage) -> Digest {
+    crate::digest::image_digest(image)
+}

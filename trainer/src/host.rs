@@ -1,0 +1,333 @@
+//! What a worker does between two orders: it holds layers, loads a stage, runs it, keeps copies.
+//!
+//! A host carries out what its [`Seat`](zbelastic_consensus::Seat) orders and tells it what became
+//! of it. It owns the compute model and the layers; threads, sockets, files and clocks are its
+//! owner's. Layers are named by id and version everywhere, never by stage, so that whoever has the
+//! right version can give it to whoever needs it.
+//!
+//! ```text
+//!           Load                all there                Run
+//!   Idle ---------> Loading ----------------> Loaded ---------> running
+//!    ^                 |                          |                |
+//!    +------ Stop -----+---------- Stop ----------+------ Stop ----+     layers go to the shelf
+//! ```
+
+mod copies;
+mod loading;
+mod peers;
+mod station;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::seat::{News, Order};
+use zbelastic_kernels::AllocateError;
+use zbelastic_types::{Digest, LayerId, Step};
+
+use crate::data::BatchSource;
+use crate::elastic::{ComputeModel, LayerImage, layer_digest};
+use crate::stage::{Progress, StageSetup};
+
+pub use peers::{PeerBody, PeerFrame, PeerRefusal};
+
+use loading::Loading;
+use station::Station;
+
+/// Checkpoints being written at once; another one is left out.
+const WRITES_MAX: usize = 2;
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum HostInput {
+    /// A tick of the node's clock.
+    Tick,
+    /// The seat orders something.
+    Order(Order),
+    /// A frame from another worker.
+    Peer(PeerFrame),
+    /// A layer of a checkpoint was read, or could not be.
+    Read {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// Its bytes.
+        bytes: Option<Vec<u8>>,
+    },
+    /// A layer of a checkpoint is durable, or could not be written.
+    Written {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// Whether it is durable.
+        is_durable: bool,
+    },
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub enum HostOutput {
+    /// Tell the seat.
+    News(News),
+    /// Send a frame to another worker.
+    Peer {
+        /// Whom to.
+        to: zbelastic_types::NodeId,
+        /// What.
+        frame: PeerFrame,
+    },
+    /// Read a layer of a checkpoint; answered by [`HostInput::Read`].
+    Read {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+    },
+    /// Make a layer of a checkpoint durable; answered by [`HostInput::Written`].
+    Write {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// The loss on held-out text.
+    Evaluated {
+        /// After so many steps.
+        steps_done: u64,
+        /// Sum of cross-entropies.
+        loss_sum: f64,
+        /// Over so many tokens.
+        token_count: u64,
+    },
+}
+
+/// What a host is told once.
+#[derive(Clone, Debug)]
+pub struct HostSetup {
+    /// The run; its plan is replaced by each plan that is loaded.
+    pub stage: StageSetup,
+}
+
+/// Where a host is.
+enum Phase<M: ComputeModel, S> {
+    Idle,
+    Loading(Box<Loading>),
+    /// At a stage, running or about to.
+    Stationed(Box<Station<M, S>>),
+}
+
+/// Layers of a version that are being made durable.
+struct Writing {
+    version: Step,
+    missing: Vec<LayerId>,
+    layers: Vec<LayerDigest>,
+}
+
+/// The host of a worker.
+pub struct Host<M: ComputeModel, S> {
+    setup: HostSetup,
+    model: M,
+    source: S,
+    /// Layers that no stage uses now, as sealed.
+    shelf: BTreeMap<LayerId, Arc<LayerImage>>,
+    phase: Phase<M, S>,
+    writing: VecDeque<Writing>,
+    outbox: VecDeque<HostOutput>,
+}
+
+impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
+    /// A host that holds nothing.
+    #[must_use]
+    pub fn new(setup: HostSetup, model: M, source: S) -> Self {
+        Self {
+            setup,
+            model,
+            source,
+            shelf: BTreeMap::new(),
+            phase: Phase::Idle,
+            writing: VecDeque::new(),
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    ///
+    /// # Errors
+    /// If a frame does not belong: it is dropped, and the host stays as it was.
+    pub fn handle(&mut self, input: HostInput) -> Result<(), PeerRefusal> {
+        match input {
+            HostInput::Tick => self.handle_tick(),
+            HostInput::Order(order) => self.handle_order(order),
+            HostInput::Peer(frame) => return self.handle_peer(frame),
+            HostInput::Read { version, layer, bytes } => self.handle_read(version, layer, bytes),
+            HostInput::Written { version, layer, is_durable } => {
+                self.handle_written(version, layer, is_durable);
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do, in order, until nothing is left.
+    pub fn poll_output(&mut self) -> Option<HostOutput> {
+        self.outbox.pop_front()
+    }
+
+    /// Runs the next operation of the stage, if there is one that can run.
+    pub fn run_next(&mut self) -> Option<Progress> {
+        let Phase::Stationed(station) = &mut self.phase else { return None };
+        let progress = station.run_next()?;
+        self.collect();
+        Some(progress)
+    }
+
+    /// The stage it stands at, if it does.
+    #[must_use]
+    pub fn station(&self) -> Option<&Station<M, S>> {
+        match &self.phase {
+            Phase::Stationed(station) => Some(station),
+            Phase::Idle | Phase::Loading(_) => None,
+        }
+    }
+
+    /// Layers that no stage uses now, as sealed.
+    #[must_use]
+    pub fn shelf(&self) -> &BTreeMap<LayerId, Arc<LayerImage>> {
+        &self.shelf
+    }
+
+    fn handle_order(&mut self, order: Order) {
+        match order {
+            Order::Settle(seal) => {
+                if let Phase::Stationed(station) = &mut self.phase {
+                    station.settle(&seal);
+                    self.collect();
+                }
+            }
+            Order::Stop => self.stop(),
+            Order::Load(order) => self.begin_loading(*order),
+            Order::Run { generation } => {
+                if let Phase::Stationed(station) = &mut self.phase
+                    && station.plan().generation == generation
+                {
+                    station.start();
+                    self.shelf.clear();
+                }
+            }
+            Order::TakeInventory { index } => {
+                let layers = self.inventory();
+                self.tell(News::Inventory { index, layers });
+            }
+            Order::Forget => {
+                self.phase = Phase::Idle;
+                self.shelf.clear();
+                self.writing.clear();
+            }
+        }
+    }
+
+    /// Gives up what is not sealed; what is stays, under the names of layers.
+    fn stop(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Idle => {}
+            Phase::Loading(loading) => self.shelf.extend(loading.into_images()),
+            Phase::Stationed(station) => {
+                let images = station.into_images();
+                self.shelf.extend(images.into_iter().map(|image| (image.layer, image)));
+            }
+        }
+    }
+
+    fn inventory(&self) -> Vec<HeldLayer> {
+        let held =
+            |image: &Arc<LayerImage>| HeldLayer { layer: image.layer, version: image.version };
+        let mut layers: Vec<_> = self.shelf.values().map(held).collect();
+        match &self.phase {
+            Phase::Idle => {}
+            Phase::Loading(loading) => layers.extend(loading.images().map(held)),
+            Phase::Stationed(station) => layers.extend(station.inventory()),
+        }
+        layers.sort_unstable_by_key(|held| (held.layer, held.version));
+        layers.dedup();
+        layers
+    }
+
+    fn handle_tick(&mut self) {
+        match &mut self.phase {
+            Phase::Idle => {}
+            Phase::Loading(loading) => {
+                let outputs = loading.ask_again();
+                self.outbox.extend(outputs);
+            }
+            Phase::Stationed(station) => station.count_tick(),
+        }
+    }
+
+    fn tell(&mut self, news: News) {
+        self.outbox.push_back(HostOutput::News(news));
+    }
+
+    /// Passes on what the station has to say, and writes what it sealed.
+    fn collect(&mut self) {
+        let Phase::Stationed(station) = &mut self.phase else { return };
+        let sealed = station.collect(&mut self.outbox);
+        if let Some(version) = sealed {
+            self.write(version);
+        }
+    }
+
+    /// Writes a sealed version; rule R5: nothing else ever is.
+    fn write(&mut self, version: Step) {
+        let Phase::Stationed(station) = &mut self.phase else { return };
+        if self.writing.len() >= WRITES_MAX {
+            return;
+        }
+        let images = station.export(version);
+        let layers: Vec<_> = images.iter().map(|i| (i.layer, layer_digest(i))).collect();
+        let missing = images.iter().map(|image| image.layer).collect();
+        for image in images {
+            let (layer, bytes) = (image.layer, image.encode());
+            self.outbox.push_back(HostOutput::Write { version, layer, bytes });
+        }
+        self.writing.push_back(Writing { version, missing, layers });
+    }
+
+    fn handle_written(&mut self, version: Step, layer: LayerId, is_durable: bool) {
+        let position = self.writing.iter().position(|writing| writing.version == version);
+        let Some(position) = position else { return };
+        if !is_durable {
+            self.writing.remove(position);
+            return;
+        }
+        let writing = &mut self.writing[position];
+        writing.missing.retain(|missing| *missing != layer);
+        if writing.missing.is_empty() {
+            let Writing { version, layers, .. } =
+                self.writing.remove(position).expect("found above");
+            self.tell(News::Saved { version, layers });
+        }
+    }
+
+    fn handle_read(&mut self, version: Step, layer: LayerId, bytes: Option<Vec<u8>>) {
+        let Phase::Loading(loading) = &mut self.phase else { return };
+        let outcome = loading.handle_read(version, layer, bytes);
+        self.after_loading(outcome);
+    }
+}
+
+/// The digests of images, in model order.
+fn digests_of<'a>(images: impl Iterator<Item = &'a Arc<LayerImage>>) -> Vec<LayerDigest> {
+    let mut digests: Vec<(LayerId, Digest)> =
+        images.map(|image| (image.layer, layer_digest(image))).collect();
+    digests.sort_unstable_by_key(|(layer, _)| *layer);
+    digests
+}
+
+/// A failure to get memory, told as a layer that cannot be had.
+fn first_layer(images: &[Arc<LayerImage>], _error: &AllocateError) -> LayerId {
+    images.first().map_or(LayerId(0), |image| image.layer)
+}

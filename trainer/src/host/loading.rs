@@ -1,0 +1,222 @@
+//! Getting the layers of a plan: from the shelf, from others, from a checkpoint, from the seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::plan::LayerSource;
+use zbelastic_consensus::seat::{LoadOrder, News};
+use zbelastic_consensus::state::copied_layers;
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
+
+use super::peers::{PeerBody, PeerFrame};
+use super::station::Station;
+use super::{Host, HostOutput, Phase, digests_of, first_layer};
+use crate::data::BatchSource;
+use crate::elastic::{ComputeModel, LayerImage, layer_digest};
+
+/// Times a layer is asked for before it counts as not to be had.
+const ASKS_MAX: u32 = 60;
+/// Ticks between two times.
+const ASK_TICKS: u32 = 3;
+
+/// A layer on its way.
+struct Awaited {
+    source: LayerSource,
+    asks: u32,
+}
+
+/// A plan whose layers are on their way.
+pub(super) struct Loading {
+    order: LoadOrder,
+    me: Holder,
+    images: BTreeMap<LayerId, Arc<LayerImage>>,
+    awaited: BTreeMap<LayerId, Awaited>,
+    tick: u32,
+    /// What others asked for and may ask for until everybody is ready.
+    offered: BTreeMap<LayerId, Arc<LayerImage>>,
+}
+
+/// What came of a layer that arrived.
+pub(super) enum Arrival {
+    /// Others are missing.
+    Waiting,
+    /// All are there.
+    Complete,
+    /// It cannot be had.
+    Failed(LayerId),
+}
+
+impl Loading {
+    fn version(&self) -> Step {
+        self.order.plan.from_step
+    }
+
+    pub(super) fn images(&self) -> impl Iterator<Item = &Arc<LayerImage>> {
+        self.images.values()
+    }
+
+    pub(super) fn into_images(self) -> BTreeMap<LayerId, Arc<LayerImage>> {
+        let mut images = self.offered;
+        images.extend(self.images);
+        images
+    }
+
+    /// The layer at this version, for whoever asks.
+    pub(super) fn offer(&self, layer: LayerId, version: Step) -> Option<Arc<LayerImage>> {
+        let found = self.images.get(&layer).or_else(|| self.offered.get(&layer));
+        found.filter(|image| image.version == version).cloned()
+    }
+
+    fn ask(&mut self, layer: LayerId) -> Option<HostOutput> {
+        let version = self.version();
+        let awaited = self.awaited.get_mut(&layer)?;
+        awaited.asks += 1;
+        match &awaited.source {
+            LayerSource::Nodes(nodes) => {
+                let others: Vec<NodeId> =
+                    nodes.iter().copied().filter(|node| *node != self.me.node).collect();
+                let to = *others.get(awaited.asks as usize % others.len().max(1))?;
+                let (generation, sender) = (self.order.plan.generation, self.me);
+                let body = PeerBody::Fetch { layer, version };
+                Some(HostOutput::Peer { to, frame: PeerFrame { generation, sender, body } })
+            }
+            LayerSource::Checkpoint { version, .. } => {
+                Some(HostOutput::Read { version: *version, layer })
+            }
+            LayerSource::Initial => None,
+        }
+    }
+
+    /// Asks again for what has not come, or gives it up.
+    pub(super) fn ask_again(&mut self) -> Vec<HostOutput> {
+        self.tick += 1;
+        if !self.tick.is_multiple_of(ASK_TICKS) {
+            return Vec::new();
+        }
+        let is_late = |(_, awaited): &(&LayerId, &Awaited)| awaited.asks >= ASKS_MAX;
+        if let Some((layer, _)) = self.awaited.iter().find(is_late) {
+            let (generation, layer) = (self.order.plan.generation, *layer);
+            return vec![HostOutput::News(News::LoadFailed { generation, layer })];
+        }
+        let layers: Vec<LayerId> = self.awaited.keys().copied().collect();
+        layers.into_iter().filter_map(|layer| self.ask(layer)).collect()
+    }
+
+    pub(super) fn handle_image(&mut self, image: Arc<LayerImage>) -> Arrival {
+        let is_wanted = image.version == self.version();
+        if !is_wanted || self.awaited.remove(&image.layer).is_none() {
+            return Arrival::Waiting;
+        }
+        self.images.insert(image.layer, image);
+        if self.awaited.is_empty() { Arrival::Complete } else { Arrival::Waiting }
+    }
+
+    pub(super) fn handle_read(
+        &mut self,
+        version: Step,
+        layer: LayerId,
+        bytes: Option<Vec<u8>>,
+    ) -> Arrival {
+        let expected: Digest = match self.awaited.get(&layer).map(|awaited| &awaited.source) {
+            Some(LayerSource::Checkpoint { version: of, digest }) if *of == version => *digest,
+            Some(_) | None => return Arrival::Waiting,
+        };
+        let image = bytes.and_then(|bytes| LayerImage::decode(&bytes).ok());
+        let image = image.filter(|image| {
+            image.layer == layer && image.version == version && layer_digest(image) == expected
+        });
+        match image {
+            Some(image) => self.handle_image(Arc::new(image)),
+            None => Arrival::Failed(layer),
+        }
+    }
+}
+
+impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
+    pub(super) fn begin_loading(&mut self, order: LoadOrder) {
+        self.stop();
+        let plan = order.plan.clone();
+        let me = plan.stages[order.stage.index()];
+        let mut layers: Vec<LayerId> = plan.layers_of(order.stage).collect();
+        layers.extend(copied_layers(&plan, order.stage));
+        let mut loading = Loading {
+            order,
+            me,
+            images: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            tick: 0,
+            offered: std::mem::take(&mut self.shelf),
+        };
+        for layer in layers {
+            let source = &plan.sources[layer.index()];
+            match self.at_hand(&loading, layer, source) {
+                Some(image) => {
+                    loading.images.insert(layer, image);
+                }
+                None => {
+                    let awaited = Awaited { source: source.clone(), asks: 0 };
+                    loading.awaited.insert(layer, awaited);
+                    self.outbox.extend(loading.ask(layer));
+                }
+            }
+        }
+        let is_complete = loading.awaited.is_empty();
+        self.phase = Phase::Loading(Box::new(loading));
+        if is_complete {
+            self.after_loading(Arrival::Complete);
+        }
+    }
+
+    /// A layer that needs no asking: its own if the plan names this node, or from the seed.
+    fn at_hand(
+        &self,
+        loading: &Loading,
+        layer: LayerId,
+        source: &LayerSource,
+    ) -> Option<Arc<LayerImage>> {
+        match source {
+            LayerSource::Nodes(nodes) if nodes.contains(&loading.me.node) => {
+                loading.offer(layer, loading.version())
+            }
+            LayerSource::Nodes(_) | LayerSource::Checkpoint { .. } => None,
+            LayerSource::Initial => Some(Arc::new(self.model.initial(layer))),
+        }
+    }
+
+    pub(super) fn after_loading(&mut self, arrival: Arrival) {
+        let Phase::Loading(loading) = &self.phase else { return };
+        let generation = loading.order.plan.generation;
+        match arrival {
+            Arrival::Waiting => {}
+            Arrival::Failed(layer) => self.tell(News::LoadFailed { generation, layer }),
+            Arrival::Complete => self.take_station(),
+        }
+    }
+
+    fn take_station(&mut self) {
+        let Phase::Loading(loading) = std::mem::replace(&mut self.phase, Phase::Idle) else {
+            return;
+        };
+        let Loading { order, images, offered, .. } = *loading;
+        let generation = order.plan.generation;
+        let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
+        let is_own = |image: &&Arc<LayerImage>| own.contains(&image.layer);
+        let layers = digests_of(images.values().filter(is_own));
+        let copies = digests_of(images.values().filter(|image| !is_own(image)));
+        self.shelf = offered;
+        self.shelf.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
+        let parts = (&self.setup, &self.model, self.source.clone());
+        match Station::new(parts, order, &images) {
+            Ok(station) => {
+                self.phase = Phase::Stationed(Box::new(station));
+                self.tell(News::Loaded { generation, layers, copies });
+            }
+            Err(error) => {
+                let images: Vec<_> = images.into_values().collect();
+                let layer = first_layer(&images, &error);
+                self.tell(News::LoadFailed { generation, layer });
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Frames among workers.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_consensus::validation::{Prefix, Turn};
+use zbelastic_types::{Generation, LayerId, StageIndex, Step};
+
+use super::{Host, HostOutput, Phase};
+use crate::data::BatchSource;
+use crate::elastic::{ComputeModel, LayerGradient, LayerImage};
+use crate::stage::{EventRefusal, Frame};
+
+/// What one worker sends another.
+#[derive(Clone, Debug)]
+pub struct PeerFrame {
+    /// The plan it belongs to.
+    pub generation: Generation,
+    /// Who sends it, in which life.
+    pub sender: Holder,
+    /// What.
+    pub body: PeerBody,
+}
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub enum PeerBody {
+    /// A boundary tensor.
+    Frame(Frame),
+    /// The sums of the stages before.
+    Prefix(Prefix),
+    /// A stage's gradient, for who keeps its copy.
+    Gradients {
+        /// The turn.
+        turn: Turn,
+        /// The stage.
+        of: StageIndex,
+        /// One for each layer.
+        gradients: Arc<Vec<LayerGradient>>,
+    },
+    /// A layer is wanted.
+    Fetch {
+        /// The layer.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+    },
+    /// A layer that was wanted.
+    Layer(Arc<LayerImage>),
+}
+
+/// Why a frame was dropped. The host stays as it was.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PeerRefusal {
+    /// This host has no stage.
+    #[error("no stage here")]
+    NoStage,
+    /// It belongs to another plan (invariant S3).
+    #[error("of generation {found}, here runs {expected}")]
+    OtherGeneration {
+        /// The plan here.
+        expected: Generation,
+        /// The frame's.
+        found: Generation,
+    },
+    /// Its sender has no part in the plan, or had it in an earlier life (invariant S3).
+    #[error("{sender} has no part in the plan")]
+    Stranger {
+        /// Who sent it.
+        sender: Holder,
+    },
+    /// The layer is not here at that version.
+    #[error("layer {layer} of version {version} is not here")]
+    Lacking {
+        /// The layer.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+    },
+    /// A gradient that no copy here waits for.
+    #[error("no copy of stage {of} waits for {turn}")]
+    Gradient {
+        /// The stage.
+        of: StageIndex,
+        /// The turn.
+        turn: Turn,
+    },
+    /// The engine does not take it.
+    #[error(transparent)]
+    Engine(#[from] EventRefusal),
+}
+
+impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
+    pub(super) fn handle_peer(&mut self, frame: PeerFrame) -> Result<(), PeerRefusal> {
+        match frame.body {
+            PeerBody::Fetch { layer, version } => self.answer_fetch(&frame, layer, version),
+            PeerBody::Layer(image) => {
+                let Phase::Loading(loading) = &mut self.phase else {
+                    return Err(PeerRefusal::NoStage);
+                };
+                let arrival = loading.handle_image(image);
+                self.after_loading(arrival);
+                Ok(())
+            }
+            PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => {
+                let Phase::Stationed(station) = &mut self.phase else {
+                    return Err(PeerRefusal::NoStage);
+                };
+                check_sender(station.plan(), &frame)?;
+                station.handle_peer(frame.body)?;
+                self.collect();
+                Ok(())
+            }
+        }
+    }
+
+    fn answer_fetch(
+        &mut self,
+        frame: &PeerFrame,
+        layer: LayerId,
+        version: Step,
+    ) -> Result<(), PeerRefusal> {
+        let shelved = || self.shelf.get(&layer).filter(|i| i.version == version).cloned();
+        let (found, me) = match &self.phase {
+            Phase::Idle => (shelved(), None),
+            Phase::Loading(loading) => (loading.offer(layer, version), None),
+            Phase::Stationed(station) => (shelved(), Some(station.holder())),
+        };
+        let image = found.ok_or(PeerRefusal::Lacking { layer, version })?;
+        let (generation, sender) = (frame.generation, me.unwrap_or(frame.sender));
+        let frame_back = PeerFrame { generation, sender, body: PeerBody::Layer(image) };
+        self.outbox.push_back(HostOutput::Peer { to: frame.sender.node, frame: frame_back });
+        Ok(())
+    }
+}
+
+/// S3: only what belongs to this plan, from those who have a part in it, is taken in.
+fn check_sender(
+    plan: &zbelastic_consensus::plan::PlanRecord,
+    frame: &PeerFrame,
+) -> Result<(), PeerRefusal> {
+    let (expected, found) = (plan.generation, frame.generation);
+    if expected != found && !mutant::is(Mutant::M2TurnUnchecked) {
+        return Err(PeerRefusal::OtherGeneration { expected, found });
+    }
+    let is_known = plan.stages.contains(&frame.sender);
+    if !is_known && !mutant::is(Mutant::M12FencedAccepted) && !mutant::is(Mutant::M2TurnUnchecked) {
+        return Err(PeerRefusal::Stranger { sender: frame.sender });
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! A stage of a plan: the engine, and the copies kept of other stages.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::seat::{LoadOrder, News};
+use zbelastic_consensus::validation::Seal;
+use zbelastic_kernels::AllocateError;
+use zbelastic_types::{LayerId, StageIndex, Step};
+
+use super::copies::StageCopy;
+use super::peers::{PeerBody, PeerFrame, PeerRefusal};
+use super::{HostOutput, HostSetup};
+use crate::data::BatchSource;
+use crate::elastic::{ComputeModel, LayerCopy, LayerImage};
+use crate::plan::Plan;
+use crate::stage::{Event, Output, Progress, StageEngine, StageSetup, Wait, Workbench};
+
+/// A stage with everything that runs there.
+pub struct Station<M: ComputeModel, S> {
+    plan: Arc<PlanRecord>,
+    spec: Arc<JobSpec>,
+    stage: StageIndex,
+    engine: StageEngine<M::Workbench, S>,
+    copies: Vec<StageCopy<M::Copy>>,
+    is_running: bool,
+    /// Ticks the verdict has been waited for.
+    waited_ticks: u32,
+    is_waiting: bool,
+    /// What copies have to tell.
+    news: VecDeque<News>,
+}
+
+impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
+    pub(super) fn new(
+        (setup, model, source): (&HostSetup, &M, S),
+        order: LoadOrder,
+        images: &BTreeMap<LayerId, Arc<LayerImage>>,
+    ) -> Result<Self, AllocateError> {
+        let LoadOrder { plan, stage, spec, turn, updates } = order;
+        let image = |layer: LayerId| Arc::clone(&images[&layer]);
+        let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
+        let own: Vec<_> = plan.layers_of(stage).map(image).collect();
+        let bench = model.workbench(&stage_setup, stage, &own)?;
+        let engine = StageEngine::resume(stage_setup, stage, bench, source, turn, updates);
+        let mut copies = Vec::new();
+        for of in plan.copied_by(stage) {
+            let layers = plan.layers_of(of).map(|layer| model.copy(&image(layer)));
+            copies.push(StageCopy::new(of, layers.collect::<Result<_, _>>()?, turn));
+        }
+        Ok(Self {
+            plan,
+            spec,
+            stage,
+            engine,
+            copies,
+            is_running: false,
+            waited_ticks: 0,
+            is_waiting: false,
+            news: VecDeque::new(),
+        })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &PlanRecord {
+        &self.plan
+    }
+
+    /// Who this is, in the plan.
+    #[must_use]
+    pub fn holder(&self) -> Holder {
+        self.plan.stages[self.stage.index()]
+    }
+
+    /// The stage.
+    #[must_use]
+    pub fn stage(&self) -> StageIndex {
+        self.stage
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &StageEngine<M::Workbench, S> {
+        &self.engine
+    }
+
+    /// The copies kept here, layer by layer.
+    pub fn copies(&self) -> impl Iterator<Item = &M::Copy> {
+        self.copies.iter().flat_map(|copy| copy.layers())
+    }
+
+    /// Whether the program runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.is_running
+    }
+
+    pub(super) fn start(&mut self) {
+        self.is_running = true;
+    }
+
+    pub(super) fn count_tick(&mut self) {
+        if self.is_waiting {
+            self.waited_ticks += 1;
+        }
+    }
+
+    pub(super) fn run_next(&mut self) -> Option<Progress> {
+        if !self.is_running {
+            return None;
+        }
+        let progress = self.engine.run_next();
+        self.is_waiting = matches!(progress, Progress::Blocked(Wait::Seal(_)));
+        Some(progress)
+    }
+
+    pub(super) fn settle(&mut self, seal: &Seal) {
+        // A seal that is told twice is refused by the engine (rule R8) and that is all.
+        let _ = self.engine.handle(Event::Seal(*seal));
+        let attests = self.spec.attests(seal.next_turn().step);
+        for index in 0..self.copies.len() {
+            if let Some(update) = self.copies[index].settle(seal, attests) {
+                self.news.push_back(News::Held(update));
+            }
+        }
+    }
+
+    pub(super) fn handle_peer(&mut self, body: PeerBody) -> Result<(), PeerRefusal> {
+        match body {
+            PeerBody::Frame(mut frame) => {
+                if mutant::is(Mutant::M2TurnUnchecked) {
+                    frame.turn = self.engine.turn();
+                }
+                Ok(self.engine.handle(Event::Frame(frame))?)
+            }
+            PeerBody::Prefix(prefix) => Ok(self.engine.handle(Event::Prefix(prefix))?),
+            PeerBody::Gradients { turn, of, gradients } => {
+                let attests = self.spec.attests(turn.step);
+                let copy = self.copies.iter_mut().find(|copy| copy.of() == of);
+                let copy = copy.ok_or(PeerRefusal::Gradient { of, turn })?;
+                let held = copy.handle_gradients(turn, gradients, attests)?;
+                self.news.extend(held.map(News::Held));
+                Ok(())
+            }
+            PeerBody::Fetch { .. } | PeerBody::Layer(_) => Err(PeerRefusal::NoStage),
+        }
+    }
+
+    /// Passes on what there is to say. Yields a version that was sealed and is to be written.
+    pub(super) fn collect(&mut self, outbox: &mut VecDeque<HostOutput>) -> Option<Step> {
+        let mut written = None;
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Frame { to, frame } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Frame(frame)));
+                }
+                Output::Prefix { to, prefix } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Prefix(prefix)));
+                }
+                Output::Report { report, state } => {
+                    self.news.push_back(News::Reported { report, state });
+                }
+                Output::Gradients { turn, gradients } => {
+                    let Some(to) = self.plan.copies[self.stage.index()] else { continue };
+                    let (of, gradients) = (self.stage, Arc::new(gradients));
+                    let body = PeerBody::Gradients { turn, of, gradients };
+                    outbox.push_back(self.to_stage(to, body));
+                }
+                Output::Sealed { version, .. } => {
+                    let ticks = std::mem::take(&mut self.waited_ticks);
+                    self.news.push_back(News::Waited { ticks });
+                    written = Some(version).filter(|version| self.spec.checkpoints(*version));
+                }
+                Output::Evaluated { steps_done, loss_sum, token_count } => {
+                    outbox.push_back(HostOutput::Evaluated { steps_done, loss_sum, token_count });
+                }
+            }
+        }
+        outbox.extend(self.news.drain(..).map(HostOutput::News));
+        written
+    }
+
+    fn to_stage(&self, to: StageIndex, body: PeerBody) -> HostOutput {
+        let (generation, sender) = (self.plan.generation, self.holder());
+        let to = self.plan.stages[to.index()].node;
+        HostOutput::Peer { to, frame: PeerFrame { generation, sender, body } }
+    }
+
+    /// The layers of a version that is sealed and in force.
+    ///
+    /// # Panics
+    /// If the state has another version (rule R5).
+    pub(super) fn export(&self, version: Step) -> Vec<LayerImage> {
+        let images = self.engine.bench().images();
+        let is_sealed = images.iter().all(|image| image.version == version);
+        assert!(is_sealed, "R5: only what is sealed is written");
+        images
+    }
+
+    pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
+        let bench = self.engine.bench();
+        let version = bench.version();
+        let own = bench.layer_ids().into_iter().map(move |layer| (layer, version));
+        let copied = self.copies().map(|copy| (copy.layer(), copy.version()));
+        own.chain(copied).map(|(layer, version)| HeldLayer { layer, version })
+    }
+
+    /// Gives up what is not sealed.
+    pub(super) fn into_images(self) -> Vec<Arc<LayerImage>> {
+        let copies: Vec<_> = self.copies.iter().flat_map(StageCopy::images).collect();
+        let own = self.engine.into_bench().images();
+        own.into_iter().chain(copies).map(Arc::new).collect()
+    }
+}
+
+/// The run's setup under a plan of the log.
+fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
+    let batch = base.plan.batch;
+    let plan_of_run = Plan {
+        generation: plan.generation,
+        program: plan.program.clone(),
+        chunks: plan.chunks.clone(),
+        batch,
+    };
+    let attest_every = if spec.copies { spec.attest_every } else { 0 };
+    let copies_wanted = plan.copies.iter().any(Option::is_some);
+    StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
+}

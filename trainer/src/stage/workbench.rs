@@ -1,0 +1,105 @@
+//! What an engine computes with.
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_types::{ChunkIndex, LayerId, Step};
+
+use super::injection::Injection;
+use crate::data::Batch;
+use crate::elastic::{LayerImage, layer_digest};
+
+/// An optimizer update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateOrder {
+    /// The step.
+    pub step: Step,
+    /// The update's number, counted from 1.
+    pub number: u64,
+    /// The clip coefficient.
+    pub clip: f32,
+}
+
+/// The passes and updates of one stage. [`super::Bench`] does them on a device; a simulation may do
+/// them on hashes. The engine decides what runs when.
+///
+/// Weights that passes read are those of the state, or the candidate's between
+/// [`Self::compute_candidate`] and [`Self::drop_candidate`] or [`Self::commit`].
+pub trait Workbench {
+    /// The chunks of this stage.
+    fn chunk_indices(&self) -> Vec<ChunkIndex>;
+
+    /// Whether a chunk is here.
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool;
+
+    /// Floats of a boundary tensor.
+    fn frame_len(&self) -> usize;
+
+    /// Slots that passes under way hold.
+    fn slots_taken(&self) -> usize;
+
+    /// Frees what a dropped turn left.
+    fn drop_passes(&mut self);
+
+    /// F; yields the loss if the chunk has the head.
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64>;
+
+    /// F whose stash nobody reads.
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64>;
+
+    /// B.
+    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>);
+
+    /// W of the head's matrix, after which nobody reads the logits.
+    fn head_weights(&mut self, pass: Pass);
+
+    /// W of what is left, after which nobody reads the stash. Microbatches add up in their order.
+    fn backward_weights(&mut self, pass: Pass, batch: &Batch);
+
+    /// What the last F or B left.
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32>;
+
+    /// The gradient is complete: the next step's begins anew.
+    ///
+    /// # Panics
+    /// If a microbatch is missing.
+    fn freeze(&mut self, microbatch_count: u32);
+
+    /// Corrupts a gradient on purpose, if its tensor is here.
+    fn inject(&mut self, injection: &Injection);
+
+    /// The sum of squares of each tensor's gradient, in model order within each chunk.
+    fn square_sums(&mut self) -> Vec<TensorSum>;
+
+    /// Computes candidate weights from the untouched state and puts them in force.
+    fn compute_candidate(&mut self, order: UpdateOrder);
+
+    /// Puts the state's weights back in force.
+    fn drop_candidate(&mut self);
+
+    /// Makes the candidate the state: moments, then weights; one version on.
+    fn commit(&mut self, order: UpdateOrder);
+
+    /// Leaves the state as it is, one version on.
+    fn skip(&mut self, step: Step);
+
+    /// Steps sealed before the state.
+    fn version(&self) -> Step;
+
+    /// The layers here.
+    fn layer_ids(&self) -> Vec<LayerId>;
+
+    /// The sealed state of each layer; never the candidate.
+    fn images(&self) -> Vec<LayerImage>;
+
+    /// The frozen gradient of each layer.
+    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)>;
+
+    /// The digest of each layer's sealed state, in the order of layers.
+    fn digests(&self) -> Vec<LayerDigest> {
+        let mut digests: Vec<LayerDigest> =
+            self.images().iter().map(|image| (image.layer, layer_digest(image))).collect();
+        digests.sort_unstable_by_key(|(layer, _)| *layer);
+        digests
+    }
+}
