@@ -4,4 +4,5 @@
 //! skipped or replayed. The package is pure. It knows no tensor, device, socket or clock; it sees
 //! sums and decides.
 
+pub mod raft;
 pub mod validation;
