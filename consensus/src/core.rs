@@ -15,15 +15,15 @@ use std::collections::{BTreeMap, VecDeque};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::codec::{self, DecodeError};
-use crate::duty::{Action, Duties, DutyTiming, InputRefusal, SolveRequest, Solution, Unsolvable};
+use crate::duty::{Action, Duties, DutyTiming, InputRefusal, Solution, SolveRequest, Unsolvable};
 use crate::entry::Entry;
 use crate::job::JobChange;
 use crate::member::{LossReason, MemberChange, Resources, Role};
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::raft::{
-    FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal, RaftSetup,
-    RaftStartError, RaftStatus, Record, RecoveredLog, VoterChange,
+    FatalReason, Members, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal,
+    RaftSetup, RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, VoterChange,
 };
 use crate::state::{Change, EntryRefusal, State};
 
@@ -135,8 +135,8 @@ pub enum Output {
     },
     /// Records before this one are not needed any more.
     Trim {
-        /// How many records, counted from the first ever written.
-        before: u64,
+        /// The first record that is needed.
+        before: RecordNumber,
     },
     /// Find a plan; the answer is an [`Input::Solved`].
     Solve(SolveRequest),
@@ -251,7 +251,7 @@ pub struct Core {
     waiting: Option<Waiting>,
     /// The last entry that workers have to know of.
     told: u64,
-    /// An entry under proposal that changes voters.
+    /// A node that must stop does nothing more.
     is_stopped: bool,
     refusals: BTreeMap<&'static str, u64>,
     outbox: VecDeque<Output>,
@@ -266,17 +266,19 @@ impl Core {
         let cluster = setup.cluster;
         let (raft, state, waiting) = match start {
             Start::Create { voters, state } => {
-                let raft = RaftNode::create(setup.raft.clone(), &voters, codec::encode(&*state));
+                let raft = RaftNode::create(setup.raft.clone(), &voters, codec::encode(&*state))?;
                 (raft, *state, None)
             }
             Start::Wait { controllers, boot } => {
                 let state = State::new(cluster);
-                let raft = RaftNode::create(setup.raft.clone(), &[], codec::encode(&state));
+                let raft = RaftNode::create(setup.raft.clone(), &[], codec::encode(&state))?;
                 (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
             }
             Start::Recover(recovered) => {
-                let data = recovered.snapshot_data();
-                let state = codec::decode(data, SNAPSHOT_BYTES_MAX);
+                let state = match recovered.snapshot_data() {
+                    Some(data) => codec::decode(data, SNAPSHOT_BYTES_MAX),
+                    None => Ok(State::new(cluster)),
+                };
                 let state = state.map_err(StartError::Snapshot)?;
                 (RaftNode::recover(setup.raft.clone(), *recovered)?, state, None)
             }
@@ -398,7 +400,7 @@ impl Core {
     fn ask_to_be_admitted(&mut self) {
         let Some(waiting) = &mut self.waiting else { return };
         let status = self.raft.status();
-        if status.voters.contains(&status.node) {
+        if status.members.voters.contains(&status.node) {
             self.waiting = None;
             return;
         }
@@ -440,9 +442,10 @@ impl Core {
             }
             RaftOutput::Trim { before } => self.outbox.push_back(Output::Trim { before }),
             RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
-            RaftOutput::Installed { index, data } => self.install(index, &data),
+            RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::AskSnapshot => {
-                self.raft.compact(self.state.applied(), codec::encode(&self.state));
+                // A snapshot that is too large leaves the log as it is; it is asked for again.
+                let _ = self.raft.compact(self.state.applied(), codec::encode(&self.state));
             }
             RaftOutput::LeaderChanged { leader, term } => {
                 self.outbox.push_back(Output::Event(Event::Leader { leader, term }));
@@ -542,18 +545,19 @@ impl Core {
     /// Voters follow the members: who is admitted learns first and votes when it has caught up.
     fn change_voters(&mut self) -> bool {
         let status = self.raft.status();
-        if status.is_joint || status.is_changing {
+        let Members { voters, outgoing, learners } = &status.members;
+        if !outgoing.is_empty() {
             return false;
         }
         let is_wanted = |node: &NodeId| self.state.is_controller(*node);
-        let known = || status.voters.iter().chain(&status.learners);
+        let known = || voters.iter().chain(learners);
         let gone = known().find(|node| !is_wanted(node) && **node != status.node);
         let new = self.state.controllers().find(|node| !known().any(|known| known == node));
         let caught_up = |node: &&NodeId| {
             let matched = status.matched.iter().find(|(of, _)| of == *node);
             matched.is_some_and(|(_, index)| *index >= status.commit)
         };
-        let ready = status.learners.iter().find(|node| is_wanted(node) && caught_up(node));
+        let ready = learners.iter().find(|node| is_wanted(node) && caught_up(node));
         let change = match (gone, ready, new) {
             (Some(node), _, _) => VoterChange::Remove(*node),
             (None, Some(node), _) => VoterChange::Promote(*node),

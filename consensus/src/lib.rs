@@ -10,7 +10,7 @@
 
 pub mod checkpoint;
 pub mod codec;
-// pub mod core;
+pub mod core;
 pub mod duty;
 pub mod entry;
 pub mod history;
@@ -24,6 +24,7 @@ pub mod seat;
 pub mod state;
 pub mod validation;
 
+pub use self::core::Core;
 pub use entry::Entry;
 pub use member::Holder;
 pub use seat::Seat;

@@ -1,0 +1,61 @@
+//! The replicated log: raft-rs behind a door through which only values go.
+//!
+//! This is the one place that names `raft`, `slog` and `protobuf`. [`RaftNode`] takes ticks,
+//! messages, proposals and reports of what is durable, and yields [`RaftOutput`]s: what to send,
+//! what to write, what is agreed. It owns no clock, socket, file or randomness; the same inputs
+//! give the same outputs, bit for bit.
+//!
+//! ```text
+//!            tick, handle, propose, change_voters, compact
+//!                               |
+//!   records of a start ---> RaftNode ---> poll: Send, Persist, Committed, Installed, ...
+//!                               ^                        |
+//!                               +---- on_persisted <-----+
+//! ```
+//!
+//! What it promises:
+//! - R1: a message that tells what this node remembers leaves only once that is durable.
+//! - R2: entries are handed out in order of index, without a gap, each once per start.
+//! - R3: no input makes raft-rs panic: what it would panic on is refused before, with the reason.
+//! - R4: bytes of others are never parsed as protobuf: messages and records have their own strict
+//!   form, and entries that change the voters are rebuilt from it.
+//! - R5: a disk that was set back is found out by a majority before the node takes part again, as
+//!   long as one of them remembers what the disk forgot. See [`Hello`].
+//! - R6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
+//!   the joint state is left without being asked.
+//!
+//! What it does not do: check signatures (a member that lies about what it has may break a
+//! promise), read without a log entry, keep anything for a node that is no longer in the log.
+
+mod bytes;
+mod entry;
+mod flight;
+mod greeting;
+mod guard;
+mod members;
+mod message;
+mod node;
+mod output;
+mod record;
+mod recovery;
+mod setup;
+mod status;
+mod storage;
+
+#[cfg(test)]
+mod tests;
+
+pub use entry::{LogEntry, NodeChange, Payload, SnapshotImage};
+pub use greeting::{Hello, HelloAnswer, StaleCause, Welcome};
+pub use guard::RaftRefusal;
+pub use members::{ChangeRefusal, Members, MembersFault, VoterChange};
+pub use message::RaftMessage;
+pub use node::{CompactRefusal, ProposeRefusal, RaftNode};
+pub use output::{CommittedEntry, FatalReason, PersistToken, RaftOutput, RecordNumber};
+pub use record::{HardVote, Record, RecordFault, decode_record, encode_record};
+pub use recovery::{RecoverError, RecoveredLog};
+pub use setup::{
+    ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, NODES_MAX, NUMBER_MAX, PROMOTE_LAG_MAX, RaftSetup,
+    RaftStartError, SNAPSHOT_BYTES_MAX,
+};
+pub use status::RaftStatus;

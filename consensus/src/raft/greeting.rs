@@ -1,0 +1,262 @@
+//! A node that started asks whether its disk remembers what it should (R5).
+//!
+//! A disk can be set back: a virtual machine returns to yesterday, a folder is copied back. Such
+//! a node has forgotten votes and entries that others count on, and would break agreement by
+//! taking part. So each voter greets before it does:
+//!
+//! ```text
+//!   node S                                   each voter P
+//!   boot := boot + 1, durable
+//!   Hello(boot, life, term, last index)  ->  has S had this boot, or a later one?
+//!                                            was S seen in a later term?
+//!                                            has S acknowledged entries it does not have?
+//!                                            no: remember S's boot, durable
+//!   a majority says welcome: take part  <-   Welcome or StaleCause
+//!   anyone says stale: stop for good
+//! ```
+//!
+//! Boots are remembered on disk, terms and acknowledgements in memory. A disk that was set back to
+//! its present boot is therefore found out only while one of those asked is still the process that
+//! saw the rest. A node that is greeting answers greetings, so a whole cluster can start at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zbelastic_types::NodeId;
+
+use super::members::Members;
+use super::setup::NODES_MAX;
+
+/// Nodes whose boots are remembered. Beyond, strangers get no answer until some are removed.
+pub(super) const PEERS_MAX: usize = 4 * NODES_MAX;
+
+/// What a node that started remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// How often it has started, this start included.
+    pub boot: u64,
+    /// Tells this start from one with a copy of the disk.
+    pub life: u64,
+    /// Its term.
+    pub term: u64,
+    /// The last index of its log.
+    pub last_index: u64,
+}
+
+/// The answer to the [`Hello`] with the same boot and life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelloAnswer {
+    /// The boot of the greeting.
+    pub boot: u64,
+    /// The life of the greeting.
+    pub life: u64,
+    /// Whether the node may take part.
+    pub verdict: Result<Welcome, StaleCause>,
+}
+
+/// A peer remembers nothing that the greeting node has forgotten.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The last index the peer knows to be committed.
+    pub commit: u64,
+    /// The members at that index. A node that was away may know nobody of them.
+    pub members: Members,
+}
+
+/// What a peer remembers that the greeting node does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+pub enum StaleCause {
+    /// The node has started this often already, from another copy of the disk or later.
+    #[error("boot {seen} was seen, the disk says boot {found}")]
+    Boot {
+        /// The boot seen.
+        seen: u64,
+        /// The boot of the greeting.
+        found: u64,
+    },
+    /// The node was in a later term.
+    #[error("term {seen} was seen, the disk says term {found}")]
+    Term {
+        /// The term seen.
+        seen: u64,
+        /// The term of the greeting.
+        found: u64,
+    },
+    /// The node has acknowledged more entries.
+    #[error("entry {seen} was acknowledged, the disk ends with entry {found}")]
+    Entries {
+        /// The last entry acknowledged.
+        seen: u64,
+        /// The last entry of the greeting.
+        found: u64,
+    },
+}
+
+/// What this node has seen of another since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Witness {
+    /// The latest term it wrote down.
+    term: u64,
+    /// The term of this node's lead in which it acknowledged entries last.
+    ack_term: u64,
+    /// The last entry it acknowledged then.
+    ack_index: u64,
+    /// The last entry it acknowledged that was committed.
+    committed: u64,
+}
+
+/// What is remembered of other nodes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PeerTable {
+    boots: BTreeMap<NodeId, (u64, u64)>,
+    witnesses: BTreeMap<NodeId, Witness>,
+}
+
+/// What to do about a greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// It is the greeting that was remembered before.
+    Known,
+    /// The boot must be remembered before the answer.
+    New,
+    /// The disk is stale.
+    Stale(StaleCause),
+    /// Too many nodes are remembered.
+    NoRoom,
+}
+
+impl PeerTable {
+    pub(super) fn new(boots: BTreeMap<NodeId, (u64, u64)>) -> Self {
+        Self { boots, witnesses: BTreeMap::new() }
+    }
+
+    pub(super) fn boots(&self) -> impl Iterator<Item = (NodeId, u64, u64)> + '_ {
+        self.boots.iter().map(|(&node, &(boot, life))| (node, boot, life))
+    }
+
+    pub(super) fn forget(&mut self, node: NodeId) {
+        self.boots.remove(&node);
+        self.witnesses.remove(&node);
+    }
+
+    pub(super) fn saw_term(&mut self, node: NodeId, term: u64) {
+        let witness = self.witnesses.entry(node).or_default();
+        witness.term = witness.term.max(term);
+    }
+
+    /// `node` acknowledged the log of this node, who leads in `term`, up to `index`.
+    pub(super) fn saw_ack(&mut self, node: NodeId, term: u64, index: u64) {
+        let witness = self.witnesses.entry(node).or_default();
+        if witness.ack_term < term {
+            (witness.ack_term, witness.ack_index) = (term, 0);
+        }
+        witness.ack_index = witness.ack_index.max(index);
+    }
+
+    /// Acknowledged entries up to `commit` can no longer be replaced.
+    pub(super) fn saw_commit(&mut self, commit: u64) {
+        for witness in self.witnesses.values_mut() {
+            witness.committed = witness.committed.max(witness.ack_index.min(commit));
+        }
+    }
+
+    /// Judges a greeting, and remembers it if it is new.
+    pub(super) fn judge(&mut self, node: NodeId, hello: &Hello) -> Judgement {
+        let known = self.boots.get(&node).copied();
+        if let Some((seen, life)) = known
+            && (seen > hello.boot || (seen == hello.boot && life != hello.life))
+        {
+            return Judgement::Stale(StaleCause::Boot { seen, found: hello.boot });
+        }
+        if let Some(cause) = self.witnesses.get(&node).and_then(|seen| seen.contradicts(hello)) {
+            return Judgement::Stale(cause);
+        }
+        if known == Some((hello.boot, hello.life)) {
+            return Judgement::Known;
+        }
+        if known.is_none() && self.boots.len() >= PEERS_MAX {
+            return Judgement::NoRoom;
+        }
+        self.boots.insert(node, (hello.boot, hello.life));
+        Judgement::New
+    }
+}
+
+impl Witness {
+    fn contradicts(&self, hello: &Hello) -> Option<StaleCause> {
+        if self.term > hello.term {
+            return Some(StaleCause::Term { seen: self.term, found: hello.term });
+        }
+        // A later leader may have replaced what was acknowledged and not committed.
+        let seen = if self.ack_term >= hello.term {
+            self.ack_index.max(self.committed)
+        } else {
+            self.committed
+        };
+        if seen > hello.last_index {
+            return Some(StaleCause::Entries { seen, found: hello.last_index });
+        }
+        None
+    }
+}
+
+/// A greeting under way.
+#[derive(Clone, Debug)]
+pub(super) struct Greeting {
+    /// The latest members heard of, and as of which index.
+    members: Members,
+    members_at: u64,
+    /// Others who wrote to this node in the meantime: perhaps they know newer members.
+    callers: BTreeSet<NodeId>,
+    welcomes: BTreeSet<NodeId>,
+    ticks: u32,
+}
+
+impl Greeting {
+    pub(super) fn new(node: NodeId, members: Members, commit: u64) -> Self {
+        let welcomes = BTreeSet::from([node]);
+        let callers = BTreeSet::new();
+        Self { members, members_at: commit, callers, welcomes, ticks: 0 }
+    }
+
+    /// Whether enough have said welcome.
+    pub(super) fn is_over(&self) -> bool {
+        self.members.is_majority(&self.welcomes)
+    }
+
+    /// Whom to ask, or to ask again.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let asked: BTreeSet<_> = self.members.all_voters().chain(self.callers.clone()).collect();
+        asked.into_iter().filter(|node| !self.welcomes.contains(node))
+    }
+
+    /// Whether it is time to ask again.
+    pub(super) fn tick(&mut self, interval: u32) -> bool {
+        self.ticks += 1;
+        self.ticks.is_multiple_of(interval)
+    }
+
+    /// Someone wrote. Whether it is one to ask and was not before.
+    pub(super) fn hear(&mut self, node: NodeId) -> bool {
+        let is_new = !self.is_asked(node) && self.callers.len() < NODES_MAX;
+        is_new && self.callers.insert(node)
+    }
+
+    pub(super) fn is_asked(&self, node: NodeId) -> bool {
+        self.members.is_voter(node) || self.callers.contains(&node)
+    }
+
+    /// Whether a peer knows later members.
+    pub(super) fn is_news(&self, welcome: &Welcome) -> bool {
+        welcome.commit > self.members_at
+    }
+
+    pub(super) fn learn(&mut self, welcome: Welcome) {
+        (self.members, self.members_at) = (welcome.members, welcome.commit);
+    }
+
+    pub(super) fn welcome(&mut self, by: NodeId) {
+        self.welcomes.insert(by);
+    }
+}

@@ -1,0 +1,210 @@
+//! Moving raft-rs along: what it is ready to have done becomes outputs.
+
+use ::raft::eraftpb::{Entry, EntryType, Message, Snapshot};
+use ::raft::{INVALID_ID, Ready, StateRole};
+use zbelastic_types::NodeId;
+
+use super::super::entry::{
+    LogEntry, NodeChange, SnapshotImage, bare_change, changes_of, joint_change,
+};
+use super::super::flight::{Flight, Install};
+use super::super::members::Members;
+use super::super::message::{RaftMessage, WireMessage};
+use super::super::output::{CommittedEntry, PersistToken, RaftOutput};
+use super::super::record::{HardVote, Record};
+use super::propose::is_joint_skipped;
+use super::{RaftNode, node_of};
+
+impl RaftNode {
+    /// Takes from raft-rs what is ready until nothing is.
+    pub(super) fn settle(&mut self) {
+        while self.raw.has_ready() {
+            let ready = self.raw.ready();
+            self.take(ready);
+        }
+    }
+
+    fn take(&mut self, mut ready: Ready) {
+        self.announce();
+        let mut messages = ready.take_messages();
+        messages.append(&mut ready.take_persisted_messages());
+        let messages: Vec<_> = messages.iter().map(envelope).collect();
+        let (entries, snapshot) = (ready.take_entries(), ready.snapshot().clone());
+        let committed = ready.take_committed_entries();
+        // Leaders may send before they have written. But one that was elected by itself alone has
+        // not written its term yet, and after a crash it would lead in that term again.
+        let raft = &self.raw.raft;
+        let is_leader = raft.state == StateRole::Leader && self.durable.term == raft.term;
+        if is_leader && self.is_boot_durable {
+            let sends = messages.into_iter();
+            self.outputs.extend(sends.map(|(to, message)| RaftOutput::Send { to, message }));
+            self.write(&entries, snapshot);
+        } else {
+            self.write(&entries, snapshot);
+            self.hold(messages);
+        }
+        let number = ready.number();
+        self.raw.advance_append_async(ready);
+        match self.flights.last() {
+            Some(flight) => flight.ready = number,
+            None => self.raw.on_persist_ready(number),
+        }
+        self.apply(committed);
+    }
+
+    fn announce(&mut self) {
+        let now = (self.raw.raft.leader_id, self.raw.raft.term);
+        if now != self.announced {
+            self.announced = now;
+            let leader = node_of(now.0);
+            self.outputs.push_back(RaftOutput::LeaderChanged { leader, term: now.1 });
+        }
+    }
+
+    /// Sends once all that was handed out so far is durable (R1).
+    pub(super) fn hold(&mut self, messages: impl IntoIterator<Item = (NodeId, RaftMessage)>) {
+        match self.flights.last() {
+            Some(flight) => flight.held.extend(messages),
+            None => self
+                .outputs
+                .extend(messages.into_iter().map(|(to, message)| RaftOutput::Send { to, message })),
+        }
+    }
+
+    /// Writes what a ready holds. Entries come before the hard state that may call them
+    /// committed, since a torn write keeps the former alone.
+    fn write(&mut self, entries: &[Entry], snapshot: Snapshot) {
+        let mut records = Vec::new();
+        let install = (!snapshot.is_empty()).then(|| SnapshotImage::from_raft(&snapshot));
+        if let Some(image) = &install {
+            records.push(Record::Snapshot(image.clone()));
+            self.raw.mut_store().install(snapshot);
+        }
+        if !entries.is_empty() {
+            records.push(Record::Append(entries.iter().map(LogEntry::from_raft).collect()));
+            self.raw.mut_store().append(entries);
+        }
+        let now = self.hard_vote();
+        let is_promise = (now.term, now.vote) != (self.written.term, self.written.vote);
+        // A commit index alone is not worth a write: others know it.
+        if is_promise || !records.is_empty() && now != self.written || install.is_some() {
+            records.push(Record::HardState(now));
+            self.written = now;
+        }
+        if let Some(image) = &install {
+            records.extend(self.identity());
+            self.note_members(image.index, image.members.clone());
+            self.history.drain(..self.history.len() - 1);
+        }
+        if records.is_empty() {
+            return;
+        }
+        let replaces = install.is_some();
+        let installs =
+            install.map(|SnapshotImage { index, term, data, .. }| Install { index, term, data });
+        let hard = self.written;
+        let flight = self.persist(records);
+        (flight.has_entries, flight.hard) = (!entries.is_empty(), Some(hard));
+        (flight.installs, flight.replaces) = (installs, replaces);
+    }
+
+    /// Hands records out for persisting.
+    pub(super) fn persist(&mut self, records: Vec<Record>) -> &mut Flight {
+        let flight = self.flights.begin(records.len());
+        let token = flight.token;
+        self.outputs.push_back(RaftOutput::Persist { token, records });
+        flight
+    }
+
+    /// What must follow a snapshot that replaces all earlier records.
+    pub(super) fn identity(&self) -> Vec<Record> {
+        let own = Record::Boot { node: self.setup.node, boot: self.boot };
+        let peers = self.peers.boots();
+        let peers = peers.map(|(node, boot, life)| Record::PeerBoot { node, boot, life });
+        std::iter::once(own).chain(peers).collect()
+    }
+
+    fn hard_vote(&self) -> HardVote {
+        let raft = &self.raw.raft;
+        HardVote { term: raft.term, vote: node_of(raft.vote), commit: raft.raft_log.committed }
+    }
+
+    /// Hands out what is agreed, and changes the members where an entry says so.
+    fn apply(&mut self, committed: Vec<Entry>) {
+        let Some(applied) = committed.last().map(|entry| entry.index) else { return };
+        for entry in committed {
+            let (index, term) = (entry.index, entry.term);
+            let data = match entry.get_entry_type() {
+                EntryType::EntryNormal => entry.data.to_vec(),
+                EntryType::EntryConfChange | EntryType::EntryConfChangeV2 => {
+                    self.apply_changes(index, &changes_of(&entry));
+                    Vec::new()
+                }
+            };
+            self.outputs.push_back(RaftOutput::Committed(CommittedEntry { index, term, data }));
+        }
+        let last_index = self.raw.raft.raft_log.last_index();
+        self.raw.advance_apply_to(applied);
+        if self.raw.raft.raft_log.last_index() > last_index {
+            // The entry that leaves the joint state; raft-rs would keep it to itself for a while.
+            self.raw.raft.bcast_append();
+        }
+        self.peers.saw_commit(self.raw.raft.raft_log.committed);
+    }
+
+    /// Changes the members, unless the change makes no sense, which is the same on all nodes.
+    fn apply_changes(&mut self, index: u64, changes: &[NodeChange]) {
+        if is_joint_skipped() {
+            self.apply_bare(changes);
+        } else if self.members().is_applicable(changes) {
+            let applied = self.raw.apply_conf_change(&joint_change(changes));
+            applied.expect("the change was found applicable");
+        } else {
+            return;
+        }
+        let members = Members::from_raft(&self.raw.raft.prs().conf().to_conf_state());
+        let is_voter = members.is_voter(self.setup.node);
+        self.note_members(index, members);
+        if self.raw.raft.state == StateRole::Leader && !is_voter {
+            // raft-rs would go on to lead, and panic when it counts itself.
+            let term = self.raw.raft.term;
+            self.raw.raft.become_follower(term, INVALID_ID);
+        }
+    }
+
+    /// The mutant: each step at once, without a majority of both sides.
+    pub(super) fn apply_bare(&mut self, changes: &[NodeChange]) {
+        for &change in changes {
+            // A step that cannot be taken is left out.
+            let _ = self.raw.apply_conf_change(&bare_change(change));
+        }
+    }
+
+    /// What was handed out with `token` is durable.
+    pub(super) fn land(&mut self, token: PersistToken) {
+        let flight = self.flights.end(token);
+        self.durable = flight.hard.unwrap_or(self.durable);
+        if flight.ready > 0 {
+            self.raw.on_persist_ready(flight.ready);
+        }
+        if let Some(Install { index, term, data }) = flight.installs {
+            self.raw.advance_apply_to(index);
+            self.outputs.push_back(RaftOutput::Installed { index, term, data });
+        }
+        if flight.replaces {
+            self.outputs.push_back(RaftOutput::Trim { before: flight.first_record });
+        }
+        let held = flight.held.into_iter();
+        self.outputs.extend(held.map(|(to, message)| RaftOutput::Send { to, message }));
+        if !self.is_boot_durable {
+            self.is_boot_durable = true;
+            self.send_hellos();
+        }
+        self.settle();
+    }
+}
+
+fn envelope(message: &Message) -> (NodeId, RaftMessage) {
+    let message = WireMessage::from_raft(message);
+    (message.to, RaftMessage::Raft(message.encode()))
+}

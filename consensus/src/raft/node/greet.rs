@@ -1,0 +1,117 @@
+//! Greetings, from both sides. See [`super::super::greeting`].
+
+use ::raft::INVALID_ID;
+use zbelastic_types::NodeId;
+
+use super::super::greeting::{Greeting, Hello, HelloAnswer, Judgement, Welcome};
+use super::super::guard::RaftRefusal;
+use super::super::message::RaftMessage;
+use super::super::output::{FatalReason, RaftOutput};
+use super::super::record::Record;
+use super::super::setup::NUMBER_MAX;
+use super::{Phase, RaftNode};
+
+impl RaftNode {
+    /// A voter that is not the only one asks the others before it takes part.
+    pub(super) fn greet(&mut self) {
+        let (node, applied) = (self.setup.node, self.raw.raft.raft_log.applied);
+        if self.members().is_voter(node) {
+            let greeting = Greeting::new(node, self.members().clone(), applied);
+            if !greeting.is_over() {
+                self.phase = Phase::Greeting(greeting);
+            }
+        }
+    }
+
+    /// Asks all who have not said welcome, once this start is durable.
+    pub(super) fn send_hellos(&mut self) {
+        let Phase::Greeting(greeting) = &self.phase else { return };
+        if !self.is_boot_durable {
+            return;
+        }
+        let hello = Hello {
+            boot: self.boot,
+            life: self.setup.life,
+            term: self.raw.raft.term,
+            last_index: self.raw.raft.raft_log.last_index(),
+        };
+        let hellos = greeting.unanswered().map(|to| {
+            let message = RaftMessage::Hello(hello);
+            RaftOutput::Send { to, message }
+        });
+        self.outputs.extend(hellos);
+    }
+
+    pub(super) fn handle_hello(&mut self, from: NodeId, hello: Hello) -> Result<(), RaftRefusal> {
+        let Hello { boot, life, term, last_index } = hello;
+        self.check_greeter(from)?;
+        for (what, found) in [("the boot", boot), ("the term", term), ("the index", last_index)] {
+            if found > NUMBER_MAX || (found == 0 && what == "the boot") {
+                return Err(RaftRefusal::BadNumber { what, found });
+            }
+        }
+        let verdict = match self.peers.judge(from, &hello) {
+            Judgement::NoRoom => return Err(RaftRefusal::NoRoom { from }),
+            Judgement::Stale(cause) => Err(cause),
+            Judgement::Known => Ok(self.welcome()),
+            Judgement::New => {
+                self.persist(vec![Record::PeerBoot { node: from, boot, life }]);
+                Ok(self.welcome())
+            }
+        };
+        self.hold([(from, RaftMessage::HelloAnswer(HelloAnswer { boot, life, verdict }))]);
+        Ok(())
+    }
+
+    fn check_greeter(&self, from: NodeId) -> Result<(), RaftRefusal> {
+        if from == self.setup.node || from.0 == INVALID_ID {
+            return Err(RaftRefusal::WrongSender { expected: self.setup.node, found: from });
+        }
+        if self.removed.contains(&from) {
+            return Err(RaftRefusal::RemovedNode { from });
+        }
+        Ok(())
+    }
+
+    fn welcome(&self) -> Welcome {
+        let commit = self.raw.raft.raft_log.applied;
+        Welcome { commit, members: self.members().clone() }
+    }
+
+    pub(super) fn handle_hello_answer(
+        &mut self,
+        from: NodeId,
+        answer: HelloAnswer,
+    ) -> Result<(), RaftRefusal> {
+        let Phase::Greeting(greeting) = &mut self.phase else { return Ok(()) };
+        if (answer.boot, answer.life) != (self.boot, self.setup.life) {
+            return Ok(());
+        }
+        if !greeting.is_asked(from) {
+            return Err(RaftRefusal::UnknownNode { from });
+        }
+        match answer.verdict {
+            Err(cause) => self.stop(FatalReason::StaleDisk { by: from, cause }),
+            Ok(welcome) if greeting.is_news(&welcome) => {
+                welcome.members.check().map_err(RaftRefusal::BadMembers)?;
+                greeting.learn(welcome);
+                greeting.welcome(from);
+                self.end_greeting();
+                self.send_hellos();
+            }
+            Ok(_) => {
+                greeting.welcome(from);
+                self.end_greeting();
+            }
+        }
+        Ok(())
+    }
+
+    fn end_greeting(&mut self) {
+        if let Phase::Greeting(greeting) = &self.phase
+            && greeting.is_over()
+        {
+            self.phase = Phase::Active;
+        }
+    }
+}

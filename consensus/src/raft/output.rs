@@ -1,0 +1,101 @@
+//! What a node wants done.
+//!
+//! The order: [`RaftOutput::LeaderChanged`], then what may be sent before anything is durable,
+//! then what is to be persisted, then what is agreed. When a token is reported: first
+//! [`RaftOutput::Installed`], then [`RaftOutput::Trim`], then what waited for the token to be
+//! sent, then what follows from it. [`RaftOutput::Fatal`] is the last output there is.
+
+use zbelastic_types::NodeId;
+
+use super::greeting::StaleCause;
+use super::message::RaftMessage;
+use super::record::Record;
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RaftOutput {
+    /// Send now, or lose it: nothing is asked again because of a loss.
+    Send {
+        /// The receiver.
+        to: NodeId,
+        /// The message.
+        message: RaftMessage,
+    },
+    /// Write the records behind all earlier ones, make them durable, then report the token.
+    /// Several may be under way; they become durable, and are reported, in this order.
+    Persist {
+        /// What to report.
+        token: PersistToken,
+        /// What to write.
+        records: Vec<Record>,
+    },
+    /// Records with a smaller number are no longer needed. When they go is of no importance.
+    Trim {
+        /// The first record that is needed.
+        before: RecordNumber,
+    },
+    /// The entry at the next index is agreed.
+    Committed(CommittedEntry),
+    /// Many entries came with a leader's snapshot: the state machine is replaced by it. The next
+    /// committed entry has the index after it.
+    Installed {
+        /// The last index the state holds.
+        index: u64,
+        /// The term of that entry.
+        term: u64,
+        /// The state.
+        data: Vec<u8>,
+    },
+    /// The log is long: time for [`super::RaftNode::compact`]. Asked again if nothing happens.
+    AskSnapshot,
+    /// Another leader, none, or another term.
+    LeaderChanged {
+        /// Who leads, if this node knows one.
+        leader: Option<NodeId>,
+        /// The term this node is in.
+        term: u64,
+    },
+    /// This node must stop, and can only come back as a new node.
+    Fatal(FatalReason),
+}
+
+/// Names a [`RaftOutput::Persist`]. Counted from 0 at each start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PersistToken(pub u64);
+
+/// The number of a record: how many came before it since the first one that this node was started
+/// with, that one being 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RecordNumber(pub u64);
+
+/// An entry that is agreed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommittedEntry {
+    /// Its place in the log.
+    pub index: u64,
+    /// The term of the leader who appended it.
+    pub term: u64,
+    /// The proposal. Empty if the entry begins a term or changes members.
+    pub data: Vec<u8>,
+}
+
+/// Why a node must stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FatalReason {
+    /// A peer remembers what this node's disk does not.
+    StaleDisk {
+        /// The peer.
+        by: NodeId,
+        /// What it remembers.
+        cause: StaleCause,
+    },
+    /// The leader knows entries to be on this node that are not there.
+    StaleLog {
+        /// The leader.
+        leader: NodeId,
+        /// The last entry the leader knows to be here and committed.
+        commit: u64,
+        /// The last entry here.
+        last_index: u64,
+    },
+}

@@ -1,0 +1,162 @@
+//! What is written down, and its bytes.
+//!
+//! ```text
+//!   byte  0        1        5        9
+//!         +--------+--------+--------+----------------- - -
+//!         | version| length | CRC-32 | body (postcard)
+//!         +--------+--------+--------+----------------- - -
+//!                    little endian;  the CRC is over version, length and body
+//! ```
+//!
+//! A version that is not ours is told apart from damage: a newer program wrote it, and to cut it
+//! away would be to forget what that program promised.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zbelastic_types::NodeId;
+
+use super::entry::{LogEntry, SnapshotImage};
+
+/// The version of the form above.
+pub const RECORD_VERSION: u8 = 1;
+const HEADER_BYTES: usize = 9;
+
+/// One thing a node must not forget. The shell writes records in order and keeps them whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Record {
+    /// What the node promised to others.
+    HardState(HardVote),
+    /// Entries that follow what is there, or replace it from the first of them on.
+    Append(Vec<LogEntry>),
+    /// A state in place of the log up to its index. Later entries stay if they continue it.
+    Snapshot(SnapshotImage),
+    /// This node started for the `boot`-th time.
+    Boot {
+        /// Whose records these are.
+        node: NodeId,
+        /// Counted from 1.
+        boot: u64,
+    },
+    /// Another node said it has started for the `boot`-th time.
+    PeerBoot {
+        /// The other node.
+        node: NodeId,
+        /// Its count.
+        boot: u64,
+        /// What tells this start from one with a copy of the disk.
+        life: u64,
+    },
+}
+
+/// What a node promised to others: its term, its vote in it, and what it knows to be committed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardVote {
+    /// The latest term the node has seen.
+    pub term: u64,
+    /// Whom it voted for in that term.
+    pub vote: Option<NodeId>,
+    /// The last index it knows to be committed. Always one that was written before.
+    pub commit: u64,
+}
+
+/// What is wrong with the bytes of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RecordFault {
+    /// Another version of this program wrote it.
+    #[error("record version {found}, this program reads version {RECORD_VERSION}")]
+    UnknownVersion {
+        /// The version byte.
+        found: u8,
+    },
+    /// Fewer bytes than a header has.
+    #[error("{found} bytes, a record has at least {HEADER_BYTES}")]
+    TooShort {
+        /// How many there are.
+        found: usize,
+    },
+    /// The length is not that of the body.
+    #[error("a body of {found} bytes, the header says {expected}")]
+    WrongLength {
+        /// What the header says.
+        expected: u64,
+        /// What there is.
+        found: u64,
+    },
+    /// The checksum is not that of the bytes.
+    #[error("checksum {found:#010x}, the header says {expected:#010x}")]
+    WrongChecksum {
+        /// What the header says.
+        expected: u32,
+        /// What the bytes give.
+        found: u32,
+    },
+    /// The checksum is right and the body is no record.
+    #[error("the body is no record")]
+    NoRecord,
+}
+
+impl RecordFault {
+    /// Whether a write that was cut short can look like this.
+    pub(super) fn may_be_torn(self) -> bool {
+        match self {
+            Self::UnknownVersion { .. } | Self::NoRecord => false,
+            Self::TooShort { .. } | Self::WrongLength { .. } | Self::WrongChecksum { .. } => true,
+        }
+    }
+}
+
+/// The bytes of `record`.
+///
+/// # Panics
+/// If the record has more than 4 GiB: entries and snapshots are bounded far below.
+#[must_use]
+pub fn encode_record(record: &Record) -> Vec<u8> {
+    let bytes = vec![0_u8; HEADER_BYTES];
+    let mut bytes = postcard::to_extend(record, bytes).expect("a vector takes all bytes");
+    let length = u32::try_from(bytes.len() - HEADER_BYTES).expect("a record is below 4 GiB");
+    bytes[0] = RECORD_VERSION;
+    bytes[1..5].copy_from_slice(&length.to_le_bytes());
+    let checksum = checksum(&bytes);
+    bytes[5..9].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// The record that `bytes` are.
+///
+/// # Errors
+/// If the bytes are not exactly one record of this version.
+pub fn decode_record(bytes: &[u8]) -> Result<Record, RecordFault> {
+    let too_short = RecordFault::TooShort { found: bytes.len() };
+    let &version = bytes.first().ok_or(too_short)?;
+    if bytes.len() < HEADER_BYTES {
+        return Err(too_short);
+    }
+    // Zeros are what a file that was extended and not filled holds.
+    if version != RECORD_VERSION && version != 0 {
+        return Err(RecordFault::UnknownVersion { found: version });
+    }
+    let (expected, found) = (u64::from(word(bytes, 1)), (bytes.len() - HEADER_BYTES) as u64);
+    if expected != found {
+        return Err(RecordFault::WrongLength { expected, found });
+    }
+    let (expected, found) = (word(bytes, 5), checksum(bytes));
+    if expected != found || version == 0 {
+        return Err(RecordFault::WrongChecksum { expected, found });
+    }
+    match postcard::take_from_bytes(&bytes[HEADER_BYTES..]) {
+        Ok((record, [])) => Ok(record),
+        Ok((_, _)) | Err(_) => Err(RecordFault::NoRecord),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes[at..at + 4].try_into().expect("four bytes were taken");
+    u32::from_le_bytes(word)
+}
+
+fn checksum(bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..5]);
+    hasher.update(&bytes[HEADER_BYTES..]);
+    hasher.finalize()
+}

@@ -1,0 +1,40 @@
+//! What can be seen of a node.
+
+use zbelastic_types::NodeId;
+
+use super::members::Members;
+use super::output::FatalReason;
+
+/// A node as it sees itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RaftStatus {
+    /// This node.
+    pub node: NodeId,
+    /// The latest term it has seen.
+    pub term: u64,
+    /// Who leads, if it knows one.
+    pub leader: Option<NodeId>,
+    /// Whether it leads.
+    pub is_leader: bool,
+    /// Whether it leads and has handed out an entry of its own term: it knows all that was agreed
+    /// before, and only then may it decide.
+    pub leads_applied: bool,
+    /// Whether it still asks the others if its disk is stale, and takes no part.
+    pub is_greeting: bool,
+    /// Why it stopped, if it did.
+    pub fatal: Option<FatalReason>,
+    /// How often it has started.
+    pub boot: u64,
+    /// The last index it knows to be committed.
+    pub commit: u64,
+    /// The last index it has handed out.
+    pub applied: u64,
+    /// The last index of its log, durable or not.
+    pub last_index: u64,
+    /// The index of the latest snapshot.
+    pub snapshot_index: u64,
+    /// The members as of the last committed entry that this node has durable.
+    pub members: Members,
+    /// What each member is known to have, if this node leads; else empty.
+    pub matched: Vec<(NodeId, u64)>,
+}

@@ -1,0 +1,4 @@
+//! A cluster in one thread, its disks and its network, and what must hold in it.
+
+mod agreement;
+mod cluster;

@@ -1,0 +1,352 @@
+//! Nodes, disks that lose what was not reported, and a network that loses, doubles and reorders.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use zbelastic_types::NodeId;
+
+use super::super::{
+    CommittedEntry, FatalReason, PersistToken, RaftMessage, RaftNode, RaftOutput, RaftSetup,
+    RaftStatus, RecordNumber, RecoveredLog, encode_record,
+};
+
+/// Draws from a seed (splitmix64).
+pub struct Draw(pub u64);
+
+impl Draw {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub fn percent(&mut self, share: u64) -> bool {
+        self.below(100) < share
+    }
+}
+
+#[derive(Clone, Default)]
+pub struct Disk {
+    /// Number of the first record that is still there.
+    pub base: u64,
+    pub records: Vec<Vec<u8>>,
+}
+
+impl Disk {
+    fn end(&self) -> u64 {
+        self.base + self.records.len() as u64
+    }
+
+    fn trim(&mut self, before: RecordNumber) {
+        let gone = before.0.saturating_sub(self.base).min(self.records.len() as u64);
+        self.records.drain(..gone as usize);
+        self.base += gone;
+    }
+}
+
+#[derive(Default)]
+pub struct Machine {
+    pub node: Option<RaftNode>,
+    pub disk: Disk,
+    /// Records up to here are durable.
+    synced: u64,
+    under_way: VecDeque<(PersistToken, u64)>,
+    pub state: State,
+    pub fatal: Option<FatalReason>,
+    pub installs: u32,
+    life: u64,
+}
+
+/// A state machine: how many entries it has seen, and a sum over them in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub index: u64,
+    pub sum: u64,
+}
+
+impl State {
+    fn apply(&mut self, entry: &CommittedEntry) {
+        assert_eq!(entry.index, self.index + 1, "entries are handed out without a gap");
+        self.index = entry.index;
+        for &byte in &entry.data {
+            self.sum = (self.sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    pub fn bytes(self) -> Vec<u8> {
+        [self.index.to_le_bytes(), self.sum.to_le_bytes()].concat()
+    }
+
+    fn read(data: &[u8]) -> Self {
+        let word = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().unwrap());
+        Self { index: word(0), sum: word(8) }
+    }
+}
+
+pub struct Cluster {
+    pub machines: BTreeMap<NodeId, Machine>,
+    pub network: Vec<(NodeId, NodeId, RaftMessage)>,
+    /// Directed links that lose everything.
+    pub cut: BTreeSet<(NodeId, NodeId)>,
+    pub draw: Draw,
+    /// Percent of messages lost, and delivered twice.
+    pub loss: u64,
+    pub doubles: u64,
+    /// Percent of writes under way that become durable in a round.
+    pub disk_speed: u64,
+    pub compact_after: u64,
+    pub trace: String,
+    /// What was agreed at each index, by whoever handed it out first.
+    pub agreed: BTreeMap<u64, CommittedEntry>,
+    states: BTreeMap<u64, u64>,
+    leaders: BTreeMap<u64, NodeId>,
+    lives: u64,
+}
+
+pub fn n(id: u64) -> NodeId {
+    NodeId(id)
+}
+
+impl Cluster {
+    pub fn new(seed: u64, voters: u64) -> Self {
+        let mut cluster = Self {
+            machines: BTreeMap::new(),
+            network: Vec::new(),
+            cut: BTreeSet::new(),
+            draw: Draw(seed),
+            loss: 0,
+            doubles: 0,
+            disk_speed: 100,
+            compact_after: 1_000_000,
+            trace: String::new(),
+            agreed: BTreeMap::new(),
+            states: BTreeMap::new(),
+            leaders: BTreeMap::new(),
+            lives: 0,
+        };
+        let voters: Vec<_> = (1..=voters).map(n).collect();
+        for &node in &voters {
+            cluster.create(node, &voters);
+        }
+        cluster
+    }
+
+    pub fn setup(&mut self, node: NodeId) -> RaftSetup {
+        self.lives += 1;
+        let mut setup = RaftSetup::new(node, self.lives, 9 + node.0 as u32);
+        setup.compact_after = self.compact_after;
+        setup.tail_entries = 2;
+        setup.snapshot_retry_ticks = 12;
+        setup
+    }
+
+    pub fn create(&mut self, node: NodeId, voters: &[NodeId]) {
+        let setup = self.setup(node);
+        let first = State { index: u64::from(!voters.is_empty()), sum: 7 };
+        let life = setup.life;
+        let raft = RaftNode::create(setup, voters, first.bytes()).unwrap();
+        let machine = Machine { node: Some(raft), state: first, life, ..Machine::default() };
+        self.machines.insert(node, machine);
+        self.drain(node);
+    }
+
+    /// Loses what was not reported; `torn` leaves that many bytes of the first record lost.
+    pub fn crash(&mut self, node: NodeId, torn: Option<usize>) {
+        let machine = self.machines.get_mut(&node).unwrap();
+        machine.node = None;
+        machine.under_way.clear();
+        let kept = (machine.synced.max(machine.disk.base) - machine.disk.base) as usize;
+        let lost: Vec<_> = machine.disk.records.drain(kept..).collect();
+        if let (Some(bytes), Some(first)) = (torn, lost.first()) {
+            machine.disk.records.push(first[..bytes.min(first.len() - 1)].to_vec());
+        }
+    }
+
+    /// Starts from the disk; whether a torn record was cut.
+    pub fn restart(&mut self, node: NodeId) -> bool {
+        let setup = self.setup(node);
+        let machine = self.machines.get_mut(&node).unwrap();
+        let records = machine.disk.records.iter().map(Vec::as_slice);
+        let recovered = RecoveredLog::from_records(records).unwrap();
+        let torn = recovered.torn;
+        machine.disk.base = 0;
+        machine.disk.records.truncate(recovered.records.0 as usize);
+        machine.synced = recovered.records.0;
+        machine.life = setup.life;
+        machine.state = recovered.snapshot_data().map_or(State::default(), State::read);
+        machine.node = Some(RaftNode::recover(setup, recovered).unwrap());
+        self.drain(node);
+        torn
+    }
+
+    pub fn node(&mut self, node: NodeId) -> &mut RaftNode {
+        self.machines.get_mut(&node).unwrap().node.as_mut().unwrap()
+    }
+
+    pub fn status(&self, node: NodeId) -> RaftStatus {
+        self.machines[&node].node.as_ref().unwrap().status()
+    }
+
+    pub fn live(&self) -> Vec<NodeId> {
+        let live = self.machines.iter().filter(|(_, machine)| machine.node.is_some());
+        live.map(|(&node, _)| node).collect()
+    }
+
+    /// Does what the node asks for, but for making writes durable.
+    pub fn drain(&mut self, node: NodeId) {
+        while let Some(output) = self.node(node).poll() {
+            self.trace.push_str(&format!("{node} {output:?}\n"));
+            self.perform(node, output);
+        }
+        let status = self.status(node);
+        if status.is_leader {
+            let leader = *self.leaders.entry(status.term).or_insert(node);
+            assert_eq!(leader, node, "one leader in term {}", status.term);
+        }
+    }
+
+    fn perform(&mut self, node: NodeId, output: RaftOutput) {
+        let machine = self.machines.get_mut(&node).unwrap();
+        match output {
+            RaftOutput::Send { to, message } => self.network.push((node, to, message)),
+            RaftOutput::Persist { token, records } => {
+                machine.disk.records.extend(records.iter().map(encode_record));
+                machine.under_way.push_back((token, machine.disk.end()));
+            }
+            RaftOutput::Trim { before } => machine.disk.trim(before),
+            RaftOutput::Committed(entry) => {
+                machine.state.apply(&entry);
+                let sum = machine.state.sum;
+                let index = entry.index;
+                let agreed = self.agreed.entry(index).or_insert_with(|| entry.clone());
+                assert_eq!(*agreed, entry, "node {node} agrees");
+                assert_eq!(*self.states.entry(index).or_insert(sum), sum);
+            }
+            RaftOutput::Installed { index, data, .. } => {
+                machine.state = State::read(&data);
+                machine.installs += 1;
+                assert_eq!(machine.state.index, index);
+            }
+            RaftOutput::AskSnapshot => {
+                let state = machine.state;
+                let raft = machine.node.as_mut().unwrap();
+                raft.compact(state.index, state.bytes()).unwrap();
+            }
+            RaftOutput::LeaderChanged { .. } => {}
+            RaftOutput::Fatal(reason) => machine.fatal = Some(reason),
+        }
+    }
+
+    /// Makes some of the writes under way durable, oldest first.
+    pub fn sync(&mut self, node: NodeId, share: u64) {
+        loop {
+            let is_lucky = self.draw.percent(share);
+            let machine = self.machines.get_mut(&node).unwrap();
+            let Some(raft) = machine.node.as_mut() else { return };
+            let Some(&(token, end)) = machine.under_way.front() else { return };
+            if !is_lucky {
+                return;
+            }
+            machine.under_way.pop_front();
+            machine.synced = end;
+            raft.on_persisted(token);
+            self.drain(node);
+        }
+    }
+
+    /// One tick of all, then each message that is under way now is delivered, lost or doubled.
+    pub fn round(&mut self) {
+        for node in self.live() {
+            self.node(node).tick();
+            self.drain(node);
+        }
+        for _ in 0..4 {
+            self.deliver();
+            for node in self.live() {
+                self.sync(node, self.disk_speed);
+            }
+        }
+    }
+
+    pub fn deliver(&mut self) {
+        let mut messages = std::mem::take(&mut self.network);
+        while !messages.is_empty() {
+            let at = self.draw.below(messages.len() as u64) as usize;
+            let (from, to, message) = messages.swap_remove(at);
+            let is_lost = self.draw.percent(self.loss) || self.cut.contains(&(from, to));
+            let copies = 1 + u32::from(self.draw.percent(self.doubles));
+            for _ in 0..if is_lost { 0 } else { copies } {
+                self.hand(from, to, message.clone());
+            }
+        }
+    }
+
+    fn hand(&mut self, from: NodeId, to: NodeId, message: RaftMessage) {
+        let is_live = self.machines.get(&to).is_some_and(|machine| machine.node.is_some());
+        if is_live {
+            if let Err(refusal) = self.node(to).handle(from, message) {
+                self.trace.push_str(&format!("{to} refuses {refusal:?}\n"));
+            }
+            self.drain(to);
+        }
+    }
+
+    pub fn rounds(&mut self, count: u32) {
+        for _ in 0..count {
+            self.round();
+        }
+    }
+
+    /// The leader that may decide, if all live nodes are of one mind.
+    pub fn leader(&self) -> Option<NodeId> {
+        let live = self.live().into_iter();
+        let mut leading = live.filter(|&node| self.status(node).leads_applied);
+        leading.by_ref().max_by_key(|&node| self.status(node).term)
+    }
+
+    pub fn elect(&mut self) -> NodeId {
+        for _ in 0..200 {
+            self.round();
+            if let Some(leader) = self.leader() {
+                return leader;
+            }
+        }
+        panic!("a leader is elected; {}", self.summary());
+    }
+
+    pub fn propose(&mut self, node: NodeId, data: &[u8]) {
+        self.node(node).propose(data.to_vec()).unwrap();
+        self.drain(node);
+    }
+
+    /// Proposes through the leader and waits until all of `nodes` have handed it out.
+    pub fn commit_on(&mut self, data: &[u8], nodes: &[NodeId]) {
+        let leader = self.elect();
+        self.propose(leader, data);
+        let index = self.status(leader).last_index;
+        for _ in 0..200 {
+            if nodes.iter().all(|&node| self.status(node).applied >= index) {
+                assert_eq!(self.agreed[&index].data, data);
+                return;
+            }
+            self.round();
+        }
+        panic!("entry {index} is handed out on {nodes:?}; {}", self.summary());
+    }
+
+    pub fn part(&mut self, one: &[u64], other: &[u64]) {
+        for (&a, &b) in one.iter().flat_map(|a| other.iter().map(move |b| (a, b))) {
+            self.cut.extend([(n(a), n(b)), (n(b), n(a))]);
+        }
+    }
+
+    pub fn summary(&self) -> String {
+        let each = self.live().into_iter().map(|node| format!("\n{:?}", self.status(node)));
+        each.collect()
+    }
+}
