@@ -22,6 +22,11 @@ impl RaftNode {
             let ready = self.raw.ready();
             self.take(ready);
         }
+        // A later snapshot is wanted by a new member; one at the same index would be no later.
+        let store = self.raw.store();
+        if store.take_snapshot_wanted() && self.applied.0 > store.snapshot_index() {
+            self.outputs.push_back(RaftOutput::AskSnapshot);
+        }
     }
 
     fn take(&mut self, mut ready: Ready) {
