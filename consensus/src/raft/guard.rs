@@ -312,8 +312,10 @@ fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     match &message.body {
         Body::Append { index, log_term, commit, entries } => {
             check_number("the commit index", *commit, 0)?;
-            check_number("the index", *index, 0)?;
-            check_place(*index, *log_term)?;
+            // Term 0 is what raft-rs finds wherever there is no entry, also beyond the last one.
+            // All logs begin with a snapshot, so entries follow some entry.
+            check_number("the index", *index, 1)?;
+            check_number("the term of the log", *log_term, 1)?;
             check_entries(message.term, (*index, *log_term), entries)
         }
         Body::AppendAnswer { index, commit, rejection } => {
@@ -341,15 +343,7 @@ fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     }
 }
 
-/// Before "unstable.slice out of bound": raft-rs finds term 0 wherever there is no entry.
-fn check_place(index: u64, log_term: u64) -> Result<(), RaftRefusal> {
-    check_number("the term of the log", log_term, u64::from(index > 0))?;
-    if index == 0 && log_term > 0 {
-        return Err(RaftRefusal::BadNumber { what: "the term before the log", found: log_term });
-    }
-    Ok(())
-}
-
+/// Before "unstable.slice out of bound".
 fn check_entries(
     term: u64,
     (mut before, mut before_term): (u64, u64),
@@ -357,7 +351,7 @@ fn check_entries(
 ) -> Result<(), RaftRefusal> {
     for entry in entries {
         let (found, found_term) = (entry.index, entry.term);
-        let follows = found == before + 1 && found_term >= before_term.max(1);
+        let follows = found == before + 1 && found_term >= before_term;
         if !follows || found_term > term {
             return Err(RaftRefusal::BadEntries { before, before_term, found, found_term });
         }
