@@ -169,12 +169,23 @@ impl RaftNode {
                 }
             }
             Phase::Active => {
+                if self.flights.tick() > self.setup.write_ticks_max {
+                    self.step_down();
+                }
                 if self.is_tickable() {
                     self.retry_snapshots();
                     self.raw.tick();
-                    self.settle();
                 }
+                self.settle();
             }
+        }
+    }
+
+    /// Stops to lead, within the term.
+    fn step_down(&mut self) {
+        if self.raw.raft.state == StateRole::Leader {
+            let term = self.raw.raft.term;
+            self.raw.raft.become_follower(term, INVALID_ID);
         }
     }
 

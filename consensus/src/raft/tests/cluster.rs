@@ -99,6 +99,8 @@ pub struct Cluster {
     pub doubles: u64,
     /// Percent of writes under way that become durable in a round.
     pub disk_speed: u64,
+    /// Disks that write nothing.
+    pub hung: BTreeSet<NodeId>,
     pub compact_after: u64,
     pub trace: String,
     /// What was agreed at each index, by whoever handed it out first.
@@ -122,6 +124,7 @@ impl Cluster {
             loss: 0,
             doubles: 0,
             disk_speed: 100,
+            hung: BTreeSet::new(),
             compact_after: 1_000_000,
             trace: String::new(),
             agreed: BTreeMap::new(),
@@ -255,7 +258,7 @@ impl Cluster {
             let machine = self.machines.get_mut(&node).unwrap();
             let Some(raft) = machine.node.as_mut() else { return };
             let Some(&(token, end)) = machine.under_way.front() else { return };
-            if !is_lucky {
+            if !is_lucky || self.hung.contains(&node) {
                 return;
             }
             machine.under_way.pop_front();

@@ -188,6 +188,22 @@ fn check_recovery(disk: &[Vec<u8>], node: u64, last_index: u64) {
 }
 
 #[test]
+fn leader_whose_disk_hangs_gives_way() {
+    let mut cluster = Cluster::new(28, 3);
+    cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
+    let slow = cluster.leader().unwrap();
+    cluster.hung.insert(slow);
+    cluster.propose(slow, b"two");
+    cluster.rounds(100);
+    assert!(!cluster.status(slow).is_leader);
+    let others: Vec<_> = cluster.live().into_iter().filter(|&node| node != slow).collect();
+    cluster.commit_on(b"three", &others);
+    assert!(cluster.agreed.values().any(|entry| entry.data == b"two"), "the others had it");
+    cluster.hung.clear();
+    cluster.commit_on(b"four", &[n(1), n(2), n(3)]);
+}
+
+#[test]
 fn start_that_was_never_durable_can_be_made_anew() {
     let setup = || RaftSetup::new(n(1), 1, 10);
     let mut node = RaftNode::create(setup(), &[n(1), n(2)], vec![1]).unwrap();
