@@ -1,8 +1,8 @@
 //! What a crash may lose, and what a disk may look like afterwards.
 
 use super::super::{
-    RaftNode, RaftOutput, RaftSetup, RaftStartError, Record, RecoverError, RecoveredLog,
-    decode_record, encode_record,
+    CompactRefusal, RaftNode, RaftOutput, RaftSetup, RaftStartError, Record, RecoverError,
+    RecoveredLog, SNAPSHOT_BYTES_MAX, decode_record, encode_record,
 };
 use super::cluster::{Cluster, n};
 
@@ -219,6 +219,23 @@ fn start_that_was_never_durable_can_be_made_anew() {
     let expected = RaftStartError::OtherNode { expected: n(2), found: n(1) };
     assert_eq!(other, Some(expected));
     assert_eq!(RaftNode::recover(setup(), log).unwrap().status().boot, 2);
+}
+
+#[test]
+fn compactions_without_a_state_are_refused() {
+    let mut cluster = Cluster::new(29, 3);
+    cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
+    let applied = cluster.status(n(1)).applied;
+    let mut check = |index, bytes, expected| {
+        let done = cluster.node(n(1)).compact(index, vec![0; bytes]);
+        assert_eq!(done, expected);
+    };
+    let found = applied + 1;
+    check(found, 1, Err(CompactRefusal::NotApplied { applied, found }));
+    let found = SNAPSHOT_BYTES_MAX + 1;
+    check(applied, found, Err(CompactRefusal::TooLarge { found }));
+    check(applied, SNAPSHOT_BYTES_MAX, Ok(()));
+    check(applied, 1, Err(CompactRefusal::NotNewer { latest: applied, found: applied }));
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn storm(seed: u64, rounds: u32) {
         cluster.round();
     }
     cluster.cut.clear();
+    cluster.hung.clear();
     (cluster.loss, cluster.doubles, cluster.disk_speed) = (0, 0, 100);
     let down: Vec<_> = cluster.machines.keys().copied().collect();
     for node in down {
@@ -46,6 +47,10 @@ fn act(cluster: &mut Cluster, newcomer: &mut u64) {
         }
         21..=22 => cluster.part(&[node.0], &all.iter().map(|node| node.0).collect::<Vec<_>>()),
         23..=30 => cluster.cut.clear(),
+        40 => {
+            cluster.hung.insert(node);
+        }
+        41..=43 => cluster.hung.clear(),
         31..=34 => change_members(cluster, newcomer),
         35..=36 if is_live => {
             let to = all[cluster.draw.below(all.len() as u64) as usize];
