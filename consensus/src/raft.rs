@@ -38,6 +38,7 @@ mod node;
 mod output;
 mod record;
 mod recovery;
+mod refusal;
 mod setup;
 mod status;
 mod storage;
@@ -47,13 +48,13 @@ mod tests;
 
 pub use entry::{LogEntry, NodeChange, Payload, SnapshotImage};
 pub use greeting::{Hello, HelloAnswer, StaleCause, Welcome};
-pub use guard::RaftRefusal;
 pub use members::{ChangeRefusal, Members, MembersFault, VoterChange};
 pub use message::RaftMessage;
 pub use node::{CompactRefusal, ProposeRefusal, RaftNode};
 pub use output::{CommittedEntry, FatalReason, PersistToken, RaftOutput, RecordNumber};
 pub use record::{HardVote, Record, RecordFault, decode_record, encode_record};
 pub use recovery::{RecoverError, RecoveredLog};
+pub use refusal::RaftRefusal;
 pub use setup::{
     ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, NODES_MAX, NUMBER_MAX, PROMOTE_LAG_MAX, RaftSetup,
     RaftStartError, SNAPSHOT_BYTES_MAX,

@@ -40,6 +40,8 @@ pub(super) struct Flights {
     under_way: VecDeque<Flight>,
     next_token: u64,
     next_record: u64,
+    /// Ticks since the oldest became the oldest.
+    age_ticks: u32,
 }
 
 impl Flights {
@@ -77,7 +79,14 @@ impl Flights {
     pub(super) fn end(&mut self, token: PersistToken) -> Flight {
         let flight = self.under_way.pop_front().expect("a reported token is under way");
         assert_eq!(flight.token, token, "tokens are reported in order");
+        self.age_ticks = 0;
         flight
+    }
+
+    /// Time passes; for how many ticks the oldest has been under way.
+    pub(super) fn tick(&mut self) -> u32 {
+        self.age_ticks = if self.under_way.is_empty() { 0 } else { self.age_ticks + 1 };
+        self.age_ticks
     }
 
     pub(super) fn clear(&mut self) {

@@ -140,14 +140,24 @@ impl PeerTable {
         self.witnesses.remove(&node);
     }
 
+    /// `node` has written down `term`.
     pub(super) fn saw_term(&mut self, node: NodeId, term: u64) {
-        let witness = self.witnesses.entry(node).or_default();
-        witness.term = witness.term.max(term);
+        if let Some(witness) = self.witness(node) {
+            witness.term = witness.term.max(term);
+        }
+    }
+
+    /// What was seen of `node`. Beyond the limit strangers are not watched.
+    fn witness(&mut self, node: NodeId) -> Option<&mut Witness> {
+        if self.witnesses.len() >= PEERS_MAX && !self.witnesses.contains_key(&node) {
+            return None;
+        }
+        Some(self.witnesses.entry(node).or_default())
     }
 
     /// `node` acknowledged the log of this node, who leads in `term`, up to `index`.
     pub(super) fn saw_ack(&mut self, node: NodeId, term: u64, index: u64) {
-        let witness = self.witnesses.entry(node).or_default();
+        let Some(witness) = self.witness(node) else { return };
         if witness.ack_term < term {
             (witness.ack_term, witness.ack_index) = (term, 0);
         }

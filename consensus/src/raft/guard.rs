@@ -4,164 +4,14 @@
 //! with strange members ends the process. Each check here names the assertion it stands before.
 
 use ::raft::{RawNode, StateRole};
-use thiserror::Error;
 use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, SnapshotImage};
-use super::members::{Members, MembersFault};
+use super::members::Members;
 use super::message::{Body, Rejection, WireMessage};
-use super::setup::{ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, SNAPSHOT_BYTES_MAX};
+use super::refusal::RaftRefusal;
+use super::setup::{ENTRY_BYTES_MAX, NUMBER_MAX, SNAPSHOT_BYTES_MAX};
 use super::storage::LogStore;
-
-/// Why a message is not let in. The node is as it was before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RaftRefusal {
-    /// The node has stopped for good.
-    #[error("this node has stopped")]
-    Stopped,
-    /// The node still asks the others whether its disk is stale.
-    #[error("this node is greeting")]
-    Greeting,
-    /// A leader's snapshot is being written; what else comes is lost and will be sent again.
-    #[error("this node is writing a snapshot")]
-    Installing,
-    /// Too many bytes.
-    #[error("a message of {found} bytes, at most {MESSAGE_BYTES_MAX} are read")]
-    TooLarge {
-        /// How many there are.
-        found: usize,
-    },
-    /// The bytes are no message.
-    #[error("the bytes are no message")]
-    Malformed,
-    /// The message says it is from another than who sent it.
-    #[error("sent by node {expected}, the message says node {found}")]
-    WrongSender {
-        /// Who sent it.
-        expected: NodeId,
-        /// Who it says it is from.
-        found: NodeId,
-    },
-    /// The message is for another node.
-    #[error("this is node {expected}, the message is for node {found}")]
-    WrongReceiver {
-        /// This node.
-        expected: NodeId,
-        /// Whom it is for.
-        found: NodeId,
-    },
-    /// An answer from a node that was never asked.
-    #[error("node {from} is no member")]
-    UnknownNode {
-        /// The sender.
-        from: NodeId,
-    },
-    /// A node that has left. Its id is never given again.
-    #[error("node {from} was removed")]
-    RemovedNode {
-        /// The sender.
-        from: NodeId,
-    },
-    /// Too many nodes are remembered to remember another.
-    #[error("no room to remember node {from}")]
-    NoRoom {
-        /// The sender.
-        from: NodeId,
-    },
-    /// A number that no honest node reaches, or 0 where none can be.
-    #[error("{what} is {found}")]
-    BadNumber {
-        /// What the number is.
-        what: &'static str,
-        /// The number.
-        found: u64,
-    },
-    /// Entries that do not follow one another.
-    #[error("entry {found} of term {found_term} follows entry {before} of term {before_term}")]
-    BadEntries {
-        /// The entry before.
-        before: u64,
-        /// Its term.
-        before_term: u64,
-        /// The entry that follows it.
-        found: u64,
-        /// Its term.
-        found_term: u64,
-    },
-    /// An entry that is too large.
-    #[error("entry {index} has {found} bytes, at most {ENTRY_BYTES_MAX} may be")]
-    EntryTooLarge {
-        /// The entry.
-        index: u64,
-        /// Its bytes.
-        found: usize,
-    },
-    /// What is committed here is another in the message.
-    #[error("entry {index} is committed with term {expected}, the message says {found}")]
-    ContradictsCommitted {
-        /// The entry.
-        index: u64,
-        /// Its term here.
-        expected: u64,
-        /// Its term in the message.
-        found: u64,
-    },
-    /// Two leaders in one term.
-    #[error("node {expected} leads in term {term}, the message is from node {found}")]
-    TwoLeaders {
-        /// The term.
-        term: u64,
-        /// Who is known to lead.
-        expected: NodeId,
-        /// Who says it leads.
-        found: NodeId,
-    },
-    /// Only the leader may ask for an election.
-    #[error("node {from} does not lead in term {term}")]
-    NotLeader {
-        /// The sender.
-        from: NodeId,
-        /// The term of this node.
-        term: u64,
-    },
-    /// The leader believes more to be here than there is. The node stops.
-    #[error("entry {commit} is said to be here, the last is {last_index}")]
-    BeyondLog {
-        /// What the leader says.
-        commit: u64,
-        /// What is here.
-        last_index: u64,
-    },
-    /// An acknowledgement of entries that were never sent.
-    #[error("entry {found} is acknowledged, the last is {last_index}")]
-    AckBeyondLog {
-        /// What is acknowledged.
-        found: u64,
-        /// What is here.
-        last_index: u64,
-    },
-    /// A vote that was not asked for yet: the question waits for what is being written.
-    #[error("a vote that was not asked for")]
-    EarlyVote,
-    /// A node without any log has nothing to vote by.
-    #[error("this node is no member yet")]
-    NoMember,
-    /// A snapshot with members that cannot be.
-    #[error("a snapshot with members that cannot be: {0}")]
-    BadMembers(MembersFault),
-    /// A snapshot of a cluster to which this node does not belong.
-    #[error("a snapshot at index {index} without this node")]
-    ForeignSnapshot {
-        /// Its index.
-        index: u64,
-    },
-    /// A snapshot that is too large.
-    #[error("a snapshot of {found} bytes, at most {SNAPSHOT_BYTES_MAX} may be")]
-    SnapshotTooLarge {
-        /// Its bytes.
-        found: usize,
-    },
-}
 
 /// What a message is checked against.
 pub(super) struct Guard<'a> {
@@ -312,8 +162,10 @@ fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     match &message.body {
         Body::Append { index, log_term, commit, entries } => {
             check_number("the commit index", *commit, 0)?;
-            check_number("the index", *index, 0)?;
-            check_place(*index, *log_term)?;
+            // Term 0 is what raft-rs finds wherever there is no entry, also beyond the last one.
+            // All logs begin with a snapshot, so entries follow some entry.
+            check_number("the index", *index, 1)?;
+            check_number("the term of the log", *log_term, 1)?;
             check_entries(message.term, (*index, *log_term), entries)
         }
         Body::AppendAnswer { index, commit, rejection } => {
@@ -341,15 +193,7 @@ fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     }
 }
 
-/// Before "unstable.slice out of bound": raft-rs finds term 0 wherever there is no entry.
-fn check_place(index: u64, log_term: u64) -> Result<(), RaftRefusal> {
-    check_number("the term of the log", log_term, u64::from(index > 0))?;
-    if index == 0 && log_term > 0 {
-        return Err(RaftRefusal::BadNumber { what: "the term before the log", found: log_term });
-    }
-    Ok(())
-}
-
+/// Before "unstable.slice out of bound".
 fn check_entries(
     term: u64,
     (mut before, mut before_term): (u64, u64),
@@ -357,7 +201,7 @@ fn check_entries(
 ) -> Result<(), RaftRefusal> {
     for entry in entries {
         let (found, found_term) = (entry.index, entry.term);
-        let follows = found == before + 1 && found_term >= before_term.max(1);
+        let follows = found == before + 1 && found_term >= before_term;
         if !follows || found_term > term {
             return Err(RaftRefusal::BadEntries { before, before_term, found, found_term });
         }

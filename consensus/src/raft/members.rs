@@ -191,6 +191,9 @@ impl Members {
         if changes.is_empty() || self.is_joint() {
             return changes.is_empty() && self.is_joint();
         }
+        if self.voters.is_empty() {
+            return false;
+        }
         let mut after = self.clone();
         for change in changes {
             match *change {

@@ -72,44 +72,7 @@ impl WireMessage {
     }
 
     pub(super) fn from_raft(message: &Message) -> Self {
-        let (index, commit) = (message.index, message.commit);
-        let (log_term, commit_term) = (message.log_term, message.commit_term);
-        let body = match message.get_msg_type() {
-            MessageType::MsgAppend => {
-                let entries = message.entries.iter().map(LogEntry::from_raft).collect();
-                Body::Append { index, log_term, commit, entries }
-            }
-            MessageType::MsgAppendResponse => {
-                let rejection =
-                    Rejection { hint: message.reject_hint, hint_term: message.log_term };
-                let rejection = message.reject.then_some(rejection);
-                Body::AppendAnswer { index, commit, rejection }
-            }
-            MessageType::MsgHeartbeat => Body::Heartbeat { commit },
-            MessageType::MsgHeartbeatResponse => Body::HeartbeatAnswer { commit },
-            MessageType::MsgSnapshot => {
-                Body::Snapshot(SnapshotImage::from_raft(message.get_snapshot()))
-            }
-            MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => {
-                Body::Vote { kind: vote_kind(message), index, log_term, commit, commit_term }
-            }
-            MessageType::MsgRequestPreVoteResponse | MessageType::MsgRequestVoteResponse => {
-                let is_trial = message.get_msg_type() == MessageType::MsgRequestPreVoteResponse;
-                Body::VoteAnswer { is_trial, is_granted: !message.reject, commit, commit_term }
-            }
-            MessageType::MsgTimeoutNow => Body::TimeoutNow,
-            MessageType::MsgHup
-            | MessageType::MsgBeat
-            | MessageType::MsgPropose
-            | MessageType::MsgUnreachable
-            | MessageType::MsgSnapStatus
-            | MessageType::MsgCheckQuorum
-            | MessageType::MsgTransferLeader
-            | MessageType::MsgReadIndex
-            | MessageType::MsgReadIndexResp => {
-                unreachable!("a node proposes only as leader and never asks for a read index")
-            }
-        };
+        let body = Body::from_raft(message);
         Self { to: NodeId(message.to), from: NodeId(message.from), term: message.term, body }
     }
 
@@ -133,6 +96,47 @@ fn vote_kind(message: &Message) -> VoteKind {
 }
 
 impl Body {
+    fn from_raft(message: &Message) -> Self {
+        let (index, commit) = (message.index, message.commit);
+        let (log_term, commit_term) = (message.log_term, message.commit_term);
+        match message.get_msg_type() {
+            MessageType::MsgAppend => {
+                let entries = message.entries.iter().map(LogEntry::from_raft).collect();
+                Self::Append { index, log_term, commit, entries }
+            }
+            MessageType::MsgAppendResponse => {
+                let rejection =
+                    Rejection { hint: message.reject_hint, hint_term: message.log_term };
+                let rejection = message.reject.then_some(rejection);
+                Self::AppendAnswer { index, commit, rejection }
+            }
+            MessageType::MsgHeartbeat => Self::Heartbeat { commit },
+            MessageType::MsgHeartbeatResponse => Self::HeartbeatAnswer { commit },
+            MessageType::MsgSnapshot => {
+                Self::Snapshot(SnapshotImage::from_raft(message.get_snapshot()))
+            }
+            MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => {
+                Self::Vote { kind: vote_kind(message), index, log_term, commit, commit_term }
+            }
+            MessageType::MsgRequestPreVoteResponse | MessageType::MsgRequestVoteResponse => {
+                let is_trial = message.get_msg_type() == MessageType::MsgRequestPreVoteResponse;
+                Self::VoteAnswer { is_trial, is_granted: !message.reject, commit, commit_term }
+            }
+            MessageType::MsgTimeoutNow => Self::TimeoutNow,
+            MessageType::MsgHup
+            | MessageType::MsgBeat
+            | MessageType::MsgPropose
+            | MessageType::MsgUnreachable
+            | MessageType::MsgSnapStatus
+            | MessageType::MsgCheckQuorum
+            | MessageType::MsgTransferLeader
+            | MessageType::MsgReadIndex
+            | MessageType::MsgReadIndexResp => {
+                unreachable!("a node proposes only as leader and never asks for a read index")
+            }
+        }
+    }
+
     /// Whether the term of such a message is one its sender has written down. The term of a
     /// pre-vote is one it would take.
     pub(super) fn tells_term(&self) -> bool {

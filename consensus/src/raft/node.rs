@@ -3,6 +3,7 @@
 mod drive;
 mod greet;
 mod propose;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,15 +13,15 @@ use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, SnapshotImage};
 use super::flight::Flights;
-use super::greeting::{Greeting, PEERS_MAX, PeerTable};
-use super::guard::{Guard, RaftRefusal};
+use super::greeting::{Greeting, PeerTable};
+use super::guard::Guard;
 use super::members::Members;
 use super::message::{Body, RaftMessage, WireMessage};
 use super::output::{FatalReason, PersistToken, RaftOutput, RecordNumber};
 use super::record::{HardVote, Record};
 use super::recovery::RecoveredLog;
+use super::refusal::RaftRefusal;
 use super::setup::{MESSAGE_BYTES_MAX, RaftSetup, RaftStartError, SNAPSHOT_BYTES_MAX};
-use super::status::RaftStatus;
 use super::storage::LogStore;
 
 pub use propose::{CompactRefusal, ProposeRefusal};
@@ -132,9 +133,7 @@ impl RaftNode {
         let snapshot = snapshot.map(SnapshotImage::into_raft).unwrap_or_default();
         let entries = entries.into_iter().map(LogEntry::into_raft).collect();
         let store = LogStore::new(hard_state(hard), snapshot, entries);
-        let logger = ::slog::Logger::root(::slog::Discard, ::slog::o!());
-        let raw = RawNode::new(&setup.config(applied.0), store, &logger)
-            .expect("setup, members and commit index were checked");
+        let raw = raw_node(&setup, applied.0, store);
         let mut node = Self {
             ask_snapshot_at: applied.0 + setup.compact_after,
             phase: Phase::Active,
@@ -169,12 +168,23 @@ impl RaftNode {
                 }
             }
             Phase::Active => {
+                if self.flights.tick() > self.setup.write_ticks_max {
+                    self.step_down();
+                }
                 if self.is_tickable() {
                     self.retry_snapshots();
                     self.raw.tick();
-                    self.settle();
                 }
+                self.settle();
             }
+        }
+    }
+
+    /// Stops to lead, within the term.
+    fn step_down(&mut self) {
+        if self.raw.raft.state == StateRole::Leader {
+            let term = self.raw.raft.term;
+            self.raw.raft.become_follower(term, INVALID_ID);
         }
     }
 
@@ -330,58 +340,6 @@ impl RaftNode {
         }
     }
 
-    /// What can be seen of this node.
-    #[must_use]
-    pub fn status(&self) -> RaftStatus {
-        let raft = &self.raw.raft;
-        let is_stopped = matches!(self.phase, Phase::Stopped(_));
-        let is_leader = raft.state == StateRole::Leader && !is_stopped;
-        let mut matched = Vec::new();
-        if is_leader {
-            matched.extend(raft.prs().iter().map(|(&node, each)| (NodeId(node), each.matched)));
-            matched.sort_unstable();
-        }
-        RaftStatus {
-            node: self.setup.node,
-            term: raft.term,
-            leader: node_of(raft.leader_id),
-            is_leader,
-            leads_applied: is_leader && self.applied.1 == raft.term,
-            is_greeting: matches!(self.phase, Phase::Greeting(_)),
-            fatal: match &self.phase {
-                Phase::Stopped(reason) => Some(*reason),
-                Phase::Greeting(_) | Phase::Active => None,
-            },
-            boot: self.boot,
-            commit: raft.raft_log.committed,
-            applied: self.applied.0,
-            last_index: raft.raft_log.last_index(),
-            snapshot_index: raft.raft_log.store.snapshot_index(),
-            members: self.members().clone(),
-            matched,
-        }
-    }
-
-    fn members(&self) -> &Members {
-        let (_, members) = self.history.last().expect("the first members stay");
-        members
-    }
-
-    /// Nodes that left are remembered as long as there is room.
-    fn note_members(&mut self, index: u64, members: Members) {
-        let before: BTreeSet<NodeId> =
-            self.members().all_voters().chain(self.members().learners.iter().copied()).collect();
-        for node in before.into_iter().filter(|&node| !members.is_member(node)) {
-            self.removed.insert(node);
-            self.peers.forget(node);
-        }
-        self.removed.retain(|&node| !members.is_member(node));
-        while self.removed.len() > PEERS_MAX {
-            self.removed.pop_first();
-        }
-        self.history.push((index, members));
-    }
-
     fn stop(&mut self, reason: FatalReason) {
         self.phase = Phase::Stopped(reason);
         self.flights.clear();
@@ -409,4 +367,10 @@ fn node_of(id: u64) -> Option<NodeId> {
 fn hard_state(hard: HardVote) -> HardState {
     let vote = hard.vote.map_or(INVALID_ID, |node| node.0);
     HardState { term: hard.term, vote, commit: hard.commit, ..HardState::default() }
+}
+
+fn raw_node(setup: &RaftSetup, applied: u64, store: LogStore) -> RawNode<LogStore> {
+    let logger = ::slog::Logger::root(::slog::Discard, ::slog::o!());
+    let raw = RawNode::new(&setup.config(applied), store, &logger);
+    raw.expect("setup, members and commit index were checked")
 }

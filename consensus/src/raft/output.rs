@@ -46,7 +46,8 @@ pub enum RaftOutput {
         /// The state.
         data: Vec<u8>,
     },
-    /// The log is long: time for [`super::RaftNode::compact`]. Asked again if nothing happens.
+    /// The log is long, or a new member needs the state: time for [`super::RaftNode::compact`] at
+    /// the last index handed out. Asked again if nothing happens.
     AskSnapshot,
     /// Another leader, none, or another term.
     LeaderChanged {

@@ -43,6 +43,9 @@ pub struct RaftSetup {
     pub appends_max: usize,
     /// Ticks after which a snapshot that brought no answer is taken for lost and sent again.
     pub snapshot_retry_ticks: u32,
+    /// Ticks that a write may take. Beyond, a leader steps down: it could agree to much and hand
+    /// out nothing.
+    pub write_ticks_max: u32,
 }
 
 impl RaftSetup {
@@ -59,6 +62,7 @@ impl RaftSetup {
             uncommitted_max: 4_096,
             appends_max: 64,
             snapshot_retry_ticks: 40,
+            write_ticks_max: 40,
         }
     }
 

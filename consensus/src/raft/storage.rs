@@ -3,11 +3,15 @@
 //! An entry is here from the moment it is handed out for persisting. The entries reach back a
 //! little before the snapshot, for followers that are a little behind.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use ::raft::eraftpb::{Entry, HardState, Snapshot};
 use ::raft::util::limit_size;
 use ::raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
+use zbelastic_types::NodeId;
+
+use super::members::Members;
 
 /// The log since a little before the latest snapshot.
 pub(super) struct LogStore {
@@ -17,13 +21,21 @@ pub(super) struct LogStore {
     /// Index and term of the entry before the first one kept.
     before: (u64, u64),
     entries: VecDeque<Entry>,
+    /// Whether a node needs a snapshot that is later than the one here.
+    is_snapshot_wanted: Cell<bool>,
 }
 
 impl LogStore {
     pub(super) fn new(start: HardState, snapshot: Snapshot, entries: Vec<Entry>) -> Self {
         let metadata = snapshot.get_metadata();
         let before = (metadata.index, metadata.term);
-        Self { start, snapshot, before, entries: entries.into() }
+        let is_snapshot_wanted = Cell::new(false);
+        Self { start, snapshot, before, entries: entries.into(), is_snapshot_wanted }
+    }
+
+    /// Whether a later snapshot was wanted since this was last asked.
+    pub(super) fn take_snapshot_wanted(&self) -> bool {
+        self.is_snapshot_wanted.take()
     }
 
     pub(super) fn snapshot_index(&self) -> u64 {
@@ -131,8 +143,12 @@ impl Storage for LogStore {
         Ok(self.last())
     }
 
-    fn snapshot(&self, request_index: u64, _to: u64) -> ::raft::Result<Snapshot> {
-        if self.snapshot_index() == 0 || request_index > self.snapshot_index() {
+    /// The snapshot for `to`. One from before it became a member it could not take: raft-rs
+    /// throws away a snapshot in which the receiver is no member.
+    fn snapshot(&self, _request_index: u64, to: u64) -> ::raft::Result<Snapshot> {
+        let members = Members::from_raft(self.snapshot.get_metadata().get_conf_state());
+        if !members.is_member(NodeId(to)) {
+            self.is_snapshot_wanted.set(true);
             return Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable));
         }
         Ok(self.snapshot.clone())

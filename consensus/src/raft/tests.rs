@@ -2,3 +2,9 @@
 
 mod agreement;
 mod cluster;
+mod disks;
+mod greetings;
+mod guards;
+mod membership;
+mod records;
+mod storms;

@@ -1,7 +1,7 @@
 //! Moving raft-rs along: what it is ready to have done becomes outputs.
 
 use ::raft::eraftpb::{Entry, EntryType, Message, Snapshot};
-use ::raft::{INVALID_ID, Ready, StateRole};
+use ::raft::{Ready, StateRole};
 use zbelastic_types::NodeId;
 
 use super::super::entry::{
@@ -21,6 +21,11 @@ impl RaftNode {
         while self.raw.has_ready() {
             let ready = self.raw.ready();
             self.take(ready);
+        }
+        // A later snapshot is wanted by a new member; one at the same index would be no later.
+        let store = self.raw.store();
+        if store.take_snapshot_wanted() && self.applied.0 > store.snapshot_index() {
+            self.outputs.push_back(RaftOutput::AskSnapshot);
         }
     }
 
@@ -153,7 +158,7 @@ impl RaftNode {
     }
 
     /// Changes the members, unless the change makes no sense, which is the same on all nodes.
-    fn apply_changes(&mut self, index: u64, changes: &[NodeChange]) {
+    pub(super) fn apply_changes(&mut self, index: u64, changes: &[NodeChange]) {
         if is_joint_skipped() {
             self.apply_bare(changes);
         } else if self.members().is_applicable(changes) {
@@ -165,15 +170,14 @@ impl RaftNode {
         let members = Members::from_raft(&self.raw.raft.prs().conf().to_conf_state());
         let is_voter = members.is_voter(self.setup.node);
         self.note_members(index, members);
-        if self.raw.raft.state == StateRole::Leader && !is_voter {
+        if !is_voter {
             // raft-rs would go on to lead, and panic when it counts itself.
-            let term = self.raw.raft.term;
-            self.raw.raft.become_follower(term, INVALID_ID);
+            self.step_down();
         }
     }
 
     /// The mutant: each step at once, without a majority of both sides.
-    pub(super) fn apply_bare(&mut self, changes: &[NodeChange]) {
+    fn apply_bare(&mut self, changes: &[NodeChange]) {
         for &change in changes {
             // A step that cannot be taken is left out.
             let _ = self.raw.apply_conf_change(&bare_change(change));

@@ -4,10 +4,10 @@ use ::raft::INVALID_ID;
 use zbelastic_types::NodeId;
 
 use super::super::greeting::{Greeting, Hello, HelloAnswer, Judgement, Welcome};
-use super::super::guard::RaftRefusal;
 use super::super::message::RaftMessage;
 use super::super::output::{FatalReason, RaftOutput};
 use super::super::record::Record;
+use super::super::refusal::RaftRefusal;
 use super::super::setup::NUMBER_MAX;
 use super::{Phase, RaftNode};
 

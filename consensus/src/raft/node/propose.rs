@@ -4,7 +4,7 @@ use ::raft::StateRole;
 use thiserror::Error;
 use zbelastic_types::NodeId;
 
-use super::super::entry::{LogEntry, SnapshotImage, joint_change};
+use super::super::entry::{LogEntry, NodeChange, SnapshotImage, joint_change};
 use super::super::members::{ChangeRefusal, Members, VoterChange};
 use super::super::record::Record;
 use super::super::setup::{ENTRY_BYTES_MAX, PROMOTE_LAG_MAX, SNAPSHOT_BYTES_MAX};
@@ -102,16 +102,13 @@ impl RaftNode {
         let proposed = self.raw.propose_conf_change(Vec::new(), joint_change(&changes));
         proposed.expect("a leader that hands its lead to nobody takes proposals");
         if is_joint_skipped() {
-            self.apply_bare(&changes);
+            self.apply_changes(self.raw.raft.raft_log.last_index(), &changes);
         }
         self.settle();
         Ok(())
     }
 
-    fn plan(
-        &self,
-        change: VoterChange,
-    ) -> Result<Vec<super::super::entry::NodeChange>, ChangeRefusal> {
+    fn plan(&self, change: VoterChange) -> Result<Vec<NodeChange>, ChangeRefusal> {
         if self.members().is_joint() || self.raw.raft.has_pending_conf() {
             return Err(ChangeRefusal::Pending);
         }

@@ -6,7 +6,7 @@ use zbelastic_types::NodeId;
 
 use super::super::{
     CommittedEntry, FatalReason, PersistToken, RaftMessage, RaftNode, RaftOutput, RaftSetup,
-    RaftStatus, RecordNumber, RecoveredLog, encode_record,
+    RaftStartError, RaftStatus, RecordNumber, RecoveredLog, encode_record,
 };
 
 /// Draws from a seed (splitmix64).
@@ -59,7 +59,7 @@ pub struct Machine {
     pub state: State,
     pub fatal: Option<FatalReason>,
     pub installs: u32,
-    life: u64,
+    first_voters: Vec<NodeId>,
 }
 
 /// A state machine: how many entries it has seen, and a sum over them in order.
@@ -99,6 +99,8 @@ pub struct Cluster {
     pub doubles: u64,
     /// Percent of writes under way that become durable in a round.
     pub disk_speed: u64,
+    /// Disks that write nothing.
+    pub hung: BTreeSet<NodeId>,
     pub compact_after: u64,
     pub trace: String,
     /// What was agreed at each index, by whoever handed it out first.
@@ -122,6 +124,7 @@ impl Cluster {
             loss: 0,
             doubles: 0,
             disk_speed: 100,
+            hung: BTreeSet::new(),
             compact_after: 1_000_000,
             trace: String::new(),
             agreed: BTreeMap::new(),
@@ -145,14 +148,14 @@ impl Cluster {
         setup
     }
 
-    pub fn create(&mut self, node: NodeId, voters: &[NodeId]) {
-        let setup = self.setup(node);
+    pub fn create(&mut self, id: NodeId, voters: &[NodeId]) {
+        let setup = self.setup(id);
         let first = State { index: u64::from(!voters.is_empty()), sum: 7 };
-        let life = setup.life;
-        let raft = RaftNode::create(setup, voters, first.bytes()).unwrap();
-        let machine = Machine { node: Some(raft), state: first, life, ..Machine::default() };
-        self.machines.insert(node, machine);
-        self.drain(node);
+        let node = Some(RaftNode::create(setup, voters, first.bytes()).unwrap());
+        let first_voters = voters.to_vec();
+        let machine = Machine { node, state: first, first_voters, ..Machine::default() };
+        self.machines.insert(id, machine);
+        self.drain(id);
     }
 
     /// Loses what was not reported; `torn` leaves that many bytes of the first record lost.
@@ -177,9 +180,15 @@ impl Cluster {
         machine.disk.base = 0;
         machine.disk.records.truncate(recovered.records.0 as usize);
         machine.synced = recovered.records.0;
-        machine.life = setup.life;
         machine.state = recovered.snapshot_data().map_or(State::default(), State::read);
-        machine.node = Some(RaftNode::recover(setup, recovered).unwrap());
+        match RaftNode::recover(setup, recovered) {
+            Ok(raft) => machine.node = Some(raft),
+            Err(refusal) => {
+                assert_eq!(refusal, RaftStartError::NeverStarted);
+                let voters = machine.first_voters.clone();
+                self.create(node, &voters);
+            }
+        }
         self.drain(node);
         torn
     }
@@ -249,7 +258,7 @@ impl Cluster {
             let machine = self.machines.get_mut(&node).unwrap();
             let Some(raft) = machine.node.as_mut() else { return };
             let Some(&(token, end)) = machine.under_way.front() else { return };
-            if !is_lucky {
+            if !is_lucky || self.hung.contains(&node) {
                 return;
             }
             machine.under_way.pop_front();
