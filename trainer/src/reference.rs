@@ -18,8 +18,8 @@ use crate::optimizer::{Update, update_in_place};
 use crate::stage::StageSetup;
 
 /// A serial training run.
-pub struct Reference<'a, B: Backend, S> {
-    setup: &'a StageSetup,
+pub struct Reference<B: Backend, S> {
+    setup: StageSetup,
     backend: B,
     source: S,
     model: Chunk<B>,
@@ -37,14 +37,18 @@ pub struct ReferenceStep {
     pub loss: f64,
     /// The global gradient norm before clipping.
     pub norm: f64,
+    /// Its square, as it was added up.
+    pub square_sum: f64,
+    /// The sum of cross-entropies, as it was added up.
+    pub loss_sum: f64,
 }
 
-impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
+impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// A run of `setup` from its first step.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
-    pub fn new(setup: &'a StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
+    pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
         let shape = setup.plan.batch.microbatch;
         let sizes = Sizes { model: &setup.model, shape };
         let mut make = |len| backend.allocate(len);
@@ -64,6 +68,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
             })
             .collect::<Result<_, _>>()?;
         let model = Chunk::new(layers);
+        let setup = setup.clone();
         Ok(Self { setup, backend, source, model, stash, logits, scratch, angles, updates: 0 })
     }
 
@@ -74,11 +79,12 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
             loss_sum += self.microbatch(step, microbatch, PassOrder::Apart);
         }
-        let norm = self.square_sum().sqrt();
+        let square_sum = self.square_sum();
+        let norm = square_sum.sqrt();
         if !is_skipped {
             self.update(step, norm);
         }
-        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
+        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
     }
 
     /// The same step with B and W of a layer side by side and the device's own optimizer pass, in
@@ -89,21 +95,22 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let microbatches = (0..batch.microbatch_count).map(MicrobatchIndex);
         let loss_sum: f64 =
             microbatches.map(|index| self.microbatch(step, index, PassOrder::Together)).sum();
-        let norm = self.square_sum().sqrt();
+        let square_sum = self.square_sum();
+        let norm = square_sum.sqrt();
         self.updates += 1;
-        let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
+        let StageSetup { optimizer, clip_norm, step_count, .. } = &self.setup;
         let (lr, clip) = (optimizer.lr_at(step, *step_count), clip_coefficient(*clip_norm, norm));
         let update = Update { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
             update_in_place(&self.backend, layer, &update);
         }
-        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm }
+        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
     }
 
     fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex, order: PassOrder) -> f64 {
         let batch = self.source.training(step, microbatch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
-        let context = context(self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let loss = self.model.forward(&context, &batch, stash, Some(logits));
         let is_first = microbatch == MicrobatchIndex(0);
@@ -135,7 +142,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
     }
 
     fn update(&mut self, step: Step, norm: f64) {
-        let StageSetup { optimizer, clip_norm, step_count, .. } = self.setup;
+        let StageSetup { optimizer, clip_norm, step_count, .. } = &self.setup;
         let clip = clip_coefficient(*clip_norm, norm);
         self.updates += 1;
         let lr = optimizer.lr_at(step, *step_count);
@@ -167,7 +174,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
         let (mut loss_sum, mut tokens) = (0.0, 0);
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
-            let context = context(self.setup, &self.backend, &self.angles);
+            let context = context(&self.setup, &self.backend, &self.angles);
             let logits = Some(&mut self.logits);
             loss_sum += self.model.forward(&context, &batch, &mut self.stash, logits)?;
             tokens += batch.targets.len();
@@ -177,7 +184,7 @@ impl<'a, B: Backend, S: BatchSource> Reference<'a, B, S> {
 
     /// The logits of one batch, `rows` by vocabulary.
     pub fn logits(&mut self, batch: &crate::data::Batch) -> Vec<f32> {
-        let context = context(self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles);
         self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
         let logits = self.logits.values();
         let mut floats = vec![0.0; self.backend.len(logits)];

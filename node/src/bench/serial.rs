@@ -75,15 +75,15 @@ impl SerialEngine {
 
 /// The plain loop over the same microbatches: B and W of a layer together, the norm, AdamW in
 /// place.
-pub struct PlainLoop<'a, B: Backend> {
-    run: Reference<'a, B, Arc<Corpus>>,
+pub struct PlainLoop<B: Backend> {
+    run: Reference<B, Arc<Corpus>>,
     step: Step,
 }
 
-impl<'a> PlainLoop<'a, CpuBackend> {
+impl PlainLoop<CpuBackend> {
     /// The loop over the batches of `setup`.
     pub fn new(
-        setup: &'a StageSetup,
+        setup: &StageSetup,
         corpus: Arc<Corpus>,
         threads: usize,
     ) -> Result<Self, Failure> {

@@ -1,0 +1,27 @@
+//! S3: only frames of the plan that runs, from those who have a part in it, are processed.
+
+use zbelastic_consensus::member::Holder;
+use zbelastic_types::Generation;
+
+use super::Checker;
+use crate::failure::Invariant;
+
+impl Checker {
+    /// A host took a frame in while it had this plan.
+    pub fn processed(
+        &mut self,
+        generation: Generation,
+        sender: Holder,
+        plan: Option<(Generation, Vec<Holder>)>,
+    ) {
+        let is_known = plan.as_ref().is_some_and(|(of, stages)| {
+            *of == generation && stages.contains(&sender)
+        });
+        if !is_known {
+            let now = plan.map(|(of, _)| of);
+            self.fail(Invariant::S3, || {
+                format!("a frame of generation {generation} from {sender} was processed in {now:?}")
+            });
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! N1, N2, N6, S9: whoever holds a version holds the undisturbed run's bits, and nobody holds one
+//! that is not agreed on.
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_types::{NodeId, Step};
+
+use super::Checker;
+use crate::failure::Invariant;
+
+impl Checker {
+    /// A node holds these layers at a version.
+    pub fn holds(&mut self, node: NodeId, version: Step, layers: &[LayerDigest]) {
+        let sealed = self.acked.len() as u64;
+        if version.0 > sealed {
+            self.fail(Invariant::S9, || {
+                format!("w{node} has version {version}, {sealed} steps are sealed")
+            });
+            return;
+        }
+        let Some(expected) = self.reference.version(version) else { return };
+        let wrong = layers.iter().find(|(layer, digest)| expected[layer.index()] != *digest);
+        if let Some((layer, digest)) = wrong.copied() {
+            self.fail(Invariant::N1, || {
+                format!("w{node}: layer {layer} of version {version} is {digest:?}")
+            });
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The digest model's workbench and copies.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
+use zbelastic_kernels::AllocateError;
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_trainer::data::Batch;
+use zbelastic_trainer::elastic::{
+    ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest,
+};
+use zbelastic_trainer::stage::{Injection, StageSetup, UpdateOrder, Workbench};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, StageIndex, Step};
+
+use crate::bug::{self, Bug};
+use crate::digest_model::{
+    DigestShape, FRAME_LEN, Gradient, LayerNumbers, mix, pack, passes, tokens, unpack,
+};
+use crate::numeric::NumericFaults;
+
+/// A layer on a workbench.
+#[derive(Clone, Debug)]
+struct Layer {
+    id: LayerId,
+    version: Step,
+    state: LayerNumbers,
+    candidate: Option<u64>,
+    g: Gradient,
+}
+
+impl Layer {
+    fn of_image(image: &LayerImage) -> Self {
+        let state = LayerNumbers::of_image(image);
+        let (id, version) = (image.layer, image.version);
+        Self { id, version, state, candidate: None, g: Gradient::default() }
+    }
+
+    fn live(&self) -> u64 {
+        self.candidate.unwrap_or(self.state.weights())
+    }
+
+    fn commit(&mut self, order: UpdateOrder) {
+        assert_eq!(self.version, order.step, "R8: a verdict is applied once");
+        let candidate = self.candidate.take().expect("a candidate is committed");
+        self.state = self.state.committed(candidate, self.g, order.clip);
+        self.version = order.step.next();
+    }
+
+    fn skip(&mut self, step: Step) {
+        assert_eq!(self.version, step, "R8: a verdict is applied once");
+        (self.candidate, self.version) = (None, step.next());
+    }
+}
+
+/// What a pass keeps from F until W.
+#[derive(Clone, Debug, Default)]
+struct Stash {
+    inputs: Vec<u64>,
+    gradients: Vec<u64>,
+    target: u64,
+    end: u64,
+}
+
+/// A stage on hashes.
+pub struct DigestBench {
+    shape: DigestShape,
+    chunks: BTreeMap<ChunkIndex, Vec<Layer>>,
+    stashes: BTreeMap<(ChunkIndex, MicrobatchIndex), Stash>,
+    accumulated: BTreeMap<ChunkIndex, u32>,
+    result: Option<(Flow, Pass, u64)>,
+    faults: NumericFaults,
+    /// Passes run and turns dropped: what only a known bug looks at.
+    passes_run: u64,
+    turns_dropped: u64,
+    candidates: u64,
+    leftovers: Rc<RefCell<BTreeMap<LayerId, Gradient>>>,
+    is_first_turn: bool,
+}
+
+impl DigestBench {
+    fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.chunks.values().flatten()
+    }
+
+    fn layers_mut(&mut self) -> impl Iterator<Item = &mut Layer> {
+        self.chunks.values_mut().flatten()
+    }
+
+    fn has_end(&self, chunk: ChunkIndex) -> bool {
+        let last = self.chunks[&chunk].last().expect("a chunk has layers");
+        last.id.0 + 1 == self.shape.layer_count()
+    }
+
+    fn draw(&self, step: Step, microbatch: MicrobatchIndex, layer: LayerId) -> u64 {
+        let draw = passes::draw(self.shape.seed, step, microbatch, layer);
+        if bug::is(Bug::M13DrawsNotRolledBack) { mix(draw, self.turns_dropped) } else { draw }
+    }
+}
+
+impl Workbench for DigestBench {
+    fn chunk_indices(&self) -> Vec<ChunkIndex> {
+        self.chunks.keys().copied().collect()
+    }
+
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool {
+        self.chunks.contains_key(&chunk)
+    }
+
+    fn frame_len(&self) -> usize {
+        FRAME_LEN
+    }
+
+    fn slots_taken(&self) -> usize {
+        self.stashes.len()
+    }
+
+    fn drop_passes(&mut self) {
+        self.stashes.clear();
+        self.result = None;
+        self.turns_dropped += 1;
+        if bug::is(Bug::M4GradientsKept) {
+            let kept = self.layers().map(|layer| (layer.id, layer.g)).collect();
+            *self.leftovers.borrow_mut() = kept;
+        }
+        self.accumulated.values_mut().for_each(|count| *count = 0);
+    }
+
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+        let Pass { chunk, microbatch } = pass;
+        let step = Step(u64::from(batch.inputs[2]));
+        let mut x = input.map_or_else(|| tokens(batch), |floats| unpack(&floats));
+        let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
+        for layer in &self.chunks[&chunk] {
+            inputs.push(x);
+            x = passes::forward(x, layer.live(), layer.id, self.draw(step, microbatch, layer.id));
+        }
+        self.passes_run += 1;
+        let target = u64::from(batch.targets[0]);
+        let stash = Stash { inputs, gradients: Vec::new(), target, end: x };
+        let before = self.stashes.insert((chunk, microbatch), stash);
+        assert!(before.is_none(), "a microbatch passes once");
+        if self.has_end(chunk) {
+            return Some(passes::loss(x, target).0);
+        }
+        self.result = Some((Flow::Forward, pass, x));
+        None
+    }
+
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+        let loss = self.forward(pass, batch, input);
+        self.stashes.remove(&(pass.chunk, pass.microbatch));
+        loss
+    }
+
+    fn backward_input(&mut self, pass: Pass, _batch: &Batch, gradient: Option<Vec<f32>>) {
+        let Pass { chunk, microbatch } = pass;
+        let stash = self.stashes.get_mut(&(chunk, microbatch)).expect("F came first");
+        let start = || passes::loss(stash.end, stash.target).1;
+        let mut gradient = gradient.map_or_else(start, |floats| unpack(&floats));
+        let layers = &self.chunks[&chunk];
+        stash.gradients = vec![0; layers.len()];
+        for (index, layer) in layers.iter().enumerate().rev() {
+            stash.gradients[index] = gradient;
+            gradient = passes::backward(gradient, layer.live(), stash.inputs[index]);
+        }
+        self.passes_run += 1;
+        if layers[0].id.0 > 0 {
+            self.result = Some((Flow::Backward, pass, gradient));
+        }
+    }
+
+    fn head_weights(&mut self, _pass: Pass) {}
+
+    fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
+        let Pass { chunk, microbatch } = pass;
+        let stash = self.stashes.remove(&(chunk, microbatch)).expect("B came first");
+        let count = self.accumulated.entry(chunk).or_default();
+        assert_eq!(*count, microbatch.0, "W adds microbatches in order");
+        *count += 1;
+        self.passes_run += 1;
+        let order = if bug::is(Bug::M15OrderDependsOnSchedule) { self.passes_run } else { 0 };
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let shares = stash.gradients.iter().zip(&stash.inputs);
+        for (layer, (gradient, input)) in layers.iter_mut().zip(shares) {
+            let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
+            if microbatch.0 == 0 && !is_kept {
+                layer.g = Gradient::default();
+            }
+            let share = passes::weights(*gradient, *input);
+            layer.g = layer.g.plus(if order > 0 { mix(share, order) } else { share });
+        }
+    }
+
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+        let (of_flow, of_pass, hash) = self.result.take().expect("a result is there");
+        assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
+        pack(hash, 0.0)
+    }
+
+    fn freeze(&mut self, microbatch_count: u32) {
+        for count in self.accumulated.values_mut() {
+            assert_eq!(*count, microbatch_count, "every microbatch is in the gradient");
+            *count = 0;
+        }
+        self.is_first_turn = false;
+        let mark = self.faults.borrow_mut().gradient_mark();
+        if let Some(mark) = mark {
+            let layer = self.layers_mut().next().expect("a stage has layers");
+            layer.g = layer.g.marked(mark);
+        }
+        let bits = self.faults.borrow_mut().state_flip();
+        if let Some(bits) = bits {
+            let layer = self.layers_mut().next().expect("a stage has layers");
+            layer.state = layer.state.flipped(bits);
+        }
+    }
+
+    fn inject(&mut self, _injection: &Injection) {}
+
+    fn square_sums(&mut self) -> Vec<TensorSum> {
+        let shape = &self.shape;
+        let sums = self.chunks.values().flatten().flat_map(|layer| shape.sums(layer.id, layer.g));
+        let mut sums: Vec<_> = sums.collect();
+        if let Some(factor) = self.faults.borrow_mut().sum_factor() {
+            sums[0].square_sum *= factor;
+        }
+        sums
+    }
+
+    fn compute_candidate(&mut self, order: UpdateOrder) {
+        self.candidates += 1;
+        let number = if bug::is(Bug::M14UpdatesNotRolledBack) { self.candidates } else { order.number };
+        let order = UpdateOrder { number, ..order };
+        for layer in self.layers_mut() {
+            layer.candidate = Some(layer.state.candidate(layer.g, order));
+            if bug::is(Bug::M3MomentsNotRestored) {
+                layer.state = layer.state.with_second_moment(layer.g, order.clip);
+            }
+        }
+    }
+
+    fn drop_candidate(&mut self) {
+        self.layers_mut().for_each(|layer| layer.candidate = None);
+    }
+
+    fn commit(&mut self, order: UpdateOrder) {
+        self.layers_mut().for_each(|layer| layer.commit(order));
+    }
+
+    fn skip(&mut self, step: Step) {
+        self.layers_mut().for_each(|layer| layer.skip(step));
+    }
+
+    fn version(&self) -> Step {
+        self.layers().next().expect("a stage has layers").version
+    }
+
+    fn layer_ids(&self) -> Vec<LayerId> {
+        self.layers().map(|layer| layer.id).collect()
+    }
+
+    fn images(&self) -> Vec<LayerImage> {
+        self.layers().map(|layer| layer.state.image(layer.id, layer.version)).collect()
+    }
+
+    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
+        self.layers().map(|layer| (layer.id, layer.g.floats())).collect()
+    }
+}
+
+/// The digest model of one node.
+#[derive(Clone, Debug)]
+pub struct DigestModel {
+    /// How the model is cut out.
+    pub shape: DigestShape,
+    /// What goes wrong on this node.
+    pub faults: NumericFaults,
+    /// Gradients that a known bug leaves behind.
+    pub leftovers: Rc<RefCell<BTreeMap<LayerId, Gradient>>>,
+}
+
+impl ComputeModel for DigestModel {
+    type Workbench = DigestBench;
+    type Copy = DigestCopy;
+
+    fn initial(&self, layer: LayerId) -> LayerImage {
+        self.shape.initial(layer).image(layer, Step(0))
+    }
+
+    fn workbench(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+        layers: &[Arc<LayerImage>],
+    ) -> Result<DigestBench, AllocateError> {
+        let mut images = layers.iter();
+        let mut chunks = BTreeMap::new();
+        for (chunk, range) in setup.plan.chunks_of(stage) {
+            let own = images.by_ref().take(range.ids().len());
+            let layer = |image: &Arc<LayerImage>| {
+                let leftover = self.leftovers.borrow().get(&image.layer).copied();
+                Layer { g: leftover.unwrap_or_default(), ..Layer::of_image(image) }
+            };
+            chunks.insert(chunk, own.map(layer).collect::<Vec<_>>());
+        }
+        Ok(DigestBench {
+            shape: self.shape.clone(),
+            accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
+            chunks,
+            stashes: BTreeMap::new(),
+            result: None,
+            faults: self.faults.clone(),
+            passes_run: 0,
+            turns_dropped: 0,
+            candidates: 0,
+            leftovers: self.leftovers.clone(),
+            is_first_turn: true,
+        })
+    }
+
+    fn copy(&self, image: &LayerImage) -> Result<DigestCopy, AllocateError> {
+        Ok(DigestCopy { shape: self.shape.clone(), layer: Layer::of_image(image), held: None })
+    }
+}
+
+/// A copy of a layer on hashes.
+pub struct DigestCopy {
+    shape: DigestShape,
+    layer: Layer,
+    held: Option<Turn>,
+}
+
+impl LayerCopy for DigestCopy {
+    fn layer(&self) -> LayerId {
+        self.layer.id
+    }
+
+    fn version(&self) -> Step {
+        self.layer.version
+    }
+
+    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal> {
+        let (expected, found) = (self.layer.version, gradient.turn.step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        if gradient.layer != self.layer.id || gradient.g.len() != FRAME_LEN {
+            return Err(CopyRefusal::OtherLayer);
+        }
+        self.layer.g = Gradient::of_floats(&gradient.g);
+        self.held = Some(gradient.turn);
+        Ok(self.shape.sums(self.layer.id, self.layer.g))
+    }
+
+    fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
+        let (step, turn) = (seal.turn.step, seal.turn);
+        let (expected, found) = (self.layer.version, step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        match seal.verdict.coefficient() {
+            Some(_) if self.held != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
+            Some(clip) => {
+                let order = UpdateOrder { step, number: seal.updates_after, clip };
+                self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, order));
+                self.layer.commit(order);
+            }
+            None if seal.verdict.is_final() => self.layer.skip(step),
+            None => {}
+        }
+        self.held = None;
+        Ok(())
+    }
+
+    fn image(&self) -> LayerImage {
+        self.layer.state.image(self.layer.id, self.layer.version)
+    }
+
+    fn digest(&self) -> Digest {
+        layer_digest(&self.image())
+    }
+}

@@ -1,0 +1,253 @@
+//! A compute model in which a tensor is a number of 64 bits, and every operation a hash of what it
+//! reads.
+//!
+//! It has no arithmetic to be right or wrong about, so it is quick; and a contribution that is
+//! stale, missing, there twice or out of order changes every number after it, so nothing is lost on
+//! it. The engine that runs it is the one that trains: this is only what the engine computes with.
+
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_trainer::data::{Batch, BatchSource};
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::stage::UpdateOrder;
+use zbelastic_types::{LayerId, MicrobatchIndex, Step, TensorIndex};
+
+/// Floats of anything that travels: the two halves of a number, and a mark for what is not finite.
+pub(crate) const FRAME_LEN: usize = 3;
+
+/// Mixes two numbers so that each bit of either changes half of the result's.
+#[must_use]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    x ^= x >> 29;
+    x = x.wrapping_mul(0xA3EC_647A_1A58_5E1D);
+    x ^ (x >> 32)
+}
+
+fn mix_all(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x243F_6A88_85A3_08D3, |hash, part| mix(hash, *part))
+}
+
+/// A number in `[0, 1)`.
+fn share(hash: u64) -> f64 {
+    (hash >> 11) as f64 / (1u64 << 53) as f64
+}
+
+pub(crate) fn pack(hash: u64, mark: f32) -> Vec<f32> {
+    vec![f32::from_bits(hash as u32), f32::from_bits((hash >> 32) as u32), mark]
+}
+
+pub(crate) fn unpack(floats: &[f32]) -> u64 {
+    u64::from(floats[0].to_bits()) | u64::from(floats[1].to_bits()) << 32
+}
+
+/// How the model is cut out.
+#[derive(Clone, Debug)]
+pub struct DigestShape {
+    /// The run's seed.
+    pub seed: u64,
+    /// Tensors in each layer.
+    pub layer_tensors: Vec<u32>,
+    /// What norms are scaled with.
+    pub norm_scale: f64,
+}
+
+impl DigestShape {
+    /// Layers of the model.
+    #[must_use]
+    pub fn layer_count(&self) -> u32 {
+        self.layer_tensors.len() as u32
+    }
+
+    fn first_tensor(&self, layer: LayerId) -> u32 {
+        self.layer_tensors[..layer.index()].iter().sum()
+    }
+
+    /// The state of a layer before the first step.
+    #[must_use]
+    pub fn initial(&self, layer: LayerId) -> LayerNumbers {
+        let number = |purpose| mix_all(&[self.seed, u64::from(layer.0), purpose]);
+        LayerNumbers { w: number(1), m: 0, v: 0 }
+    }
+
+    /// The sums that a gradient leads to.
+    #[must_use]
+    pub fn sums(&self, layer: LayerId, g: Gradient) -> Vec<TensorSum> {
+        let first = self.first_tensor(layer);
+        let count = self.layer_tensors[layer.index()];
+        let sum = |offset: u32| {
+            let hash = mix_all(&[g.hash, u64::from(offset), 7]);
+            let mut square_sum = self.norm_scale * (0.05 + share(hash));
+            let mut nonfinite = 0;
+            if offset == 0 && !g.mark.is_finite() {
+                (square_sum, nonfinite) = (f64::from(g.mark * g.mark), 1);
+            }
+            TensorSum { tensor: TensorIndex(first + offset), square_sum, nonfinite }
+        };
+        (0..count).map(sum).collect()
+    }
+}
+
+/// The state of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerNumbers {
+    w: u64,
+    m: u64,
+    v: u64,
+}
+
+/// A layer's gradient: a number, and what marks it as not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gradient {
+    hash: u64,
+    mark: f32,
+}
+
+impl Gradient {
+    /// With a mark of what is not finite.
+    #[must_use]
+    pub fn marked(self, mark: f32) -> Self {
+        Self { mark, ..self }
+    }
+
+    /// As it travels.
+    #[must_use]
+    pub fn floats(self) -> Vec<f32> {
+        pack(self.hash, self.mark)
+    }
+
+    /// As it arrived.
+    #[must_use]
+    pub fn of_floats(floats: &[f32]) -> Self {
+        Self { hash: unpack(floats), mark: floats[2] }
+    }
+
+    /// Adds a microbatch's share.
+    #[must_use]
+    pub fn plus(self, share: u64) -> Self {
+        Self { hash: mix(self.hash, share), mark: self.mark }
+    }
+}
+
+impl LayerNumbers {
+    /// What the passes read.
+    #[must_use]
+    pub fn weights(&self) -> u64 {
+        self.w
+    }
+
+    /// The weights of a step that is not sealed yet.
+    #[must_use]
+    pub fn candidate(&self, g: Gradient, order: UpdateOrder) -> u64 {
+        let UpdateOrder { step, number, clip } = order;
+        let clip = u64::from(clip.to_bits());
+        mix_all(&[self.w, self.m, self.v, g.hash, step.0, number, clip])
+    }
+
+    /// The state in which a candidate is committed.
+    #[must_use]
+    pub fn committed(&self, candidate: u64, g: Gradient, clip: f32) -> Self {
+        let bits = u64::from(clip.to_bits());
+        let m = mix_all(&[self.m, g.hash, bits, 11]);
+        Self { w: candidate, m, ..self.with_second_moment(g, clip) }
+    }
+
+    /// The state with nothing but its second moments moved on.
+    #[must_use]
+    pub fn with_second_moment(&self, g: Gradient, clip: f32) -> Self {
+        let v = mix_all(&[self.v, g.hash, u64::from(clip.to_bits()), 13]);
+        Self { v, ..*self }
+    }
+
+    /// The state with some bits of its weights wrong.
+    #[must_use]
+    pub fn flipped(&self, bits: u64) -> Self {
+        Self { w: self.w ^ bits, ..*self }
+    }
+
+    /// As it travels.
+    #[must_use]
+    pub fn image(&self, layer: LayerId, version: Step) -> LayerImage {
+        let floats = |hash| pack(hash, 0.0);
+        LayerImage { layer, version, w: floats(self.w), m: floats(self.m), v: floats(self.v) }
+    }
+
+    /// As it arrived.
+    #[must_use]
+    pub fn of_image(image: &LayerImage) -> Self {
+        Self { w: unpack(&image.w), m: unpack(&image.m), v: unpack(&image.v) }
+    }
+}
+
+/// What passes compute, here and in the reference.
+pub mod passes {
+    use super::{LayerId, MicrobatchIndex, Step, mix_all};
+
+    /// F of a layer.
+    #[must_use]
+    pub fn forward(x: u64, w: u64, layer: LayerId, draw: u64) -> u64 {
+        mix_all(&[x, w, u64::from(layer.0), draw, 17])
+    }
+
+    /// The draw of a layer for a microbatch: a function of what it is for (rule R7).
+    #[must_use]
+    pub fn draw(seed: u64, step: Step, microbatch: MicrobatchIndex, layer: LayerId) -> u64 {
+        mix_all(&[seed, step.0, u64::from(microbatch.0), u64::from(layer.0), 19])
+    }
+
+    /// B of a layer.
+    #[must_use]
+    pub fn backward(gradient: u64, w: u64, x: u64) -> u64 {
+        mix_all(&[gradient, w, x, 23])
+    }
+
+    /// W of a layer: what a microbatch adds.
+    #[must_use]
+    pub fn weights(gradient: u64, x: u64) -> u64 {
+        mix_all(&[gradient, x, 29])
+    }
+
+    /// The loss at the end of the model, and where its gradient begins.
+    #[must_use]
+    pub fn loss(x: u64, target: u64) -> (f64, u64) {
+        let hash = mix_all(&[x, target, 31]);
+        (1.0 + super::share(hash), hash)
+    }
+}
+
+/// Text that is a function of seed, step and microbatch.
+#[derive(Clone, Debug)]
+pub struct DigestSource {
+    /// The run's seed.
+    pub seed: u64,
+}
+
+impl BatchSource for DigestSource {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        let hash = mix_all(&[self.seed, step.0, u64::from(microbatch.0), 37]);
+        // The draw of R7 needs the step; it travels with the text.
+        let inputs = vec![hash as u32, (hash >> 32) as u32, step.0 as u32];
+        Batch { inputs, targets: vec![(hash >> 16) as u32] }
+    }
+
+    fn held_out(&self, _index: u32) -> Option<Batch> {
+        None
+    }
+}
+
+/// Where a batch begins as a number.
+#[must_use]
+pub fn tokens(batch: &Batch) -> u64 {
+    u64::from(batch.inputs[0]) | u64::from(batch.inputs[1]) << 32
+}
+
+/// Mixes bytes into a number.
+#[must_use]
+pub fn mix_bytes(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(bytes.len() as u64, |hash, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        mix(hash, u64::from_le_bytes(word))
+    })
+}

@@ -1,0 +1,118 @@
+//! The same training in one loop: what every version must be, from nothing but the seals' verdicts.
+
+use zbelastic_consensus::validation::{Seal, TensorSum, Verdict};
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::layer_digest;
+use zbelastic_trainer::stage::UpdateOrder;
+use zbelastic_types::{Digest, LayerId, MicrobatchIndex, Step};
+
+use crate::reference::ReferenceSums;
+use crate::digest_model::{
+    DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens,
+};
+
+/// A serial run, one step behind the seals.
+#[derive(Clone, Debug)]
+pub struct DigestReference {
+    shape: DigestShape,
+    source: DigestSource,
+    microbatch_count: u32,
+    layers: Vec<LayerNumbers>,
+    updates: u64,
+    /// The digests of each version so far.
+    versions: Vec<Vec<Digest>>,
+}
+
+impl DigestReference {
+    /// A run before its first step.
+    #[must_use]
+    pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
+        let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
+        let source = DigestSource { seed: shape.seed };
+        let mut reference =
+            Self { shape, source, microbatch_count, layers, updates: 0, versions: Vec::new() };
+        reference.remember();
+        reference
+    }
+
+    /// The digests of a version, if the reference is that far.
+    #[must_use]
+    pub fn version(&self, version: Step) -> Option<&[Digest]> {
+        self.versions.get(version.index()).map(Vec::as_slice)
+    }
+
+    /// Versions it knows: one more than steps.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.versions.len() as u64
+    }
+
+    /// Updates applied.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The next step, under this verdict. Yields what an undisturbed run reports of it.
+    ///
+    /// # Panics
+    /// If the seal is not final, or of another step.
+    pub fn advance(&mut self, seal: &Seal) -> ReferenceSums {
+        let step = seal.turn.step;
+        assert!(seal.verdict.is_final() && step.0 + 1 == self.len(), "one step after the other");
+        let (gradients, loss_sum) = self.gradients(step);
+        let sums = (0..).map(LayerId).zip(&gradients);
+        let sums = sums.flat_map(|(layer, g)| self.shape.sums(layer, *g));
+        let square_sum = sums.fold(0.0, |total, sum: TensorSum| total + sum.square_sum);
+        if let Some(clip) = match seal.verdict {
+            Verdict::Keep => Some(1.0),
+            Verdict::Clip { coefficient } => Some(coefficient),
+            Verdict::Skip | Verdict::Replay => None,
+        } {
+            self.updates += 1;
+            let order = UpdateOrder { step, number: self.updates, clip };
+            for (layer, g) in self.layers.iter_mut().zip(&gradients) {
+                let candidate = layer.candidate(*g, order);
+                *layer = layer.committed(candidate, *g, clip);
+            }
+        }
+        self.remember();
+        ReferenceSums { square_sum, loss_sum }
+    }
+
+    /// Back to before the first step.
+    pub fn restart(&mut self) {
+        *self = Self::new(self.shape.clone(), self.microbatch_count);
+    }
+
+    fn gradients(&self, step: Step) -> (Vec<Gradient>, f64) {
+        let mut gradients = vec![Gradient::default(); self.layers.len()];
+        let mut loss_sum = 0.0;
+        for microbatch in (0..self.microbatch_count).map(MicrobatchIndex) {
+            let batch = self.source.training(step, microbatch);
+            let mut x = tokens(&batch);
+            let mut inputs = Vec::with_capacity(self.layers.len());
+            for (layer, numbers) in (0..).map(LayerId).zip(&self.layers) {
+                inputs.push(x);
+                let draw = passes::draw(self.shape.seed, step, microbatch, layer);
+                x = passes::forward(x, numbers.weights(), layer, draw);
+            }
+            let (loss, mut gradient) = passes::loss(x, u64::from(batch.targets[0]));
+            loss_sum += loss;
+            for layer in (0..self.layers.len()).rev() {
+                let share = passes::weights(gradient, inputs[layer]);
+                gradients[layer] = gradients[layer].plus(share);
+                let w = self.layers[layer].weights();
+                gradient = passes::backward(gradient, w, inputs[layer]);
+            }
+        }
+        (gradients, loss_sum)
+    }
+
+    fn remember(&mut self) {
+        let version = Step(self.len());
+        let layers = (0..).map(LayerId).zip(&self.layers);
+        let digests = layers.map(|(layer, numbers)| layer_digest(&numbers.image(layer, version)));
+        self.versions.push(digests.collect());
+    }
+}

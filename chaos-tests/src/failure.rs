@@ -1,0 +1,112 @@
+//! How a life fails, and what the process says about it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// An invariant is broken.
+    Safety,
+    /// Nothing moves, though it should.
+    Liveness,
+    /// The code under test panicked.
+    Panic,
+    /// The same seed led to something else.
+    NonDeterminism,
+}
+
+impl FailureKind {
+    /// The exit code that tells it apart.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Safety => 10,
+            Self::Liveness => 11,
+            Self::Panic => 12,
+            Self::NonDeterminism => 13,
+        }
+    }
+}
+
+/// An invariant of the protocol, by its name there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Invariant {
+    /// Sealed history is linear and gap-free.
+    S1,
+    /// Applied prefixes are equal.
+    S2,
+    /// Only frames of the current generation and life are processed.
+    S3,
+    /// No two active plans.
+    S4,
+    /// One leader a term.
+    S5,
+    /// An acknowledged seal survives.
+    S6,
+    /// A version is exposed by all or none: by nobody before it is agreed on.
+    S9,
+    /// Every version equals the undisturbed run's.
+    N1,
+    /// After a rollback the state is the version before.
+    N2,
+    /// No operation reads a dropped candidate.
+    N3,
+    /// Nothing sealed is not finite.
+    N4,
+    /// A verdict depends on the sums alone.
+    N5,
+    /// Each sample once.
+    D1,
+    /// Every referenced checkpoint can be restored.
+    C1,
+    /// Progress within the fault budget.
+    L1,
+    /// Work lost per failure at most the open attempt.
+    L3,
+    /// The canary.
+    Canary,
+}
+
+/// Why a life failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind.
+    pub kind: FailureKind,
+    /// The invariant, if one is broken.
+    pub invariant: Option<Invariant>,
+    /// What was expected and found.
+    pub message: String,
+}
+
+impl Failure {
+    /// A broken invariant.
+    #[must_use]
+    pub fn safety(invariant: Invariant, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { kind: FailureKind::Safety, invariant: Some(invariant), message }
+    }
+
+    /// Nothing moves.
+    #[must_use]
+    pub fn liveness(message: impl Into<String>) -> Self {
+        let (kind, invariant) = (FailureKind::Liveness, Some(Invariant::L1));
+        Self { kind, invariant, message: message.into() }
+    }
+
+    /// A panic of the code under test.
+    #[must_use]
+    pub fn panic(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Panic, invariant: None, message: message.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.invariant {
+            Some(invariant) => write!(f, "{:?} {invariant:?}: {}", self.kind, self.message),
+            None => write!(f, "{:?}: {}", self.kind, self.message),
+        }
+    }
+}

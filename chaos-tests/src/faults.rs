@@ -1,0 +1,387 @@
+//! The faults that strike at moments, drawn from a life's options.
+
+use serde::{Deserialize, Serialize};
+
+use crate::options::{FaultClass, Options};
+use crate::random::{Draws, Purpose};
+
+/// A point of the protocol at which a process may die. Names follow the failpoints of the field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum CrashPoint {
+    /// Records are to be written.
+    BeforeAppend,
+    /// They are written, not durable.
+    AfterAppendBeforeSync,
+    /// They are durable, nobody was told.
+    AfterSyncBeforeSend,
+    /// An entry is applied, nothing that follows was done.
+    AfterApply,
+    /// A snapshot is to be written.
+    BeforeSnapshotWrite,
+    /// It is durable, older records are still there.
+    AfterSnapshotBeforeTruncate,
+    /// A snapshot of another node took the place of the log.
+    AfterInstall,
+    /// Some stages reported, others did not.
+    StatsPartial,
+    /// A seal is agreed on, nobody was told.
+    AfterCommitBeforeBroadcast,
+    /// Some workers were told of a seal.
+    BroadcastHalf,
+    /// A plan is agreed on, nobody was told.
+    PlanCommittedBeforeLoad,
+    /// Some holders are ready.
+    BarrierHalf,
+    /// A member is admitted, nothing else.
+    AdmittedBeforePlan,
+    /// A worker learns of a seal.
+    BeforeStageApply,
+    /// It has applied one.
+    AfterStageApply,
+    /// Its gradient is frozen, nobody was told.
+    BeforeReport,
+    /// Some of a checkpoint's pieces are written.
+    PiecesHalf,
+    /// All are durable, nobody was told.
+    PiecesDoneBeforeTold,
+    /// Some layers of a plan arrived.
+    TransferHalf,
+    /// A worker about to go does not wait for the end.
+    DrainHalf,
+}
+
+impl CrashPoint {
+    /// All of them.
+    pub const ALL: [Self; 20] = [
+        Self::BeforeAppend,
+        Self::AfterAppendBeforeSync,
+        Self::AfterSyncBeforeSend,
+        Self::AfterApply,
+        Self::BeforeSnapshotWrite,
+        Self::AfterSnapshotBeforeTruncate,
+        Self::AfterInstall,
+        Self::StatsPartial,
+        Self::AfterCommitBeforeBroadcast,
+        Self::BroadcastHalf,
+        Self::PlanCommittedBeforeLoad,
+        Self::BarrierHalf,
+        Self::AdmittedBeforePlan,
+        Self::BeforeStageApply,
+        Self::AfterStageApply,
+        Self::BeforeReport,
+        Self::PiecesHalf,
+        Self::PiecesDoneBeforeTold,
+        Self::TransferHalf,
+        Self::DrainHalf,
+    ];
+}
+
+/// Which links a partition cuts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cut {
+    /// One node from all others.
+    Isolate,
+    /// One node hears nobody, and is heard.
+    Deaf,
+    /// One node is heard by nobody, and hears.
+    Mute,
+    /// One pair of nodes.
+    Pair,
+    /// The controllers in two groups; workers hear both.
+    Controllers,
+    /// All nodes in two groups.
+    Halves,
+}
+
+/// A fault. Machines are named by a draw, so that a fault keeps its meaning when others are taken
+/// away.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A controller dies and comes back.
+    CrashController {
+        /// Which.
+        draw: u64,
+        /// After so long.
+        down_us: u64,
+    },
+    /// Whoever leads dies and comes back.
+    CrashLeader {
+        /// After so long.
+        down_us: u64,
+    },
+    /// Workers die and come back.
+    CrashWorkers {
+        /// Which is the first.
+        draw: u64,
+        /// How many.
+        count: u32,
+        /// Whether their stages lie side by side.
+        contiguous: bool,
+        /// After so long.
+        down_us: u64,
+    },
+    /// All workers but one die.
+    AllButOne {
+        /// Which stays.
+        draw: u64,
+        /// After so long.
+        down_us: u64,
+    },
+    /// Power goes everywhere.
+    PowerCycle {
+        /// For so long.
+        down_us: u64,
+    },
+    /// The next process that comes to this point dies there.
+    CrashAt {
+        /// The point.
+        point: CrashPoint,
+        /// How often it is passed before.
+        passes: u32,
+        /// After so long it comes back.
+        down_us: u64,
+    },
+    /// A machine stands still and goes on.
+    Pause {
+        /// Which.
+        draw: u64,
+        /// For so long.
+        us: u64,
+    },
+    /// Links are cut.
+    Partition {
+        /// Which.
+        cut: Cut,
+        /// Whom.
+        draw: u64,
+        /// For so long.
+        us: u64,
+    },
+    /// A worker's operations take longer.
+    Slow {
+        /// Which.
+        draw: u64,
+        /// So many times.
+        factor: u32,
+        /// For so long.
+        us: u64,
+    },
+    /// A worker's next operation never ends.
+    Hang {
+        /// Which.
+        draw: u64,
+    },
+    /// A connection between two machines closes.
+    Close {
+        /// Which.
+        draw: u64,
+    },
+    /// Syncs of a disk take long.
+    SlowDisk {
+        /// Which.
+        draw: u64,
+        /// So long.
+        sync_us: u64,
+        /// For so long.
+        us: u64,
+    },
+    /// A disk fails: its controller stops and begins anew as another node.
+    FailDisk {
+        /// Which.
+        draw: u64,
+    },
+    /// A controller dies, and its disk comes back as it was a while ago.
+    StaleDisk {
+        /// Which.
+        draw: u64,
+        /// So long ago.
+        age_us: u64,
+    },
+    /// A controller dies, and its disk is empty.
+    LostDisk {
+        /// Which.
+        draw: u64,
+    },
+    /// A bit of a disk flips, and its controller restarts.
+    FlipDisk {
+        /// Which.
+        draw: u64,
+    },
+    /// Writes to the store fail.
+    FailStore {
+        /// For so long.
+        us: u64,
+    },
+    /// A bit of a checkpoint flips.
+    FlipStore,
+    /// A gradient is not finite.
+    Mark {
+        /// Whose.
+        draw: u64,
+        /// Infinite, not no number.
+        infinite: bool,
+    },
+    /// A sum is wrong.
+    WrongSum {
+        /// Whose.
+        draw: u64,
+        /// By this factor.
+        factor: f64,
+    },
+    /// A bit of a state flips.
+    FlipState {
+        /// Whose.
+        draw: u64,
+        /// Which.
+        bit: u32,
+    },
+    /// A device whose sums are always wrong from now on.
+    AlwaysWrong {
+        /// Whose.
+        draw: u64,
+    },
+    /// Machines come.
+    Join {
+        /// How many.
+        count: u32,
+    },
+    /// A worker says that it goes, and goes after a while, done or not.
+    Drain {
+        /// Which.
+        draw: u64,
+        /// After so long.
+        grace_us: u64,
+    },
+    /// A majority of the voters is gone for good.
+    LoseMajority {
+        /// Which is the first.
+        draw: u64,
+    },
+    /// Another voter is told to lead.
+    Transfer {
+        /// Which.
+        draw: u64,
+    },
+}
+
+/// A fault at its moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimedFault {
+    /// In microseconds.
+    pub at_us: u64,
+    /// What.
+    pub fault: Fault,
+}
+
+/// Faults of a life at least.
+const FAULTS_MIN: u64 = 4;
+
+/// The faults of a life, in order.
+#[must_use]
+pub fn draw_faults(seed: u64, options: &Options) -> Vec<TimedFault> {
+    let mut draws = Draws::new(seed, Purpose::Faults);
+    let mut faults = Vec::new();
+    let timed: Vec<FaultClass> = options.classes.iter().copied().filter(is_timed).collect();
+    let count = draws.between(FAULTS_MIN, 14);
+    for _ in 0..count {
+        let class = if timed.is_empty() { FaultClass::Crashes } else { *draws.pick(&timed) };
+        let at_us = draws.between(300_000, options.storm_us);
+        if let Some(fault) = draw_fault(&mut draws, class, options) {
+            faults.push(TimedFault { at_us, fault });
+        }
+    }
+    if options.has(FaultClass::MajorityLost) {
+        let at_us = draws.between(options.storm_us / 3, options.storm_us);
+        faults.push(TimedFault { at_us, fault: Fault::LoseMajority { draw: draws.next() } });
+    }
+    if options.has(FaultClass::Churn) {
+        faults.extend(crate::traces::churn(&mut draws, options));
+    }
+    faults.sort_by_key(|timed| timed.at_us);
+    faults
+}
+
+/// Whether a class strikes at moments, and not at every message.
+fn is_timed(class: &FaultClass) -> bool {
+    match class {
+        FaultClass::Loss
+        | FaultClass::Duplication
+        | FaultClass::Reordering
+        | FaultClass::OldFrames
+        | FaultClass::MajorityLost => false,
+        FaultClass::Partitions
+        | FaultClass::Crashes
+        | FaultClass::CrashPoints
+        | FaultClass::Pauses
+        | FaultClass::SlowWork
+        | FaultClass::Disks
+        | FaultClass::Store
+        | FaultClass::Numbers
+        | FaultClass::SilentErrors
+        | FaultClass::Mass
+        | FaultClass::Churn => true,
+    }
+}
+
+fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option<Fault> {
+    let draw = draws.next();
+    let down_us = draws.between(50_000, 6_000_000);
+    let us = draws.between(50_000, 5_000_000);
+    let fault = match class {
+        FaultClass::Crashes => match draws.below(4) {
+            0 => Fault::CrashController { draw, down_us },
+            1 => Fault::CrashLeader { down_us },
+            2 => Fault::Transfer { draw },
+            _ => Fault::CrashWorkers { draw, count: 1, contiguous: false, down_us },
+        },
+        FaultClass::CrashPoints => {
+            let point = *draws.pick(&CrashPoint::ALL);
+            Fault::CrashAt { point, passes: draws.below(6) as u32, down_us }
+        }
+        FaultClass::Pauses => Fault::Pause { draw, us },
+        FaultClass::Partitions => {
+            let cuts =
+                [Cut::Isolate, Cut::Deaf, Cut::Mute, Cut::Pair, Cut::Controllers, Cut::Halves];
+            Fault::Partition { cut: *draws.pick(&cuts), draw, us }
+        }
+        FaultClass::SlowWork => match draws.below(3) {
+            0 => Fault::Hang { draw },
+            1 => Fault::Close { draw },
+            _ => Fault::Slow { draw, factor: draws.between(2, 12) as u32, us },
+        },
+        FaultClass::Disks => match draws.below(5) {
+            0 => Fault::FailDisk { draw },
+            1 => Fault::StaleDisk { draw, age_us: draws.between(100_000, 4_000_000) },
+            2 => Fault::LostDisk { draw },
+            3 => Fault::FlipDisk { draw },
+            _ => Fault::SlowDisk { draw, sync_us: draws.between(100_000, 3_000_000), us },
+        },
+        FaultClass::Store if draws.chance(0.5) => Fault::FlipStore,
+        FaultClass::Store => Fault::FailStore { us },
+        FaultClass::Numbers => Fault::Mark { draw, infinite: draws.chance(0.5) },
+        FaultClass::SilentErrors => match draws.below(6) {
+            0 => Fault::AlwaysWrong { draw },
+            1 | 2 => Fault::FlipState { draw, bit: draws.below(64) as u32 },
+            3 => Fault::WrongSum { draw, factor: 1e8 },
+            _ => Fault::WrongSum { draw, factor: 1.0 + 1e-12 },
+        },
+        FaultClass::Mass => match draws.below(4) {
+            0 => Fault::PowerCycle { down_us },
+            1 => Fault::AllButOne { draw, down_us },
+            _ => {
+                let count = draws.between(2, u64::from(options.workers.max(2))) as u32;
+                Fault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
+            }
+        },
+        FaultClass::Churn => match draws.below(3) {
+            0 => Fault::Join { count: draws.between(1, 3) as u32 },
+            _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
+        },
+        FaultClass::Loss
+        | FaultClass::Duplication
+        | FaultClass::Reordering
+        | FaultClass::OldFrames
+        | FaultClass::MajorityLost => return None,
+    };
+    Some(fault)
+}

@@ -1,0 +1,29 @@
+//! Whole clusters in one thread, from one seed, under every fault there is a name for.
+//!
+//! [`case::Case`] is what a life is lived from; [`life::live`] lives it. The cluster runs the very
+//! code of the product: controllers, seats, hosts and stage engines. What is made up is what lies
+//! around them: the network, the disks, the clocks, and the machines that die.
+
+pub mod bug;
+pub mod case;
+pub mod check;
+pub mod digest_bench;
+pub mod digest_model;
+pub mod digest_reference;
+pub mod disk;
+pub mod failure;
+pub mod faults;
+pub mod float_model;
+pub mod life;
+pub mod log;
+pub mod markers;
+pub mod network;
+pub mod numeric;
+pub mod options;
+pub mod queue;
+pub mod random;
+pub mod reference;
+pub mod solver;
+pub mod store;
+pub mod traces;
+pub mod world;

@@ -1,0 +1,197 @@
+//! One life, from its case.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::{Corpus, Cut};
+use zbelastic_trainer::elastic::BackendModel;
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_types::Digest;
+
+use crate::case::Case;
+use crate::digest_bench::DigestModel;
+use crate::digest_model::{DigestShape, DigestSource};
+use crate::digest_reference::DigestReference;
+use crate::failure::Failure;
+use crate::float_model::{FloatModel, FloatReference, MakeBackend, one_thread};
+use crate::log::EventLog;
+use crate::markers::Markers;
+use crate::options::{Model, Options};
+use crate::reference::Reference;
+use crate::world::{Outcome, Setup, World};
+
+/// The usual norm of a float life's gradient, so that a share of it clips now and then.
+const FLOAT_NORM: f64 = 1.6;
+/// The mean of what a tensor of the digest model adds to the square of the norm.
+const DIGEST_SQUARE: f64 = 0.55;
+
+/// Lives a case. A panic of the code under test is a failure like others.
+pub fn live(case: &Case, log: &mut EventLog) -> Outcome {
+    let result = catch_unwind(AssertUnwindSafe(|| match case.options.model {
+        Model::Digest => live_digest(case, log),
+        Model::Float => live_float(case, log),
+    }));
+    result.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Outcome {
+            failure: Some(Failure::panic(text.unwrap_or_else(|| "no message".to_owned()))),
+            markers: Markers::default(),
+            steps: 0,
+            faults: 0,
+            virtual_us: 0,
+            events: 0,
+        }
+    })
+}
+
+fn live_digest(case: &Case, log: &mut EventLog) -> Outcome {
+    let (spec, stage) = parts(case);
+    let layer_tensors = spec.layer_tensors.clone();
+    let shape = DigestShape { seed: case.seed, layer_tensors, norm_scale: 1.0 };
+    let reference = DigestReference::new(shape.clone(), spec.microbatch_count);
+    let source = DigestSource { seed: case.seed };
+    let model = Box::new(move |faults: &crate::numeric::NumericFaults| DigestModel {
+        shape: shape.clone(),
+        faults: faults.clone(),
+        leftovers: Rc::new(RefCell::new(BTreeMap::new())),
+    });
+    let setup = Setup { spec: Arc::new(spec), stage, model, source };
+    World::new(case, setup, Reference::Digest(reference), log).run()
+}
+
+fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
+    let (spec, stage) = parts(case);
+    let corpus = corpus(case, &stage);
+    let reference = FloatReference::new(stage.clone(), corpus.clone());
+    let base = stage.clone();
+    let model = Box::new(move |faults: &crate::numeric::NumericFaults| FloatModel {
+        model: BackendModel {
+            model: base.model.clone(),
+            optimizer: base.optimizer.clone(),
+            step_count: base.step_count,
+            weights: base.weights.clone(),
+            device: one_thread as MakeBackend,
+        },
+        faults: faults.clone(),
+    });
+    let setup = Setup { spec: Arc::new(spec), stage, model, source: corpus };
+    World::new(case, setup, Reference::Float(reference), log).run()
+}
+
+/// The job and the run of a case.
+fn parts(case: &Case) -> (JobSpec, StageSetup) {
+    let options = &case.options;
+    let model = model(options, case.seed);
+    let layer_tensors: Vec<u32> =
+        model_layers(&model).iter().map(|layer| layer.tensors.len() as u32).collect();
+    let tensors: u32 = layer_tensors.iter().sum();
+    let usual = match options.model {
+        Model::Digest => (f64::from(tensors) * DIGEST_SQUARE).sqrt(),
+        Model::Float => FLOAT_NORM,
+    };
+    let clip_norm = Some(usual * options.clip_share);
+    let policy = GuardPolicy {
+        clip_norm,
+        nonfinite: options.nonfinite,
+        replays_max: options.replays,
+        spike_deviations: options.spike_guard.then_some(3.0),
+    };
+    let spec = JobSpec {
+        config: Digest([7; 32]),
+        layer_tensors,
+        microbatch_count: options.microbatches,
+        step_count: options.steps,
+        policy,
+        window: options.window,
+        copies: options.copies,
+        checkpoint_every: options.checkpoint_every,
+        checkpoints_kept: options.checkpoints_kept,
+        attest_every: options.attest_every,
+        stages_max: options.blocks,
+    };
+    let stage = stage_setup(options, model, clip_norm, case.seed);
+    (spec, stage)
+}
+
+fn stage_setup(
+    options: &Options,
+    model: ModelConfig,
+    clip_norm: Option<f64>,
+    seed: u64,
+) -> StageSetup {
+    let batch = BatchShape {
+        microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
+        microbatch_count: options.microbatches,
+    };
+    let (kind, window) = (ScheduleKind::OneFOneB, Window::One);
+    let request = PlanRequest { model: &model, batch, kind, stage_count: 1, window };
+    let plan = Plan::new(request).expect("one stage runs anything");
+    StageSetup {
+        plan,
+        model,
+        optimizer: OptimizerConfig {
+            lr: 1e-2,
+            lr_min: 0.0,
+            warmup: 4,
+            decay: LrDecay::Cosine,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            decay_on: DecayOn::Matrices,
+        },
+        clip_norm,
+        step_count: options.steps,
+        evaluate_every: 0,
+        weights: InitialWeights::Drawn { seed },
+        injections: Vec::new(),
+        copies_wanted: false,
+        attest_every: 0,
+    }
+}
+
+fn model(options: &Options, seed: u64) -> ModelConfig {
+    let family = if seed.is_multiple_of(2) { Family::Gpt2 } else { Family::Llama };
+    let (kv_heads, mlp_width) = match family {
+        Family::Gpt2 => (2, 16),
+        Family::Llama => (1, 20),
+    };
+    ModelConfig {
+        family,
+        blocks: options.blocks,
+        width: 8,
+        heads: 2,
+        kv_heads,
+        head_width: 4,
+        mlp_width,
+        vocabulary: 128,
+        positions: 8,
+        norm_epsilon: 1e-5,
+        rope_theta: 10_000.0,
+        tied: false,
+    }
+}
+
+fn corpus(case: &Case, setup: &StageSetup) -> Arc<Corpus> {
+    let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
+    let mut draws = crate::random::Draws::new(case.seed, crate::random::Purpose::Options);
+    let text: Vec<u8> = (0..900).flat_map(|_| draws.pick(&words).bytes()).collect();
+    let batch = setup.plan.batch;
+    let cut = Cut {
+        shape: batch.microbatch,
+        microbatch_count: batch.microbatch_count,
+        held_out_share: 0.0,
+        seed: case.seed,
+        vocabulary: 128,
+    };
+    Arc::new(Corpus::new(text, &cut).expect("the text is long enough"))
+}

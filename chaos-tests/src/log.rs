@@ -1,0 +1,62 @@
+//! The log of a life: its digest always, its lines if somebody reads them.
+
+/// A log.
+#[derive(Debug, Default)]
+pub struct EventLog {
+    digest: u64,
+    lines: Option<Vec<String>>,
+    prints: bool,
+}
+
+impl EventLog {
+    /// A log of which only the digest is kept.
+    #[must_use]
+    pub fn quiet() -> Self {
+        Self::default()
+    }
+
+    /// A log that prints its lines as they come.
+    #[must_use]
+    pub fn printing() -> Self {
+        Self { prints: true, ..Self::default() }
+    }
+
+    /// A log that keeps its lines.
+    #[must_use]
+    pub fn keeping() -> Self {
+        Self { lines: Some(Vec::new()), ..Self::default() }
+    }
+
+    /// Adds a number to the digest.
+    pub fn mix(&mut self, number: u64) {
+        self.digest = crate::digest_model::mix(self.digest, number);
+    }
+
+    /// Adds a line. Its bytes are in the digest whoever reads it.
+    pub fn line(&mut self, line: impl FnOnce() -> String) {
+        let line = line();
+        for bytes in line.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.mix(u64::from_le_bytes(word));
+        }
+        if self.prints {
+            println!("{line}");
+        }
+        if let Some(lines) = &mut self.lines {
+            lines.push(line);
+        }
+    }
+
+    /// The digest of everything so far.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// The lines kept.
+    #[must_use]
+    pub fn lines(&self) -> &[String] {
+        self.lines.as_deref().unwrap_or_default()
+    }
+}

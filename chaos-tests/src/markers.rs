@@ -1,0 +1,148 @@
+//! Things that must happen sometimes: a campaign in which one never did has not tried it.
+
+use std::collections::BTreeMap;
+
+/// Something that a campaign must have seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Marker {
+    /// A step was clipped after a candidate without clipping was computed.
+    Clipped,
+    /// A step was skipped.
+    Skipped,
+    /// A step was run again.
+    Replayed,
+    /// A step was rolled back twice.
+    RolledBackTwice,
+    /// A clip right after a step that was skipped or run again.
+    ClipAfterRollback,
+    /// A rollback while a join was planned.
+    RollbackDuringJoin,
+    /// A worker was lost while a join was planned.
+    LossDuringJoin,
+    /// A leader died between a seal's commit and telling anybody.
+    LeaderLostBeforeBroadcast,
+    /// A seal of an earlier plan, or an entry that came too late, changed nothing.
+    LateEntryIgnored,
+    /// A frame two generations old was dropped.
+    FrameTwoGenerationsOld,
+    /// No voter could lead for a while, and the attempt went on.
+    QuorumLostWithinAttempt,
+    /// A controller that lagged behind got a snapshot.
+    SnapshotInstalled,
+    /// All stages changed hands in one plan.
+    AllStagesMoved,
+    /// A plan with fewer stages than the one before.
+    FewerStages,
+    /// A plan with more.
+    MoreStages,
+    /// A plan was given up while it loaded.
+    ReplannedWhileLoading,
+    /// A step that was sealed before came out the same again.
+    RepeatedAsSealed,
+    /// A copy took the place of its owner.
+    CopyTookOver,
+    /// The run went back to a checkpoint.
+    Rewound,
+    /// A run went back because two told a state differently.
+    StateDiffered,
+    /// A sum was contradicted.
+    SumContradicted,
+    /// A node was not trusted any more.
+    Quarantined,
+    /// A checkpoint could not be read, and an older one was.
+    OlderCheckpointUsed,
+    /// A disk that was set back was found out.
+    StaleDiskRefused,
+    /// A torn record was cut off.
+    TornTailCut,
+    /// A damaged disk was not used.
+    DamagedDiskRefused,
+    /// Power went everywhere.
+    PowerCycled,
+    /// A new cluster began from a checkpoint of one that was lost.
+    RecoveredByForce,
+    /// A node that hung was taken out.
+    HungNodeLost,
+    /// A node that was only slow was taken out and came back.
+    FencedNodeCameBack,
+    /// A node that was about to go was done without in time.
+    Drained,
+    /// A planned change began at its step.
+    PlannedChange,
+    /// The window changed.
+    WindowSwitched,
+    /// Nothing moved, and the same nodes began anew.
+    Stalled,
+}
+
+impl Marker {
+    /// All of them.
+    pub const ALL: [Self; 34] = [
+        Self::Clipped,
+        Self::Skipped,
+        Self::Replayed,
+        Self::RolledBackTwice,
+        Self::ClipAfterRollback,
+        Self::RollbackDuringJoin,
+        Self::LossDuringJoin,
+        Self::LeaderLostBeforeBroadcast,
+        Self::LateEntryIgnored,
+        Self::FrameTwoGenerationsOld,
+        Self::QuorumLostWithinAttempt,
+        Self::SnapshotInstalled,
+        Self::AllStagesMoved,
+        Self::FewerStages,
+        Self::MoreStages,
+        Self::ReplannedWhileLoading,
+        Self::RepeatedAsSealed,
+        Self::CopyTookOver,
+        Self::Rewound,
+        Self::StateDiffered,
+        Self::SumContradicted,
+        Self::Quarantined,
+        Self::OlderCheckpointUsed,
+        Self::StaleDiskRefused,
+        Self::TornTailCut,
+        Self::DamagedDiskRefused,
+        Self::PowerCycled,
+        Self::RecoveredByForce,
+        Self::HungNodeLost,
+        Self::FencedNodeCameBack,
+        Self::Drained,
+        Self::PlannedChange,
+        Self::WindowSwitched,
+        Self::Stalled,
+    ];
+}
+
+/// How often each was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Markers {
+    counts: BTreeMap<Marker, u64>,
+}
+
+impl Markers {
+    /// It was seen.
+    pub fn hit(&mut self, marker: Marker) {
+        *self.counts.entry(marker).or_default() += 1;
+    }
+
+    /// How often.
+    #[must_use]
+    pub fn count(&self, marker: Marker) -> u64 {
+        self.counts.get(&marker).copied().unwrap_or(0)
+    }
+
+    /// Adds what another life saw.
+    pub fn merge(&mut self, other: &Self) {
+        for (marker, count) in &other.counts {
+            *self.counts.entry(*marker).or_default() += count;
+        }
+    }
+
+    /// Those that were never seen.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Marker> {
+        Marker::ALL.into_iter().filter(|marker| self.count(*marker) == 0).collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! What goes wrong with a node's numbers, as its workbench meets it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A fault of numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NumericFault {
+    /// The next gradient has an element that is not a number, or is infinite.
+    Mark(f32),
+    /// The next sum is wrong by this factor.
+    SumFactor(f64),
+    /// These bits of the state flip before the next report.
+    StateFlip(u64),
+}
+
+/// What is still to go wrong on a node.
+#[derive(Clone, Debug, Default)]
+pub struct PendingFaults {
+    next: Option<NumericFault>,
+    /// A device whose sums are always wrong.
+    pub always_wrong: bool,
+}
+
+/// The faults of a node, shared by the life and the node's workbench.
+pub type NumericFaults = Rc<RefCell<PendingFaults>>;
+
+impl PendingFaults {
+    /// Something goes wrong soon.
+    pub fn plan(&mut self, fault: NumericFault) {
+        self.next = Some(fault);
+    }
+
+    /// Nothing goes wrong any more.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(crate) fn gradient_mark(&mut self) -> Option<f32> {
+        match self.next {
+            Some(NumericFault::Mark(mark)) => {
+                self.next = None;
+                Some(mark)
+            }
+            Some(NumericFault::SumFactor(_) | NumericFault::StateFlip(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn state_flip(&mut self) -> Option<u64> {
+        match self.next {
+            Some(NumericFault::StateFlip(bits)) => {
+                self.next = None;
+                Some(bits)
+            }
+            Some(NumericFault::SumFactor(_) | NumericFault::Mark(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn sum_factor(&mut self) -> Option<f64> {
+        match self.next {
+            _ if self.always_wrong => Some(1.0 + 1e-9),
+            Some(NumericFault::SumFactor(factor)) => {
+                self.next = None;
+                Some(factor)
+            }
+            Some(NumericFault::Mark(_) | NumericFault::StateFlip(_)) | None => None,
+        }
+    }
+}

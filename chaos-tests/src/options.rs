@@ -1,0 +1,304 @@
+//! What a life is like: everything is drawn from the seed, and printed.
+//!
+//! Swarm testing (Groce et al., ISSTA 2012): a life has some classes of faults and not others,
+//! because a fault that always strikes hides what only shows without it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::job::WindowPolicy;
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::{ScheduleKind, Window};
+
+use crate::random::{Draws, Purpose};
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Model {
+    /// Hashes.
+    Digest,
+    /// A small transformer with the real kernels.
+    Float,
+}
+
+/// A class of faults; a life has it or has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum FaultClass {
+    /// Messages are lost.
+    Loss,
+    /// Messages come twice.
+    Duplication,
+    /// Messages overtake each other by far.
+    Reordering,
+    /// Old frames come again.
+    OldFrames,
+    /// Groups of nodes cannot hear each other.
+    Partitions,
+    /// Processes die.
+    Crashes,
+    /// Processes die at named points of the protocol.
+    CrashPoints,
+    /// Processes stand still and go on.
+    Pauses,
+    /// Operations take long, or never end.
+    SlowWork,
+    /// Disks are slow, fail, tear, forget or are lost.
+    Disks,
+    /// The checkpoint store loses and damages.
+    Store,
+    /// Gradients that are not finite.
+    Numbers,
+    /// Sums and states that are wrong.
+    SilentErrors,
+    /// Many nodes at once.
+    Mass,
+    /// Nodes join and leave, as real ones did.
+    Churn,
+    /// A majority of the voters is gone for good.
+    MajorityLost,
+}
+
+impl FaultClass {
+    /// All of them, from the least to the most disturbing.
+    pub const ALL: [Self; 16] = [
+        Self::Loss,
+        Self::Duplication,
+        Self::Reordering,
+        Self::OldFrames,
+        Self::Partitions,
+        Self::Crashes,
+        Self::CrashPoints,
+        Self::Pauses,
+        Self::SlowWork,
+        Self::Disks,
+        Self::Store,
+        Self::Numbers,
+        Self::SilentErrors,
+        Self::Mass,
+        Self::Churn,
+        Self::MajorityLost,
+    ];
+}
+
+/// What the network does to every message.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetworkOptions {
+    /// Share of control messages that are lost.
+    pub loss: f64,
+    /// Share of tensor frames that are lost.
+    pub frame_loss: f64,
+    /// Share of messages that come twice.
+    pub duplicates: f64,
+    /// Share of messages that take far longer than others.
+    pub late: f64,
+    /// Share of frames that are kept and come again much later.
+    pub old_frames: f64,
+    /// Shortest way, in microseconds.
+    pub delay_us_min: u64,
+    /// Longest ordinary way.
+    pub delay_us_max: u64,
+    /// Longest way of a late one.
+    pub late_us_max: u64,
+}
+
+/// A life, but for the faults that strike at moments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Options {
+    /// What computes.
+    pub model: Model,
+    /// Controllers.
+    pub controllers: u32,
+    /// Workers at the beginning.
+    pub workers: u32,
+    /// Blocks of the model.
+    pub blocks: u32,
+    /// Microbatches a step.
+    pub microbatches: u32,
+    /// Steps of the run.
+    pub steps: u64,
+    /// The schedule, where it exists.
+    pub kind: ScheduleKind,
+    /// Whether steps run ahead.
+    pub window: WindowPolicy,
+    /// Whether updates are held elsewhere before they are sealed.
+    pub copies: bool,
+    /// A checkpoint after so many steps.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept.
+    pub checkpoints_kept: u32,
+    /// Owners and copies compare their states at every so many steps.
+    pub attest_every: u64,
+    /// What to do when a gradient is not finite.
+    pub nonfinite: NonfinitePolicy,
+    /// How often a step is run again.
+    pub replays: u32,
+    /// Whether spikes are skipped.
+    pub spike_guard: bool,
+    /// The clip norm, as a share of the usual norm.
+    pub clip_share: f64,
+    /// Longest ordinary operation, in microseconds.
+    pub op_us_max: u64,
+    /// Entries after which a controller writes a snapshot.
+    pub compact_after: u64,
+    /// How far a node's clock may be off, as a share.
+    pub clock_drift: f64,
+    /// Longest sync of a disk, in microseconds.
+    pub sync_us_max: u64,
+    /// When faults end.
+    pub storm_us: u64,
+    /// What the network does.
+    pub network: NetworkOptions,
+    /// The classes of faults there are.
+    pub classes: Vec<FaultClass>,
+}
+
+impl Options {
+    /// The options of a seed.
+    #[must_use]
+    pub fn draw(seed: u64, model: Model) -> Self {
+        let mut draws = Draws::new(seed, Purpose::Options);
+        let classes = draw_classes(&mut draws);
+        let copies = draws.chance(0.7);
+        let window = match draws.below(4) {
+            0 => WindowPolicy::Fixed(Window::Zero),
+            1 => WindowPolicy::Auto,
+            _ => WindowPolicy::Fixed(Window::One),
+        };
+        let is_silent = classes.contains(&FaultClass::SilentErrors);
+        Self {
+            model,
+            controllers: *draws.pick(&[1, 3, 3, 3, 5]),
+            workers: draws.between(1, 5) as u32,
+            blocks: draws.between(2, 4) as u32,
+            microbatches: draws.between(2, 4) as u32,
+            steps: draws.between(40, 56),
+            kind: *draws.pick(&ScheduleKind::ALL),
+            window,
+            copies: copies || is_silent,
+            checkpoint_every: draws.between(3, 12),
+            checkpoints_kept: draws.between(2, 3) as u32,
+            attest_every: if is_silent { 1 } else { draws.below(3) },
+            nonfinite: *draws.pick(&[NonfinitePolicy::Skip, NonfinitePolicy::Replay]),
+            replays: draws.below(3) as u32,
+            spike_guard: draws.chance(0.3),
+            clip_share: *draws.pick(&[0.8, 0.97, 1.0, 1.1, 10.0]),
+            op_us_max: draws.between(6_000, 30_000),
+            compact_after: draws.between(20, 200),
+            clock_drift: if draws.chance(0.5) { 0.15 } else { 0.0 },
+            sync_us_max: draws.between(500, 12_000),
+            storm_us: draws.between(15, 40) * 1_000_000,
+            network: draw_network(&mut draws, &classes),
+            classes,
+        }
+    }
+
+    /// Whether a class of faults is there.
+    #[must_use]
+    pub fn has(&self, class: FaultClass) -> bool {
+        self.classes.contains(&class)
+    }
+
+    /// The same life without a class of faults.
+    #[must_use]
+    pub fn without(&self, class: FaultClass) -> Self {
+        let mut options = self.clone();
+        options.classes.retain(|found| *found != class);
+        let network = &mut options.network;
+        match class {
+            FaultClass::Loss => (network.loss, network.frame_loss) = (0.0, 0.0),
+            FaultClass::Duplication => network.duplicates = 0.0,
+            FaultClass::Reordering => network.late = 0.0,
+            FaultClass::OldFrames => network.old_frames = 0.0,
+            FaultClass::Partitions
+            | FaultClass::Crashes
+            | FaultClass::CrashPoints
+            | FaultClass::Pauses
+            | FaultClass::SlowWork
+            | FaultClass::Disks
+            | FaultClass::Store
+            | FaultClass::Numbers
+            | FaultClass::SilentErrors
+            | FaultClass::Mass
+            | FaultClass::Churn
+            | FaultClass::MajorityLost => {}
+        }
+        options
+    }
+}
+
+fn draw_classes(draws: &mut Draws) -> Vec<FaultClass> {
+    let rare = |class: FaultClass| match class {
+        FaultClass::MajorityLost => 0.06,
+        FaultClass::SilentErrors => 0.25,
+        FaultClass::Churn | FaultClass::Mass => 0.35,
+        FaultClass::Loss
+        | FaultClass::Duplication
+        | FaultClass::Reordering
+        | FaultClass::OldFrames
+        | FaultClass::Partitions
+        | FaultClass::Crashes
+        | FaultClass::CrashPoints
+        | FaultClass::Pauses
+        | FaultClass::SlowWork
+        | FaultClass::Disks
+        | FaultClass::Store
+        | FaultClass::Numbers => 0.5,
+    };
+    let mut classes: Vec<_> =
+        FaultClass::ALL.into_iter().filter(|class| draws.chance(rare(*class))).collect();
+    if classes.is_empty() {
+        classes.push(FaultClass::Crashes);
+    }
+    classes
+}
+
+fn draw_network(draws: &mut Draws, classes: &[FaultClass]) -> NetworkOptions {
+    let mut rate = |class: FaultClass, mild: f64, wild: f64| {
+        let rate = if draws.chance(0.25) { wild } else { mild } * draws.share();
+        if classes.contains(&class) { rate } else { 0.0 }
+    };
+    let loss = rate(FaultClass::Loss, 0.05, 0.3);
+    let frame_loss = rate(FaultClass::Loss, 0.0005, 0.004);
+    let duplicates = rate(FaultClass::Duplication, 0.05, 0.3);
+    let late = rate(FaultClass::Reordering, 0.02, 0.2);
+    let old_frames = rate(FaultClass::OldFrames, 0.02, 0.1);
+    let delay_us_min = draws.between(50, 500);
+    NetworkOptions {
+        loss,
+        frame_loss,
+        duplicates,
+        late,
+        old_frames,
+        delay_us_min,
+        delay_us_max: delay_us_min + draws.between(100, 8_000),
+        late_us_max: draws.between(20_000, 400_000),
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, controllers, workers, blocks, microbatches, steps, kind, .. } = self;
+        writeln!(
+            f,
+            "{model:?} model, {controllers} controllers, {workers} workers, {blocks} blocks, \
+             {microbatches} microbatches, {steps} steps, {kind}, window {:?}",
+            self.window
+        )?;
+        writeln!(
+            f,
+            "copies {}, checkpoint every {} keep {}, attest every {}, {:?} with {} replays, \
+             spike guard {}, clip share {}, storm {} s",
+            self.copies,
+            self.checkpoint_every,
+            self.checkpoints_kept,
+            self.attest_every,
+            self.nonfinite,
+            self.replays,
+            self.spike_guard,
+            self.clip_share,
+            self.storm_us / 1_000_000
+        )?;
+        writeln!(f, "network {:?}", self.network)?;
+        write!(f, "faults {:?}", self.classes)
+    }
+}

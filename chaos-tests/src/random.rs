@@ -1,0 +1,74 @@
+//! Everything a life draws, from one seed, in streams that do not disturb each other.
+
+/// What draws are for. A new kind of fault takes its own stream, so that old seeds keep theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Purpose {
+    /// Which options a life has.
+    Options = 1,
+    /// When which fault comes.
+    Faults = 2,
+    /// What the network does.
+    Network = 3,
+    /// What disks do.
+    Disk = 4,
+    /// How long operations take.
+    Work = 5,
+    /// Whom a fault meets.
+    Targets = 6,
+    /// What the checkpoint store does.
+    Store = 7,
+}
+
+/// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+#[derive(Clone, Debug)]
+pub struct Draws {
+    state: u64,
+}
+
+impl Draws {
+    /// The draws of a seed for a purpose.
+    #[must_use]
+    pub fn new(seed: u64, purpose: Purpose) -> Self {
+        let mut draws = Self { state: seed ^ (purpose as u64).wrapping_mul(0xA076_1D64_78BD_642F) };
+        draws.state = draws.next() ^ seed.rotate_left(32);
+        draws
+    }
+
+    /// Sixty-four bits.
+    pub fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.state;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    /// A number in `[0, 1)`.
+    pub fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// True so often.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.share() < probability
+    }
+
+    /// A number below `limit`, which is not zero.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// A number from `low` to `high`, both included.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    /// One of these.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+}

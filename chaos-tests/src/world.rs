@@ -1,0 +1,457 @@
+//! A life: a whole cluster in one thread, in virtual time.
+//!
+//! The machines here are shells and nothing else. They carry what the cores put out, lose what a
+//! crash loses, and take no decision of the protocol. After every event the checker looks.
+
+mod applied;
+mod controllers;
+mod crash;
+mod hosts;
+mod storm;
+mod workers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use zbelastic_consensus::core::Core;
+use zbelastic_consensus::job::{JobPhase, JobSpec};
+use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::raft::PersistToken;
+use zbelastic_consensus::seat::Seat;
+use zbelastic_schedule::Program;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
+use zbelastic_trainer::stage::StageSetup;
+use zbelastic_types::{ClusterId, LayerId, NodeId, Step};
+
+use crate::case::Case;
+use crate::check::Checker;
+use crate::disk::Disk;
+use crate::failure::Failure;
+use crate::faults::CrashPoint;
+use crate::log::EventLog;
+use crate::markers::{Marker, Markers};
+use crate::network::{Lane, Network};
+use crate::numeric::NumericFaults;
+use crate::queue::{Moment, Queue};
+use crate::random::{Draws, Purpose};
+use crate::reference::Reference;
+use crate::solver::Solver;
+use crate::store::Store;
+
+/// A tick of a clock that is right, in microseconds.
+pub const TICK_US: u64 = 50_000;
+/// Between two looks of whoever runs the cluster.
+const ADMIN_US: u64 = 500_000;
+/// After the storm, how long nothing may move.
+const CALM_US_MAX: u64 = 90_000_000;
+/// After the storm, how long a life may take at most.
+const LIFE_US_MAX: u64 = 900_000_000;
+/// Events of a life at most: one that goes in circles is a failure, not a loop.
+const EVENTS_MAX: u64 = 20_000_000;
+
+/// What travels between machines.
+#[derive(Clone, Debug)]
+pub(crate) enum Packet {
+    Control(Box<Envelope>),
+    Peer(Box<PeerFrame>),
+}
+
+/// What happens at a moment.
+enum Event {
+    Tick(NodeId, u64),
+    Packet { from: NodeId, to: NodeId, packet: Packet },
+    Synced { node: NodeId, life: u64, token: PersistToken, end: u64 },
+    Solved { node: NodeId, life: u64, number: u64, solution: Box<SolutionResult> },
+    OpDone { node: NodeId, life: u64, number: u64 },
+    ReadDone { node: NodeId, life: u64, version: Step, layer: LayerId },
+    WriteDone { node: NodeId, life: u64, version: Step, layer: LayerId },
+    Fault(usize),
+    StaleDisk(NodeId),
+    Restart(NodeId),
+    Leave { node: NodeId, life: u64 },
+    HealLinks,
+    DiskRecovers(NodeId),
+    StoreRecovers,
+    Recover,
+    Calm,
+    Admin,
+}
+
+type SolutionResult =
+    Result<zbelastic_consensus::duty::Solution, zbelastic_consensus::duty::Unsolvable>;
+
+/// The machine of a controller.
+struct ControllerMachine {
+    life: u64,
+    core: Option<Core>,
+    disk: Disk,
+    paused_until: Moment,
+    tick_us: u64,
+    /// Syncs end one after the other.
+    synced_at: Moment,
+    sync_us_extra: u64,
+    election_ticks: u32,
+    /// Its disk cannot be used any more: it comes back as another node.
+    is_condemned: bool,
+}
+
+/// The machine of a worker.
+struct WorkerMachine<M: ComputeModel, S> {
+    life: u64,
+    boot: u64,
+    process: Option<Process<M, S>>,
+    paused_until: Moment,
+    tick_us: u64,
+    slow_factor: u64,
+    slow_until: Moment,
+    hangs_next: bool,
+    faults: NumericFaults,
+    is_gone: bool,
+}
+
+/// What runs on a worker's machine.
+struct Process<M: ComputeModel, S> {
+    seat: Seat,
+    host: Host<M, S>,
+    /// The operation under way, with what comes of it.
+    busy: Option<(u64, Vec<HostOutput>)>,
+    backlog: Vec<HostInput>,
+    op_number: u64,
+    /// What the checker looked at last.
+    checked: Option<(u64, Step)>,
+    is_draining: bool,
+    /// What only a known bug looks at.
+    last_program: Option<Program>,
+}
+
+/// A point at which the next process dies.
+struct Armed {
+    point: CrashPoint,
+    passes: u32,
+    down_us: u64,
+}
+
+/// What a life is made of.
+pub struct Setup<M, S> {
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// The run.
+    pub stage: StageSetup,
+    /// Makes what a worker computes with.
+    pub model: Box<dyn Fn(&NumericFaults) -> M>,
+    /// The text.
+    pub source: S,
+}
+
+/// A life under way.
+pub struct World<'a, M: ComputeModel, S> {
+    case: &'a Case,
+    setup: Setup<M, S>,
+    now: Moment,
+    queue: Queue<Event>,
+    network: Network<Packet>,
+    store: Store,
+    draws_disk: Draws,
+    draws_work: Draws,
+    draws_target: Draws,
+    draws_store: Draws,
+    cluster: ClusterId,
+    controllers: BTreeMap<NodeId, ControllerMachine>,
+    workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
+    /// Controllers whose disks are gone, to be removed by order.
+    dead: BTreeSet<NodeId>,
+    node_next: u64,
+    boot_next: u64,
+    solver: Solver,
+    armed: Vec<Armed>,
+    checker: Checker,
+    markers: Markers,
+    log: &'a mut EventLog,
+    is_calm: bool,
+    is_majority_lost: bool,
+    calm_at: Moment,
+    /// The last index whose consequences for the store were drawn.
+    store_index: u64,
+    failure: Option<Failure>,
+    faults_struck: u64,
+}
+
+/// What a life came to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Why it failed, if it did.
+    pub failure: Option<Failure>,
+    /// What it showed.
+    pub markers: Markers,
+    /// Steps sealed.
+    pub steps: u64,
+    /// Faults that struck.
+    pub faults: u64,
+    /// Virtual time, in microseconds.
+    pub virtual_us: u64,
+    /// Events.
+    pub events: u64,
+}
+
+impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
+    /// A cluster that begins.
+    #[must_use]
+    pub fn new(
+        case: &'a Case,
+        setup: Setup<M, S>,
+        reference: Reference,
+        log: &'a mut EventLog,
+    ) -> Self {
+        let (seed, options) = (case.seed, &case.options);
+        let draws = |purpose| Draws::new(seed, purpose);
+        let checker = Checker::new(reference, setup.spec.clone());
+        let mut world = Self {
+            case,
+            now: Moment(0),
+            queue: Queue::default(),
+            network: Network::new(options.network, draws(Purpose::Network)),
+            store: Store::default(),
+            draws_disk: draws(Purpose::Disk),
+            draws_work: draws(Purpose::Work),
+            draws_target: draws(Purpose::Targets),
+            draws_store: draws(Purpose::Store),
+            cluster: ClusterId(seed | 1),
+            controllers: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            node_next: 1,
+            boot_next: 1,
+            solver: Solver::new(options, &setup.stage),
+            setup,
+            armed: Vec::new(),
+            checker,
+            markers: Markers::default(),
+            log,
+            is_calm: false,
+            is_majority_lost: false,
+            calm_at: Moment(options.storm_us),
+            store_index: 0,
+            failure: None,
+            faults_struck: 0,
+        };
+        world.populate();
+        world
+    }
+
+    fn populate(&mut self) {
+        let options = self.case.options.clone();
+        self.create_controllers(options.controllers, None);
+        for _ in 0..options.workers {
+            self.add_worker();
+        }
+        for (index, timed) in self.case.faults.iter().enumerate() {
+            self.queue.push(Moment(timed.at_us), Event::Fault(index));
+        }
+        self.queue.push(self.calm_at, Event::Calm);
+        self.queue.push(Moment(ADMIN_US), Event::Admin);
+    }
+
+    fn new_node(&mut self) -> NodeId {
+        self.node_next += 1;
+        NodeId(self.node_next - 1)
+    }
+
+    fn new_boot(&mut self) -> u64 {
+        self.boot_next += 1;
+        self.boot_next
+    }
+
+    /// Lives until the job is done, or something is wrong.
+    #[must_use]
+    pub fn run(mut self) -> Outcome {
+        let mut events = 0;
+        while self.failure.is_none() {
+            let Some((at, event)) = self.queue.pop() else {
+                self.fail(Failure::liveness("nothing is left to happen"));
+                break;
+            };
+            self.now = at;
+            events += 1;
+            self.log.mix(at.0);
+            self.handle(event);
+            if let Some(failure) = self.checker.take_failure() {
+                self.fail(failure);
+            }
+            if self.is_over(events) {
+                break;
+            }
+        }
+        if self.failure.is_none() {
+            self.audit();
+        }
+        let counts = self.network.counts();
+        self.log.mix(counts.sent);
+        Outcome {
+            failure: self.failure,
+            markers: self.markers,
+            steps: self.checker.sealed(),
+            faults: self.faults_struck,
+            virtual_us: self.now.0,
+            events,
+        }
+    }
+
+    /// Whether the life ends here, well or not.
+    fn is_over(&mut self, events: u64) -> bool {
+        if !self.is_calm {
+            return false;
+        }
+        if let Some(phase) = self.job_phase() {
+            match phase {
+                JobPhase::Done if self.is_settled() => return true,
+                JobPhase::Halted(reason) => {
+                    self.check_halt(reason);
+                    return true;
+                }
+                JobPhase::Done | JobPhase::Running | JobPhase::Paused => {}
+            }
+        }
+        let moved = self.checker.moved_at().max(self.calm_at);
+        if self.now.0 > moved.0 + CALM_US_MAX {
+            let last = self.describe();
+            self.fail(Failure::liveness(format!("nothing moves after the storm: {last}")));
+        } else if self.now.0 > self.calm_at.0 + LIFE_US_MAX || events > EVENTS_MAX {
+            self.fail(Failure::liveness("the life does not end"));
+        }
+        self.failure.is_some()
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.note(|| format!("FAILED {failure}"));
+        self.failure.get_or_insert(failure);
+    }
+
+    /// A line about a change, if anybody reads lines.
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.now;
+        self.log.line(|| format!("{now} {}", line()));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Tick(node, life) => self.handle_tick(node, life),
+            Event::Packet { from, to, packet } => self.handle_packet(from, to, packet),
+            Event::Synced { node, life, token, end } => {
+                self.handle_synced(node, life, token, end);
+            }
+            Event::Solved { node, life, number, solution } => {
+                self.handle_solved(node, life, number, solution);
+            }
+            Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
+            Event::ReadDone { node, life, version, layer } => {
+                let bytes = self.store.get((version, layer));
+                self.host_input(node, life, HostInput::Read { version, layer, bytes });
+            }
+            Event::WriteDone { node, life, version, layer } => {
+                self.handle_write_done(node, life, version, layer);
+            }
+            Event::Fault(index) => self.strike(self.case.faults[index].fault),
+            Event::StaleDisk(node) => self.strike_stale_disk(node),
+            Event::Restart(node) => self.restart(node),
+            Event::Leave { node, life } => self.handle_leave(node, life),
+            Event::HealLinks => {
+                self.network.heal();
+                self.note(|| "links are whole".to_owned());
+            }
+            Event::DiskRecovers(node) => {
+                if let Some(machine) = self.controllers.get_mut(&node) {
+                    machine.sync_us_extra = 0;
+                }
+            }
+            Event::StoreRecovers => self.store.fails = false,
+            Event::Recover => self.recover_by_force(),
+            Event::Calm => self.calm(),
+            Event::Admin => self.administer(),
+        }
+    }
+
+    fn handle_tick(&mut self, node: NodeId, life: u64) {
+        if self.controllers.contains_key(&node) {
+            self.tick_controller(node, life);
+        } else {
+            self.tick_worker(node, life);
+        }
+    }
+
+    fn handle_packet(&mut self, from: NodeId, to: NodeId, packet: Packet) {
+        if let Some(until) = self.paused_until(to).filter(|until| *until > self.now) {
+            self.queue.push(until, Event::Packet { from, to, packet });
+            return;
+        }
+        match packet {
+            Packet::Control(envelope) if self.controllers.contains_key(&to) => {
+                self.controller_message(from, to, envelope);
+            }
+            Packet::Control(envelope) => self.seat_message(from, to, envelope),
+            Packet::Peer(frame) => self.peer_frame(to, *frame),
+        }
+    }
+
+    fn paused_until(&self, node: NodeId) -> Option<Moment> {
+        let controller = self.controllers.get(&node).map(|machine| machine.paused_until);
+        controller.or_else(|| self.workers.get(&node).map(|machine| machine.paused_until))
+    }
+
+    fn send(&mut self, from: NodeId, to: NodeId, lane: Lane, packet: Packet) {
+        let Self { network, queue, now, .. } = self;
+        network.send((*now, from, to), lane, packet, |at, from, packet| {
+            queue.push(at, Event::Packet { from, to, packet });
+        });
+    }
+
+    /// The newest state that any controller has applied.
+    fn newest_core(&self) -> Option<&Core> {
+        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let own = cores.filter(|core| core.state().cluster() == self.cluster);
+        own.max_by_key(|core| core.state().applied())
+    }
+
+    fn job_phase(&self) -> Option<JobPhase> {
+        self.newest_core()?.state().job().map(|job| job.phase)
+    }
+
+    /// The controller that leads, as itself sees it.
+    fn leader(&self) -> Option<NodeId> {
+        let leads = |machine: &ControllerMachine| {
+            machine.core.as_ref().is_some_and(|core| core.duties().is_some())
+        };
+        self.controllers.iter().find(|(_, machine)| leads(machine)).map(|(node, _)| *node)
+    }
+
+    fn mark(&mut self, marker: Marker) {
+        self.markers.hit(marker);
+    }
+
+    fn describe(&self) -> String {
+        let Some(core) = self.newest_core() else { return "no controller is up".to_owned() };
+        let state = core.state();
+        let plan = state.plan().map(|plan| {
+            let phase = match &plan.phase {
+                zbelastic_consensus::state::PlanPhase::Loading(slots) => {
+                    format!("loading, {} ready", slots.iter().flatten().count())
+                }
+                zbelastic_consensus::state::PlanPhase::Running => "running".to_owned(),
+                zbelastic_consensus::state::PlanPhase::Closed => "closed".to_owned(),
+            };
+            format!("generation {} {phase}", plan.record.generation)
+        });
+        let leader = self.leader();
+        let need = leader.and_then(|node| {
+            let core = self.controllers[&node].core.as_ref()?;
+            let duties = core.duties()?;
+            Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
+        });
+        format!(
+            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}",
+            state.open_turn(),
+            state.live_workers().count()
+        )
+    }
+}

@@ -1,0 +1,341 @@
+//! The machines of controllers.
+
+use zbelastic_consensus::core::{Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start};
+use zbelastic_consensus::duty::DutyTiming;
+use zbelastic_consensus::job::JobChange;
+use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::raft::{
+    PersistToken, RaftSetup, Record, RecoveredLog, encode_record,
+};
+use zbelastic_consensus::state::{Change, State};
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_types::NodeId;
+
+use super::{ControllerMachine, Event, Packet, SolutionResult, TICK_US, World};
+use crate::bug::{self, Bug};
+use crate::disk::Disk;
+use crate::faults::CrashPoint;
+use crate::markers::Marker;
+use crate::network::Lane;
+use crate::queue::Moment;
+
+/// How long a leader of a life waits for what.
+const TIMING: DutyTiming = DutyTiming {
+    lost_after_ticks: 24,
+    stall_ticks: 160,
+    load_ticks: 200,
+    settle_ticks: 8,
+    inventory_ticks: 40,
+};
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    /// The first controllers of a cluster, with nothing or with a state.
+    pub(super) fn create_controllers(&mut self, count: u32, state: Option<State>) {
+        let nodes: Vec<NodeId> = (0..count).map(|_| self.new_node()).collect();
+        let state = state.unwrap_or_else(|| State::new(self.cluster)).with_controllers(&nodes);
+        for (index, node) in nodes.iter().enumerate() {
+            self.add_controller_machine(*node, index as u32);
+            let start = Start::Create { voters: nodes.clone(), state: Box::new(state.clone()) };
+            self.start_core(*node, start);
+        }
+    }
+
+    fn add_controller_machine(&mut self, node: NodeId, index: u32) {
+        let tick_us = self.draw_tick_us();
+        let machine = ControllerMachine {
+            life: 0,
+            core: None,
+            disk: Disk::default(),
+            paused_until: Moment(0),
+            tick_us,
+            synced_at: Moment(0),
+            sync_us_extra: 0,
+            election_ticks: 10 + 4 * (index % 5),
+            is_condemned: false,
+        };
+        self.controllers.insert(node, machine);
+    }
+
+    pub(super) fn draw_tick_us(&mut self) -> u64 {
+        let drift = self.case.options.clock_drift;
+        let share = self.draws_work.share() * 2.0 - 1.0;
+        (TICK_US as f64 * (1.0 + drift * share)) as u64
+    }
+
+    fn start_core(&mut self, node: NodeId, start: Start) {
+        let boot = self.new_boot();
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        machine.life += 1;
+        let mut raft = RaftSetup::new(node, boot, machine.election_ticks);
+        raft.compact_after = self.case.options.compact_after;
+        raft.tail_entries = 8;
+        let setup = CoreSetup { cluster: self.cluster, raft, timing: TIMING };
+        match Core::new(setup, start) {
+            Ok(core) => machine.core = Some(core),
+            Err(error) => {
+                self.note(|| format!("n{node} does not start: {error}"));
+                self.condemn(node);
+                return;
+            }
+        }
+        let (life, tick_us) = (machine.life, machine.tick_us);
+        machine.synced_at = self.now;
+        self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
+        self.drive_controller(node);
+    }
+
+    /// Starts a controller from its disk.
+    pub(super) fn restart_controller(&mut self, node: NodeId) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        if machine.core.is_some() || machine.is_condemned {
+            return;
+        }
+        let recovered = RecoveredLog::from_records(machine.disk.records());
+        match recovered {
+            Ok(recovered) => {
+                if recovered.torn {
+                    machine.disk.cut_last();
+                    self.markers.hit(Marker::TornTailCut);
+                }
+                machine.disk.renumber();
+                self.note(|| format!("n{node} starts again"));
+                self.start_core(node, Start::Recover(Box::new(recovered)));
+            }
+            Err(error) => {
+                self.note(|| format!("n{node} cannot use its disk: {error}"));
+                self.mark(Marker::DamagedDiskRefused);
+                self.condemn(node);
+            }
+        }
+    }
+
+    /// A controller whose disk is not to be used comes back as another node.
+    pub(super) fn condemn(&mut self, node: NodeId) {
+        let Some(machine) = self.controllers.get_mut(&node) else { return };
+        if std::mem::replace(&mut machine.is_condemned, true) {
+            return;
+        }
+        machine.core = None;
+        machine.life += 1;
+        self.dead.insert(node);
+        let new = self.new_node();
+        self.add_controller_machine(new, new.0 as u32);
+        self.note(|| format!("n{node} is given up, n{new} takes its place"));
+        let controllers: Vec<NodeId> =
+            self.controllers.keys().copied().filter(|n| *n != new && *n != node).collect();
+        let boot = self.new_boot();
+        self.start_core(new, Start::Wait { controllers, boot });
+        self.tell_controllers();
+    }
+
+    pub(super) fn tick_controller(&mut self, node: NodeId, life: u64) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        if machine.life != life {
+            return;
+        }
+        if machine.paused_until > self.now {
+            let until = machine.paused_until;
+            self.queue.push(until, Event::Tick(node, life));
+            return;
+        }
+        self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
+        self.controller_input(node, Input::Tick);
+    }
+
+    pub(super) fn controller_message(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        message: Box<Envelope>,
+    ) {
+        let is_report = matches!(
+            message.message,
+            zbelastic_consensus::message::Message::Report { .. }
+        );
+        if self.leader() == Some(to) && is_report && self.hits(CrashPoint::StatsPartial) {
+            self.crash_here(to);
+            return;
+        }
+        self.controller_input(to, Input::Message { from, message });
+    }
+
+    pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
+        let Some(machine) = self.controllers.get_mut(&node) else { return };
+        let Some(core) = &mut machine.core else { return };
+        if let Err(refusal) = core.handle(input) {
+            self.checker.refused(refusal.name());
+        }
+        self.drive_controller(node);
+    }
+
+    pub(super) fn handle_synced(
+        &mut self,
+        node: NodeId,
+        life: u64,
+        token: PersistToken,
+        end: u64,
+    ) {
+        let Some(machine) = self.controllers.get_mut(&node) else { return };
+        if machine.life != life {
+            return;
+        }
+        if machine.paused_until > self.now {
+            let until = machine.paused_until;
+            self.queue.push(until, Event::Synced { node, life, token, end });
+            return;
+        }
+        if machine.disk.fails {
+            self.note(|| format!("n{node}: a sync failed, it stops"));
+            self.condemn(node);
+            return;
+        }
+        machine.disk.sync(end);
+        if self.hits(CrashPoint::AfterSyncBeforeSend) {
+            self.crash_here(node);
+            return;
+        }
+        let machine = self.controllers.get_mut(&node).expect("looked up above");
+        if let Some(core) = &mut machine.core {
+            core.on_persisted(token);
+            self.drive_controller(node);
+        }
+    }
+
+    pub(super) fn handle_solved(
+        &mut self,
+        node: NodeId,
+        life: u64,
+        number: u64,
+        solution: Box<SolutionResult>,
+    ) {
+        if self.controllers.get(&node).is_some_and(|machine| machine.life == life) {
+            self.controller_input(node, Input::Solved { number, solution });
+        }
+    }
+
+    /// Carries out what a controller wants done.
+    pub(super) fn drive_controller(&mut self, node: NodeId) {
+        loop {
+            let machine = self.controllers.get_mut(&node).expect("a controller");
+            let Some(core) = &mut machine.core else { return };
+            let Some(output) = core.poll_output() else { return };
+            match output {
+                Output::Send { to, message } => {
+                    self.send(node, to, Lane::Control, Packet::Control(message));
+                }
+                Output::Persist { token, records } => self.persist(node, token, &records),
+                Output::Trim { before } => {
+                    if self.hits(CrashPoint::AfterSnapshotBeforeTruncate) {
+                        self.crash_here(node);
+                        return;
+                    }
+                    let machine = self.controllers.get_mut(&node).expect("a controller");
+                    machine.disk.trim(before.0);
+                }
+                Output::Solve(request) => {
+                    let (number, life) = (request.number, machine.life);
+                    let solution = Box::new(self.solver.solve(&request));
+                    let at = self.now.after(self.draws_work.between(1_000, 40_000));
+                    self.queue.push(at, Event::Solved { node, life, number, solution });
+                }
+                Output::Event(event) => self.controller_event(node, event),
+                Output::Fatal(cause) => {
+                    self.note(|| format!("n{node} must stop: {cause:?}"));
+                    self.mark(Marker::StaleDiskRefused);
+                    self.condemn(node);
+                }
+            }
+        }
+    }
+
+    fn persist(&mut self, node: NodeId, token: PersistToken, records: &[Record]) {
+        let has_snapshot = records.iter().any(|record| matches!(record, Record::Snapshot(_)));
+        if self.hits(CrashPoint::BeforeAppend)
+            || has_snapshot && self.hits(CrashPoint::BeforeSnapshotWrite)
+        {
+            self.crash_here(node);
+            return;
+        }
+        let sync_us = self.draws_disk.between(200, self.case.options.sync_us_max);
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let end = machine.disk.append(records.iter().map(encode_record));
+        let at = machine.synced_at.max(self.now).after(sync_us + machine.sync_us_extra);
+        machine.synced_at = at;
+        let life = machine.life;
+        if self.hits(CrashPoint::AfterAppendBeforeSync) {
+            self.crash_here(node);
+            return;
+        }
+        self.queue.push(at, Event::Synced { node, life, token, end });
+        if bug::is(Bug::M1AckBeforeSync) {
+            let machine = self.controllers.get_mut(&node).expect("a controller");
+            if let Some(core) = &mut machine.core {
+                core.on_persisted(token);
+            }
+        }
+    }
+
+    fn controller_event(&mut self, node: NodeId, event: CoreEvent) {
+        match event {
+            CoreEvent::Applied { index, change } => {
+                self.applied(node, index, &change);
+                let leads = self.leader() == Some(node);
+                let point = match &*change {
+                    Change::Sealed { .. } => Some(CrashPoint::AfterCommitBeforeBroadcast),
+                    Change::Adopted(_) => Some(CrashPoint::PlanCommittedBeforeLoad),
+                    Change::Ready(_) => Some(CrashPoint::BarrierHalf),
+                    Change::Members(_) => Some(CrashPoint::AdmittedBeforePlan),
+                    Change::Planned(_)
+                    | Change::Resumed(_)
+                    | Change::Durable { .. }
+                    | Change::Checkpoint { .. }
+                    | Change::Rewound { .. }
+                    | Change::Job(_) => None,
+                };
+                let dies = point.is_some_and(|point| leads && self.hits(point))
+                    || self.hits(CrashPoint::AfterApply);
+                if dies {
+                    if leads && matches!(&*change, Change::Sealed { .. }) {
+                        self.mark(Marker::LeaderLostBeforeBroadcast);
+                    }
+                    self.crash_here(node);
+                }
+            }
+            CoreEvent::Refused { index, entry, refusal } => {
+                self.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
+            }
+            CoreEvent::Installed { index } => {
+                self.note(|| format!("n{node} has a snapshot up to #{index}"));
+                self.mark(Marker::SnapshotInstalled);
+                if self.hits(CrashPoint::AfterInstall) {
+                    self.crash_here(node);
+                }
+            }
+            CoreEvent::Leader { leader, term } => {
+                if leader == Some(node) {
+                    self.note(|| format!("n{node} leads in term {term}"));
+                    self.checker.leads(node, term);
+                }
+            }
+        }
+    }
+
+    /// Starts the job once somebody leads; removes who is gone for good.
+    pub(super) fn administer(&mut self) {
+        self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
+        self.audit_checkpoints();
+        let Some(leader) = self.leader() else { return };
+        let core = self.controllers[&leader].core.as_ref().expect("it leads");
+        let has_job = core.state().job().is_some();
+        let is_member = |node: &&NodeId| core.state().is_controller(**node);
+        let dead = self.dead.iter().find(is_member).copied();
+        if !has_job {
+            let spec = self.setup.spec.clone();
+            let command = Command::Job(JobChange::Start(spec));
+            self.controller_input(leader, Input::Command(command));
+        } else if let Some(dead) = dead {
+            self.controller_input(leader, Input::Command(Command::Remove(dead)));
+        }
+    }
+}

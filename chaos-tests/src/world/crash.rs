@@ -1,0 +1,206 @@
+//! Processes die, machines start again, power goes, a majority is lost.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::checkpoint::CheckpointRecord;
+use zbelastic_consensus::codec;
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::seat::SeatInput;
+use zbelastic_consensus::state::State;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_types::{ClusterId, NodeId};
+
+use super::{Event, World};
+use crate::faults::CrashPoint;
+use crate::markers::Marker;
+
+/// Bytes of a manifest at most.
+const MANIFEST_BYTES_MAX: usize = 1 << 20;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    /// Whether a process that comes to a point is to die there.
+    pub(super) fn hits(&mut self, point: CrashPoint) -> bool {
+        let Some(index) = self.armed.iter().position(|armed| armed.point == point) else {
+            return false;
+        };
+        if self.armed[index].passes > 0 {
+            self.armed[index].passes -= 1;
+            return false;
+        }
+        self.checker.crashed_at(point);
+        true
+    }
+
+    /// Kills the process that has just come to a crash point, and disarms the point.
+    pub(super) fn crash_here(&mut self, node: NodeId) {
+        let index = self.armed.iter().position(|armed| armed.passes == 0);
+        let down_us = index.map_or(1_000_000, |index| self.armed.remove(index).down_us);
+        self.faults_struck += 1;
+        self.crash(node, Some(down_us));
+    }
+
+    /// Kills whatever runs on a machine; it starts again after a while, or never.
+    pub(super) fn crash(&mut self, node: NodeId, down_us: Option<u64>) {
+        if self.controllers.contains_key(&node) {
+            self.crash_controller(node);
+        } else {
+            self.crash_worker(node);
+        }
+        if let Some(down_us) = down_us {
+            self.queue.push(self.now.after(down_us), Event::Restart(node));
+        }
+    }
+
+    fn crash_controller(&mut self, node: NodeId) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        if machine.core.take().is_none() {
+            return;
+        }
+        machine.life += 1;
+        let damage = machine.disk.crash(&mut self.draws_disk);
+        self.note(|| format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn));
+        self.checker.disturbed(node);
+    }
+
+    fn crash_worker(&mut self, node: NodeId) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        if machine.process.take().is_none() {
+            return;
+        }
+        machine.life += 1;
+        self.store.writer_crashed(node);
+        self.note(|| format!("w{node} dies"));
+        self.checker.disturbed(node);
+        self.close_connection(node);
+    }
+
+    /// Half of the time a leader notices at once.
+    pub(super) fn close_connection(&mut self, node: NodeId) {
+        if self.draws_target.chance(0.5)
+            && let Some(leader) = self.leader()
+        {
+            let input = zbelastic_consensus::core::Input::Closed { node };
+            self.controller_input(leader, input);
+        }
+    }
+
+    pub(super) fn restart(&mut self, node: NodeId) {
+        if !self.controllers.contains_key(&node) {
+            self.restart_worker(node);
+            return;
+        }
+        let machine = &self.controllers[&node];
+        if machine.is_condemned {
+            return;
+        }
+        // One that was never admitted has nothing to come back to.
+        let is_member = self.newest_core().is_none_or(|core| {
+            core.state().members().contains_key(&node)
+        });
+        if is_member {
+            self.restart_controller(node);
+        } else if self.controllers[&node].core.is_none() {
+            self.condemn(node);
+        }
+    }
+
+    /// Whether a controller can be taken away for good, and a majority of voters stays.
+    pub(super) fn can_lose(&self, node: NodeId) -> bool {
+        let Some(core) = self.leader().and_then(|leader| self.controllers[&leader].core.as_ref())
+        else {
+            return false;
+        };
+        let voters = core.status().members.voters;
+        let up = voters.iter().filter(|voter| {
+            let machine = self.controllers.get(voter);
+            machine.is_some_and(|m| m.core.is_some() && m.paused_until <= self.now && !m.disk.fails)
+        });
+        let is_whole = up.count() == voters.len() && voters.len() >= 3;
+        is_whole && voters.contains(&node) && self.dead.iter().all(|dead| !voters.contains(dead))
+    }
+
+    /// A majority of the voters and their disks are gone; whoever runs the cluster notices, sees
+    /// that nothing moves, and begins anew from the newest checkpoint.
+    pub(super) fn lose_majority(&mut self, draw: u64) {
+        if self.is_majority_lost || self.controllers.is_empty() {
+            return;
+        }
+        self.is_majority_lost = true;
+        let nodes: Vec<NodeId> = self.controllers_in_use();
+        let count = nodes.len() / 2 + 1;
+        for offset in 0..count {
+            let node = nodes[(draw as usize + offset) % nodes.len()];
+            self.crash(node, None);
+            let machine = self.controllers.get_mut(&node).expect("a controller");
+            machine.is_condemned = true;
+        }
+        self.note(|| format!("{count} of {} voters are gone for good", nodes.len()));
+        self.checker.quorum_is_lost();
+        let wait = self.draws_target.between(2_000_000, 6_000_000);
+        self.queue.push(self.now.after(wait), Event::Recover);
+    }
+
+    pub(super) fn recover_by_force(&mut self) {
+        let left: Vec<NodeId> = self.controllers.keys().copied().collect();
+        for node in left {
+            self.crash(node, None);
+            self.controllers.get_mut(&node).expect("a controller").is_condemned = true;
+        }
+        self.dead.clear();
+        let cluster = ClusterId(self.cluster.0.wrapping_add(2));
+        self.cluster = cluster;
+        let state = self.newest_manifest().map(|(spec, checkpoint)| {
+            self.checker.recovered_from(checkpoint.version);
+            State::recovered(cluster, spec, checkpoint)
+        });
+        if state.is_none() {
+            self.checker.recovered_from(zbelastic_types::Step(0));
+        }
+        self.note(|| format!("a new cluster begins, with a checkpoint: {}", state.is_some()));
+        self.mark(Marker::RecoveredByForce);
+        self.store_index = 0;
+        self.create_controllers(self.case.options.controllers, state);
+        let controllers = self.controllers_in_use();
+        let workers: Vec<NodeId> = self.workers.keys().copied().collect();
+        for node in workers {
+            let controllers = controllers.clone();
+            self.seat_input(node, SeatInput::Controllers { cluster, controllers });
+        }
+    }
+
+    /// The newest checkpoint that can be read to the last byte.
+    fn newest_manifest(&self) -> Option<(Arc<JobSpec>, CheckpointRecord)> {
+        let manifests = self.store.manifests().filter(|(version, _)| {
+            !self.store.is_damaged(*version) && self.checker.is_restorable(&self.store, *version)
+        });
+        let decode = |(_, bytes): (_, &[u8])| codec::decode(bytes, MANIFEST_BYTES_MAX).ok();
+        manifests.into_iter().find_map(decode)
+    }
+
+    /// The storm is over: faults end, machines come back, and progress must return.
+    pub(super) fn calm(&mut self) {
+        self.is_calm = true;
+        self.calm_at = self.now;
+        self.note(|| "the storm is over".to_owned());
+        self.armed.clear();
+        self.network.calm();
+        self.store.fails = false;
+        for machine in self.controllers.values_mut() {
+            machine.sync_us_extra = 0;
+            machine.disk.fails = false;
+            machine.paused_until = machine.paused_until.min(self.now);
+        }
+        let hung: Vec<NodeId> = self.workers.keys().copied().collect();
+        for machine in self.workers.values_mut() {
+            machine.slow_factor = 1;
+            machine.hangs_next = false;
+            machine.faults.borrow_mut().clear();
+            machine.paused_until = machine.paused_until.min(self.now);
+        }
+        let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
+        controllers.into_iter().chain(hung).for_each(|node| self.restart(node));
+        // Whoever was taken for untrusted stays away; somebody must be there.
+        self.add_worker();
+    }
+}

@@ -1,0 +1,259 @@
+//! Hosts: operations that take time, frames, layers read and written.
+
+use zbelastic_consensus::seat::News;
+use zbelastic_schedule::Op;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::{ComputeModel, LayerCopy};
+use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
+use zbelastic_trainer::stage::{Activity, Progress, Workbench};
+use zbelastic_types::{LayerId, NodeId, Step};
+
+use super::{Event, Packet, World};
+use crate::bug::{self, Bug};
+use crate::faults::CrashPoint;
+use crate::markers::Marker;
+use crate::network::Lane;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn peer_frame(&mut self, to: NodeId, frame: PeerFrame) {
+        let is_layer = matches!(frame.body, PeerBody::Layer(_));
+        if is_layer && self.hits(CrashPoint::TransferHalf) {
+            self.crash_here(to);
+            return;
+        }
+        let Some(machine) = self.workers.get(&to) else { return };
+        let life = machine.life;
+        self.host_input(to, life, HostInput::Peer(frame));
+    }
+
+    /// Hands something to a host, now or when its operation is over.
+    pub(super) fn host_input(&mut self, node: NodeId, life: u64, input: HostInput) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        if machine.life != life {
+            return;
+        }
+        let Some(process) = &mut machine.process else { return };
+        if process.busy.is_some() {
+            process.backlog.push(input);
+            return;
+        }
+        self.host_takes(node, input);
+        self.run_host(node);
+    }
+
+    fn host_takes(&mut self, node: NodeId, input: HostInput) {
+        let frame = match &input {
+            HostInput::Peer(frame) => Some((frame.generation, frame.sender, is_work(&frame.body))),
+            HostInput::Tick
+            | HostInput::Order(_)
+            | HostInput::Read { .. }
+            | HostInput::Written { .. } => None,
+        };
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        let Some(process) = &mut machine.process else { return };
+        let plan = process.host.station().map(|station| station.plan());
+        let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
+        let taken = process.host.handle(input);
+        if let Some((generation, sender, true)) = frame {
+            match &taken {
+                Ok(()) => self.checker.processed(generation, sender, plan),
+                Err(refusal) => {
+                    self.checker.refused("peer");
+                    let is_old = plan.is_some_and(|(now, _)| generation.0 + 2 <= now.0);
+                    if is_old {
+                        self.mark(Marker::FrameTwoGenerationsOld);
+                    }
+                    let _ = refusal;
+                }
+            }
+        }
+        self.drive_host(node);
+        self.look_at_host(node);
+    }
+
+    /// Runs operations until one takes time or none can run.
+    pub(super) fn run_host(&mut self, node: NodeId) {
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() {
+                return;
+            }
+            let activity = match process.host.run_next() {
+                Some(Progress::Ran(activity)) => activity,
+                Some(Progress::Blocked(_) | Progress::Finished) | None => return,
+            };
+            let takes_time = match activity {
+                Activity::Op { op, .. } => matches!(op, Op::Compute(..)),
+                Activity::Evaluation { .. } => true,
+                Activity::Settled { .. } => false,
+            };
+            if takes_time {
+                self.begin_op(node);
+                return;
+            }
+            self.drive_host(node);
+            self.look_at_host(node);
+        }
+    }
+
+    fn begin_op(&mut self, node: NodeId) {
+        let op_us = self.draws_work.between(1_000, self.case.options.op_us_max);
+        let now = self.now;
+        let machine = self.workers.get_mut(&node).expect("a worker");
+        let life = machine.life;
+        let factor = if machine.slow_until > now { machine.slow_factor } else { 1 };
+        let hangs = std::mem::take(&mut machine.hangs_next);
+        let process = machine.process.as_mut().expect("it runs");
+        let outputs = std::iter::from_fn(|| process.host.poll_output()).collect();
+        process.op_number += 1;
+        let number = process.op_number;
+        process.busy = Some((number, outputs));
+        if hangs {
+            self.note(|| format!("w{node}: an operation hangs"));
+        } else {
+            self.queue.push(now.after(op_us * factor), Event::OpDone { node, life, number });
+        }
+        self.tell_seat(node, News::Busy { is_busy: true });
+    }
+
+    pub(super) fn handle_op_done(&mut self, node: NodeId, life: u64, number: u64) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        if machine.life != life {
+            return;
+        }
+        if machine.paused_until > self.now {
+            let until = machine.paused_until;
+            self.queue.push(until, Event::OpDone { node, life, number });
+            return;
+        }
+        let Some(process) = &mut machine.process else { return };
+        if process.busy.as_ref().is_none_or(|(of, _)| *of != number) {
+            return;
+        }
+        let (_, outputs) = process.busy.take().expect("looked at above");
+        self.tell_seat(node, News::Busy { is_busy: false });
+        for output in outputs {
+            self.perform_host_output(node, output);
+        }
+        self.look_at_host(node);
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() || process.backlog.is_empty() {
+                break;
+            }
+            let input = process.backlog.remove(0);
+            self.host_takes(node, input);
+        }
+        self.run_host(node);
+    }
+
+    fn drive_host(&mut self, node: NodeId) {
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() {
+                return;
+            }
+            let Some(output) = process.host.poll_output() else { return };
+            self.perform_host_output(node, output);
+        }
+    }
+
+    fn perform_host_output(&mut self, node: NodeId, output: HostOutput) {
+        let Some(machine) = self.workers.get(&node) else { return };
+        if machine.process.is_none() {
+            return;
+        }
+        let life = machine.life;
+        match output {
+            HostOutput::News(news) => self.tell_seat(node, news),
+            HostOutput::Peer { to, frame } => {
+                self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
+            }
+            HostOutput::Read { version, layer } => {
+                let at = self.now.after(self.draws_store.between(1_000, 60_000));
+                self.queue.push(at, Event::ReadDone { node, life, version, layer });
+            }
+            HostOutput::Write { version, layer, bytes } => {
+                self.begin_write(node, life, version, layer, bytes);
+            }
+            HostOutput::Evaluated { .. } => {}
+        }
+    }
+
+    fn begin_write(
+        &mut self,
+        node: NodeId,
+        life: u64,
+        version: Step,
+        layer: LayerId,
+        bytes: Vec<u8>,
+    ) {
+        self.store.put((version, layer), bytes, node);
+        if self.hits(CrashPoint::PiecesHalf) {
+            self.crash_here(node);
+            return;
+        }
+        if bug::is(Bug::M18RemovedTooEarly) {
+            self.store.versions().into_iter().filter(|old| *old < version).for_each(|old| {
+                self.store.remove(old);
+            });
+        }
+        let at = self.now.after(self.draws_store.between(5_000, 900_000));
+        self.queue.push(at, Event::WriteDone { node, life, version, layer });
+        if bug::is(Bug::M8ToldBeforeDurable) {
+            let told = HostInput::Written { version, layer, is_durable: true };
+            let machine = self.workers.get_mut(&node).expect("a worker");
+            if let Some(process) = &mut machine.process {
+                process.backlog.push(told);
+            }
+        }
+    }
+
+    pub(super) fn handle_write_done(
+        &mut self,
+        node: NodeId,
+        life: u64,
+        version: Step,
+        layer: LayerId,
+    ) {
+        if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
+            return;
+        }
+        let is_durable = self.store.finish((version, layer));
+        self.host_input(node, life, HostInput::Written { version, layer, is_durable });
+    }
+
+    /// Compares what a host holds with the reference, whenever that changed.
+    fn look_at_host(&mut self, node: NodeId) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        let Some(process) = &mut machine.process else { return };
+        let Some(station) = process.host.station() else { return };
+        let bench = station.engine().bench();
+        let generation = station.plan().generation;
+        let found = (generation.0, bench.version());
+        if process.checked == Some(found) {
+            return;
+        }
+        let advanced = process.checked.is_some_and(|(of, _)| of == generation.0);
+        process.checked = Some(found);
+        self.checker.holds(node, bench.version(), &bench.digests());
+        for copy in station.copies() {
+            self.checker.holds(node, copy.version(), &[(copy.layer(), copy.digest())]);
+        }
+        self.checker.runs(station.plan(), station.engine().plan());
+        if advanced && self.hits(CrashPoint::AfterStageApply) {
+            self.crash_here(node);
+        }
+    }
+}
+
+/// Whether a frame is part of a step, and not of moving layers.
+fn is_work(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => true,
+        PeerBody::Fetch { .. } | PeerBody::Layer(_) => false,
+    }
+}

@@ -1,0 +1,299 @@
+//! Faults strike.
+
+use zbelastic_consensus::core::{Command, Input};
+use zbelastic_consensus::plan::Promise;
+use zbelastic_consensus::seat::SeatInput;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_types::NodeId;
+
+use super::{Armed, Event, World};
+use crate::faults::{CrashPoint, Cut, Fault};
+use crate::markers::Marker;
+use crate::numeric::NumericFault;
+
+/// Machines of workers there may be.
+const WORKERS_MAX: usize = 10;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn strike(&mut self, fault: Fault) {
+        if self.is_calm {
+            return;
+        }
+        self.faults_struck += 1;
+        self.note(|| format!("fault {fault:?}"));
+        match fault {
+            Fault::CrashController { draw, down_us } => {
+                self.crash_some(self.controllers_in_use(), draw, down_us);
+            }
+            Fault::CrashLeader { down_us } => {
+                if let Some(leader) = self.leader() {
+                    self.crash(leader, Some(down_us));
+                }
+            }
+            Fault::CrashWorkers { draw, count, contiguous, down_us } => {
+                self.crash_workers(draw, count, contiguous, down_us);
+            }
+            Fault::AllButOne { draw, down_us } => {
+                let up = self.up_workers();
+                let stays = up.get(draw as usize % up.len().max(1)).copied();
+                up.into_iter().filter(|node| Some(*node) != stays).for_each(|node| {
+                    self.crash(node, Some(down_us));
+                });
+            }
+            Fault::PowerCycle { down_us } => self.power_cycle(down_us),
+            Fault::CrashAt { point, passes, down_us } => {
+                self.armed.push(Armed { point, passes, down_us });
+            }
+            Fault::Pause { draw, us } => self.pause(draw, us),
+            Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
+            Fault::Slow { draw, factor, us } => {
+                let until = self.now.after(us);
+                if let Some(machine) = self.some_worker(draw) {
+                    machine.slow_factor = u64::from(factor);
+                    machine.slow_until = until;
+                }
+            }
+            Fault::Hang { draw } => {
+                if let Some(machine) = self.some_worker(draw) {
+                    machine.hangs_next = true;
+                }
+            }
+            Fault::Close { draw } => {
+                let up = self.up_workers();
+                if !up.is_empty() {
+                    self.close_connection(up[draw as usize % up.len()]);
+                }
+            }
+            Fault::SlowDisk { .. }
+            | Fault::FailDisk { .. }
+            | Fault::StaleDisk { .. }
+            | Fault::LostDisk { .. }
+            | Fault::FlipDisk { .. } => self.strike_disk(fault),
+            Fault::FailStore { us } => {
+                self.store.fails = true;
+                self.queue.push(self.now.after(us), Event::StoreRecovers);
+            }
+            Fault::FlipStore => {
+                if let Some((version, layer)) = self.store.flip(&mut self.draws_store) {
+                    self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
+                }
+            }
+            Fault::Mark { .. }
+            | Fault::WrongSum { .. }
+            | Fault::FlipState { .. }
+            | Fault::AlwaysWrong { .. } => self.strike_numbers(fault),
+            Fault::Join { count } => {
+                for _ in 0..count {
+                    if self.workers.values().filter(|m| !m.is_gone).count() < WORKERS_MAX {
+                        self.add_worker();
+                    }
+                }
+            }
+            Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
+            Fault::LoseMajority { draw } => self.lose_majority(draw),
+            Fault::Transfer { draw } => {
+                let nodes = self.controllers_in_use();
+                let to = nodes[draw as usize % nodes.len()];
+                if let Some(leader) = self.leader() {
+                    self.controller_input(leader, Input::Command(Command::TransferLeader(to)));
+                }
+            }
+        }
+    }
+
+    /// Workers whose process runs.
+    fn up_workers(&self) -> Vec<NodeId> {
+        let up = self.workers.iter().filter(|(_, machine)| machine.process.is_some());
+        up.map(|(node, _)| *node).collect()
+    }
+
+    fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
+        let up = self.up_workers();
+        let node = up.get(draw as usize % up.len().max(1))?;
+        self.workers.get_mut(node)
+    }
+
+    fn crash_some(&mut self, nodes: Vec<NodeId>, draw: u64, down_us: u64) {
+        if let Some(node) = nodes.get(draw as usize % nodes.len().max(1)) {
+            self.crash(*node, Some(down_us));
+        }
+    }
+
+    fn crash_workers(&mut self, draw: u64, count: u32, contiguous: bool, down_us: u64) {
+        let mut up = self.up_workers();
+        if contiguous
+            && let Some(plan) = self.newest_core().and_then(|core| core.state().plan())
+        {
+            let stages: Vec<NodeId> = plan.record.stages.iter().map(|holder| holder.node).collect();
+            let place = |node: &NodeId| stages.iter().position(|found| found == node);
+            up.sort_by_key(|node| place(node).unwrap_or(usize::MAX));
+        }
+        for offset in 0..count as usize {
+            if !up.is_empty() {
+                let node = up.remove((draw as usize + offset * usize::from(!contiguous)) % up.len());
+                self.crash(node, Some(down_us));
+            }
+        }
+        if self.is_joining() {
+            self.mark(Marker::LossDuringJoin);
+        }
+    }
+
+    fn is_joining(&self) -> bool {
+        self.newest_core().is_some_and(|core| core.state().next_plan().is_some())
+    }
+
+    fn power_cycle(&mut self, down_us: u64) {
+        self.mark(Marker::PowerCycled);
+        let nodes: Vec<NodeId> =
+            self.controllers.keys().chain(self.workers.keys()).copied().collect();
+        for node in nodes {
+            let extra = self.draws_target.below(1_500_000);
+            self.crash(node, Some(down_us + extra));
+        }
+    }
+
+    fn pause(&mut self, draw: u64, us: u64) {
+        let nodes: Vec<NodeId> =
+            self.controllers.keys().chain(self.workers.keys()).copied().collect();
+        let node = nodes[draw as usize % nodes.len()];
+        let until = self.now.after(us);
+        if let Some(machine) = self.controllers.get_mut(&node) {
+            machine.paused_until = until;
+        }
+        if let Some(machine) = self.workers.get_mut(&node) {
+            machine.paused_until = until;
+        }
+        self.checker.disturbed(node);
+    }
+
+    fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
+        let controllers = self.controllers_in_use();
+        let mut all = controllers.clone();
+        all.extend(self.up_workers());
+        let one = all[draw as usize % all.len()];
+        let other = all[(draw >> 20) as usize % all.len()];
+        let half = |node: &NodeId| draw >> (node.0 % 48) & 1 == 1;
+        let mut links = Vec::new();
+        for from in &all {
+            for to in all.iter().filter(|to| *to != from) {
+                let is_cut = match cut {
+                    Cut::Isolate => *from == one || *to == one,
+                    Cut::Deaf => *to == one,
+                    Cut::Mute => *from == one,
+                    Cut::Pair => (*from == one && *to == other) || (*to == one && *from == other),
+                    Cut::Controllers => {
+                        let both = controllers.contains(from) && controllers.contains(to);
+                        both && half(from) != half(to)
+                    }
+                    Cut::Halves => half(from) != half(to),
+                };
+                if is_cut {
+                    links.push((*from, *to));
+                }
+            }
+        }
+        for (from, to) in links {
+            self.network.cut(from, to);
+            self.checker.disturbed(from);
+            self.checker.disturbed(to);
+        }
+        self.queue.push(self.now.after(us), Event::HealLinks);
+    }
+
+    fn strike_disk(&mut self, fault: Fault) {
+        let nodes = self.controllers_in_use();
+        let pick = |draw: u64| nodes[draw as usize % nodes.len()];
+        match fault {
+            Fault::SlowDisk { draw, sync_us, us } => {
+                let node = pick(draw);
+                if let Some(machine) = self.controllers.get_mut(&node) {
+                    machine.sync_us_extra = sync_us;
+                    self.queue.push(self.now.after(us), Event::DiskRecovers(node));
+                }
+            }
+            Fault::FailDisk { draw } if self.can_lose(pick(draw)) => {
+                self.controllers.get_mut(&pick(draw)).expect("in use").disk.fails = true;
+                self.checker.disturbed(pick(draw));
+            }
+            Fault::StaleDisk { draw, age_us } if self.can_lose(pick(draw)) => {
+                self.controllers.get_mut(&pick(draw)).expect("in use").disk.take_image();
+                self.queue.push(self.now.after(age_us), Event::StaleDisk(pick(draw)));
+            }
+            Fault::LostDisk { draw } if self.can_lose(pick(draw)) => {
+                let node = pick(draw);
+                self.crash(node, None);
+                self.condemn(node);
+            }
+            Fault::FlipDisk { draw } if self.can_lose(pick(draw)) => {
+                let node = pick(draw);
+                self.crash(node, Some(200_000));
+                let machine = self.controllers.get_mut(&node).expect("in use");
+                machine.disk.flip(&mut self.draws_disk);
+            }
+            _ => self.faults_struck -= 1,
+        }
+    }
+
+    pub(super) fn strike_stale_disk(&mut self, node: NodeId) {
+        if self.is_calm || !self.can_lose(node) {
+            return;
+        }
+        self.crash(node, None);
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let is_older = machine.disk.restore_image();
+        self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
+        self.restart_controller(node);
+    }
+
+    /// Numbers go wrong only where somebody is there to notice: what is wrong and promised to
+    /// nobody is right by definition.
+    fn strike_numbers(&mut self, fault: Fault) {
+        let plan = self.newest_core().and_then(|core| core.state().plan());
+        let stages = plan.map_or(0, |plan| plan.record.stages.len());
+        let is_kept = plan.is_some_and(|plan| plan.record.promise == Promise::Kept);
+        let planned = match fault {
+            Fault::Mark { draw, infinite } => {
+                let mark = if infinite { f32::INFINITY } else { f32::NAN };
+                Some((draw, NumericFault::Mark(mark)))
+            }
+            Fault::WrongSum { draw, factor } if is_kept => {
+                Some((draw, NumericFault::SumFactor(factor)))
+            }
+            Fault::FlipState { draw, bit } if is_kept => {
+                Some((draw, NumericFault::StateFlip(1 << bit)))
+            }
+            Fault::AlwaysWrong { draw } if is_kept && stages >= 3 => {
+                let others = self.workers.values().any(|m| m.faults.borrow().always_wrong);
+                if let Some(machine) = self.some_worker(draw).filter(|_| !others) {
+                    machine.faults.borrow_mut().always_wrong = true;
+                }
+                None
+            }
+            _ => None,
+        };
+        if let Some((draw, fault)) = planned {
+            let is_float = self.case.options.model == crate::options::Model::Float;
+            let is_state = matches!(fault, NumericFault::StateFlip(_));
+            if let Some(machine) = self.some_worker(draw).filter(|_| !(is_float && is_state)) {
+                machine.faults.borrow_mut().plan(fault);
+            }
+        }
+    }
+
+    fn drain(&mut self, draw: u64, grace_us: u64) {
+        let up = self.up_workers();
+        if up.len() < 2 {
+            return;
+        }
+        let node = up[draw as usize % up.len()];
+        let machine = self.workers.get_mut(&node).expect("it is up");
+        let life = machine.life;
+        let process = machine.process.as_mut().expect("it is up");
+        process.is_draining = true;
+        self.seat_input(node, SeatInput::Drain);
+        let grace_us = if self.hits(CrashPoint::DrainHalf) { grace_us / 8 } else { grace_us };
+        self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
+    }
+}
