@@ -68,8 +68,8 @@ impl Case {
     /// If the file cannot be read or holds something else.
     pub fn load(path: &Path) -> Result<Self, CaseError> {
         let name = || path.display().to_string();
-        let text = fs::read_to_string(path)
-            .map_err(|source| CaseError::File { path: name(), source })?;
+        let text =
+            fs::read_to_string(path).map_err(|source| CaseError::File { path: name(), source })?;
         let case: Self = serde_json::from_str(&text)
             .map_err(|source| CaseError::Form { path: name(), source })?;
         if case.format != FORMAT_VERSION {

@@ -232,7 +232,8 @@ impl Workbench for DigestBench {
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
         self.candidates += 1;
-        let number = if bug::is(Bug::M14UpdatesNotRolledBack) { self.candidates } else { order.number };
+        let number =
+            if bug::is(Bug::M14UpdatesNotRolledBack) { self.candidates } else { order.number };
         let order = UpdateOrder { number, ..order };
         for layer in self.layers_mut() {
             layer.candidate = Some(layer.state.candidate(layer.g, order));

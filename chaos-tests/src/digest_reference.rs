@@ -6,10 +6,8 @@ use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::UpdateOrder;
 use zbelastic_types::{Digest, LayerId, MicrobatchIndex, Step};
 
+use crate::digest_model::{DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens};
 use crate::reference::ReferenceSums;
-use crate::digest_model::{
-    DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens,
-};
 
 /// A serial run, one step behind the seals.
 #[derive(Clone, Debug)]

@@ -208,9 +208,10 @@ impl FloatReference {
 
     fn remember(&mut self) {
         let version = Step(self.versions.len() as u64);
-        let digests = self.run.layers().iter().map(|layer| {
-            layer_digest(&LayerImage { version, ..layer.image(self.run.backend()) })
-        });
+        let digests =
+            self.run.layers().iter().map(|layer| {
+                layer_digest(&LayerImage { version, ..layer.image(self.run.backend()) })
+            });
         let digests = digests.collect();
         self.versions.push(digests);
     }

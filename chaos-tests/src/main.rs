@@ -32,7 +32,10 @@ fn main() {
             println!("{outcome:?} digest {:x}", log.digest());
         }
     }
-    println!("{failed} of {count} failed; steps {steps} virtual {}s faults {faults} events {events}", virt / 1_000_000);
+    println!(
+        "{failed} of {count} failed; steps {steps} virtual {}s faults {faults} events {events}",
+        virt / 1_000_000
+    );
     println!("{markers:?}");
     println!("missing {:?}", markers.missing());
 }

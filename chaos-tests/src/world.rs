@@ -174,6 +174,8 @@ pub struct World<'a, M: ComputeModel, S> {
     calm_at: Moment,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
+    /// Versions that the log refers to.
+    referred: BTreeSet<Step>,
     failure: Option<Failure>,
     faults_struck: u64,
 }
@@ -233,6 +235,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             is_majority_lost: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
+            referred: BTreeSet::new(),
             failure: None,
             faults_struck: 0,
         };
@@ -258,8 +261,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         NodeId(self.node_next - 1)
     }
 
+    /// A start's number: as from a clock, so that a process can count on from it.
     fn new_boot(&mut self) -> u64 {
-        self.boot_next += 1;
+        self.boot_next += 1000;
         self.boot_next
     }
 

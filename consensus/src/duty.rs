@@ -185,6 +185,9 @@ impl Duties {
         result: Result<(), &EntryRefusal>,
     ) {
         self.in_flight = self.in_flight.split_off(&(index + 1));
+        if let (Entry::Rewind { .. }, Ok(())) = (entry, result) {
+            self.differing = None;
+        }
         match entry {
             Entry::Members(_) => {
                 self.members_changed = self.now;

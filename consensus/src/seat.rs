@@ -50,7 +50,8 @@ pub struct SeatSetup {
     pub cluster: ClusterId,
     /// The node.
     pub node: NodeId,
-    /// Grows with each start of the node.
+    /// Grows with each start of the node, by more than the seat counts on in between: it counts one
+    /// further each time it was fenced off. The microseconds of a clock will do.
     pub boot: u64,
     /// What the node brings.
     pub resources: Resources,

@@ -14,9 +14,8 @@ impl Checker {
         sender: Holder,
         plan: Option<(Generation, Vec<Holder>)>,
     ) {
-        let is_known = plan.as_ref().is_some_and(|(of, stages)| {
-            *of == generation && stages.contains(&sender)
-        });
+        let is_known =
+            plan.as_ref().is_some_and(|(of, stages)| *of == generation && stages.contains(&sender));
         if !is_known {
             let now = plan.map(|(of, _)| of);
             self.fail(Invariant::S3, || {

@@ -20,8 +20,8 @@ impl Checker {
         let sums = self.reference.advance(seal);
         self.acked.push(*seal);
         let is_taken = seal.verdict.coefficient().is_some();
-        let is_finite = f64::from_bits(seal.square_sum_bits).is_finite()
-            && seal.loss_sum().is_finite();
+        let is_finite =
+            f64::from_bits(seal.square_sum_bits).is_finite() && seal.loss_sum().is_finite();
         if is_taken && !is_finite {
             self.fail(Invariant::N4, || format!("{} is taken and not finite", seal.turn));
         }

@@ -33,7 +33,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match change {
             Change::Checkpoint { version, dropped } => self.keep_manifest(node, *version, dropped),
             Change::Rewound { dropped, .. } => {
-                dropped.iter().for_each(|version| self.store.remove(*version));
+                self.drop_versions(dropped);
             }
             Change::Members(_)
             | Change::Adopted(_)
@@ -55,16 +55,21 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if let (Some(record), Some(spec)) = (record, spec) {
             self.store.put_manifest(version, codec::encode(&(spec, record)));
         }
-        dropped.iter().for_each(|version| self.store.remove(*version));
+        self.drop_versions(dropped);
+        self.referred.insert(version);
         self.checker.checkpoint(&self.store, version);
+    }
+
+    fn drop_versions(&mut self, versions: &[Step]) {
+        for version in versions {
+            self.referred.remove(version);
+            self.store.remove(*version);
+        }
     }
 
     /// Every checkpoint that is referred to can be restored at any instant.
     pub(super) fn audit_checkpoints(&mut self) {
-        let Some(core) = self.newest_core() else { return };
-        let versions: Vec<Step> =
-            core.state().checkpoints().iter().map(|checkpoint| checkpoint.version).collect();
-        for version in versions {
+        for version in self.referred.clone() {
             self.checker.checkpoint(&self.store, version);
         }
     }
@@ -253,8 +258,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             use zbelastic_trainer::stage::Workbench;
             station.engine().bench().version() == end
         });
-        all_applied && is_whole && (all_done && of_plan.count() == plan.record.stages.len()
-            || state.lost_holder().is_some())
+        all_applied
+            && is_whole
+            && (all_done && of_plan.count() == plan.record.stages.len()
+                || state.lost_holder().is_some())
     }
 
     /// At the end: the log as a small model, every checkpoint restored, states compared.

@@ -1,12 +1,12 @@
 //! The machines of controllers.
 
-use zbelastic_consensus::core::{Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start};
+use zbelastic_consensus::core::{
+    Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start,
+};
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::message::Envelope;
-use zbelastic_consensus::raft::{
-    PersistToken, RaftSetup, Record, RecoveredLog, encode_record,
-};
+use zbelastic_consensus::raft::{PersistToken, RaftSetup, Record, RecoveredLog, encode_record};
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -143,16 +143,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.controller_input(node, Input::Tick);
     }
 
-    pub(super) fn controller_message(
-        &mut self,
-        from: NodeId,
-        to: NodeId,
-        message: Box<Envelope>,
-    ) {
-        let is_report = matches!(
-            message.message,
-            zbelastic_consensus::message::Message::Report { .. }
-        );
+    pub(super) fn controller_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
+        let is_report =
+            matches!(message.message, zbelastic_consensus::message::Message::Report { .. });
         if self.leader() == Some(to) && is_report && self.hits(CrashPoint::StatsPartial) {
             self.crash_here(to);
             return;
@@ -169,13 +162,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.drive_controller(node);
     }
 
-    pub(super) fn handle_synced(
-        &mut self,
-        node: NodeId,
-        life: u64,
-        token: PersistToken,
-        end: u64,
-    ) {
+    pub(super) fn handle_synced(&mut self, node: NodeId, life: u64, token: PersistToken, end: u64) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         if machine.life != life {
             return;

@@ -59,7 +59,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         machine.life += 1;
         let damage = machine.disk.crash(&mut self.draws_disk);
-        self.note(|| format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn));
+        self.note(|| {
+            format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn)
+        });
         self.checker.disturbed(node);
     }
 
@@ -95,9 +97,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         // One that was never admitted has nothing to come back to.
-        let is_member = self.newest_core().is_none_or(|core| {
-            core.state().members().contains_key(&node)
-        });
+        let is_member =
+            self.newest_core().is_none_or(|core| core.state().members().contains_key(&node));
         if is_member {
             self.restart_controller(node);
         } else if self.controllers[&node].core.is_none() {
@@ -160,6 +161,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.note(|| format!("a new cluster begins, with a checkpoint: {}", state.is_some()));
         self.mark(Marker::RecoveredByForce);
         self.store_index = 0;
+        self.referred.clear();
         self.create_controllers(self.case.options.controllers, state);
         let controllers = self.controllers_in_use();
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();

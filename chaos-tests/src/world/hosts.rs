@@ -110,6 +110,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let number = process.op_number;
         process.busy = Some((number, outputs));
         if hangs {
+            self.checker.disturbed(node);
             self.note(|| format!("w{node}: an operation hangs"));
         } else {
             self.queue.push(now.after(op_us * factor), Event::OpDone { node, life, number });

@@ -53,6 +53,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     machine.slow_factor = u64::from(factor);
                     machine.slow_until = until;
                 }
+                self.checker.disturbed(NodeId(draw));
             }
             Fault::Hang { draw } => {
                 if let Some(machine) = self.some_worker(draw) {
@@ -61,8 +62,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::Close { draw } => {
                 let up = self.up_workers();
-                if !up.is_empty() {
-                    self.close_connection(up[draw as usize % up.len()]);
+                if let Some(node) = up.get(draw as usize % up.len().max(1)) {
+                    self.checker.disturbed(*node);
+                    self.close_connection(*node);
                 }
             }
             Fault::SlowDisk { .. }
@@ -122,16 +124,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn crash_workers(&mut self, draw: u64, count: u32, contiguous: bool, down_us: u64) {
         let mut up = self.up_workers();
-        if contiguous
-            && let Some(plan) = self.newest_core().and_then(|core| core.state().plan())
-        {
+        if contiguous && let Some(plan) = self.newest_core().and_then(|core| core.state().plan()) {
             let stages: Vec<NodeId> = plan.record.stages.iter().map(|holder| holder.node).collect();
             let place = |node: &NodeId| stages.iter().position(|found| found == node);
             up.sort_by_key(|node| place(node).unwrap_or(usize::MAX));
         }
         for offset in 0..count as usize {
             if !up.is_empty() {
-                let node = up.remove((draw as usize + offset * usize::from(!contiguous)) % up.len());
+                let node =
+                    up.remove((draw as usize + offset * usize::from(!contiguous)) % up.len());
                 self.crash(node, Some(down_us));
             }
         }

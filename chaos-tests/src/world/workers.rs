@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
-use zbelastic_consensus::member::Resources;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_trainer::host::{Host, HostInput, HostSetup};
 use zbelastic_types::{Bytes, NodeId};
 
-use crate::bug::{self, Bug};
 use super::{Event, Packet, Process, WorkerMachine, World};
+use crate::bug::{self, Bug};
 use crate::faults::CrashPoint;
 use crate::network::Lane;
 use crate::queue::Moment;

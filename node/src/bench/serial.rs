@@ -82,11 +82,7 @@ pub struct PlainLoop<B: Backend> {
 
 impl PlainLoop<CpuBackend> {
     /// The loop over the batches of `setup`.
-    pub fn new(
-        setup: &StageSetup,
-        corpus: Arc<Corpus>,
-        threads: usize,
-    ) -> Result<Self, Failure> {
+    pub fn new(setup: &StageSetup, corpus: Arc<Corpus>, threads: usize) -> Result<Self, Failure> {
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
         let run = Reference::new(setup, backend, corpus);
         Ok(Self { run: run.map_err(|error| out_of_resource(&error))?, step: Step(0) })
