@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
 
+use crate::history::SEALS_KEPT_MAX;
 use crate::validation::GuardPolicy;
 
 /// Layers a model may have.
@@ -60,6 +61,9 @@ pub enum JobRefusal {
     /// There is none.
     #[error("there is no job")]
     Missing,
+    /// Every step of it is sealed.
+    #[error("the job is done")]
+    Done,
     /// Nothing is trained, or too much.
     #[error("{layers} layers with {tensors} tensors; 1 to {LAYERS_MAX} and {TENSORS_MAX} allowed")]
     Size {
@@ -73,6 +77,12 @@ pub enum JobRefusal {
     Zero {
         /// Which.
         what: &'static str,
+    },
+    /// Checkpoints lie further apart than seals are remembered: the run could not go on to one.
+    #[error("a checkpoint every {found} steps, at most every {SEALS_KEPT_MAX}")]
+    Every {
+        /// Steps from one to the next.
+        found: u64,
     },
 }
 
@@ -130,10 +140,11 @@ impl JobSpec {
             ("stages_max", u64::from(self.stages_max)),
             ("checkpoints_kept", u64::from(self.checkpoints_kept)),
         ];
-        match counts.into_iter().find(|(_, count)| *count == 0) {
-            Some((what, _)) => Err(JobRefusal::Zero { what }),
-            None => Ok(()),
+        if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(JobRefusal::Zero { what });
         }
+        let found = self.checkpoint_every;
+        if found > SEALS_KEPT_MAX as u64 { Err(JobRefusal::Every { found }) } else { Ok(()) }
     }
 }
 
@@ -183,6 +194,16 @@ pub struct Job {
     pub spec: Arc<JobSpec>,
     /// How far it is.
     pub phase: JobPhase,
+}
+
+impl Job {
+    /// The configuration, if there are steps to seal.
+    ///
+    /// # Errors
+    /// If the job is done.
+    pub fn under_way(&self) -> Result<&Arc<JobSpec>, JobRefusal> {
+        if self.phase == JobPhase::Done { Err(JobRefusal::Done) } else { Ok(&self.spec) }
+    }
 }
 
 /// What happens to the job.

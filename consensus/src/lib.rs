@@ -13,6 +13,8 @@ pub mod codec;
 pub mod core;
 pub mod duty;
 pub mod entry;
+#[cfg(test)]
+mod fixture;
 pub mod history;
 pub mod job;
 pub mod member;

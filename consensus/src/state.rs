@@ -6,6 +6,8 @@
 mod apply;
 mod plans;
 mod refusal;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -108,7 +110,9 @@ impl State {
     #[must_use]
     pub fn recovered(cluster: ClusterId, spec: Arc<JobSpec>, checkpoint: CheckpointRecord) -> Self {
         let mut state = Self::new(cluster);
-        state.job = Some(Job { spec, phase: JobPhase::Running });
+        let is_done = checkpoint.version.0 >= spec.step_count;
+        let phase = if is_done { JobPhase::Done } else { JobPhase::Running };
+        state.job = Some(Job { spec, phase });
         state.generation = checkpoint.ledger.open_turn().generation;
         state.ledger = checkpoint.ledger.clone();
         state.history = History::starting_at(checkpoint.version);
@@ -138,6 +142,13 @@ impl State {
     #[must_use]
     pub fn quarantined(&self) -> &BTreeSet<NodeId> {
         &self.quarantined
+    }
+
+    /// Whether a node that asks with this start would be admitted.
+    #[must_use]
+    pub fn admits(&self, node: NodeId, boot: u64) -> bool {
+        let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
+        is_new && !self.quarantined.contains(&node) && self.has_room_for(node)
     }
 
     /// The job.
@@ -193,6 +204,15 @@ impl State {
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
+    }
+
+    /// Whether another step can be sealed: one can be remembered, or forgotten because a checkpoint
+    /// lies behind it, or the run goes back to none.
+    #[must_use]
+    pub fn has_room_for_seal(&self) -> bool {
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.checkpoint_every > 0);
+        let newest = self.checkpoints.last().map(|checkpoint| checkpoint.version);
+        !self.history.is_full() || !is_asked || newest.is_some_and(|v| v > self.history.base())
     }
 
     /// The last seal applied.

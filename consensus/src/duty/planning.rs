@@ -198,10 +198,13 @@ impl Duties {
             return None;
         }
         let open = state.open_turn().step;
-        let is_usable = |version: Step| version <= open && !self.bad_checkpoints.contains(&version);
+        let base = state.history().base();
+        let is_usable = |version: Step| {
+            (base..=open).contains(&version) && !self.bad_checkpoints.contains(&version)
+        };
         let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
         let to = versions.into_iter().find(|version| is_usable(*version));
-        let to = to.or((state.history().base() == Step(0)).then_some(Step(0)));
+        let to = to.or((base == Step(0)).then_some(Step(0)));
         let Some(to) = to else {
             return Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore)));
         };

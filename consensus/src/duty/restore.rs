@@ -51,8 +51,9 @@ pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
     };
     let layer = LayerId(lost as u32);
     let Inventory { open, checkpoints, bad, base, .. } = *inventory;
-    let is_usable =
-        |found: &&CheckpointRecord| found.version < open && !bad.contains(&found.version);
+    let is_usable = |found: &&CheckpointRecord| {
+        (base..open).contains(&found.version) && !bad.contains(&found.version)
+    };
     match checkpoints.iter().rev().find(is_usable) {
         Some(checkpoint) => Restore::Back { to: checkpoint.version, layer },
         None if base == Step(0) && open > Step(0) => Restore::Back { to: Step(0), layer },

@@ -124,7 +124,7 @@ impl Sealing {
             self.check_copies(spec, &plan.record)?;
         }
         let history = state.history();
-        if history.is_full() && spec.checkpoint_every > 0 && self.turn.step >= history.head() {
+        if self.turn.step >= history.head() && !state.has_room_for_seal() {
             return Err(Withheld::CheckpointOverdue);
         }
         match history.logged(self.turn.step) {

@@ -115,12 +115,10 @@ impl State {
     fn change_member(&mut self, index: u64, change: &MemberChange) -> bool {
         match change {
             MemberChange::Admit { node, boot, role, resources } => {
-                if self.quarantined.contains(node) || !self.has_room_for(*node) {
+                if !self.admits(*node, *boot) {
                     return false;
                 }
-                if self.members.get(node).is_some_and(|member| *boot <= member.boot) {
-                    return false;
-                }
+                self.make_room_for(*node);
                 let member = Member {
                     incarnation: Self::incarnation_at(index),
                     boot: *boot,
@@ -153,14 +151,27 @@ impl State {
         is_new
     }
 
-    /// Makes room by forgetting who was lost longest ago and stands in no plan.
-    fn has_room_for(&mut self, node: NodeId) -> bool {
-        if self.members.len() < MEMBERS_MAX || self.members.contains_key(&node) {
-            return true;
+    pub(super) fn has_room_for(&self, node: NodeId) -> bool {
+        let is_full = self.members.len() >= MEMBERS_MAX && !self.members.contains_key(&node);
+        !is_full || self.oldest_lost().is_some()
+    }
+
+    /// Forgets a member that is lost, if it must.
+    fn make_room_for(&mut self, node: NodeId) {
+        if self.members.len() >= MEMBERS_MAX && !self.members.contains_key(&node) {
+            let oldest = self.oldest_lost().expect("there is room");
+            self.members.remove(&oldest);
         }
+    }
+
+    /// Who is lost and stands in no plan; of several the one that came first.
+    fn oldest_lost(&self) -> Option<NodeId> {
+        let plans = self.plan.iter().map(|plan| &plan.record).chain(&self.next);
+        let named: Vec<NodeId> =
+            plans.flat_map(|plan| plan.stages.iter().map(|holder| holder.node)).collect();
         let lost = self.members.iter().filter(|(_, member)| !member.is_live());
-        let oldest = lost.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node);
-        oldest.is_some_and(|node| self.members.remove(&node).is_some())
+        let free = lost.filter(|(node, _)| !named.contains(node));
+        free.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node)
     }
 
     fn apply_job(&mut self, change: JobChange) -> Result<Change, EntryRefusal> {
@@ -194,8 +205,7 @@ impl State {
     }
 
     fn apply_seal(&mut self, seal: Seal) -> Result<Change, EntryRefusal> {
-        let job = self.job.as_ref().ok_or(JobRefusal::Missing)?;
-        let spec = job.spec.clone();
+        let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?.clone();
         let plan =
             self.plan.as_ref().ok_or(EntryRefusal::NotRunning { generation: self.generation })?;
         let generation = plan.record.generation;
@@ -214,10 +224,7 @@ impl State {
         self.history.check(&seal)?;
         self.ledger.apply(&seal).expect("checked above");
         let is_repeated = seal.verdict.is_final() && seal.turn.step < self.history.head();
-        if self.history.is_full() && spec.checkpoint_every == 0 {
-            self.history.forget_oldest();
-        }
-        self.history.push(seal);
+        self.remember(seal);
         self.last_seal = Some(seal);
         if seal.verdict.is_final() {
             self.open_checkpoint(&spec);
@@ -227,6 +234,15 @@ impl State {
         }
         let adopted = self.begin_planned();
         Ok(Change::Sealed { seal, is_repeated, adopted })
+    }
+
+    /// Keeps a seal that is final and new, in place of the oldest if there is no room.
+    fn remember(&mut self, seal: Seal) {
+        let is_new = seal.verdict.is_final() && seal.turn.step >= self.history.head();
+        if is_new && self.history.is_full() && self.has_room_for_seal() {
+            self.history.forget_oldest();
+        }
+        self.history.push(seal);
     }
 
     /// Begins to collect a checkpoint, if the version that is open now is to become one.
@@ -294,6 +310,7 @@ impl State {
         to: Step,
         reason: RewindReason,
     ) -> Result<Change, EntryRefusal> {
+        self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
         let expected = self.generation();
         if generation != expected {
             return Err(EntryRefusal::OtherGeneration { expected, found: generation });

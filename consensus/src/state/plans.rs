@@ -30,7 +30,7 @@ impl State {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check_adopt(&self, record: &PlanRecord) -> Result<(), EntryRefusal> {
-        let job = self.job.as_ref().ok_or(JobRefusal::Missing)?;
+        let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
         let (expected, found) = (self.generation_next(), record.generation);
         if found != expected {
             return Err(PlanRefusal::Generation { expected, found }.into());
@@ -48,7 +48,7 @@ impl State {
         if let Some(holder) = record.stages.iter().find(|holder| !is_worker(holder)) {
             return Err(PlanRefusal::Holder { holder: *holder }.into());
         }
-        Ok(record.check(&job.spec)?)
+        Ok(record.check(spec)?)
     }
 
     fn load(&mut self, record: Arc<PlanRecord>) {

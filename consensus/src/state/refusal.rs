@@ -1,6 +1,6 @@
 //! Why an entry changed nothing.
 
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{Generation, LayerId, Step};
 
 use crate::history::DiffersFromLog;
 use crate::job::JobRefusal;
@@ -68,7 +68,7 @@ pub enum EntryRefusal {
     #[error("layer {layer} was loaded with different digests")]
     DigestsDiffer {
         /// The layer.
-        layer: zbelastic_types::LayerId,
+        layer: LayerId,
     },
     /// The seal does not fit the ledger.
     #[error(transparent)]
@@ -88,7 +88,7 @@ pub enum EntryRefusal {
         /// The version.
         version: Step,
         /// The layer.
-        layer: zbelastic_types::LayerId,
+        layer: LayerId,
     },
     /// Layers are missing.
     #[error("version {version} has {found} of {expected} layers")]
@@ -115,11 +115,5 @@ pub enum EntryRefusal {
         to: Step,
         /// The first step remembered.
         base: Step,
-    },
-    /// The node may not come back.
-    #[error("node {node} is quarantined")]
-    Quarantined {
-        /// The node.
-        node: NodeId,
     },
 }

@@ -1,0 +1,280 @@
+//! A small cluster for tests: a model of four layers with a tensor each, and few nodes.
+//!
+//! [`Log`] applies entries as they come and knows the usual ones; a test says what is unusual.
+
+use std::sync::Arc;
+
+use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
+use zbelastic_types::{
+    Bytes, ClusterId, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
+    TensorIndex,
+};
+
+use crate::checkpoint::LayerDigest;
+use crate::codec;
+use crate::entry::{Entry, ReadyRecord, RewindReason};
+use crate::job::{JobChange, JobSpec, WindowPolicy};
+use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
+use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use crate::state::{Change, EntryRefusal, State};
+use crate::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId(7);
+pub(crate) const LAYERS: u32 = 4;
+pub(crate) const RESOURCES: Resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+
+/// Twelve steps of two microbatches, a checkpoint every four of which two are kept, state attested
+/// every three steps.
+pub(crate) fn spec() -> JobSpec {
+    let policy = GuardPolicy {
+        clip_norm: Some(1.0),
+        nonfinite: NonfinitePolicy::Skip,
+        replays_max: 1,
+        spike_deviations: None,
+    };
+    JobSpec {
+        config: Digest([9; 32]),
+        layer_tensors: vec![1; LAYERS as usize],
+        microbatch_count: 2,
+        step_count: 12,
+        policy,
+        window: WindowPolicy::Fixed(Window::One),
+        copies: true,
+        checkpoint_every: 4,
+        checkpoints_kept: 2,
+        attest_every: 3,
+        stages_max: 4,
+    }
+}
+
+/// A lowered program for two microbatches.
+pub(crate) fn program(stage_count: u32, window: Window) -> Program {
+    let compute = generate(ScheduleKind::ZbH1, stage_count, 2).expect("the size is legal");
+    lower(&compute, LowerOptions { window, early_head_weights: false })
+}
+
+/// One chunk a stage; the last takes what does not divide.
+pub(crate) fn chunks(stage_count: u32) -> Vec<LayerRange> {
+    let each = LAYERS / stage_count;
+    let end = |stage| if stage + 1 == stage_count { LAYERS } else { (stage + 1) * each };
+    (0..stage_count).map(|stage| LayerRange::new(stage * each, end(stage))).collect()
+}
+
+/// The state of a layer at a version, as a digest.
+pub(crate) fn digest(layer: u32, version: u64) -> Digest {
+    let mut bytes = [layer as u8; 32];
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    Digest(bytes)
+}
+
+pub(crate) fn digests(layers: impl IntoIterator<Item = LayerId>, version: u64) -> Vec<LayerDigest> {
+    layers.into_iter().map(|layer| (layer, digest(layer.0, version))).collect()
+}
+
+pub(crate) fn all_layers() -> impl Iterator<Item = LayerId> {
+    (0..LAYERS).map(LayerId)
+}
+
+/// One tensor a layer: the sum of the tensor of `layer`.
+pub(crate) fn sum(layer: LayerId, square_sum: f64) -> TensorSum {
+    let nonfinite = u64::from(!square_sum.is_finite());
+    TensorSum { tensor: TensorIndex(layer.0), square_sum, nonfinite }
+}
+
+pub(crate) fn admit(node: u64, boot: u64) -> MemberChange {
+    let (node, role, resources) = (NodeId(node), Role::Worker, RESOURCES);
+    MemberChange::Admit { node, boot, role, resources }
+}
+
+pub(crate) fn lost(holder: Holder) -> MemberChange {
+    MemberChange::Lost { holder, reason: LossReason::Closed }
+}
+
+/// Applies entries in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub state: State,
+}
+
+impl Log {
+    /// A cluster with nobody in it and nothing to do.
+    pub fn empty() -> Self {
+        Self { state: State::new(CLUSTER) }
+    }
+
+    /// A cluster with a job and these workers.
+    pub fn with_job(spec: JobSpec, nodes: &[u64]) -> Self {
+        let mut log = Self::empty();
+        log.apply(Entry::Job(JobChange::Start(Arc::new(spec))));
+        for node in nodes {
+            log.join(*node);
+        }
+        log
+    }
+
+    /// A cluster whose workers run the first plan, in this order.
+    pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
+        let mut log = Self::with_job(spec, nodes);
+        log.run_plan(nodes);
+        log
+    }
+
+    pub fn try_apply(&mut self, entry: Entry) -> Result<Change, EntryRefusal> {
+        self.state.apply(self.state.applied() + 1, entry)
+    }
+
+    /// Applies an entry that fits.
+    pub fn apply(&mut self, entry: Entry) -> Change {
+        let name = entry.name();
+        self.try_apply(entry).unwrap_or_else(|refusal| panic!("{name} refused: {refusal}"))
+    }
+
+    /// Applies an entry that does not fit: nothing changes but the index.
+    pub fn refuse(&mut self, entry: Entry, expected: impl Into<EntryRefusal>) {
+        let (text, mut before) = (format!("{entry:?}"), self.state.clone());
+        assert_eq!(self.try_apply(entry), Err(expected.into()), "{text}");
+        before.pass(self.state.applied());
+        assert_eq!(self.state, before, "{text}");
+        assert_eq!(codec::encode(&self.state), codec::encode(&before), "{text}");
+    }
+
+    pub fn join(&mut self, node: u64) -> Holder {
+        let boot = self.state.members().get(&NodeId(node)).map_or(1, |member| member.boot + 1);
+        self.apply(Entry::Members(vec![admit(node, boot)]));
+        self.holder(node)
+    }
+
+    pub fn lose(&mut self, node: u64) {
+        let holder = self.holder(node);
+        self.apply(Entry::Members(vec![lost(holder)]));
+    }
+
+    pub fn holder(&self, node: u64) -> Holder {
+        self.state.holder_of(NodeId(node)).expect("the node is a member")
+    }
+
+    /// A plan that fits: the next number, from the open step, memory where there is any.
+    pub fn plan(&self, nodes: &[u64]) -> PlanRecord {
+        let job = self.state.job().expect("there is a job");
+        let stage_count = nodes.len() as u32;
+        let open = self.state.open_turn().step;
+        let by = |stage| StageIndex((stage + 1) % stage_count);
+        let (promise, copies) = match (job.spec.copies, stage_count) {
+            (false, _) => (Promise::Off(PromiseOff::Configured), vec![None; nodes.len()]),
+            (true, 1) => (Promise::Off(PromiseOff::OneStage), vec![None]),
+            (true, _) => (Promise::Kept, (0..stage_count).map(by).map(Some).collect()),
+        };
+        let window = match job.spec.window {
+            WindowPolicy::Fixed(window) => window,
+            WindowPolicy::Auto => Window::One,
+        };
+        let source = match open {
+            Step(0) => LayerSource::Initial,
+            _ => LayerSource::Nodes(nodes.iter().map(|node| NodeId(*node)).collect()),
+        };
+        PlanRecord {
+            generation: self.state.generation_next(),
+            stages: nodes.iter().map(|node| self.holder(*node)).collect(),
+            copies,
+            promise,
+            chunks: chunks(stage_count),
+            program: program(stage_count, window),
+            from_step: open,
+            sources: vec![source; LAYERS as usize],
+            op_ticks_max: 50,
+            reason: PlanReason::First,
+        }
+    }
+
+    pub fn adopt(&mut self, plan: PlanRecord) -> Change {
+        self.apply(Entry::Adopt(Box::new(plan)))
+    }
+
+    /// Who stands at `stage` is ready, with the digests of the open version.
+    pub fn ready(&self, stage: usize) -> ReadyRecord {
+        let plan = &self.state.plan().expect("there is a plan").record;
+        let stage = StageIndex(stage as u32);
+        let version = plan.from_step.0;
+        let mut copied: Vec<_> =
+            plan.copied_by(stage).flat_map(|of| plan.layers_of(of).collect::<Vec<_>>()).collect();
+        copied.sort_unstable();
+        ReadyRecord {
+            generation: plan.generation,
+            holder: plan.stages[stage.index()],
+            layers: digests(plan.layers_of(stage), version),
+            copies: digests(copied, version),
+        }
+    }
+
+    /// Everybody in the plan is ready, and it runs.
+    pub fn load(&mut self) {
+        let stage_count = self.state.plan().expect("there is a plan").record.stages.len();
+        (0..stage_count).for_each(|stage| drop(self.apply(Entry::Ready(self.ready(stage)))));
+        self.resume();
+    }
+
+    pub fn resume(&mut self) -> Change {
+        self.apply(Entry::Resume { generation: self.state.generation() })
+    }
+
+    pub fn run_plan(&mut self, nodes: &[u64]) {
+        self.adopt(self.plan(nodes));
+        self.load();
+    }
+
+    /// The seal of the open turn. Its bits name the step.
+    pub fn seal(&self, verdict: Verdict) -> Seal {
+        let (turn, updates) = (self.state.open_turn(), self.state.ledger().updates());
+        seal_at(turn, verdict, updates + u64::from(verdict.coefficient().is_some()))
+    }
+
+    /// Keeps so many steps, one after the other.
+    pub fn keep(&mut self, count: u64) {
+        for _ in 0..count {
+            self.apply(Entry::Seal(self.seal(Verdict::Keep)));
+        }
+    }
+
+    /// Makes all layers of `version` durable.
+    pub fn save(&mut self, version: u64, by: u64) {
+        let (holder, layers) = (self.holder(by), digests(all_layers(), version));
+        self.apply(Entry::Durable { version: Step(version), holder, layers });
+    }
+
+    /// Makes a checkpoint of `version`.
+    pub fn checkpoint(&mut self, version: u64, by: u64) -> Change {
+        self.save(version, by);
+        self.apply(Entry::Checkpoint { version: Step(version) })
+    }
+
+    pub fn rewind(&self, to: u64) -> Entry {
+        let reason = RewindReason::LayerLost { layer: LayerId(0) };
+        Entry::Rewind { generation: self.state.generation(), to: Step(to), reason }
+    }
+
+    pub fn checkpoint_versions(&self) -> Vec<u64> {
+        self.state.checkpoints().iter().map(|found| found.version.0).collect()
+    }
+
+    pub fn pending_versions(&self) -> Vec<u64> {
+        self.state.pending().iter().map(|found| found.version.0).collect()
+    }
+}
+
+pub(crate) fn seal_at(turn: Turn, verdict: Verdict, updates_after: u64) -> Seal {
+    Seal {
+        turn,
+        verdict,
+        reason: Reason::Sound,
+        square_sum_bits: (0.25 + turn.step.0 as f64).to_bits(),
+        loss_sum_bits: 2.0f64.to_bits(),
+        updates_after,
+        cursor_after: turn.after(verdict).step,
+    }
+}
+
+/// A turn of the first plan.
+pub(crate) fn turn(step: u64, attempt: u32) -> Turn {
+    let attempt = zbelastic_types::Attempt(attempt);
+    Turn { generation: Generation(1), step: Step(step), attempt }
+}

@@ -1,0 +1,8 @@
+//! Every entry against the state it meets: what fits, what does not, and what each changes.
+
+mod checkpoints;
+mod job;
+mod members;
+mod plans;
+mod rewind;
+mod seals;

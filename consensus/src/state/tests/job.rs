@@ -1,0 +1,136 @@
+//! The job: begun, held, done.
+
+use std::sync::Arc;
+
+use zbelastic_types::Step;
+
+use crate::entry::Entry;
+use crate::fixture::{CLUSTER, Log, spec};
+use crate::history::SEALS_KEPT_MAX;
+use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec, LAYERS_MAX, TENSORS_MAX};
+use crate::state::{Change, State};
+use crate::validation::Verdict;
+
+fn start(spec: JobSpec) -> Entry {
+    Entry::Job(JobChange::Start(Arc::new(spec)))
+}
+
+fn phase(log: &Log) -> JobPhase {
+    log.state.job().expect("there is a job").phase
+}
+
+#[test]
+fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
+    let check = |spec: JobSpec, expected: Result<(), JobRefusal>| {
+        assert_eq!(spec.check(), expected);
+        if let Err(refusal) = expected {
+            Log::empty().refuse(start(spec), refusal);
+        }
+    };
+    check(spec(), Ok(()));
+    let size = |layers, tensors| Err(JobRefusal::Size { layers, tensors });
+    check(JobSpec { layer_tensors: vec![], ..spec() }, size(0, 0));
+    check(JobSpec { layer_tensors: vec![1; LAYERS_MAX], ..spec() }, Ok(()));
+    let layers = LAYERS_MAX + 1;
+    check(JobSpec { layer_tensors: vec![1; layers], ..spec() }, size(layers, layers as u64));
+    check(JobSpec { layer_tensors: vec![TENSORS_MAX], ..spec() }, Ok(()));
+    let tensors = [TENSORS_MAX, 1].to_vec();
+    check(JobSpec { layer_tensors: tensors, ..spec() }, size(2, u64::from(TENSORS_MAX) + 1));
+    check(JobSpec { layer_tensors: vec![u32::MAX; 2], ..spec() }, size(2, 2 * u64::from(u32::MAX)));
+    let zero = |what| Err(JobRefusal::Zero { what });
+    check(JobSpec { microbatch_count: 0, ..spec() }, zero("microbatch_count"));
+    check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
+    check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
+    check(JobSpec { checkpoints_kept: 0, ..spec() }, zero("checkpoints_kept"));
+    let every = SEALS_KEPT_MAX as u64;
+    check(JobSpec { checkpoint_every: every, ..spec() }, Ok(()));
+    let found = every + 1;
+    check(JobSpec { checkpoint_every: found, ..spec() }, Err(JobRefusal::Every { found }));
+}
+
+#[test]
+fn without_a_job_nothing_is_trained() {
+    let mut log = Log::empty();
+    let holder = log.join(1);
+    let seal = Entry::Seal(crate::fixture::seal_at(log.state.open_turn(), Verdict::Keep, 1));
+    let durable = Entry::Durable { version: Step(4), holder, layers: Vec::new() };
+    let entries = [
+        Entry::Job(JobChange::Pause),
+        Entry::Job(JobChange::Continue),
+        Entry::Job(JobChange::Halt(HaltReason::Untrusted)),
+        Entry::Adopt(Box::new(Log::with_job(spec(), &[1]).plan(&[1]))),
+        seal,
+        durable,
+        Entry::Checkpoint { version: Step(4) },
+        log.rewind(0),
+    ];
+    for entry in entries {
+        log.refuse(entry, JobRefusal::Missing);
+    }
+}
+
+#[test]
+fn a_job_is_held_and_goes_on() {
+    let mut log = Log::with_job(spec(), &[1]);
+    let mut check = |change: JobChange, expected: JobPhase| {
+        assert_eq!(log.apply(Entry::Job(change)), Change::Job(expected));
+        assert_eq!(log.state.running_spec().is_some(), expected == JobPhase::Running);
+    };
+    check(JobChange::Pause, JobPhase::Paused);
+    check(JobChange::Continue, JobPhase::Running);
+    let halt = HaltReason::DiffersFromLog { step: Step(3) };
+    check(JobChange::Halt(halt), JobPhase::Halted(halt));
+    check(JobChange::Continue, JobPhase::Running);
+    log.refuse(start(spec()), JobRefusal::UnderWay);
+}
+
+/// The last step from both sides; what is done stays done.
+#[test]
+fn a_job_is_done_with_its_last_step() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(11);
+    assert_eq!(phase(&log), JobPhase::Running);
+    log.keep(1);
+    assert_eq!(phase(&log), JobPhase::Done);
+    for change in [JobChange::Pause, JobChange::Continue, JobChange::Halt(HaltReason::Untrusted)] {
+        assert_eq!(log.apply(Entry::Job(change)), Change::Job(JobPhase::Done));
+    }
+    log.refuse(Entry::Seal(log.seal(Verdict::Keep)), JobRefusal::Done);
+    log.refuse(Entry::Adopt(Box::new(log.plan(&[1]))), JobRefusal::Done);
+    log.refuse(log.rewind(0), JobRefusal::Done);
+}
+
+#[test]
+fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(12);
+    log.checkpoint(12, 1);
+    log.apply(start(spec()));
+    let state = &log.state;
+    assert!(
+        state.plan().is_none() && state.last_seal().is_none() && state.checkpoints().is_empty()
+    );
+    assert_eq!((state.open_turn().step, state.history().head()), (Step(0), Step(0)));
+    assert_eq!((phase(&log), state.ledger().updates()), (JobPhase::Running, 0));
+    assert_eq!(log.plan(&[1]).generation.0, 2, "a generation is never given twice");
+}
+
+/// What a cluster that lost its voters goes on from.
+#[test]
+fn a_recovered_cluster_goes_on_from_its_checkpoint() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(12);
+    log.checkpoint(12, 1);
+    let checkpoints = log.state.checkpoints().to_vec();
+    let last = checkpoints.last().expect("there is one").clone();
+    let done = State::recovered(CLUSTER, Arc::new(spec()), last.clone());
+    assert_eq!(done.job().map(|job| job.phase), Some(JobPhase::Done), "every step is sealed");
+    let longer = Arc::new(JobSpec { step_count: 13, ..spec() });
+    let mut log = Log { state: State::recovered(CLUSTER, longer, last) };
+    assert_eq!((log.state.open_turn().step, log.state.ledger().updates()), (Step(12), 12));
+    log.join(1);
+    log.run_plan(&[1]);
+    assert_eq!(log.state.generation().0, 2);
+    log.keep(1);
+    assert_eq!(phase(&log), JobPhase::Done);
+}

@@ -1,0 +1,296 @@
+//! Plans: adopted at once or ahead, loaded, resumed.
+
+use zbelastic_schedule::Window;
+use zbelastic_types::{Digest, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
+
+use crate::entry::{Entry, ReadyRecord};
+use crate::fixture::{Log, digest, program, spec};
+use crate::job::{JobSpec, WindowPolicy};
+use crate::member::Holder;
+use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff, SOURCES_MAX};
+use crate::state::{Change, EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase};
+
+/// The usual plan over `nodes` with a change is refused.
+fn refuse(log: &mut Log, nodes: &[u64], spoil: impl FnOnce(&mut PlanRecord), refusal: PlanRefusal) {
+    let mut plan = log.plan(nodes);
+    spoil(&mut plan);
+    log.refuse(Entry::Adopt(Box::new(plan)), refusal);
+}
+
+fn is_loading(log: &Log, missing: usize) -> bool {
+    match &log.state.plan().expect("there is a plan").phase {
+        PlanPhase::Loading(slots) => slots.iter().filter(|slot| slot.is_none()).count() == missing,
+        PlanPhase::Running | PlanPhase::Closed => false,
+    }
+}
+
+#[test]
+fn a_plan_has_the_next_number_and_begins_where_the_ledger_stands() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    for number in [0, 2] {
+        let (expected, found) = (Generation(1), Generation(number));
+        let refusal = PlanRefusal::Generation { expected, found };
+        refuse(&mut log, &[1, 2], |plan| plan.generation = found, refusal);
+    }
+    let (open, found) = (Step(0), Step(1));
+    let refusal = PlanRefusal::FromStep { open, found };
+    refuse(&mut log, &[1, 2], |plan| plan.from_step = found, refusal);
+    let plan = log.plan(&[1, 2]);
+    assert!(matches!(log.adopt(plan), Change::Adopted(_)));
+    assert!(is_loading(&log, 2) && !log.state.is_running());
+    assert_eq!(log.state.open_turn().generation, Generation(1));
+}
+
+#[test]
+fn a_stage_is_held_by_one_live_worker_each() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let [first, second] = [log.holder(1), log.holder(2)];
+    let never = Holder { node: NodeId(1), incarnation: Incarnation(99) };
+    let mut check = |found: Holder, blamed: Holder| {
+        let refusal = PlanRefusal::Holder { holder: blamed };
+        refuse(&mut log, &[1, 2], |plan| plan.stages = vec![found, second], refusal);
+    };
+    check(second, second);
+    check(never, never);
+    check(Holder { node: NodeId(3), ..first }, Holder { node: NodeId(3), ..first });
+    let mut log = Log { state: log.state.with_controllers(&[NodeId(8)]) };
+    let controller = log.holder(8);
+    let refusal = PlanRefusal::Holder { holder: controller };
+    refuse(&mut log, &[1, 2], |plan| plan.stages[1] = controller, refusal);
+}
+
+#[test]
+fn holders_copies_and_lists_are_as_many_as_stages() {
+    let mut log = Log::with_job(JobSpec { stages_max: 2, ..spec() }, &[1, 2, 3]);
+    let stages = |expected, found, copies| PlanRefusal::Stages { expected, found, copies };
+    refuse(&mut log, &[1, 2], |plan| plan.stages.truncate(1), stages(2, 1, 2));
+    refuse(&mut log, &[1, 2], |plan| plan.copies.truncate(1), stages(2, 2, 1));
+    refuse(&mut log, &[1, 2], |plan| plan.program = program(3, Window::One), stages(3, 2, 2));
+    refuse(&mut log, &[1, 2, 3], |_| {}, stages(3, 3, 3));
+}
+
+#[test]
+fn chunks_make_up_the_model() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut check = |ranges: &[(u32, u32)], end: u32| {
+        let chunks: Vec<_> = ranges.iter().map(|(a, b)| LayerRange::new(*a, *b)).collect();
+        let found = chunks.len();
+        let refusal = PlanRefusal::Chunks { expected: 2, found, end, layer_count: 4 };
+        refuse(&mut log, &[1, 2], |plan| plan.chunks = chunks, refusal);
+    };
+    check(&[(0, 4)], 4);
+    check(&[(0, 2), (2, 3)], 3);
+    check(&[(0, 2), (2, 5)], 5);
+    check(&[(0, 2), (3, 4)], 2);
+    check(&[(1, 2), (2, 4)], 0);
+    check(&[(2, 4), (0, 2)], 2);
+    check(&[(0, 2), (1, 4)], 2);
+    check(&[(0, 1), (1, 2), (2, 4)], 4);
+}
+
+#[test]
+fn every_layer_has_a_source() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut check = |sources: Vec<LayerSource>| {
+        let refusal = PlanRefusal::Sources { expected: 4, found: sources.len() };
+        refuse(&mut log, &[1, 2], |plan| plan.sources = sources, refusal);
+    };
+    let nodes = |count: usize| LayerSource::Nodes(vec![NodeId(1); count]);
+    check(vec![LayerSource::Initial; 3]);
+    check(vec![LayerSource::Initial; 5]);
+    check(vec![nodes(0); 4]);
+    check(vec![nodes(SOURCES_MAX + 1); 4]);
+    let mut plan = log.plan(&[1, 2]);
+    plan.sources = vec![nodes(SOURCES_MAX); 4];
+    log.adopt(plan);
+}
+
+/// R3 is on record: a promise without copies elsewhere is not accepted, nor are copies without it.
+#[test]
+fn r3_copies_are_where_the_promise_says() {
+    let (kept, one) = (Promise::Kept, Promise::Off(PromiseOff::OneStage));
+    let off = Promise::Off(PromiseOff::Configured);
+    let at = |stages: &[u32]| stages.iter().map(|stage| Some(StageIndex(*stage))).collect();
+    let check = |copies: bool, promise: Promise, by: Vec<Option<StageIndex>>, is_fit: bool| {
+        let nodes = &[1, 2][..by.len()];
+        let mut log = Log::with_job(JobSpec { copies, ..spec() }, &[1, 2]);
+        let mut plan = log.plan(nodes);
+        (plan.promise, plan.copies) = (promise, by);
+        match is_fit {
+            true => drop(log.adopt(plan)),
+            false => log.refuse(Entry::Adopt(Box::new(plan)), PlanRefusal::Promise { promise }),
+        }
+    };
+    check(true, kept, at(&[1, 0]), true);
+    check(true, kept, at(&[0, 0]), false);
+    check(true, kept, at(&[1, 2]), false);
+    check(true, kept, vec![Some(StageIndex(1)), None], false);
+    check(false, kept, at(&[1, 0]), false);
+    check(true, off, vec![None; 2], false);
+    check(false, off, vec![None; 2], true);
+    check(false, off, at(&[1, 0]), false);
+    check(true, one, vec![None; 2], false);
+    check(true, one, vec![None], true);
+    check(false, one, vec![None], false);
+    check(true, kept, vec![None], false);
+}
+
+#[test]
+fn the_program_is_legal_for_the_job() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let (expected, found) = (2, 3);
+    let refusal = PlanRefusal::Microbatches { expected, found };
+    refuse(&mut log, &[1, 2], |plan| plan.program.microbatch_count = 3, refusal);
+    let zero = PlanRefusal::Window { found: Some(Window::Zero) };
+    refuse(&mut log, &[1, 2], |plan| plan.program = program(2, Window::Zero), zero);
+    let none = PlanRefusal::Window { found: None };
+    refuse(&mut log, &[1, 2], |plan| plan.program.window = None, none.clone());
+    let broken = PlanRefusal::Program { count: 1 };
+    refuse(&mut log, &[1, 2], |plan| drop(plan.program.stages.pop()), broken);
+    let mut log = Log::with_job(JobSpec { window: WindowPolicy::Auto, ..spec() }, &[1, 2]);
+    refuse(&mut log, &[1, 2], |plan| plan.program.window = None, none);
+    let mut plan = log.plan(&[1, 2]);
+    plan.program = program(2, Window::Zero);
+    log.adopt(plan);
+}
+
+/// A planned plan and the one it follows, with its first step so far ahead.
+fn planned(ahead: u64) -> (Log, PlanRecord) {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.join(3);
+    log.keep(1);
+    let mut plan = log.plan(&[1, 2, 3]);
+    plan.from_step = Step(1 + ahead);
+    (log, plan)
+}
+
+#[test]
+fn a_planned_change_begins_with_its_step_and_not_before() {
+    let (mut log, plan) = planned(2);
+    assert!(matches!(log.adopt(plan), Change::Planned(_)));
+    log.keep(1);
+    assert_eq!((log.state.generation(), log.state.is_running()), (Generation(1), true));
+    let seal = log.seal(crate::validation::Verdict::Keep);
+    let Change::Sealed { adopted, .. } = log.apply(Entry::Seal(seal)) else { panic!("a seal") };
+    assert_eq!(adopted.map(|plan| plan.generation), Some(Generation(2)));
+    assert!(log.state.next_plan().is_none() && is_loading(&log, 3));
+    let open = log.state.open_turn();
+    assert_eq!((open.generation, open.step), (Generation(2), Step(3)));
+    log.load();
+    assert!(log.state.is_running());
+}
+
+#[test]
+fn a_change_is_planned_so_far_ahead_and_only_once_and_only_while_it_runs() {
+    let (mut log, plan) = planned(PLANNED_AHEAD_MAX + 1);
+    let from_step = |open, found| PlanRefusal::FromStep { open: Step(open), found: Step(found) };
+    log.refuse(Entry::Adopt(Box::new(plan)), from_step(1, 2 + PLANNED_AHEAD_MAX));
+    let (mut log, plan) = planned(PLANNED_AHEAD_MAX);
+    log.adopt(plan);
+    let mut second = log.plan(&[1, 2]);
+    second.from_step = Step(3);
+    log.refuse(Entry::Adopt(Box::new(second.clone())), from_step(1, 3));
+    let (mut log, plan) = planned(2);
+    log.lose(2);
+    let mut plan = PlanRecord { stages: vec![], ..plan };
+    plan.from_step = Step(3);
+    log.refuse(Entry::Adopt(Box::new(plan)), from_step(1, 3));
+}
+
+/// Who breaks down before the change is no reason to lose the step: a plan for now replaces it.
+#[test]
+fn a_plan_for_now_replaces_a_planned_one() {
+    let (mut log, plan) = planned(2);
+    log.adopt(plan);
+    log.lose(3);
+    let now = log.plan(&[1, 2]);
+    assert_eq!(now.generation, Generation(3));
+    log.adopt(now);
+    assert!(log.state.next_plan().is_none());
+    log.load();
+    log.keep(4);
+    assert_eq!(log.state.generation(), Generation(3));
+}
+
+#[test]
+fn who_is_ready_names_its_layers_and_its_copies_once() {
+    let mut log = Log::with_job(spec(), &[1, 2, 3]);
+    let refuse = |log: &mut Log, ready: ReadyRecord, refusal| {
+        log.refuse(Entry::Ready(ready), refusal);
+    };
+    log.adopt(log.plan(&[1, 2]));
+    let (holder, ready) = (log.holder(1), log.ready(0));
+    let other = ReadyRecord { generation: Generation(2), ..ready.clone() };
+    let (expected, found) = (Generation(1), Generation(2));
+    refuse(&mut log, other, EntryRefusal::OtherGeneration { expected, found });
+    let spare = log.holder(3);
+    let stranger = ReadyRecord { holder: spare, ..ready.clone() };
+    refuse(&mut log, stranger, EntryRefusal::NotAHolder { holder: spare });
+    let swapped = ReadyRecord { layers: ready.copies.clone(), ..ready.clone() };
+    let reversed =
+        ReadyRecord { layers: ready.layers.iter().rev().copied().collect(), ..ready.clone() };
+    let bare = ReadyRecord { copies: vec![], ..ready.clone() };
+    for wrong in [swapped, reversed, bare] {
+        refuse(&mut log, wrong, EntryRefusal::OtherLayers { holder });
+    }
+    assert_eq!(log.apply(Entry::Ready(ready.clone())), Change::Ready(holder));
+    refuse(&mut log, ready, EntryRefusal::AlreadyReady { holder });
+    let ready = log.ready(1);
+    log.lose(2);
+    let holder = ready.holder;
+    refuse(&mut log, ready, EntryRefusal::NotAHolder { holder });
+}
+
+#[test]
+fn a_plan_runs_once_everybody_is_ready_and_there() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let resume = |generation| Entry::Resume { generation: Generation(generation) };
+    log.refuse(resume(0), EntryRefusal::NotLoading { generation: Generation(0) });
+    log.adopt(log.plan(&[1, 2]));
+    log.refuse(resume(1), EntryRefusal::NotReady { missing: 2 });
+    let (expected, found) = (Generation(1), Generation(0));
+    log.refuse(resume(0), EntryRefusal::OtherGeneration { expected, found });
+    log.apply(Entry::Ready(log.ready(0)));
+    log.refuse(resume(1), EntryRefusal::NotReady { missing: 1 });
+    log.apply(Entry::Ready(log.ready(1)));
+    let mut gone = log.clone();
+    let holder = gone.holder(2);
+    gone.lose(2);
+    gone.refuse(resume(1), EntryRefusal::NotAHolder { holder });
+    assert_eq!(log.resume(), Change::Resumed(Generation(1)));
+    log.refuse(resume(1), EntryRefusal::NotLoading { generation: Generation(1) });
+    let again = log.ready(0);
+    log.refuse(Entry::Ready(again), EntryRefusal::NotLoading { generation: Generation(1) });
+}
+
+/// Invariant N1 begins here: what was loaded is the same wherever it is, and what was to be read.
+#[test]
+fn a_plan_does_not_run_on_layers_that_differ() {
+    let load = |log: &mut Log, spoil: &dyn Fn(usize, &mut ReadyRecord)| {
+        for stage in [0, 1] {
+            let mut ready = log.ready(stage);
+            spoil(stage, &mut ready);
+            log.apply(Entry::Ready(ready));
+        }
+    };
+    let resume = Entry::Resume { generation: Generation(1) };
+    let differ = |layer| EntryRefusal::DigestsDiffer { layer: zbelastic_types::LayerId(layer) };
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    load(&mut log, &|stage, ready| {
+        if stage == 1 {
+            ready.copies[1].1 = Digest([7; 32]);
+        }
+    });
+    log.refuse(resume.clone(), differ(1));
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut plan = log.plan(&[1, 2]);
+    let read = |layer, version| LayerSource::Checkpoint {
+        version: Step(0),
+        digest: digest(layer, version),
+    };
+    plan.sources = vec![read(0, 0), read(1, 0), read(2, 1), read(3, 0)];
+    log.adopt(plan);
+    load(&mut log, &|_, _| {});
+    log.refuse(resume, differ(2));
+}
