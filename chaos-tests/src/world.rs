@@ -171,6 +171,8 @@ pub struct World<'a, M: ComputeModel, S> {
     log: &'a mut EventLog,
     is_calm: bool,
     is_majority_lost: bool,
+    /// More happened than anything is promised for.
+    is_excused: bool,
     calm_at: Moment,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
@@ -233,6 +235,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             log,
             is_calm: false,
             is_majority_lost: false,
+            is_excused: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
             referred: BTreeSet::new(),
@@ -304,6 +307,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     /// Whether the life ends here, well or not.
     fn is_over(&mut self, events: u64) -> bool {
+        if self.is_excused {
+            return true;
+        }
         if !self.is_calm {
             return false;
         }

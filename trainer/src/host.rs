@@ -243,8 +243,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     }
 
     fn inventory(&self) -> Vec<HeldLayer> {
-        let held =
-            |image: &Arc<LayerImage>| HeldLayer { layer: image.layer, version: image.version };
+        let held = |image: &Arc<LayerImage>| HeldLayer {
+            layer: image.layer,
+            version: image.version,
+            digest: layer_digest(image),
+        };
         let mut layers: Vec<_> = self.shelf.values().map(held).collect();
         match &self.phase {
             Phase::Idle => {}

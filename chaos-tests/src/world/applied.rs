@@ -34,17 +34,37 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Change::Checkpoint { version, dropped } => self.keep_manifest(node, *version, dropped),
             Change::Rewound { dropped, .. } => {
                 self.drop_versions(dropped);
+                self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
+            }
+            Change::Adopted(plan) | Change::Sealed { adopted: Some(plan), .. } => {
+                self.look_for_witnesses(plan);
             }
             Change::Members(_)
-            | Change::Adopted(_)
             | Change::Planned(_)
             | Change::Ready(_)
             | Change::Resumed(_)
-            | Change::Sealed { .. }
+            | Change::Sealed { adopted: None, .. }
             | Change::Durable { .. }
             | Change::Job(_) => {}
         }
         self.mark_change(node, change);
+    }
+
+    /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
+    /// promised: two things went wrong within one step.
+    fn look_for_witnesses(&mut self, plan: &PlanRecord) {
+        let is_taken_over = self.workers.iter().any(|(node, machine)| {
+            let layer = machine.faults.borrow().flipped();
+            layer.is_some_and(|layer| match &plan.sources[layer.index()] {
+                LayerSource::Nodes(nodes) => nodes == &[*node],
+                LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+            })
+        });
+        if is_taken_over {
+            self.note(|| "a flipped bit is taken over, its witness is gone: enough".to_owned());
+            self.mark(Marker::WitnessLost);
+            self.is_excused = true;
+        }
     }
 
     fn keep_manifest(&mut self, node: NodeId, version: Step, dropped: &[Step]) {

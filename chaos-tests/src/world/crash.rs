@@ -71,6 +71,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         machine.life += 1;
+        machine.faults.borrow_mut().forget_flip();
         self.store.writer_crashed(node);
         self.note(|| format!("w{node} dies"));
         self.checker.disturbed(node);

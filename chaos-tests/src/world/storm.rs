@@ -36,7 +36,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::AllButOne { draw, down_us } => {
                 let up = self.up_workers();
-                let stays = up.get(draw as usize % up.len().max(1)).copied();
+                let stays = pick(&up, draw);
                 up.into_iter().filter(|node| Some(*node) != stays).for_each(|node| {
                     self.crash(node, Some(down_us));
                 });
@@ -61,10 +61,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
             Fault::Close { draw } => {
-                let up = self.up_workers();
-                if let Some(node) = up.get(draw as usize % up.len().max(1)) {
-                    self.checker.disturbed(*node);
-                    self.close_connection(*node);
+                if let Some(node) = pick(&self.up_workers(), draw) {
+                    self.checker.disturbed(node);
+                    self.close_connection(node);
                 }
             }
             Fault::SlowDisk { .. }
@@ -95,9 +94,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
             Fault::LoseMajority { draw } => self.lose_majority(draw),
             Fault::Transfer { draw } => {
-                let nodes = self.controllers_in_use();
-                let to = nodes[draw as usize % nodes.len()];
-                if let Some(leader) = self.leader() {
+                let to = pick(&self.controllers_in_use(), draw);
+                if let (Some(leader), Some(to)) = (self.leader(), to) {
                     self.controller_input(leader, Input::Command(Command::TransferLeader(to)));
                 }
             }
@@ -111,14 +109,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
-        let up = self.up_workers();
-        let node = up.get(draw as usize % up.len().max(1))?;
-        self.workers.get_mut(node)
+        let node = pick(&self.up_workers(), draw)?;
+        self.workers.get_mut(&node)
     }
 
     fn crash_some(&mut self, nodes: Vec<NodeId>, draw: u64, down_us: u64) {
-        if let Some(node) = nodes.get(draw as usize % nodes.len().max(1)) {
-            self.crash(*node, Some(down_us));
+        if let Some(node) = pick(&nodes, draw) {
+            self.crash(node, Some(down_us));
         }
     }
 
@@ -158,7 +155,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn pause(&mut self, draw: u64, us: u64) {
         let nodes: Vec<NodeId> =
             self.controllers.keys().chain(self.workers.keys()).copied().collect();
-        let node = nodes[draw as usize % nodes.len()];
+        let Some(node) = pick(&nodes, draw) else { return };
         let until = self.now.after(us);
         if let Some(machine) = self.controllers.get_mut(&node) {
             machine.paused_until = until;
@@ -173,8 +170,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
-        let one = all[draw as usize % all.len()];
-        let other = all[(draw >> 20) as usize % all.len()];
+        let (Some(one), Some(other)) = (pick(&all, draw), pick(&all, draw >> 20)) else { return };
         let half = |node: &NodeId| draw >> (node.0 % 48) & 1 == 1;
         let mut links = Vec::new();
         for from in &all {
@@ -204,31 +200,36 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn strike_disk(&mut self, fault: Fault) {
-        let nodes = self.controllers_in_use();
-        let pick = |draw: u64| nodes[draw as usize % nodes.len()];
+        let draw = match fault {
+            Fault::SlowDisk { draw, .. }
+            | Fault::FailDisk { draw }
+            | Fault::StaleDisk { draw, .. }
+            | Fault::LostDisk { draw }
+            | Fault::FlipDisk { draw } => draw,
+            _ => unreachable!("a fault of disks"),
+        };
+        let Some(node) = pick(&self.controllers_in_use(), draw) else { return };
+        let is_spare = self.can_lose(node);
         match fault {
-            Fault::SlowDisk { draw, sync_us, us } => {
-                let node = pick(draw);
+            Fault::SlowDisk { sync_us, us, .. } => {
                 if let Some(machine) = self.controllers.get_mut(&node) {
                     machine.sync_us_extra = sync_us;
                     self.queue.push(self.now.after(us), Event::DiskRecovers(node));
                 }
             }
-            Fault::FailDisk { draw } if self.can_lose(pick(draw)) => {
-                self.controllers.get_mut(&pick(draw)).expect("in use").disk.fails = true;
-                self.checker.disturbed(pick(draw));
+            Fault::FailDisk { .. } if is_spare => {
+                self.controllers.get_mut(&node).expect("in use").disk.fails = true;
+                self.checker.disturbed(node);
             }
-            Fault::StaleDisk { draw, age_us } if self.can_lose(pick(draw)) => {
-                self.controllers.get_mut(&pick(draw)).expect("in use").disk.take_image();
-                self.queue.push(self.now.after(age_us), Event::StaleDisk(pick(draw)));
+            Fault::StaleDisk { age_us, .. } if is_spare => {
+                self.controllers.get_mut(&node).expect("in use").disk.take_image();
+                self.queue.push(self.now.after(age_us), Event::StaleDisk(node));
             }
-            Fault::LostDisk { draw } if self.can_lose(pick(draw)) => {
-                let node = pick(draw);
+            Fault::LostDisk { .. } if is_spare => {
                 self.crash(node, None);
                 self.condemn(node);
             }
-            Fault::FlipDisk { draw } if self.can_lose(pick(draw)) => {
-                let node = pick(draw);
+            Fault::FlipDisk { .. } if is_spare => {
                 self.crash(node, Some(200_000));
                 let machine = self.controllers.get_mut(&node).expect("in use");
                 machine.disk.flip(&mut self.draws_disk);
@@ -285,10 +286,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn drain(&mut self, draw: u64, grace_us: u64) {
         let up = self.up_workers();
-        if up.len() < 2 {
-            return;
-        }
-        let node = up[draw as usize % up.len()];
+        let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return };
         let machine = self.workers.get_mut(&node).expect("it is up");
         let life = machine.life;
         let process = machine.process.as_mut().expect("it is up");
@@ -297,4 +295,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let grace_us = if self.hits(CrashPoint::DrainHalf) { grace_us / 8 } else { grace_us };
         self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
     }
+}
+
+/// Whom a draw names.
+fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
+    nodes.get(draw as usize % nodes.len().max(1)).copied()
 }

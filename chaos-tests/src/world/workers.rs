@@ -186,7 +186,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Order::Run { generation } => {
                 self.note(|| format!("w{node} runs generation {generation}"));
             }
-            Order::Forget => self.note(|| format!("w{node} is fenced off and forgets")),
+            Order::Forget => {
+                self.workers[&node].faults.borrow_mut().forget_flip();
+                self.note(|| format!("w{node} is fenced off and forgets"));
+            }
         }
     }
 

@@ -308,6 +308,10 @@ impl Duties {
                 let reason = RewindReason::LayerLost { layer };
                 Some(Entry::Rewind { generation: state.generation(), to, reason })
             }
+            Restore::Differs { layer } => {
+                self.differing = Some((state.generation(), layer));
+                self.decide_rewind(state)
+            }
             Restore::Nowhere if self.is_in_flight(Lane::Job) => None,
             Restore::Nowhere => Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore))),
         }

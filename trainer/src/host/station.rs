@@ -206,9 +206,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
         let bench = self.engine.bench();
         let version = bench.version();
-        let own = bench.layer_ids().into_iter().map(move |layer| (layer, version));
-        let copied = self.copies().map(|copy| (copy.layer(), copy.version()));
-        own.chain(copied).map(|(layer, version)| HeldLayer { layer, version })
+        let own = bench.digests().into_iter().map(move |(layer, digest)| (layer, version, digest));
+        let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
+        own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
     }
 
     /// Gives up what is not sealed.
