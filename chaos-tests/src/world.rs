@@ -23,7 +23,7 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{ClusterId, LayerId, NodeId, Step};
+use zbelastic_types::{ClusterId, NodeId, Step};
 
 use crate::case::Case;
 use crate::check::Checker;
@@ -38,7 +38,7 @@ use crate::queue::{Moment, Queue};
 use crate::random::{Draws, Purpose};
 use crate::reference::Reference;
 use crate::solver::Solver;
-use crate::store::Store;
+use crate::store::{PieceKey, Store};
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
@@ -65,8 +65,8 @@ enum Event {
     Synced { node: NodeId, life: u64, token: PersistToken, end: u64 },
     Solved { node: NodeId, life: u64, number: u64, solution: Box<SolutionResult> },
     OpDone { node: NodeId, life: u64, number: u64 },
-    ReadDone { node: NodeId, life: u64, version: Step, layer: LayerId },
-    WriteDone { node: NodeId, life: u64, version: Step, layer: LayerId },
+    ReadDone { node: NodeId, life: u64, key: PieceKey },
+    WriteDone { node: NodeId, life: u64, key: PieceKey },
     Fault(usize),
     StaleDisk(NodeId),
     Restart(NodeId),
@@ -95,6 +95,8 @@ struct ControllerMachine {
     election_ticks: u32,
     /// Its disk cannot be used any more: it comes back as another node.
     is_condemned: bool,
+    /// One that was never admitted has nothing to come back to.
+    was_admitted: bool,
 }
 
 /// The machine of a worker.
@@ -119,6 +121,8 @@ struct Process<M: ComputeModel, S> {
     busy: Option<(u64, Vec<HostOutput>)>,
     backlog: Vec<HostInput>,
     op_number: u64,
+    /// The operation under way never ends.
+    is_hung: bool,
     /// What the checker looked at last.
     checked: Option<(u64, Step)>,
     is_draining: bool,
@@ -355,13 +359,11 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                 self.handle_solved(node, life, number, solution);
             }
             Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
-            Event::ReadDone { node, life, version, layer } => {
-                let bytes = self.store.get((version, layer));
+            Event::ReadDone { node, life, key } => {
+                let (bytes, (version, layer, _)) = (self.store.get(key), key);
                 self.host_input(node, life, HostInput::Read { version, layer, bytes });
             }
-            Event::WriteDone { node, life, version, layer } => {
-                self.handle_write_done(node, life, version, layer);
-            }
+            Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
             Event::Fault(index) => self.strike(self.case.faults[index].fault),
             Event::StaleDisk(node) => self.strike_stale_disk(node),
             Event::Restart(node) => self.restart(node),

@@ -85,6 +85,8 @@ pub enum HostOutput {
         version: Step,
         /// The layer.
         layer: LayerId,
+        /// The digest of its state.
+        digest: Digest,
     },
     /// Make a layer of a checkpoint durable; answered by [`HostInput::Written`].
     Write {
@@ -92,6 +94,9 @@ pub enum HostOutput {
         version: Step,
         /// The layer.
         layer: LayerId,
+        /// The digest of its state. Two states of one version are two things: a run that lost its
+        /// log and goes on from a checkpoint may leave out other steps than before.
+        digest: Digest,
         /// Its bytes.
         bytes: Vec<u8>,
     },
@@ -292,9 +297,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let images = station.export(version);
         let layers: Vec<_> = images.iter().map(|i| (i.layer, layer_digest(i))).collect();
         let missing = images.iter().map(|image| image.layer).collect();
-        for image in images {
-            let (layer, bytes) = (image.layer, image.encode());
-            self.outbox.push_back(HostOutput::Write { version, layer, bytes });
+        for (image, (layer, digest)) in images.iter().zip(layers.iter().copied()) {
+            let bytes = image.encode();
+            self.outbox.push_back(HostOutput::Write { version, layer, digest, bytes });
         }
         self.writing.push_back(Writing { version, missing, layers });
     }

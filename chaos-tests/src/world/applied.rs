@@ -185,6 +185,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn mark_member(&mut self, change: &MemberChange) {
         match change {
             MemberChange::Admit { node, .. } => {
+                if let Some(machine) = self.controllers.get_mut(node) {
+                    machine.was_admitted = true;
+                }
                 if self.checker.admitted(*node) {
                     self.mark(Marker::FencedNodeCameBack);
                 }

@@ -36,6 +36,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let state = state.unwrap_or_else(|| State::new(self.cluster)).with_controllers(&nodes);
         for (index, node) in nodes.iter().enumerate() {
             self.add_controller_machine(*node, index as u32);
+            self.controllers.get_mut(node).expect("added above").was_admitted = true;
             let start = Start::Create { voters: nodes.clone(), state: Box::new(state.clone()) };
             self.start_core(*node, start);
         }
@@ -53,6 +54,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             sync_us_extra: 0,
             election_ticks: 10 + 4 * (index % 5),
             is_condemned: false,
+            was_admitted: false,
         };
         self.controllers.insert(node, machine);
     }

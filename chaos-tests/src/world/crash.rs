@@ -98,9 +98,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         // One that was never admitted has nothing to come back to.
-        let is_member =
-            self.newest_core().is_none_or(|core| core.state().members().contains_key(&node));
-        if is_member {
+        if machine.was_admitted {
             self.restart_controller(node);
         } else if self.controllers[&node].core.is_none() {
             self.condemn(node);
@@ -131,6 +129,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.is_majority_lost = true;
         let nodes: Vec<NodeId> = self.controllers_in_use();
         let count = nodes.len() / 2 + 1;
+        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let last_index = cores.map(|core| core.status().last_index).max().unwrap_or(0);
         for offset in 0..count {
             let node = nodes[(draw as usize + offset) % nodes.len()];
             self.crash(node, None);
@@ -138,7 +138,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             machine.is_condemned = true;
         }
         self.note(|| format!("{count} of {} voters are gone for good", nodes.len()));
-        self.checker.quorum_is_lost();
+        self.checker.quorum_is_lost(last_index);
         let wait = self.draws_target.between(2_000_000, 6_000_000);
         self.queue.push(self.now.after(wait), Event::Recover);
     }
@@ -174,9 +174,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// The newest checkpoint that can be read to the last byte.
     fn newest_manifest(&self) -> Option<(Arc<JobSpec>, CheckpointRecord)> {
-        let manifests = self.store.manifests().filter(|(version, _)| {
-            !self.store.is_damaged(*version) && self.checker.is_restorable(&self.store, *version)
-        });
+        let manifests = self
+            .store
+            .manifests()
+            .filter(|(version, _)| self.checker.is_restorable(&self.store, *version));
         let decode = |(_, bytes): (_, &[u8])| codec::decode(bytes, MANIFEST_BYTES_MAX).ok();
         manifests.into_iter().find_map(decode)
     }

@@ -76,7 +76,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.queue.push(self.now.after(us), Event::StoreRecovers);
             }
             Fault::FlipStore => {
-                if let Some((version, layer)) = self.store.flip(&mut self.draws_store) {
+                if let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) {
                     self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
                 }
             }
