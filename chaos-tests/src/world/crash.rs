@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::raft::Members;
 use zbelastic_consensus::seat::SeatInput;
 use zbelastic_consensus::state::State;
 use zbelastic_trainer::data::BatchSource;
@@ -111,12 +112,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         else {
             return false;
         };
-        let voters = core.status().members.voters;
+        let Members { voters, outgoing, .. } = core.status().members;
         let up = voters.iter().filter(|voter| {
             let machine = self.controllers.get(voter);
             machine.is_some_and(|m| m.core.is_some() && m.paused_until <= self.now && !m.disk.fails)
         });
-        let is_whole = up.count() == voters.len() && voters.len() >= 3;
+        let is_whole = up.count() == voters.len() && voters.len() >= 3 && outgoing.is_empty();
         is_whole && voters.contains(&node) && self.dead.iter().all(|dead| !voters.contains(dead))
     }
 
@@ -193,14 +194,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         for machine in self.controllers.values_mut() {
             machine.sync_us_extra = 0;
             machine.disk.fails = false;
-            machine.paused_until = machine.paused_until.min(self.now);
         }
         let hung: Vec<NodeId> = self.workers.keys().copied().collect();
         for machine in self.workers.values_mut() {
             machine.slow_factor = 1;
             machine.hangs_next = false;
             machine.faults.borrow_mut().clear();
-            machine.paused_until = machine.paused_until.min(self.now);
         }
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         controllers.into_iter().chain(hung).for_each(|node| self.restart(node));

@@ -97,6 +97,8 @@ pub enum News {
     Saved {
         /// Their version.
         version: Step,
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
     },
