@@ -10,11 +10,12 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 18] = pages![
+const PAGES: [(&str, &str); 19] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
     "config.md",
+    "consensus.md",
     "decisions/0001-layers-are-half-blocks.md",
     "decisions/0002-own-matrix-kernel.md",
     "decisions/0003-attempts-only-grow.md",
