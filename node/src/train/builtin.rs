@@ -10,10 +10,11 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 19] = pages![
+const PAGES: [(&str, &str); 20] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
+    "chaos.md",
     "config.md",
     "consensus.md",
     "decisions/0001-layers-are-half-blocks.md",
