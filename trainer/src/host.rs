@@ -225,6 +225,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 }
             }
             Order::TakeInventory { index } => {
+                if let Phase::Stationed(station) = &mut self.phase {
+                    station.stand_by_for_inventory();
+                    self.collect();
+                }
                 let layers = self.inventory();
                 self.tell(News::Inventory { index, layers });
             }

@@ -12,7 +12,7 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::{Event, World};
+use super::{Armed, Event, World};
 use crate::faults::CrashPoint;
 use crate::markers::Marker;
 
@@ -25,20 +25,29 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let Some(index) = self.armed.iter().position(|armed| armed.point == point) else {
             return false;
         };
+        if self.now < self.undisturbed_until {
+            return false;
+        }
         if self.armed[index].passes > 0 {
             self.armed[index].passes -= 1;
             return false;
         }
+        self.armed[index].is_hit = true;
         self.checker.crashed_at(point);
         true
     }
 
     /// Kills the process that has just come to a crash point, and disarms the point.
     pub(super) fn crash_here(&mut self, node: NodeId) {
-        let index = self.armed.iter().position(|armed| armed.passes == 0);
-        let down_us = index.map_or(1_000_000, |index| self.armed.remove(index).down_us);
+        let armed = self.disarm();
         self.faults_struck += 1;
-        self.crash(node, Some(down_us));
+        self.crash(node, Some(armed.down_us));
+    }
+
+    /// Takes away the crash point that was hit.
+    pub(super) fn disarm(&mut self) -> Armed {
+        let index = self.armed.iter().position(|armed| armed.is_hit);
+        self.armed.remove(index.expect("a crash point was hit"))
     }
 
     /// Kills whatever runs on a machine; it starts again after a while, or never.

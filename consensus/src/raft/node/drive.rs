@@ -33,7 +33,8 @@ impl RaftNode {
         self.announce();
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
-        let messages: Vec<_> = messages.iter().map(envelope).collect();
+        let durable = self.durable_index();
+        let messages: Vec<_> = messages.iter().map(|each| envelope(each, durable)).collect();
         let (entries, snapshot) = (ready.take_entries(), ready.snapshot().clone());
         let committed = ready.take_committed_entries();
         // Leaders may send before they have written. But one that was elected by itself alone has
@@ -55,6 +56,14 @@ impl RaftNode {
             None => self.raw.on_persist_ready(number),
         }
         self.apply(committed);
+    }
+
+    /// How far a leader's own log is durable; raft-rs counts it like an acknowledgement.
+    fn durable_index(&self) -> u64 {
+        match self.raw.raft.state {
+            StateRole::Leader => self.raw.raft.raft_log.persisted,
+            StateRole::Follower | StateRole::Candidate | StateRole::PreCandidate => 0,
+        }
     }
 
     fn announce(&mut self) {
@@ -208,7 +217,7 @@ impl RaftNode {
     }
 }
 
-fn envelope(message: &Message) -> (NodeId, RaftMessage) {
-    let message = WireMessage::from_raft(message);
+fn envelope(message: &Message, durable: u64) -> (NodeId, RaftMessage) {
+    let message = WireMessage::from_raft(message, durable);
     (message.to, RaftMessage::Raft(message.encode()))
 }
