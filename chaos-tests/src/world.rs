@@ -90,7 +90,8 @@ struct ControllerMachine {
     disk: Disk,
     paused_until: Moment,
     tick_us: u64,
-    /// Syncs end one after the other.
+    /// Syncs follow each other. What is written before one begins is covered by it.
+    sync_begins_at: Moment,
     synced_at: Moment,
     /// Writes that are not durable yet, in order: what to report, and the record after the last.
     unsynced: VecDeque<(PersistToken, u64)>,
@@ -103,6 +104,17 @@ struct ControllerMachine {
     is_condemned: bool,
     /// One that was never admitted has nothing to come back to.
     was_admitted: bool,
+}
+
+impl ControllerMachine {
+    /// When what is written now will be durable.
+    fn sync_end(&mut self, now: Moment, sync_us: u64) -> Moment {
+        if self.sync_begins_at <= now {
+            self.sync_begins_at = self.synced_at.max(now);
+            self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
+        }
+        self.synced_at
+    }
 }
 
 /// The machine of a worker.
@@ -471,10 +483,20 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             let duties = core.duties()?;
             Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
         });
+        let standing = |(node, machine): (&NodeId, &ControllerMachine)| match &machine.core {
+            Some(core) => {
+                let status = core.status();
+                let (applied, greets) = (core.state().applied(), status.is_greeting);
+                format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
+            }
+            None => format!("n{node} is down, condemned {}", machine.is_condemned),
+        };
+        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
         format!(
-            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}",
+            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
             state.open_turn(),
-            state.live_workers().count()
+            state.live_workers().count(),
+            controllers.join("; ")
         )
     }
 }

@@ -61,6 +61,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             disk: Disk::default(),
             paused_until: Moment(0),
             tick_us,
+            sync_begins_at: Moment(0),
             synced_at: Moment(0),
             unsynced: VecDeque::new(),
             started_at: Moment(0),
@@ -101,7 +102,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
         }
         let (life, tick_us) = (machine.life, machine.tick_us);
-        machine.synced_at = self.now;
+        (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
         machine.started_at = self.now;
         machine.unsynced.clear();
         self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
@@ -269,8 +270,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let sync_us = self.draws_disk.between(200, self.case.options.sync_us_max);
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let end = machine.disk.append(records.iter().map(encode_record));
-        let at = machine.synced_at.max(self.now).after(sync_us + machine.sync_us_extra);
-        machine.synced_at = at;
+        let at = machine.sync_end(self.now, sync_us);
         let life = machine.life;
         machine.unsynced.push_back((token, end));
         if self.hits(CrashPoint::AfterAppendBeforeSync) {

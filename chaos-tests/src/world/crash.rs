@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
+use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::raft::Members;
 use zbelastic_consensus::seat::SeatInput;
@@ -121,10 +122,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         else {
             return false;
         };
-        let Members { voters, outgoing, .. } = core.status().members;
-        let up = voters.iter().filter(|voter| {
-            let machine = self.controllers.get(voter);
-            machine.is_some_and(|m| m.core.is_some() && m.paused_until <= self.now && !m.disk.fails)
+        let members = core.status().members;
+        let Members { voters, outgoing, .. } = &members;
+        // Whoever does not know of a change yet would count on those who went with it.
+        let knows = |core: &Core| core.status().members == members;
+        let up = voters.iter().filter_map(|voter| self.controllers.get(voter)).filter(|machine| {
+            let is_fit = machine.paused_until <= self.now && !machine.disk.fails;
+            is_fit && machine.core.as_ref().is_some_and(knows)
         });
         let is_whole = up.count() == voters.len() && voters.len() >= 3 && outgoing.is_empty();
         is_whole && voters.contains(&node) && self.dead.iter().all(|dead| !voters.contains(dead))

@@ -100,7 +100,7 @@ impl RaftNode {
         }
         let now = self.hard_vote();
         let is_promise = (now.term, now.vote) != (self.written.term, self.written.vote);
-        // A commit index alone is not worth a write: others know it.
+        // A commit index alone is seldom worth a write: others know it.
         if is_promise || !records.is_empty() && now != self.written || install.is_some() {
             records.push(Record::HardState(now));
             self.written = now;
@@ -146,6 +146,7 @@ impl RaftNode {
     /// Hands out what is agreed, and changes the members where an entry says so.
     fn apply(&mut self, committed: Vec<Entry>) {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
+        let members = self.members().clone();
         for entry in committed {
             let (index, term) = (entry.index, entry.term);
             let data = match entry.get_entry_type() {
@@ -164,6 +165,19 @@ impl RaftNode {
             self.raw.raft.bcast_append();
         }
         self.peers.saw_commit(self.raw.raft.raft_log.committed);
+        if *self.members() != members {
+            self.write_commit();
+        }
+    }
+
+    /// A commit index alone is worth a write if members changed with it: after a power cut a node
+    /// would count on those who have gone since, and they will not come back.
+    fn write_commit(&mut self) {
+        let now = self.hard_vote();
+        if now != self.written {
+            self.written = now;
+            self.persist(vec![Record::HardState(now)]).hard = Some(now);
+        }
     }
 
     /// Changes the members, unless the change makes no sense, which is the same on all nodes.
