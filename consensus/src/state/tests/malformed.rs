@@ -80,10 +80,13 @@ fn edits_of_programs() -> impl Strategy<Value = ProgramEdit> {
         prop::sample::select(vec![PlacementShape::Line, PlacementShape::Loop, PlacementShape::Vee]);
     let window = prop::sample::select(vec![None, Some(Window::Zero), Some(Window::One)]);
     prop_oneof![
-        6 => (stage(), at(), ops()).prop_map(|(stage, at, op)| ProgramEdit::Replace { stage, at, op }),
-        6 => (stage(), at(), ops()).prop_map(|(stage, at, op)| ProgramEdit::Insert { stage, at, op }),
+        6 => (stage(), at(), ops())
+            .prop_map(|(stage, at, op)| ProgramEdit::Replace { stage, at, op }),
+        6 => (stage(), at(), ops())
+            .prop_map(|(stage, at, op)| ProgramEdit::Insert { stage, at, op }),
         6 => (stage(), at()).prop_map(|(stage, at)| ProgramEdit::Remove { stage, at }),
-        6 => (stage(), at(), at()).prop_map(|(stage, at, with)| ProgramEdit::Swap { stage, at, with }),
+        6 => (stage(), at(), at())
+            .prop_map(|(stage, at, with)| ProgramEdit::Swap { stage, at, with }),
         1 => stage().prop_map(|stage| ProgramEdit::Empty { stage }),
         1 => Just(ProgramEdit::DropList),
         1 => stage().prop_map(|stage| ProgramEdit::RepeatList { stage }),
