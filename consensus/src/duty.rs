@@ -194,13 +194,18 @@ impl Duties {
                 self.watch.follow(state, self.now);
                 self.changes.retain(|change| is_pending(state, change));
             }
-            Entry::Seal(_) => self.moved = self.now,
+            Entry::Seal(_) if result.is_ok() => self.moved = self.now,
+            Entry::Ready(_) if result.is_ok() => self.moved = self.now,
+            // What is refused once is refused again: whoever told it may tell it again.
+            Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
+            Entry::Durable { version, holder, .. } if result.is_err() => {
+                self.saved.remove(&(*version, holder.node));
+            }
             Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_) => {
                 self.moved = self.now;
                 self.planning.on_plan_changed();
             }
-            Entry::Ready(_) => self.moved = self.now,
-            Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
+            Entry::Seal(_) | Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
         }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             self.note_digests_differ(state, *layer);

@@ -170,3 +170,73 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
     assert_eq!(asked_number(&outputs), None, "no better plan was found for this");
     assert_eq!(codec::encode(core.state()), before);
 }
+
+fn told(core: &Core, from: u64, message: Message) -> Input {
+    let message = Box::new(Envelope { cluster: core.state().cluster(), message });
+    Input::Message { from: n(from), message }
+}
+
+fn refused_entries(outputs: &[Output]) -> usize {
+    let is_refused = |output: &&Output| matches!(output, Output::Event(Event::Refused { .. }));
+    outputs.iter().filter(is_refused).count()
+}
+
+/// A worker tells what does not fit until it is told that it is known: each telling may cost an
+/// entry, and no more than one.
+#[test]
+fn a_ready_record_that_is_refused_is_not_proposed_again_by_itself() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let mut core = leader(&log.state);
+    let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..log.ready(0) };
+    for _ in 0..3 {
+        let input = told(&core, 1, Message::Ready(wrong.clone()));
+        core.handle(input).expect("it stands at a stage of the plan");
+        assert_eq!(refused_entries(&persist(&mut core)), 1);
+    }
+    for (worker, stage) in [(1, 0), (2, 1)] {
+        let input = told(&core, worker, Message::Ready(log.ready(stage)));
+        core.handle(input).expect("it stands at a stage of the plan");
+        assert_eq!(refused_entries(&persist(&mut core)), 0);
+    }
+    assert!(core.state().is_running());
+}
+
+/// Owner and copy made the same layer durable, with different bits.
+#[test]
+fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
+    use crate::fixture::{digest, digests};
+    use zbelastic_types::{LayerId, Step};
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    let mut core = leader(&log.state);
+    let version = Step(4);
+    let saved = |worker, layers| Message::Saved { holder: log.holder(worker), version, layers };
+    let input = told(&core, 1, saved(1, digests([LayerId(0)], 4)));
+    core.handle(input).expect("a checkpoint is under way");
+    assert_eq!(refused_entries(&persist(&mut core)), 0);
+    let other = [vec![(LayerId(0), digest(9, 9))], digests([LayerId(1)], 4)].concat();
+    for _ in 0..3 {
+        let input = told(&core, 2, saved(2, other.clone()));
+        core.handle(input).expect("a checkpoint is under way");
+        assert_eq!(refused_entries(&persist(&mut core)), 1);
+    }
+}
+
+/// What is too large to be an entry is refused when it comes: the leader would otherwise find it to
+/// be next forever, and do nothing else.
+#[test]
+fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
+    use crate::fixture::digest;
+    use zbelastic_types::{LayerId, Step};
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    let mut core = leader(&log.state);
+    let layers = vec![(LayerId(0), digest(0, 4)); 40_000];
+    let input = told(&core, 1, Message::Saved { holder: log.holder(1), version: Step(4), layers });
+    core.handle(input).expect_err("there are four layers");
+    assert_eq!(core.refusals()["too-many-layers"], 1);
+    core.handle(Input::Closed { node: n(2) }).expect("it is noted");
+    let outputs = persist(&mut core);
+    assert!(asked_number(&outputs).is_some(), "a plan without node 2 is asked for: {outputs:#?}");
+}
