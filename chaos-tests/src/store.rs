@@ -79,6 +79,12 @@ impl Store {
         self.pieces.get(&key).is_some_and(|piece| piece.is_damaged)
     }
 
+    /// Removes what lies before a version: nothing will refer to it again.
+    pub fn remove_before(&mut self, version: Step) {
+        self.pieces.retain(|(of, ..), _| *of >= version);
+        self.manifests.retain(|of, _| *of >= version);
+    }
+
     /// Removes a version that nothing refers to.
     pub fn remove(&mut self, version: Step) {
         self.pieces.retain(|(of, ..), _| *of != version);

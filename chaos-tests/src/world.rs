@@ -10,7 +10,7 @@ mod hosts;
 mod storm;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::core::Core;
@@ -18,6 +18,7 @@ use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::raft::PersistToken;
 use zbelastic_consensus::seat::Seat;
+use zbelastic_consensus::state::State;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -62,16 +63,16 @@ pub(crate) enum Packet {
 enum Event {
     Tick(NodeId, u64),
     Packet { from: NodeId, to: NodeId, packet: Packet },
-    Synced { node: NodeId, life: u64, token: PersistToken, end: u64 },
+    Synced { node: NodeId, life: u64 },
     Solved { node: NodeId, life: u64, number: u64, solution: Box<SolutionResult> },
     OpDone { node: NodeId, life: u64, number: u64 },
     ReadDone { node: NodeId, life: u64, key: PieceKey },
     WriteDone { node: NodeId, life: u64, key: PieceKey },
     Fault(usize),
-    StaleDisk(NodeId),
+    StaleDisk { node: NodeId, imaged_at: Moment },
     Restart(NodeId),
     Leave { node: NodeId, life: u64 },
-    HealLinks,
+    HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
     StoreRecovers,
     Recover,
@@ -89,14 +90,31 @@ struct ControllerMachine {
     disk: Disk,
     paused_until: Moment,
     tick_us: u64,
-    /// Syncs end one after the other.
+    /// Syncs follow each other. What is written before one begins is covered by it.
+    sync_begins_at: Moment,
     synced_at: Moment,
+    /// Writes that are not durable yet, in order: what to report, and the record after the last.
+    unsynced: VecDeque<(PersistToken, u64)>,
     sync_us_extra: u64,
+    started_at: Moment,
+    /// How it was started first, until something of that is durable.
+    first: Option<Box<(Vec<NodeId>, State)>>,
     election_ticks: u32,
     /// Its disk cannot be used any more: it comes back as another node.
     is_condemned: bool,
     /// One that was never admitted has nothing to come back to.
     was_admitted: bool,
+}
+
+impl ControllerMachine {
+    /// When what is written now will be durable.
+    fn sync_end(&mut self, now: Moment, sync_us: u64) -> Moment {
+        if self.sync_begins_at <= now {
+            self.sync_begins_at = self.synced_at.max(now);
+            self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
+        }
+        self.synced_at
+    }
 }
 
 /// The machine of a worker.
@@ -135,6 +153,7 @@ struct Armed {
     point: CrashPoint,
     passes: u32,
     down_us: u64,
+    is_hit: bool,
 }
 
 /// What a life is made of.
@@ -174,6 +193,8 @@ pub struct World<'a, M: ComputeModel, S> {
     markers: Markers,
     log: &'a mut EventLog,
     is_calm: bool,
+    /// A disk was set back: until it is found out, nothing else happens.
+    undisturbed_until: Moment,
     is_majority_lost: bool,
     /// More happened than anything is promised for.
     is_excused: bool,
@@ -238,6 +259,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             markers: Markers::default(),
             log,
             is_calm: false,
+            undisturbed_until: Moment(0),
             is_majority_lost: false,
             is_excused: false,
             calm_at: Moment(options.storm_us),
@@ -352,9 +374,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         match event {
             Event::Tick(node, life) => self.handle_tick(node, life),
             Event::Packet { from, to, packet } => self.handle_packet(from, to, packet),
-            Event::Synced { node, life, token, end } => {
-                self.handle_synced(node, life, token, end);
-            }
+            Event::Synced { node, life } => self.handle_synced(node, life),
             Event::Solved { node, life, number, solution } => {
                 self.handle_solved(node, life, number, solution);
             }
@@ -364,12 +384,15 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                 self.host_input(node, life, HostInput::Read { version, layer, bytes });
             }
             Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
+            Event::Fault(index) if self.now < self.undisturbed_until => {
+                self.queue.push(self.undisturbed_until, Event::Fault(index));
+            }
             Event::Fault(index) => self.strike(self.case.faults[index].fault),
-            Event::StaleDisk(node) => self.strike_stale_disk(node),
+            Event::StaleDisk { node, imaged_at } => self.strike_stale_disk(node, imaged_at),
             Event::Restart(node) => self.restart(node),
             Event::Leave { node, life } => self.handle_leave(node, life),
-            Event::HealLinks => {
-                self.network.heal();
+            Event::HealLinks(links) => {
+                links.iter().for_each(|(from, to)| self.network.heal(*from, *to));
                 self.note(|| "links are whole".to_owned());
             }
             Event::DiskRecovers(node) => {
@@ -460,10 +483,20 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             let duties = core.duties()?;
             Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
         });
+        let standing = |(node, machine): (&NodeId, &ControllerMachine)| match &machine.core {
+            Some(core) => {
+                let status = core.status();
+                let (applied, greets) = (core.state().applied(), status.is_greeting);
+                format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
+            }
+            None => format!("n{node} is down, condemned {}", machine.is_condemned),
+        };
+        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
         format!(
-            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}",
+            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
             state.open_turn(),
-            state.live_workers().count()
+            state.live_workers().count(),
+            controllers.join("; ")
         )
     }
 }

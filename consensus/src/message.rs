@@ -150,6 +150,8 @@ pub enum Message {
         holder: Holder,
         /// Their version.
         version: Step,
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
     },

@@ -31,9 +31,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.store_index = index;
         self.note_change(node, index, change);
         match change {
-            Change::Checkpoint { version, dropped } => self.keep_manifest(node, *version, dropped),
+            Change::Checkpoint { version, .. } => self.keep_manifest(node, *version),
             Change::Rewound { dropped, .. } => {
-                self.drop_versions(dropped);
+                // Nothing is removed: versions it went past are computed, and named, again.
+                self.referred.retain(|version| !dropped.contains(version));
                 self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
             }
             Change::Adopted(plan) | Change::Sealed { adopted: Some(plan), .. } => {
@@ -67,24 +68,21 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    fn keep_manifest(&mut self, node: NodeId, version: Step, dropped: &[Step]) {
+    fn keep_manifest(&mut self, node: NodeId, version: Step) {
         let core = self.controllers[&node].core.as_ref().expect("it applied something");
         let state = core.state();
         let record = state.checkpoints().iter().find(|found| found.version == version);
         let spec = state.job().map(|job| job.spec.clone());
+        let oldest = state.checkpoints().first().map(|checkpoint| checkpoint.version);
         if let (Some(record), Some(spec)) = (record, spec) {
             self.store.put_manifest(version, codec::encode(&(spec, record)));
         }
-        self.drop_versions(dropped);
+        if let Some(oldest) = oldest {
+            self.store.remove_before(oldest);
+            self.referred.retain(|version| *version >= oldest);
+        }
         self.referred.insert(version);
         self.checker.checkpoint(&self.store, version);
-    }
-
-    fn drop_versions(&mut self, versions: &[Step]) {
-        for version in versions {
-            self.referred.remove(version);
-            self.store.remove(*version);
-        }
     }
 
     /// Every checkpoint that is referred to can be restored at any instant.

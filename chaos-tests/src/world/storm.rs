@@ -11,7 +11,10 @@ use super::{Armed, Event, World};
 use crate::faults::{CrashPoint, Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
+use crate::queue::Moment;
 
+/// Within this time a disk that was set back is found out.
+const FOUND_OUT_US: u64 = 4_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
 
@@ -43,7 +46,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::PowerCycle { down_us } => self.power_cycle(down_us),
             Fault::CrashAt { point, passes, down_us } => {
-                self.armed.push(Armed { point, passes, down_us });
+                self.armed.push(Armed { point, passes, down_us, is_hit: false });
             }
             Fault::Pause { draw, us } => self.pause(draw, us),
             Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
@@ -191,12 +194,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
         }
-        for (from, to) in links {
-            self.network.cut(from, to);
-            self.checker.disturbed(from);
-            self.checker.disturbed(to);
+        for (from, to) in &links {
+            self.network.cut(*from, *to);
+            self.checker.disturbed(*from);
+            self.checker.disturbed(*to);
         }
-        self.queue.push(self.now.after(us), Event::HealLinks);
+        self.queue.push(self.now.after(us), Event::HealLinks(links));
     }
 
     fn strike_disk(&mut self, fault: Fault) {
@@ -223,7 +226,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::StaleDisk { age_us, .. } if is_spare => {
                 self.controllers.get_mut(&node).expect("in use").disk.take_image();
-                self.queue.push(self.now.after(age_us), Event::StaleDisk(node));
+                self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
             }
             Fault::LostDisk { .. } if is_spare => {
                 self.crash(node, None);
@@ -238,10 +241,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    pub(super) fn strike_stale_disk(&mut self, node: NodeId) {
-        if self.is_calm || !self.can_lose(node) {
+    /// A disk that was set back within its present boot is found out by those who saw what came
+    /// after, if they are there to be asked. So they are.
+    pub(super) fn strike_stale_disk(&mut self, node: NodeId, imaged_at: Moment) {
+        let are_witnesses = self.controllers.iter().all(|(other, machine)| {
+            let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
+            machine.is_condemned || *other == node || is_fit
+        });
+        let is_busy = self.is_calm || self.now < self.undisturbed_until || !self.network.is_whole();
+        if is_busy || !are_witnesses || !self.can_lose(node) {
             return;
         }
+        self.undisturbed_until = self.now.after(FOUND_OUT_US);
         self.crash(node, None);
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let is_older = machine.disk.restore_image();
@@ -292,7 +303,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let process = machine.process.as_mut().expect("it is up");
         process.is_draining = true;
         self.seat_input(node, SeatInput::Drain);
-        let grace_us = if self.hits(CrashPoint::DrainHalf) { grace_us / 8 } else { grace_us };
+        let is_hasty = self.hits(CrashPoint::DrainHalf);
+        let grace_us = if is_hasty { grace_us / 8 } else { grace_us };
+        if is_hasty {
+            self.disarm();
+        }
         self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
     }
 }
