@@ -247,8 +247,8 @@ impl Duties {
     /// If it is about another plan, it has no part in it, or a layer is unknown.
     pub fn handle_ready(&mut self, state: &State, ready: ReadyRecord) -> Result<(), InputRefusal> {
         let stage = check_loading(state, ready.holder, ready.generation)?;
-        check_layers(state, ready.layers.iter().map(|(layer, _)| *layer))?;
-        check_layers(state, ready.copies.iter().map(|(layer, _)| *layer))?;
+        check_record(state, &ready.layers)?;
+        check_record(state, &ready.copies)?;
         self.ready.insert(stage, ready);
         Ok(())
     }
@@ -286,7 +286,7 @@ impl Duties {
         layers: Vec<LayerDigest>,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
-        check_layers(state, layers.iter().map(|(layer, _)| *layer))?;
+        check_record(state, &layers)?;
         let pending = state.pending().iter().find(|pending| pending.version == version);
         let expected = pending.ok_or(InputRefusal::Unasked)?.generation();
         if generation != expected {
@@ -328,15 +328,24 @@ fn check_tensors(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result
     }
 }
 
-fn check_layers(
-    state: &State,
-    mut layers: impl ExactSizeIterator<Item = LayerId>,
-) -> Result<(), InputRefusal> {
-    let layer_count = state.job().map_or(0, |job| job.spec.layer_count());
-    let found = layers.len();
+fn layer_count(state: &State) -> u32 {
+    state.job().map_or(0, |job| job.spec.layer_count())
+}
+
+/// What is to be proposed fits into an entry.
+fn check_record(state: &State, layers: &[LayerDigest]) -> Result<(), InputRefusal> {
+    let (layer_count, found) = (layer_count(state), layers.len());
     if found > layer_count as usize {
         return Err(InputRefusal::TooManyLayers { found, layer_count });
     }
+    check_layers(state, layers.iter().map(|(layer, _)| *layer))
+}
+
+fn check_layers(
+    state: &State,
+    mut layers: impl Iterator<Item = LayerId>,
+) -> Result<(), InputRefusal> {
+    let layer_count = layer_count(state);
     match layers.find(|layer| layer.0 >= layer_count) {
         Some(layer) => Err(InputRefusal::UnknownLayer { layer, layer_count }),
         None => Ok(()),

@@ -71,7 +71,7 @@ pub(super) fn state() -> State {
     log.keep(4);
     let holder = log.holder(2);
     let layers = digests([layer(1)], 8);
-    log.apply(Entry::Durable { version: Step(8), holder, layers });
+    log.apply(log.durable(8, holder, layers));
     let reason = LossReason::Untrusted { partners: 2 };
     log.apply(Entry::Members(vec![MemberChange::Lost { holder: log.holder(3), reason }]));
     log.adopt(log.plan(&[1, 2]));
@@ -89,7 +89,7 @@ pub(super) fn entries() -> Vec<Entry> {
         Entry::Ready(log.ready(1)),
         Entry::Resume { generation: Generation(1) },
         Entry::Seal(log.seal(Verdict::Clip { coefficient: 0.25 })),
-        Entry::Durable { version: Step(4), holder, layers: digests([layer(0)], 4) },
+        log.durable(4, holder, digests([layer(0)], 4)),
         Entry::Checkpoint { version: Step(4) },
         log.rewind(0),
         Entry::Job(JobChange::Start(Arc::new(spec()))),
@@ -135,7 +135,7 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Inventory { holder, index: 300, layers: vec![held] },
         Message::Ready(log.ready(0)),
         Message::LoadFailed { holder, generation, layer: layer(3) },
-        Message::Saved { holder, version: Step(4), layers: state },
+        Message::Saved { holder, version: Step(4), generation, layers: state },
         Message::Drain { holder },
         Message::Leave { holder },
         Message::Briefing(Box::new(briefing())),

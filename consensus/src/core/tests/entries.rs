@@ -211,7 +211,11 @@ fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
     log.keep(4);
     let mut core = leader(&log.state);
     let version = Step(4);
-    let saved = |worker, layers| Message::Saved { holder: log.holder(worker), version, layers };
+    let generation = log.state.generation();
+    let saved = |worker, layers| {
+        let holder = log.holder(worker);
+        Message::Saved { holder, version, generation, layers }
+    };
     let input = told(&core, 1, saved(1, digests([LayerId(0)], 4)));
     core.handle(input).expect("a checkpoint is under way");
     assert_eq!(refused_entries(&persist(&mut core)), 0);
@@ -233,7 +237,8 @@ fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
     log.keep(4);
     let mut core = leader(&log.state);
     let layers = vec![(LayerId(0), digest(0, 4)); 40_000];
-    let input = told(&core, 1, Message::Saved { holder: log.holder(1), version: Step(4), layers });
+    let (holder, version, generation) = (log.holder(1), Step(4), log.state.generation());
+    let input = told(&core, 1, Message::Saved { holder, version, generation, layers });
     core.handle(input).expect_err("there are four layers");
     assert_eq!(core.refusals()["too-many-layers"], 1);
     core.handle(Input::Closed { node: n(2) }).expect("it is noted");

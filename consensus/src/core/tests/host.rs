@@ -66,7 +66,8 @@ impl Host {
         let own: Vec<LayerId> = part.plan.layers_of(part.stage).collect();
         let layers: Vec<LayerId> = self.held.iter().map(|held| held.layer).collect();
         self.hold(&layers, turn);
-        let saved = News::Saved { version: turn.step, layers: digests(own, turn.step.0) };
+        let (version, generation) = (turn.step, seal.turn.generation);
+        let saved = News::Saved { version, generation, layers: digests(own, version.0) };
         let saved = is_checkpoint.then_some(saved);
         saved.into_iter().chain(self.reports()).collect()
     }
