@@ -128,6 +128,8 @@ pub struct Duties {
     bad_checkpoints: BTreeSet<Step>,
     marks: Marks,
     contradictions: u32,
+    /// The plan in which two contradicted each other. They tell it again until there is another.
+    contradicted: Option<Generation>,
     in_flight: BTreeMap<u64, Lane>,
     /// When something last moved: a seal, or a plan.
     moved: u64,
@@ -155,6 +157,7 @@ impl Duties {
             bad_checkpoints: BTreeSet::new(),
             marks: Marks::new(),
             contradictions: 0,
+            contradicted: None,
             in_flight: BTreeMap::new(),
             moved: 0,
             members_changed: 0,
@@ -272,7 +275,8 @@ impl Duties {
     fn decide_seal(&mut self, state: &State) -> Option<Entry> {
         let sealing = self.sealing.as_ref()?;
         let turn = state.open_turn();
-        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) {
+        let is_known = self.contradicted == Some(turn.generation);
+        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) || is_known {
             return None;
         }
         match sealing.decide(state) {
@@ -283,14 +287,12 @@ impl Duties {
                 is_free.then_some(Entry::Job(halt))
             }
             Err(Withheld::Sums { layer, owner, copy }) => {
-                self.mark(owner, copy);
-                self.sealing = None;
+                self.mark(turn.generation, owner, copy);
                 self.note_trouble(state, PlanReason::Contradiction { layer });
                 self.decide_blame(state)
             }
             Err(Withheld::State { layer, owner, copy }) => {
-                self.mark(owner, copy);
-                self.sealing = None;
+                self.mark(turn.generation, owner, copy);
                 self.differing = Some((state.generation(), layer));
                 self.decide_blame(state)
             }
@@ -323,7 +325,8 @@ impl Duties {
         (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
     }
 
-    fn mark(&mut self, owner: Holder, copy: Holder) {
+    fn mark(&mut self, generation: Generation, owner: Holder, copy: Holder) {
+        self.contradicted = Some(generation);
         self.marks.entry(owner.node).or_default().insert(copy.node);
         self.marks.entry(copy.node).or_default().insert(owner.node);
         self.contradictions += 1;
