@@ -8,6 +8,8 @@ mod planning;
 mod restore;
 mod sealing;
 mod seating;
+#[cfg(test)]
+mod tests;
 mod watch;
 mod window;
 
