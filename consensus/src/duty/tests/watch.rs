@@ -1,4 +1,4 @@
-//! Who is lost: closed, silent, or hanging. The last tick that is allowed, and the first that is not.
+//! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
 
 use crate::duty::{Action, Duties, InputRefusal};
 use crate::entry::Entry;
