@@ -17,8 +17,9 @@ use crate::report::{FailedLife, Report};
 use crate::shrink::{Shrunk, shrink};
 use crate::world::Outcome;
 
-/// Failures that are shrunk and written after a campaign: more are seldom looked at.
-pub const FAILURES_SHRUNK: usize = 5;
+/// Failures that are shrunk and written after a campaign, different ones first: more are seldom
+/// looked at.
+pub const FAILURES_SHRUNK: usize = 8;
 
 /// A seed that is to be lived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

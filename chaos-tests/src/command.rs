@@ -116,7 +116,9 @@ fn live_many(
     let found = if args.no_shrink {
         chosen.into_iter().map(|life| (life.ticket, Shrunk::as_drawn(&life))).collect()
     } else {
-        tell_progress(progress, &format!("making {} failures smaller", chosen.len()));
+        if !chosen.is_empty() {
+            tell_progress(progress, &format!("making {} failures smaller", chosen.len()));
+        }
         campaign.shrink(chosen)
     };
     for (ticket, shrunk) in &found {
@@ -166,4 +168,27 @@ fn save(folder: &Path, ticket: Ticket, shrunk: &Shrunk) -> String {
         options.steps,
         shrunk.lives
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::save;
+    use crate::args::ModelChoice;
+    use crate::case::Case;
+    use crate::failure::Failure;
+    use crate::report::FailedLife;
+    use crate::shrink::Shrunk;
+
+    #[test]
+    fn a_case_that_fails_is_written_for_a_replay() {
+        let ticket = ModelChoice::Mixed.ticket(30);
+        let shrunk = Shrunk::as_drawn(&FailedLife { ticket, failure: Failure::liveness("") });
+        let folder = tempfile::tempdir().expect("a folder");
+        let said = save(&folder.path().join("new"), ticket, &shrunk);
+        let path = folder.path().join("new/seed-30-float.json");
+        assert!(said.starts_with(&path.display().to_string()), "{said}");
+        assert_eq!(Case::load(&path).expect("written"), shrunk.case);
+        let said = save(&path, ticket, &shrunk);
+        assert!(said.starts_with("not written: ") && said.contains("seed-30-float.json"), "{said}");
+    }
 }

@@ -94,18 +94,25 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
     }
 
     fn lessen(&mut self) -> bool {
-        self.lessen_number(1, |options| &mut options.workers)
-            | self.lessen_number(1, |options| &mut options.controllers)
+        let workers = |options: &mut Options, count| options.workers = count;
+        let controllers = |options: &mut Options, count| options.controllers = count;
+        let now = &self.smallest.case.options;
+        let (workers_now, controllers_now) = (now.workers, now.controllers);
+        self.lessen_machines(1..workers_now, workers)
+            // As many as clusters have: an odd number.
+            | self.lessen_machines((1..controllers_now).step_by(2), controllers)
             | self.lessen_steps()
     }
 
-    /// The least number from `least` on with which the case still fails.
-    fn lessen_number(&mut self, least: u32, number: impl Fn(&mut Options) -> &mut u32) -> bool {
-        let now = *number(&mut self.smallest.case.options.clone());
-        let mut less = least..now;
-        less.any(|less| {
+    /// The first of these numbers of machines with which the case still fails.
+    fn lessen_machines(
+        &mut self,
+        mut counts: impl Iterator<Item = u32>,
+        set: fn(&mut Options, u32),
+    ) -> bool {
+        counts.any(|count| {
             let mut case = self.smallest.case.clone();
-            *number(&mut case.options) = less;
+            set(&mut case.options, count);
             self.try_case(case)
         })
     }
