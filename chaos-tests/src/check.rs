@@ -39,7 +39,8 @@ pub struct Checker {
     disturbed: BTreeSet<NodeId>,
     verdicts: (Option<Verdict>, Option<Verdict>),
     terms_in_attempt: u32,
-    is_quorum_lost: bool,
+    /// The last entry that anybody had proposed when a majority of the voters went for good.
+    last_possible: Option<u64>,
     moved_at: Moment,
     failure: Option<Failure>,
 }
@@ -62,7 +63,7 @@ impl Checker {
             disturbed: BTreeSet::new(),
             verdicts: (None, None),
             terms_in_attempt: 0,
-            is_quorum_lost: false,
+            last_possible: None,
             moved_at: Moment(0),
             failure: None,
         }
@@ -106,9 +107,10 @@ impl Checker {
         self.disturbed.insert(node);
     }
 
-    /// A majority of the voters is gone: from now on nothing may be agreed on.
-    pub fn quorum_is_lost(&mut self) {
-        self.is_quorum_lost = true;
+    /// A majority of the voters is gone: nothing after `last_index` may be agreed on. What was
+    /// proposed before may be, by answers that were on their way.
+    pub fn quorum_is_lost(&mut self, last_index: u64) {
+        self.last_possible = Some(last_index);
     }
 
     /// A node was admitted. Yields whether it had been a member before.
@@ -124,7 +126,7 @@ impl Checker {
         self.leaders.clear();
         self.plans.clear();
         self.resumed.clear();
-        self.is_quorum_lost = false;
+        self.last_possible = None;
     }
 
     fn fail(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
@@ -144,7 +146,7 @@ impl Checker {
         if !self.check_same(index, change, state) {
             return false;
         }
-        if self.is_quorum_lost {
+        if self.last_possible.is_some_and(|last| index > last) {
             self.fail(Invariant::S6, || format!("#{index} agreed on without a majority"));
         }
         match change {

@@ -72,6 +72,8 @@ pub struct DigestBench {
     accumulated: BTreeMap<ChunkIndex, u32>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
+    /// Whether somebody keeps a copy, and would notice a wrong number.
+    is_copied: bool,
     /// Passes run and turns dropped: what only a known bug looks at.
     passes_run: u64,
     turns_dropped: u64,
@@ -211,7 +213,8 @@ impl Workbench for DigestBench {
             let layer = self.layers_mut().next().expect("a stage has layers");
             layer.g = layer.g.marked(mark);
         }
-        let bits = self.faults.borrow_mut().state_flip();
+        let first = self.layers().next().expect("a stage has layers").id;
+        let bits = self.is_copied.then(|| self.faults.borrow_mut().state_flip(first)).flatten();
         if let Some(bits) = bits {
             let layer = self.layers_mut().next().expect("a stage has layers");
             layer.state = layer.state.flipped(bits);
@@ -224,7 +227,8 @@ impl Workbench for DigestBench {
         let shape = &self.shape;
         let sums = self.chunks.values().flatten().flat_map(|layer| shape.sums(layer.id, layer.g));
         let mut sums: Vec<_> = sums.collect();
-        if let Some(factor) = self.faults.borrow_mut().sum_factor() {
+        let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
+        if let Some(factor) = factor {
             sums[0].square_sum *= factor;
         }
         sums
@@ -314,6 +318,7 @@ impl ComputeModel for DigestModel {
             stashes: BTreeMap::new(),
             result: None,
             faults: self.faults.clone(),
+            is_copied: setup.copies_wanted,
             passes_run: 0,
             turns_dropped: 0,
             candidates: 0,

@@ -30,7 +30,7 @@ use crate::reference::Reference;
 use crate::world::{Outcome, Setup, World};
 
 /// The usual norm of a float life's gradient, so that a share of it clips now and then.
-const FLOAT_NORM: f64 = 1.6;
+const FLOAT_NORM: f64 = 1.0;
 /// The mean of what a tensor of the digest model adds to the square of the norm.
 const DIGEST_SQUARE: f64 = 0.55;
 

@@ -73,11 +73,14 @@ pub enum Marker {
     WindowSwitched,
     /// Nothing moved, and the same nodes began anew.
     Stalled,
+    /// A bit of a state flipped, and whoever could have told was lost in the same step: nothing is
+    /// promised then, and the life ends.
+    WitnessLost,
 }
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -112,6 +115,7 @@ impl Marker {
         Self::PlannedChange,
         Self::WindowSwitched,
         Self::Stalled,
+        Self::WitnessLost,
     ];
 }
 

@@ -1,6 +1,6 @@
 //! Links between nodes: what is lost, late, there twice, cut, or comes again long after.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use zbelastic_types::NodeId;
 
@@ -39,8 +39,8 @@ pub struct NetworkCounts {
 pub struct Network<P> {
     options: NetworkOptions,
     draws: Draws,
-    /// Directed links that carry nothing.
-    cut: BTreeSet<(NodeId, NodeId)>,
+    /// Directed links that carry nothing, and how many partitions cut them.
+    cut: BTreeMap<(NodeId, NodeId), u32>,
     kept: VecDeque<(NodeId, NodeId, P)>,
     is_calm: bool,
     counts: NetworkCounts,
@@ -50,7 +50,7 @@ impl<P: Clone> Network<P> {
     /// A whole network.
     #[must_use]
     pub fn new(options: NetworkOptions, draws: Draws) -> Self {
-        let (cut, kept) = (BTreeSet::new(), VecDeque::new());
+        let (cut, kept) = (BTreeMap::new(), VecDeque::new());
         let counts = NetworkCounts::default();
         Self { options, draws, cut, kept, is_calm: false, counts }
     }
@@ -69,18 +69,27 @@ impl<P: Clone> Network<P> {
 
     /// Cuts one direction.
     pub fn cut(&mut self, from: NodeId, to: NodeId) {
-        self.cut.insert((from, to));
+        *self.cut.entry((from, to)).or_default() += 1;
     }
 
-    /// Makes all links whole.
-    pub fn heal(&mut self) {
-        self.cut.clear();
+    /// Takes one cut of a direction back; another partition may still hold it.
+    pub fn heal(&mut self, from: NodeId, to: NodeId) {
+        if let Some(count) = self.cut.get_mut(&(from, to)) {
+            *count -= 1;
+            self.cut.retain(|_, count| *count > 0);
+        }
+    }
+
+    /// Whether every link carries.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.cut.is_empty()
     }
 
     /// Whether a direction is cut.
     #[must_use]
     pub fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
-        self.cut.contains(&(from, to))
+        self.cut.contains_key(&(from, to))
     }
 
     /// Sends a message; calls `deliver` for each time it arrives.

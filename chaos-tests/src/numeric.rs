@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use zbelastic_types::LayerId;
+
 /// A fault of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NumericFault {
@@ -20,6 +22,7 @@ pub struct PendingFaults {
     next: Option<NumericFault>,
     /// A device whose sums are always wrong.
     pub always_wrong: bool,
+    flipped: Option<LayerId>,
 }
 
 /// The faults of a node, shared by the life and the node's workbench.
@@ -33,7 +36,19 @@ impl PendingFaults {
 
     /// Nothing goes wrong any more.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        let flipped = self.flipped;
+        *self = Self { flipped, ..Self::default() };
+    }
+
+    /// The layer whose state has a flipped bit.
+    #[must_use]
+    pub fn flipped(&self) -> Option<LayerId> {
+        self.flipped
+    }
+
+    /// The flipped state is gone.
+    pub fn forget_flip(&mut self) {
+        self.flipped = None;
     }
 
     pub(crate) fn gradient_mark(&mut self) -> Option<f32> {
@@ -46,16 +61,19 @@ impl PendingFaults {
         }
     }
 
-    pub(crate) fn state_flip(&mut self) -> Option<u64> {
+    /// A wrong state is wrong only if somebody else has the right one: a workbench without a copy
+    /// does not ask.
+    pub(crate) fn state_flip(&mut self, layer: LayerId) -> Option<u64> {
         match self.next {
             Some(NumericFault::StateFlip(bits)) => {
-                self.next = None;
+                (self.next, self.flipped) = (None, Some(layer));
                 Some(bits)
             }
             Some(NumericFault::SumFactor(_) | NumericFault::Mark(_)) | None => None,
         }
     }
 
+    /// Likewise with sums.
     pub(crate) fn sum_factor(&mut self) -> Option<f64> {
         match self.next {
             _ if self.always_wrong => Some(1.0 + 1e-9),

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use crate::random::Draws;
 
-/// What a piece is found by.
-pub type PieceKey = (Step, LayerId);
+/// What a piece is found by: its name is what it holds.
+pub type PieceKey = (Step, LayerId, Digest);
 
 /// A piece on its way or there.
 #[derive(Clone, Debug)]
@@ -28,8 +28,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Begins to write a piece. One that is durable stays as it is: pieces are named by what they
-    /// hold.
+    /// Begins to write a piece. One that is durable stays as it is.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
         let is_there = self.pieces.get(&key).is_some_and(|p| p.is_durable && !p.is_damaged);
         if !is_there {
@@ -74,22 +73,28 @@ impl Store {
         Some(key)
     }
 
-    /// Whether a fault damaged a piece of this version.
+    /// Whether a fault damaged a piece.
     #[must_use]
-    pub fn is_damaged(&self, version: Step) -> bool {
-        self.pieces.iter().any(|((of, _), piece)| *of == version && piece.is_damaged)
+    pub fn is_damaged(&self, key: PieceKey) -> bool {
+        self.pieces.get(&key).is_some_and(|piece| piece.is_damaged)
+    }
+
+    /// Removes what lies before a version: nothing will refer to it again.
+    pub fn remove_before(&mut self, version: Step) {
+        self.pieces.retain(|(of, ..), _| *of >= version);
+        self.manifests.retain(|of, _| *of >= version);
     }
 
     /// Removes a version that nothing refers to.
     pub fn remove(&mut self, version: Step) {
-        self.pieces.retain(|(of, _), _| *of != version);
+        self.pieces.retain(|(of, ..), _| *of != version);
         self.manifests.remove(&version);
     }
 
     /// Versions of which there is anything.
     #[must_use]
     pub fn versions(&self) -> Vec<Step> {
-        let mut versions: Vec<_> = self.pieces.keys().map(|(version, _)| *version).collect();
+        let mut versions: Vec<_> = self.pieces.keys().map(|(version, ..)| *version).collect();
         versions.dedup();
         versions
     }

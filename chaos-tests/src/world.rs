@@ -10,7 +10,7 @@ mod hosts;
 mod storm;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::core::Core;
@@ -18,12 +18,13 @@ use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::raft::PersistToken;
 use zbelastic_consensus::seat::Seat;
+use zbelastic_consensus::state::State;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{ClusterId, LayerId, NodeId, Step};
+use zbelastic_types::{ClusterId, NodeId, Step};
 
 use crate::case::Case;
 use crate::check::Checker;
@@ -38,7 +39,7 @@ use crate::queue::{Moment, Queue};
 use crate::random::{Draws, Purpose};
 use crate::reference::Reference;
 use crate::solver::Solver;
-use crate::store::Store;
+use crate::store::{PieceKey, Store};
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
@@ -62,16 +63,16 @@ pub(crate) enum Packet {
 enum Event {
     Tick(NodeId, u64),
     Packet { from: NodeId, to: NodeId, packet: Packet },
-    Synced { node: NodeId, life: u64, token: PersistToken, end: u64 },
+    Synced { node: NodeId, life: u64 },
     Solved { node: NodeId, life: u64, number: u64, solution: Box<SolutionResult> },
     OpDone { node: NodeId, life: u64, number: u64 },
-    ReadDone { node: NodeId, life: u64, version: Step, layer: LayerId },
-    WriteDone { node: NodeId, life: u64, version: Step, layer: LayerId },
+    ReadDone { node: NodeId, life: u64, key: PieceKey },
+    WriteDone { node: NodeId, life: u64, key: PieceKey },
     Fault(usize),
-    StaleDisk(NodeId),
+    StaleDisk { node: NodeId, imaged_at: Moment },
     Restart(NodeId),
     Leave { node: NodeId, life: u64 },
-    HealLinks,
+    HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
     StoreRecovers,
     Recover,
@@ -89,12 +90,31 @@ struct ControllerMachine {
     disk: Disk,
     paused_until: Moment,
     tick_us: u64,
-    /// Syncs end one after the other.
+    /// Syncs follow each other. What is written before one begins is covered by it.
+    sync_begins_at: Moment,
     synced_at: Moment,
+    /// Writes that are not durable yet, in order: what to report, and the record after the last.
+    unsynced: VecDeque<(PersistToken, u64)>,
     sync_us_extra: u64,
+    started_at: Moment,
+    /// How it was started first, until something of that is durable.
+    first: Option<Box<(Vec<NodeId>, State)>>,
     election_ticks: u32,
     /// Its disk cannot be used any more: it comes back as another node.
     is_condemned: bool,
+    /// One that was never admitted has nothing to come back to.
+    was_admitted: bool,
+}
+
+impl ControllerMachine {
+    /// When what is written now will be durable.
+    fn sync_end(&mut self, now: Moment, sync_us: u64) -> Moment {
+        if self.sync_begins_at <= now {
+            self.sync_begins_at = self.synced_at.max(now);
+            self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
+        }
+        self.synced_at
+    }
 }
 
 /// The machine of a worker.
@@ -119,6 +139,8 @@ struct Process<M: ComputeModel, S> {
     busy: Option<(u64, Vec<HostOutput>)>,
     backlog: Vec<HostInput>,
     op_number: u64,
+    /// The operation under way never ends.
+    is_hung: bool,
     /// What the checker looked at last.
     checked: Option<(u64, Step)>,
     is_draining: bool,
@@ -131,6 +153,7 @@ struct Armed {
     point: CrashPoint,
     passes: u32,
     down_us: u64,
+    is_hit: bool,
 }
 
 /// What a life is made of.
@@ -170,7 +193,11 @@ pub struct World<'a, M: ComputeModel, S> {
     markers: Markers,
     log: &'a mut EventLog,
     is_calm: bool,
+    /// A disk was set back: until it is found out, nothing else happens.
+    undisturbed_until: Moment,
     is_majority_lost: bool,
+    /// More happened than anything is promised for.
+    is_excused: bool,
     calm_at: Moment,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
@@ -232,7 +259,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             markers: Markers::default(),
             log,
             is_calm: false,
+            undisturbed_until: Moment(0),
             is_majority_lost: false,
+            is_excused: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
             referred: BTreeSet::new(),
@@ -304,6 +333,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     /// Whether the life ends here, well or not.
     fn is_over(&mut self, events: u64) -> bool {
+        if self.is_excused {
+            return true;
+        }
         if !self.is_calm {
             return false;
         }
@@ -342,26 +374,25 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         match event {
             Event::Tick(node, life) => self.handle_tick(node, life),
             Event::Packet { from, to, packet } => self.handle_packet(from, to, packet),
-            Event::Synced { node, life, token, end } => {
-                self.handle_synced(node, life, token, end);
-            }
+            Event::Synced { node, life } => self.handle_synced(node, life),
             Event::Solved { node, life, number, solution } => {
                 self.handle_solved(node, life, number, solution);
             }
             Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
-            Event::ReadDone { node, life, version, layer } => {
-                let bytes = self.store.get((version, layer));
+            Event::ReadDone { node, life, key } => {
+                let (bytes, (version, layer, _)) = (self.store.get(key), key);
                 self.host_input(node, life, HostInput::Read { version, layer, bytes });
             }
-            Event::WriteDone { node, life, version, layer } => {
-                self.handle_write_done(node, life, version, layer);
+            Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
+            Event::Fault(index) if self.now < self.undisturbed_until => {
+                self.queue.push(self.undisturbed_until, Event::Fault(index));
             }
             Event::Fault(index) => self.strike(self.case.faults[index].fault),
-            Event::StaleDisk(node) => self.strike_stale_disk(node),
+            Event::StaleDisk { node, imaged_at } => self.strike_stale_disk(node, imaged_at),
             Event::Restart(node) => self.restart(node),
             Event::Leave { node, life } => self.handle_leave(node, life),
-            Event::HealLinks => {
-                self.network.heal();
+            Event::HealLinks(links) => {
+                links.iter().for_each(|(from, to)| self.network.heal(*from, *to));
                 self.note(|| "links are whole".to_owned());
             }
             Event::DiskRecovers(node) => {
@@ -452,10 +483,20 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             let duties = core.duties()?;
             Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
         });
+        let standing = |(node, machine): (&NodeId, &ControllerMachine)| match &machine.core {
+            Some(core) => {
+                let status = core.status();
+                let (applied, greets) = (core.state().applied(), status.is_greeting);
+                format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
+            }
+            None => format!("n{node} is down, condemned {}", machine.is_condemned),
+        };
+        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
         format!(
-            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}",
+            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
             state.open_turn(),
-            state.live_workers().count()
+            state.live_workers().count(),
+            controllers.join("; ")
         )
     }
 }

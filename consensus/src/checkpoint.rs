@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::validation::Ledger;
 
@@ -38,6 +38,13 @@ pub struct PendingCheckpoint {
 }
 
 impl PendingCheckpoint {
+    /// The plan under which it was sealed. What was written of the same version under another one
+    /// was given up by a rewind.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.ledger.open_turn().generation
+    }
+
     /// The record, if no layer is missing.
     #[must_use]
     pub fn complete(&self, layer_count: u32) -> Option<CheckpointRecord> {

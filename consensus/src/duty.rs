@@ -207,9 +207,8 @@ impl Duties {
         }
         let generation = state.generation();
         self.ready.retain(|_, ready| ready.generation == generation);
-        self.saved.retain(|(version, _), _| {
-            state.pending().iter().any(|pending| pending.version == *version)
-        });
+        let is_pending = |version: Step| state.pending().iter().any(|p| p.version == version);
+        self.saved.retain(|(version, _), _| is_pending(*version));
         self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
         self.differing = self.differing.filter(|(of, _)| *of == generation);
     }
@@ -343,7 +342,9 @@ impl Duties {
         };
         let ((version, _), (holder, layers)) = self.saved.iter().find(is_new)?;
         let (version, holder, layers) = (*version, *holder, layers.clone());
-        Some(Entry::Durable { version, holder, layers })
+        let pending = state.pending().iter().find(|pending| pending.version == version)?;
+        let generation = pending.generation();
+        Some(Entry::Durable { version, generation, holder, layers })
     }
 
     fn note_change(&mut self, change: MemberChange) {

@@ -60,6 +60,8 @@ pub enum Entry {
     Durable {
         /// The version.
         version: Step,
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// Who made them so.
         holder: Holder,
         /// The layers.

@@ -235,10 +235,19 @@ impl Log {
         }
     }
 
+    /// That layers of `version` are durable, sealed under the plan that opened it, or this one.
+    pub fn durable(&self, version: u64, holder: Holder, layers: Vec<LayerDigest>) -> Entry {
+        let version = Step(version);
+        let pending = self.state.pending().iter().find(|pending| pending.version == version);
+        let generation = pending.map_or(self.state.generation(), |found| found.generation());
+        Entry::Durable { version, generation, holder, layers }
+    }
+
     /// Makes all layers of `version` durable.
     pub fn save(&mut self, version: u64, by: u64) {
         let (holder, layers) = (self.holder(by), digests(all_layers(), version));
-        self.apply(Entry::Durable { version: Step(version), holder, layers });
+        let entry = self.durable(version, holder, layers);
+        self.apply(entry);
     }
 
     /// Makes a checkpoint of `version`.

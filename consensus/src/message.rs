@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ClusterId, Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
+use zbelastic_types::{ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
 
 use crate::checkpoint::LayerDigest;
 use crate::codec::{self, DecodeError};
@@ -33,6 +33,8 @@ pub struct HeldLayer {
     pub layer: LayerId,
     /// Its version: steps sealed before it.
     pub version: Step,
+    /// The digest of its state.
+    pub digest: Digest,
 }
 
 /// A stage's sums as whoever keeps its copy computed them, once the update is held.
@@ -146,6 +148,8 @@ pub enum Message {
         holder: Holder,
         /// Their version.
         version: Step,
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
     },

@@ -351,8 +351,8 @@ impl Membership {
                 untold.load_failed = Some(message.clone());
                 message
             }
-            News::Saved { version, layers } => {
-                let message = Message::Saved { holder, version, layers };
+            News::Saved { version, generation, layers } => {
+                let message = Message::Saved { holder, version, generation, layers };
                 if untold.saved.len() == SAVED_MAX {
                     untold.saved.pop_front();
                 }

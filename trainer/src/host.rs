@@ -24,7 +24,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, Order};
 use zbelastic_kernels::AllocateError;
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerImage, layer_digest};
@@ -85,6 +85,8 @@ pub enum HostOutput {
         version: Step,
         /// The layer.
         layer: LayerId,
+        /// The digest of its state.
+        digest: Digest,
     },
     /// Make a layer of a checkpoint durable; answered by [`HostInput::Written`].
     Write {
@@ -92,6 +94,9 @@ pub enum HostOutput {
         version: Step,
         /// The layer.
         layer: LayerId,
+        /// The digest of its state. Two states of one version are two things: a run that lost its
+        /// log and goes on from a checkpoint may leave out other steps than before.
+        digest: Digest,
         /// Its bytes.
         bytes: Vec<u8>,
     },
@@ -124,6 +129,7 @@ enum Phase<M: ComputeModel, S> {
 /// Layers of a version that are being made durable.
 struct Writing {
     version: Step,
+    generation: Generation,
     missing: Vec<LayerId>,
     layers: Vec<LayerDigest>,
 }
@@ -219,6 +225,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 }
             }
             Order::TakeInventory { index } => {
+                if let Phase::Stationed(station) = &mut self.phase {
+                    station.stand_by_for_inventory();
+                    self.collect();
+                }
                 let layers = self.inventory();
                 self.tell(News::Inventory { index, layers });
             }
@@ -243,8 +253,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     }
 
     fn inventory(&self) -> Vec<HeldLayer> {
-        let held =
-            |image: &Arc<LayerImage>| HeldLayer { layer: image.layer, version: image.version };
+        let held = |image: &Arc<LayerImage>| HeldLayer {
+            layer: image.layer,
+            version: image.version,
+            digest: layer_digest(image),
+        };
         let mut layers: Vec<_> = self.shelf.values().map(held).collect();
         match &self.phase {
             Phase::Idle => {}
@@ -283,17 +296,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
         let Phase::Stationed(station) = &mut self.phase else { return };
+        // What was under way before a rewind came to this version again is not told of any more.
+        self.writing.retain(|writing| writing.version != version);
         if self.writing.len() >= WRITES_MAX {
             return;
         }
-        let images = station.export(version);
+        let (images, generation) = (station.export(version), station.plan().generation);
         let layers: Vec<_> = images.iter().map(|i| (i.layer, layer_digest(i))).collect();
         let missing = images.iter().map(|image| image.layer).collect();
-        for image in images {
-            let (layer, bytes) = (image.layer, image.encode());
-            self.outbox.push_back(HostOutput::Write { version, layer, bytes });
+        for (image, (layer, digest)) in images.iter().zip(layers.iter().copied()) {
+            let bytes = image.encode();
+            self.outbox.push_back(HostOutput::Write { version, layer, digest, bytes });
         }
-        self.writing.push_back(Writing { version, missing, layers });
+        self.writing.push_back(Writing { version, generation, missing, layers });
     }
 
     fn handle_written(&mut self, version: Step, layer: LayerId, is_durable: bool) {
@@ -306,9 +321,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let writing = &mut self.writing[position];
         writing.missing.retain(|missing| *missing != layer);
         if writing.missing.is_empty() {
-            let Writing { version, layers, .. } =
+            let Writing { version, generation, layers, .. } =
                 self.writing.remove(position).expect("found above");
-            self.tell(News::Saved { version, layers });
+            self.tell(News::Saved { version, generation, layers });
         }
     }
 

@@ -5,12 +5,14 @@ use zbelastic_types::{LayerId, Step};
 
 use super::Checker;
 use crate::failure::Invariant;
-use crate::store::Store;
+use crate::store::{PieceKey, Store};
 
 impl Checker {
-    /// A checkpoint is referred to.
+    /// A checkpoint is referred to. What a fault damaged need not be readable.
     pub fn checkpoint(&mut self, store: &Store, version: Step) {
-        if !store.is_damaged(version) && !self.is_restorable(store, version) {
+        let is_lost = |key: &PieceKey| !store.is_damaged(*key) && !is_readable(store, *key);
+        let lost = self.pieces(version).map(|mut keys| keys.find(is_lost));
+        if lost != Some(None) {
             self.fail(Invariant::C1, || format!("checkpoint {version} cannot be restored"));
         }
     }
@@ -18,11 +20,18 @@ impl Checker {
     /// Whether every layer of a version is in the store, with the undisturbed run's bits.
     #[must_use]
     pub fn is_restorable(&self, store: &Store, version: Step) -> bool {
-        let Some(expected) = self.reference.version(version) else { return false };
-        (0..).map(LayerId).zip(expected).all(|(layer, digest)| {
-            let image = store.get((version, layer));
-            let image = image.and_then(|bytes| LayerImage::decode(&bytes).ok());
-            image.is_some_and(|image| layer_digest(&image) == *digest)
-        })
+        self.pieces(version).is_some_and(|mut keys| keys.all(|key| is_readable(store, key)))
     }
+
+    /// What a version is made of, if the undisturbed run is that far.
+    fn pieces(&self, version: Step) -> Option<impl Iterator<Item = PieceKey>> {
+        let expected = self.reference.version(version)?.to_vec();
+        let layers = (0..).map(LayerId).zip(expected);
+        Some(layers.map(move |(layer, digest)| (version, layer, digest)))
+    }
+}
+
+fn is_readable(store: &Store, key: PieceKey) -> bool {
+    let image = store.get(key).and_then(|bytes| LayerImage::decode(&bytes).ok());
+    image.is_some_and(|image| layer_digest(&image) == key.2)
 }

@@ -31,40 +31,58 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.store_index = index;
         self.note_change(node, index, change);
         match change {
-            Change::Checkpoint { version, dropped } => self.keep_manifest(node, *version, dropped),
+            Change::Checkpoint { version, .. } => self.keep_manifest(node, *version),
             Change::Rewound { dropped, .. } => {
-                self.drop_versions(dropped);
+                // Nothing is removed: versions it went past are computed, and named, again.
+                self.referred.retain(|version| !dropped.contains(version));
+                self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
+            }
+            Change::Adopted(plan) | Change::Sealed { adopted: Some(plan), .. } => {
+                self.look_for_witnesses(plan);
             }
             Change::Members(_)
-            | Change::Adopted(_)
             | Change::Planned(_)
             | Change::Ready(_)
             | Change::Resumed(_)
-            | Change::Sealed { .. }
+            | Change::Sealed { adopted: None, .. }
             | Change::Durable { .. }
             | Change::Job(_) => {}
         }
         self.mark_change(node, change);
     }
 
-    fn keep_manifest(&mut self, node: NodeId, version: Step, dropped: &[Step]) {
+    /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
+    /// promised: two things went wrong within one step.
+    fn look_for_witnesses(&mut self, plan: &PlanRecord) {
+        let is_taken_over = self.workers.iter().any(|(node, machine)| {
+            let layer = machine.faults.borrow().flipped();
+            layer.is_some_and(|layer| match &plan.sources[layer.index()] {
+                LayerSource::Nodes(nodes) => nodes == &[*node],
+                LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+            })
+        });
+        if is_taken_over {
+            self.note(|| "a flipped bit is taken over, its witness is gone: enough".to_owned());
+            self.mark(Marker::WitnessLost);
+            self.is_excused = true;
+        }
+    }
+
+    fn keep_manifest(&mut self, node: NodeId, version: Step) {
         let core = self.controllers[&node].core.as_ref().expect("it applied something");
         let state = core.state();
         let record = state.checkpoints().iter().find(|found| found.version == version);
         let spec = state.job().map(|job| job.spec.clone());
+        let oldest = state.checkpoints().first().map(|checkpoint| checkpoint.version);
         if let (Some(record), Some(spec)) = (record, spec) {
             self.store.put_manifest(version, codec::encode(&(spec, record)));
         }
-        self.drop_versions(dropped);
+        if let Some(oldest) = oldest {
+            self.store.remove_before(oldest);
+            self.referred.retain(|version| *version >= oldest);
+        }
         self.referred.insert(version);
         self.checker.checkpoint(&self.store, version);
-    }
-
-    fn drop_versions(&mut self, versions: &[Step]) {
-        for version in versions {
-            self.referred.remove(version);
-            self.store.remove(*version);
-        }
     }
 
     /// Every checkpoint that is referred to can be restored at any instant.
@@ -165,6 +183,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn mark_member(&mut self, change: &MemberChange) {
         match change {
             MemberChange::Admit { node, .. } => {
+                if let Some(machine) = self.controllers.get_mut(node) {
+                    machine.was_admitted = true;
+                }
                 if self.checker.admitted(*node) {
                     self.mark(Marker::FencedNodeCameBack);
                 }

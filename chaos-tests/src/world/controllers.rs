@@ -1,12 +1,16 @@
 //! The machines of controllers.
 
+use std::collections::VecDeque;
+
 use zbelastic_consensus::core::{
-    Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start,
+    Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start, StartError,
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::message::Envelope;
-use zbelastic_consensus::raft::{PersistToken, RaftSetup, Record, RecoveredLog, encode_record};
+use zbelastic_consensus::raft::{
+    PersistToken, RaftSetup, RaftStartError, Record, RecoveredLog, encode_record,
+};
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -36,9 +40,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let state = state.unwrap_or_else(|| State::new(self.cluster)).with_controllers(&nodes);
         for (index, node) in nodes.iter().enumerate() {
             self.add_controller_machine(*node, index as u32);
-            let start = Start::Create { voters: nodes.clone(), state: Box::new(state.clone()) };
-            self.start_core(*node, start);
+            self.controllers.get_mut(node).expect("added above").was_admitted = true;
+            self.start_anew(*node, nodes.clone(), state.clone());
         }
+    }
+
+    /// As one of the first voters. If the machine dies before anything of it is durable, whoever
+    /// runs it gives the same command again.
+    fn start_anew(&mut self, node: NodeId, voters: Vec<NodeId>, state: State) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        machine.first = Some(Box::new((voters.clone(), state.clone())));
+        self.start_core(node, Start::Create { voters, state: Box::new(state) });
     }
 
     fn add_controller_machine(&mut self, node: NodeId, index: u32) {
@@ -49,10 +61,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             disk: Disk::default(),
             paused_until: Moment(0),
             tick_us,
+            sync_begins_at: Moment(0),
             synced_at: Moment(0),
+            unsynced: VecDeque::new(),
+            started_at: Moment(0),
+            first: None,
             sync_us_extra: 0,
             election_ticks: 10 + 4 * (index % 5),
             is_condemned: false,
+            was_admitted: false,
         };
         self.controllers.insert(node, machine);
     }
@@ -73,6 +90,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let setup = CoreSetup { cluster: self.cluster, raft, timing: TIMING };
         match Core::new(setup, start) {
             Ok(core) => machine.core = Some(core),
+            Err(StartError::Raft(RaftStartError::NeverStarted)) if machine.first.is_some() => {
+                machine.disk = Disk::default();
+                let (voters, state) = *machine.first.take().expect("looked at above");
+                return self.start_anew(node, voters, state);
+            }
             Err(error) => {
                 self.note(|| format!("n{node} does not start: {error}"));
                 self.condemn(node);
@@ -80,7 +102,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
         }
         let (life, tick_us) = (machine.life, machine.tick_us);
-        machine.synced_at = self.now;
+        (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
+        machine.started_at = self.now;
+        machine.unsynced.clear();
         self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
         self.drive_controller(node);
     }
@@ -162,14 +186,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.drive_controller(node);
     }
 
-    pub(super) fn handle_synced(&mut self, node: NodeId, life: u64, token: PersistToken, end: u64) {
+    pub(super) fn handle_synced(&mut self, node: NodeId, life: u64) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         if machine.life != life {
             return;
         }
         if machine.paused_until > self.now {
             let until = machine.paused_until;
-            self.queue.push(until, Event::Synced { node, life, token, end });
+            self.queue.push(until, Event::Synced { node, life });
             return;
         }
         if machine.disk.fails {
@@ -177,15 +201,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.condemn(node);
             return;
         }
+        let (token, end) = machine.unsynced.pop_front().expect("one for each event");
         machine.disk.sync(end);
         if self.hits(CrashPoint::AfterSyncBeforeSend) {
             self.crash_here(node);
             return;
         }
-        let machine = self.controllers.get_mut(&node).expect("looked up above");
-        if let Some(core) = &mut machine.core {
-            core.on_persisted(token);
-            self.drive_controller(node);
+        if !bug::is(Bug::M1AckBeforeSync) {
+            self.persisted(node, token);
         }
     }
 
@@ -247,19 +270,24 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let sync_us = self.draws_disk.between(200, self.case.options.sync_us_max);
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let end = machine.disk.append(records.iter().map(encode_record));
-        let at = machine.synced_at.max(self.now).after(sync_us + machine.sync_us_extra);
-        machine.synced_at = at;
+        let at = machine.sync_end(self.now, sync_us);
         let life = machine.life;
+        machine.unsynced.push_back((token, end));
         if self.hits(CrashPoint::AfterAppendBeforeSync) {
             self.crash_here(node);
             return;
         }
-        self.queue.push(at, Event::Synced { node, life, token, end });
+        self.queue.push(at, Event::Synced { node, life });
         if bug::is(Bug::M1AckBeforeSync) {
-            let machine = self.controllers.get_mut(&node).expect("a controller");
-            if let Some(core) = &mut machine.core {
-                core.on_persisted(token);
-            }
+            self.persisted(node, token);
+        }
+    }
+
+    fn persisted(&mut self, node: NodeId, token: PersistToken) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        if let Some(core) = &mut machine.core {
+            core.on_persisted(token);
+            self.drive_controller(node);
         }
     }
 

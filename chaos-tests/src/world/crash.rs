@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
+use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::raft::Members;
 use zbelastic_consensus::seat::SeatInput;
 use zbelastic_consensus::state::State;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::{Event, World};
+use super::{Armed, Event, World};
 use crate::faults::CrashPoint;
 use crate::markers::Marker;
 
@@ -24,20 +26,29 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let Some(index) = self.armed.iter().position(|armed| armed.point == point) else {
             return false;
         };
+        if self.now < self.undisturbed_until {
+            return false;
+        }
         if self.armed[index].passes > 0 {
             self.armed[index].passes -= 1;
             return false;
         }
+        self.armed[index].is_hit = true;
         self.checker.crashed_at(point);
         true
     }
 
     /// Kills the process that has just come to a crash point, and disarms the point.
     pub(super) fn crash_here(&mut self, node: NodeId) {
-        let index = self.armed.iter().position(|armed| armed.passes == 0);
-        let down_us = index.map_or(1_000_000, |index| self.armed.remove(index).down_us);
+        let armed = self.disarm();
         self.faults_struck += 1;
-        self.crash(node, Some(down_us));
+        self.crash(node, Some(armed.down_us));
+    }
+
+    /// Takes away the crash point that was hit.
+    pub(super) fn disarm(&mut self) -> Armed {
+        let index = self.armed.iter().position(|armed| armed.is_hit);
+        self.armed.remove(index.expect("a crash point was hit"))
     }
 
     /// Kills whatever runs on a machine; it starts again after a while, or never.
@@ -71,6 +82,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         machine.life += 1;
+        machine.faults.borrow_mut().forget_flip();
         self.store.writer_crashed(node);
         self.note(|| format!("w{node} dies"));
         self.checker.disturbed(node);
@@ -97,9 +109,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         // One that was never admitted has nothing to come back to.
-        let is_member =
-            self.newest_core().is_none_or(|core| core.state().members().contains_key(&node));
-        if is_member {
+        if machine.was_admitted {
             self.restart_controller(node);
         } else if self.controllers[&node].core.is_none() {
             self.condemn(node);
@@ -112,12 +122,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         else {
             return false;
         };
-        let voters = core.status().members.voters;
-        let up = voters.iter().filter(|voter| {
-            let machine = self.controllers.get(voter);
-            machine.is_some_and(|m| m.core.is_some() && m.paused_until <= self.now && !m.disk.fails)
+        let members = core.status().members;
+        let Members { voters, outgoing, .. } = &members;
+        // Whoever does not know of a change yet would count on those who went with it.
+        let knows = |core: &Core| core.status().members == members;
+        let up = voters.iter().filter_map(|voter| self.controllers.get(voter)).filter(|machine| {
+            let is_fit = machine.paused_until <= self.now && !machine.disk.fails;
+            is_fit && machine.core.as_ref().is_some_and(knows)
         });
-        let is_whole = up.count() == voters.len() && voters.len() >= 3;
+        let is_whole = up.count() == voters.len() && voters.len() >= 3 && outgoing.is_empty();
         is_whole && voters.contains(&node) && self.dead.iter().all(|dead| !voters.contains(dead))
     }
 
@@ -130,6 +143,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.is_majority_lost = true;
         let nodes: Vec<NodeId> = self.controllers_in_use();
         let count = nodes.len() / 2 + 1;
+        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let last_index = cores.map(|core| core.status().last_index).max().unwrap_or(0);
         for offset in 0..count {
             let node = nodes[(draw as usize + offset) % nodes.len()];
             self.crash(node, None);
@@ -137,7 +152,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             machine.is_condemned = true;
         }
         self.note(|| format!("{count} of {} voters are gone for good", nodes.len()));
-        self.checker.quorum_is_lost();
+        self.checker.quorum_is_lost(last_index);
         let wait = self.draws_target.between(2_000_000, 6_000_000);
         self.queue.push(self.now.after(wait), Event::Recover);
     }
@@ -173,9 +188,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// The newest checkpoint that can be read to the last byte.
     fn newest_manifest(&self) -> Option<(Arc<JobSpec>, CheckpointRecord)> {
-        let manifests = self.store.manifests().filter(|(version, _)| {
-            !self.store.is_damaged(*version) && self.checker.is_restorable(&self.store, *version)
-        });
+        let manifests = self
+            .store
+            .manifests()
+            .filter(|(version, _)| self.checker.is_restorable(&self.store, *version));
         let decode = |(_, bytes): (_, &[u8])| codec::decode(bytes, MANIFEST_BYTES_MAX).ok();
         manifests.into_iter().find_map(decode)
     }
@@ -191,14 +207,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         for machine in self.controllers.values_mut() {
             machine.sync_us_extra = 0;
             machine.disk.fails = false;
-            machine.paused_until = machine.paused_until.min(self.now);
         }
         let hung: Vec<NodeId> = self.workers.keys().copied().collect();
         for machine in self.workers.values_mut() {
             machine.slow_factor = 1;
             machine.hangs_next = false;
             machine.faults.borrow_mut().clear();
-            machine.paused_until = machine.paused_until.min(self.now);
         }
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         controllers.into_iter().chain(hung).for_each(|node| self.restart(node));

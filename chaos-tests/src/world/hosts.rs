@@ -6,13 +6,14 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{ComputeModel, LayerCopy};
 use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::NodeId;
 
 use super::{Event, Packet, World};
 use crate::bug::{self, Bug};
 use crate::faults::CrashPoint;
 use crate::markers::Marker;
 use crate::network::Lane;
+use crate::store::PieceKey;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn peer_frame(&mut self, to: NodeId, frame: PeerFrame) {
@@ -109,6 +110,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         process.op_number += 1;
         let number = process.op_number;
         process.busy = Some((number, outputs));
+        process.is_hung = hangs;
         if hangs {
             self.checker.disturbed(node);
             self.note(|| format!("w{node}: an operation hangs"));
@@ -173,26 +175,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             HostOutput::Peer { to, frame } => {
                 self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
             }
-            HostOutput::Read { version, layer } => {
+            HostOutput::Read { version, layer, digest } => {
                 let at = self.now.after(self.draws_store.between(1_000, 60_000));
-                self.queue.push(at, Event::ReadDone { node, life, version, layer });
+                self.queue.push(at, Event::ReadDone { node, life, key: (version, layer, digest) });
             }
-            HostOutput::Write { version, layer, bytes } => {
-                self.begin_write(node, life, version, layer, bytes);
+            HostOutput::Write { version, layer, digest, bytes } => {
+                self.begin_write(node, life, (version, layer, digest), bytes);
             }
             HostOutput::Evaluated { .. } => {}
         }
     }
 
-    fn begin_write(
-        &mut self,
-        node: NodeId,
-        life: u64,
-        version: Step,
-        layer: LayerId,
-        bytes: Vec<u8>,
-    ) {
-        self.store.put((version, layer), bytes, node);
+    fn begin_write(&mut self, node: NodeId, life: u64, key: PieceKey, bytes: Vec<u8>) {
+        let (version, layer, _) = key;
+        self.store.put(key, bytes, node);
         if self.hits(CrashPoint::PiecesHalf) {
             self.crash_here(node);
             return;
@@ -203,7 +199,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             });
         }
         let at = self.now.after(self.draws_store.between(5_000, 900_000));
-        self.queue.push(at, Event::WriteDone { node, life, version, layer });
+        self.queue.push(at, Event::WriteDone { node, life, key });
         if bug::is(Bug::M8ToldBeforeDurable) {
             let told = HostInput::Written { version, layer, is_durable: true };
             let machine = self.workers.get_mut(&node).expect("a worker");
@@ -213,17 +209,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    pub(super) fn handle_write_done(
-        &mut self,
-        node: NodeId,
-        life: u64,
-        version: Step,
-        layer: LayerId,
-    ) {
+    pub(super) fn handle_write_done(&mut self, node: NodeId, life: u64, key: PieceKey) {
         if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
             return;
         }
-        let is_durable = self.store.finish((version, layer));
+        let (is_durable, (version, layer, _)) = (self.store.finish(key), key);
         self.host_input(node, life, HostInput::Written { version, layer, is_durable });
     }
 

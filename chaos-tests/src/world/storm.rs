@@ -11,7 +11,10 @@ use super::{Armed, Event, World};
 use crate::faults::{CrashPoint, Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
+use crate::queue::Moment;
 
+/// Within this time a disk that was set back is found out.
+const FOUND_OUT_US: u64 = 4_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
 
@@ -36,14 +39,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::AllButOne { draw, down_us } => {
                 let up = self.up_workers();
-                let stays = up.get(draw as usize % up.len().max(1)).copied();
+                let stays = pick(&up, draw);
                 up.into_iter().filter(|node| Some(*node) != stays).for_each(|node| {
                     self.crash(node, Some(down_us));
                 });
             }
             Fault::PowerCycle { down_us } => self.power_cycle(down_us),
             Fault::CrashAt { point, passes, down_us } => {
-                self.armed.push(Armed { point, passes, down_us });
+                self.armed.push(Armed { point, passes, down_us, is_hit: false });
             }
             Fault::Pause { draw, us } => self.pause(draw, us),
             Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
@@ -61,10 +64,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
             Fault::Close { draw } => {
-                let up = self.up_workers();
-                if let Some(node) = up.get(draw as usize % up.len().max(1)) {
-                    self.checker.disturbed(*node);
-                    self.close_connection(*node);
+                if let Some(node) = pick(&self.up_workers(), draw) {
+                    self.checker.disturbed(node);
+                    self.close_connection(node);
                 }
             }
             Fault::SlowDisk { .. }
@@ -77,7 +79,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.queue.push(self.now.after(us), Event::StoreRecovers);
             }
             Fault::FlipStore => {
-                if let Some((version, layer)) = self.store.flip(&mut self.draws_store) {
+                if let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) {
                     self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
                 }
             }
@@ -95,9 +97,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
             Fault::LoseMajority { draw } => self.lose_majority(draw),
             Fault::Transfer { draw } => {
-                let nodes = self.controllers_in_use();
-                let to = nodes[draw as usize % nodes.len()];
-                if let Some(leader) = self.leader() {
+                let to = pick(&self.controllers_in_use(), draw);
+                if let (Some(leader), Some(to)) = (self.leader(), to) {
                     self.controller_input(leader, Input::Command(Command::TransferLeader(to)));
                 }
             }
@@ -111,14 +112,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
-        let up = self.up_workers();
-        let node = up.get(draw as usize % up.len().max(1))?;
-        self.workers.get_mut(node)
+        let node = pick(&self.up_workers(), draw)?;
+        self.workers.get_mut(&node)
     }
 
     fn crash_some(&mut self, nodes: Vec<NodeId>, draw: u64, down_us: u64) {
-        if let Some(node) = nodes.get(draw as usize % nodes.len().max(1)) {
-            self.crash(*node, Some(down_us));
+        if let Some(node) = pick(&nodes, draw) {
+            self.crash(node, Some(down_us));
         }
     }
 
@@ -158,7 +158,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn pause(&mut self, draw: u64, us: u64) {
         let nodes: Vec<NodeId> =
             self.controllers.keys().chain(self.workers.keys()).copied().collect();
-        let node = nodes[draw as usize % nodes.len()];
+        let Some(node) = pick(&nodes, draw) else { return };
         let until = self.now.after(us);
         if let Some(machine) = self.controllers.get_mut(&node) {
             machine.paused_until = until;
@@ -173,8 +173,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
-        let one = all[draw as usize % all.len()];
-        let other = all[(draw >> 20) as usize % all.len()];
+        let (Some(one), Some(other)) = (pick(&all, draw), pick(&all, draw >> 20)) else { return };
         let half = |node: &NodeId| draw >> (node.0 % 48) & 1 == 1;
         let mut links = Vec::new();
         for from in &all {
@@ -195,40 +194,45 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
         }
-        for (from, to) in links {
-            self.network.cut(from, to);
-            self.checker.disturbed(from);
-            self.checker.disturbed(to);
+        for (from, to) in &links {
+            self.network.cut(*from, *to);
+            self.checker.disturbed(*from);
+            self.checker.disturbed(*to);
         }
-        self.queue.push(self.now.after(us), Event::HealLinks);
+        self.queue.push(self.now.after(us), Event::HealLinks(links));
     }
 
     fn strike_disk(&mut self, fault: Fault) {
-        let nodes = self.controllers_in_use();
-        let pick = |draw: u64| nodes[draw as usize % nodes.len()];
+        let draw = match fault {
+            Fault::SlowDisk { draw, .. }
+            | Fault::FailDisk { draw }
+            | Fault::StaleDisk { draw, .. }
+            | Fault::LostDisk { draw }
+            | Fault::FlipDisk { draw } => draw,
+            _ => unreachable!("a fault of disks"),
+        };
+        let Some(node) = pick(&self.controllers_in_use(), draw) else { return };
+        let is_spare = self.can_lose(node);
         match fault {
-            Fault::SlowDisk { draw, sync_us, us } => {
-                let node = pick(draw);
+            Fault::SlowDisk { sync_us, us, .. } => {
                 if let Some(machine) = self.controllers.get_mut(&node) {
                     machine.sync_us_extra = sync_us;
                     self.queue.push(self.now.after(us), Event::DiskRecovers(node));
                 }
             }
-            Fault::FailDisk { draw } if self.can_lose(pick(draw)) => {
-                self.controllers.get_mut(&pick(draw)).expect("in use").disk.fails = true;
-                self.checker.disturbed(pick(draw));
+            Fault::FailDisk { .. } if is_spare => {
+                self.controllers.get_mut(&node).expect("in use").disk.fails = true;
+                self.checker.disturbed(node);
             }
-            Fault::StaleDisk { draw, age_us } if self.can_lose(pick(draw)) => {
-                self.controllers.get_mut(&pick(draw)).expect("in use").disk.take_image();
-                self.queue.push(self.now.after(age_us), Event::StaleDisk(pick(draw)));
+            Fault::StaleDisk { age_us, .. } if is_spare => {
+                self.controllers.get_mut(&node).expect("in use").disk.take_image();
+                self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
             }
-            Fault::LostDisk { draw } if self.can_lose(pick(draw)) => {
-                let node = pick(draw);
+            Fault::LostDisk { .. } if is_spare => {
                 self.crash(node, None);
                 self.condemn(node);
             }
-            Fault::FlipDisk { draw } if self.can_lose(pick(draw)) => {
-                let node = pick(draw);
+            Fault::FlipDisk { .. } if is_spare => {
                 self.crash(node, Some(200_000));
                 let machine = self.controllers.get_mut(&node).expect("in use");
                 machine.disk.flip(&mut self.draws_disk);
@@ -237,10 +241,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    pub(super) fn strike_stale_disk(&mut self, node: NodeId) {
-        if self.is_calm || !self.can_lose(node) {
+    /// A disk that was set back within its present boot is found out by those who saw what came
+    /// after, if they are there to be asked. So they are.
+    pub(super) fn strike_stale_disk(&mut self, node: NodeId, imaged_at: Moment) {
+        let are_witnesses = self.controllers.iter().all(|(other, machine)| {
+            let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
+            machine.is_condemned || *other == node || is_fit
+        });
+        let is_busy = self.is_calm || self.now < self.undisturbed_until || !self.network.is_whole();
+        if is_busy || !are_witnesses || !self.can_lose(node) {
             return;
         }
+        self.undisturbed_until = self.now.after(FOUND_OUT_US);
         self.crash(node, None);
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let is_older = machine.disk.restore_image();
@@ -285,16 +297,22 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn drain(&mut self, draw: u64, grace_us: u64) {
         let up = self.up_workers();
-        if up.len() < 2 {
-            return;
-        }
-        let node = up[draw as usize % up.len()];
+        let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return };
         let machine = self.workers.get_mut(&node).expect("it is up");
         let life = machine.life;
         let process = machine.process.as_mut().expect("it is up");
         process.is_draining = true;
         self.seat_input(node, SeatInput::Drain);
-        let grace_us = if self.hits(CrashPoint::DrainHalf) { grace_us / 8 } else { grace_us };
+        let is_hasty = self.hits(CrashPoint::DrainHalf);
+        let grace_us = if is_hasty { grace_us / 8 } else { grace_us };
+        if is_hasty {
+            self.disarm();
+        }
         self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
     }
+}
+
+/// Whom a draw names.
+fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
+    nodes.get(draw as usize % nodes.len().max(1)).copied()
 }

@@ -16,6 +16,8 @@ use crate::faults::CrashPoint;
 use crate::network::Lane;
 use crate::queue::Moment;
 
+/// Until a process that was ended is started again.
+const RESPAWN_US: u64 = 400_000;
 const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 4, resend_ticks: 5 };
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
@@ -64,6 +66,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             busy: None,
             backlog: Vec::new(),
             op_number: 0,
+            is_hung: false,
             checked: None,
             is_draining: false,
             last_program: None,
@@ -153,10 +156,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     }
                     let order = self.tampered(node, order);
                     self.note_order(node, &order);
+                    if order == Order::Forget && self.is_hung(node) {
+                        // Nothing ends an operation that hangs but the end of its process.
+                        self.crash(node, Some(RESPAWN_US));
+                        return;
+                    }
                     self.host_input(node, life, HostInput::Order(order));
                 }
             }
         }
+    }
+
+    fn is_hung(&self, node: NodeId) -> bool {
+        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        process.is_some_and(|process| process.is_hung)
     }
 
     /// What a machine with a known bug does to an order.
@@ -186,7 +199,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Order::Run { generation } => {
                 self.note(|| format!("w{node} runs generation {generation}"));
             }
-            Order::Forget => self.note(|| format!("w{node} is fenced off and forgets")),
+            Order::Forget => {
+                self.workers[&node].faults.borrow_mut().forget_flip();
+                self.note(|| format!("w{node} is fenced off and forgets"));
+            }
         }
     }
 

@@ -57,8 +57,8 @@ impl Core {
                 Message::LoadFailed { holder, generation, layer } => {
                     duties.handle_load_failed(state, holder, generation, layer)
                 }
-                Message::Saved { holder, version, layers } => {
-                    duties.handle_saved(state, holder, version, layers)
+                Message::Saved { holder, version, generation, layers } => {
+                    duties.handle_saved(state, holder, (version, generation), layers)
                 }
                 Message::Drain { holder } => {
                     duties.handle_change(state, MemberChange::Drain { holder })

@@ -1,6 +1,6 @@
 //! What workers tell a leader.
 
-use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, TensorIndex};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
 use super::sealing::Sealing;
 use super::{Duties, is_pending};
@@ -271,13 +271,15 @@ impl Duties {
         &mut self,
         state: &State,
         holder: Holder,
-        version: zbelastic_types::Step,
+        (version, generation): (Step, Generation),
         layers: Vec<LayerDigest>,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
         check_layers(state, layers.iter().map(|(layer, _)| *layer))?;
-        if !state.pending().iter().any(|pending| pending.version == version) {
-            return Err(InputRefusal::Unasked);
+        let pending = state.pending().iter().find(|pending| pending.version == version);
+        let expected = pending.ok_or(InputRefusal::Unasked)?.generation();
+        if generation != expected {
+            return Err(InputRefusal::OtherGeneration { expected, found: generation });
         }
         self.saved.insert((version, holder.node), (holder, layers));
         Ok(())

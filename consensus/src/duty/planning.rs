@@ -257,11 +257,16 @@ impl Duties {
     }
 
     fn continue_draft(&mut self, state: &State, need: Need) -> Option<Action> {
-        let draft = self.planning.draft.as_mut()?;
-        if draft.basis.is_now && draft.asked.is_none() {
+        if let Need::Now(reason) = &need
+            && let Some(draft) = self.planning.draft.as_mut()
+            && draft.asked.is_none()
+        {
             draft.asked = Some(state.applied());
+            // Whoever answers may have given up what ran ahead: there is no way back from here.
+            self.note_trouble(state, reason.clone());
             return Some(Action::AskInventory);
         }
+        let draft = self.planning.draft.as_ref()?;
         let waited = self.now - draft.since;
         let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
         let is_late = waited > u64::from(self.timing.inventory_ticks);
@@ -307,6 +312,10 @@ impl Duties {
             Restore::Back { to, layer } => {
                 let reason = RewindReason::LayerLost { layer };
                 Some(Entry::Rewind { generation: state.generation(), to, reason })
+            }
+            Restore::Differs { layer } => {
+                self.differing = Some((state.generation(), layer));
+                self.decide_rewind(state)
             }
             Restore::Nowhere if self.is_in_flight(Lane::Job) => None,
             Restore::Nowhere => Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore))),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use crate::checkpoint::CheckpointRecord;
 use crate::message::HeldLayer;
@@ -37,6 +37,11 @@ pub enum Restore {
         /// The first layer that is lost.
         layer: LayerId,
     },
+    /// Not from memory: this layer is held with different bits, and nobody can tell which are right.
+    Differs {
+        /// The first such layer.
+        layer: LayerId,
+    },
     /// Nowhere.
     Nowhere,
 }
@@ -44,8 +49,11 @@ pub enum Restore {
 /// Chooses where to go on.
 #[must_use]
 pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
-    let sources: Vec<_> =
-        (0..inventory.layer_count).map(|layer| source_of(inventory, LayerId(layer))).collect();
+    let layers = || (0..inventory.layer_count).map(LayerId);
+    if let Some(layer) = layers().find(|layer| differs(inventory, *layer)) {
+        return Restore::Differs { layer };
+    }
+    let sources: Vec<_> = layers().map(|layer| source_of(inventory, layer)).collect();
     let Some(lost) = sources.iter().position(Option::is_none) else {
         return Restore::Here(sources.into_iter().flatten().collect());
     };
@@ -61,11 +69,32 @@ pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
     }
 }
 
+/// Who holds a layer at a version, with which bits.
+fn holders(
+    held: Option<&BTreeMap<NodeId, Vec<HeldLayer>>>,
+    layer: LayerId,
+    version: Step,
+) -> impl Iterator<Item = (NodeId, Digest)> {
+    let is_it = move |held: &&HeldLayer| held.layer == layer && held.version == version;
+    held.into_iter().flatten().filter_map(move |(node, layers)| {
+        layers.iter().find(is_it).map(|found| (*node, found.digest))
+    })
+}
+
+/// Whether a layer is held with other bits than another holder has, or than its checkpoint.
+fn differs(inventory: &Inventory<'_>, layer: LayerId) -> bool {
+    let Inventory { open: version, held, checkpoints, .. } = *inventory;
+    let mut digests = holders(held, layer, version).map(|(_, digest)| digest);
+    let checkpoint = checkpoints.iter().find(|found| found.version == version);
+    let known = checkpoint.map(|checkpoint| checkpoint.layers[layer.index()]);
+    let Some(expected) = known.or_else(|| digests.next()) else { return false };
+    digests.any(|digest| digest != expected)
+}
+
 fn source_of(inventory: &Inventory<'_>, layer: LayerId) -> Option<LayerSource> {
     let Inventory { open: version, held, checkpoints, bad, .. } = *inventory;
-    let holds = |layers: &[HeldLayer]| layers.contains(&HeldLayer { layer, version });
-    let holders = held.into_iter().flatten().filter(|(_, layers)| holds(layers));
-    let nodes: Vec<NodeId> = holders.map(|(node, _)| *node).take(SOURCES_MAX).collect();
+    let nodes: Vec<NodeId> =
+        holders(held, layer, version).map(|(node, _)| node).take(SOURCES_MAX).collect();
     if !nodes.is_empty() {
         return Some(LayerSource::Nodes(nodes));
     }

@@ -11,13 +11,16 @@
 //!                                            was S seen in a later term?
 //!                                            has S acknowledged entries it does not have?
 //!                                            no: remember S's boot, durable
-//!   a majority says welcome: take part  <-   Welcome or StaleCause
+//!   all say welcome: take part          <-   Welcome or StaleCause
 //!   anyone says stale: stop for good
 //! ```
 //!
+//! Whoever counted on what was forgotten may be one voter alone, so all are asked. Some may be gone
+//! for good: after [`GREET_TICKS`] a majority will do.
+//!
 //! Boots are remembered on disk, terms and acknowledgements in memory. A disk that was set back to
-//! its present boot is therefore found out only while one of those asked is still the process that
-//! saw the rest. A node that is greeting answers greetings, so a whole cluster can start at once.
+//! its present boot is therefore found out only if one of those who answer is still the process
+//! that saw the rest. A node that is greeting answers greetings, so a whole cluster can start at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +33,9 @@ use super::setup::NODES_MAX;
 
 /// Nodes whose boots are remembered. Beyond, strangers get no answer until some are removed.
 pub(super) const PEERS_MAX: usize = 4 * NODES_MAX;
+
+/// Ticks that a greeting waits for voters who do not answer.
+pub(super) const GREET_TICKS: u32 = 60;
 
 /// What a node that started remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -232,7 +238,8 @@ impl Greeting {
 
     /// Whether enough have said welcome.
     pub(super) fn is_over(&self) -> bool {
-        self.members.is_majority(&self.welcomes)
+        let all = self.members.all_voters().all(|node| self.welcomes.contains(&node));
+        all || self.ticks >= GREET_TICKS && self.members.is_majority(&self.welcomes)
     }
 
     /// Whom to ask, or to ask again.

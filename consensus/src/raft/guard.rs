@@ -25,6 +25,7 @@ impl Guard<'_> {
     /// Checks a message whose sender and receiver are right.
     pub(super) fn check(&self, message: &WireMessage) -> Result<(), RaftRefusal> {
         check_number("the term", message.term, 1)?;
+        check_number("the durable index", message.durable, 0)?;
         check_form(message)?;
         self.check_sender(message)?;
         if message.term < self.raw.raft.term {

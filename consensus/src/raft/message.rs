@@ -24,6 +24,9 @@ pub(super) struct WireMessage {
     pub to: NodeId,
     pub from: NodeId,
     pub term: u64,
+    /// The last entry that a sender who leads has made durable itself; 0 from others. Receivers
+    /// remember it: it counts towards agreement like an acknowledgement (R5).
+    pub durable: u64,
     pub body: Body,
 }
 
@@ -71,9 +74,9 @@ impl WireMessage {
         }
     }
 
-    pub(super) fn from_raft(message: &Message) -> Self {
-        let body = Body::from_raft(message);
-        Self { to: NodeId(message.to), from: NodeId(message.from), term: message.term, body }
+    pub(super) fn from_raft(message: &Message, durable: u64) -> Self {
+        let (to, from, term) = (NodeId(message.to), NodeId(message.from), message.term);
+        Self { to, from, term, durable, body: Body::from_raft(message) }
     }
 
     pub(super) fn into_raft(self) -> Message {

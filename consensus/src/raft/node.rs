@@ -166,6 +166,7 @@ impl RaftNode {
                 if greeting.tick(self.setup.heartbeat_ticks) {
                     self.send_hellos();
                 }
+                self.end_greeting();
             }
             Phase::Active => {
                 if self.flights.tick() > self.setup.write_ticks_max {
@@ -290,6 +291,9 @@ impl RaftNode {
             && message.term == raft.term
         {
             self.peers.saw_ack(message.from, message.term, index);
+        }
+        if message.durable > 0 && message.term >= raft.term {
+            self.peers.saw_ack(message.from, message.term, message.durable);
         }
     }
 

@@ -39,7 +39,8 @@ pub enum Order {
         /// The plan.
         generation: Generation,
     },
-    /// Say which layers there are; answered by [`News::Inventory`].
+    /// Say which layers there are; answered by [`News::Inventory`]. The plan is about to change, so
+    /// what ran ahead of a seal that waits for its gate may be given up.
     TakeInventory {
         /// To be given back with the answer.
         index: u64,
@@ -97,6 +98,8 @@ pub enum News {
     Saved {
         /// Their version.
         version: Step,
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
     },

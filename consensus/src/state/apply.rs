@@ -77,8 +77,8 @@ impl State {
             Entry::Ready(ready) => self.apply_ready(ready),
             Entry::Resume { generation } => self.apply_resume(generation),
             Entry::Seal(seal) => self.apply_seal(seal),
-            Entry::Durable { version, holder, layers } => {
-                self.apply_durable(version, holder, &layers)
+            Entry::Durable { version, generation, holder, layers } => {
+                self.apply_durable((version, generation), holder, &layers)
             }
             Entry::Checkpoint { version } => self.apply_checkpoint(version),
             Entry::Rewind { generation, to, reason } => self.apply_rewind(generation, to, reason),
@@ -262,7 +262,7 @@ impl State {
 
     fn apply_durable(
         &mut self,
-        version: Step,
+        (version, generation): (Step, Generation),
         holder: Holder,
         layers: &[LayerDigest],
     ) -> Result<Change, EntryRefusal> {
@@ -272,6 +272,10 @@ impl State {
         }
         let pending = self.pending.iter_mut().find(|pending| pending.version == version);
         let pending = pending.ok_or(EntryRefusal::NoCheckpoint { version })?;
+        let expected = pending.generation();
+        if generation != expected {
+            return Err(EntryRefusal::OtherGeneration { expected, found: generation });
+        }
         let is_wrong = |(layer, digest): &&(LayerId, _)| {
             let known = pending.layers.get(layer);
             layer.0 >= layer_count || known.is_some_and(|known| known != digest)

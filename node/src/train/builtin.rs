@@ -10,11 +10,13 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 18] = pages![
+const PAGES: [(&str, &str); 27] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
+    "chaos.md",
     "config.md",
+    "consensus.md",
     "decisions/0001-layers-are-half-blocks.md",
     "decisions/0002-own-matrix-kernel.md",
     "decisions/0003-attempts-only-grow.md",
@@ -23,6 +25,13 @@ const PAGES: [(&str, &str); 18] = pages![
     "decisions/0006-zb-h2-and-zb-v-accept-few-microbatches.md",
     "decisions/0007-golden-files-are-blessed-by-an-environment-variable.md",
     "decisions/0008-workers-are-threads-with-bounded-mailboxes.md",
+    "decisions/0009-raft-behind-plain-values.md",
+    "decisions/0010-one-stage-engine-two-workbenches.md",
+    "decisions/0011-workers-learn-state-not-log-entries.md",
+    "decisions/0012-a-logged-verdict-stands.md",
+    "decisions/0013-layers-travel-as-images.md",
+    "decisions/0014-plain-breadth-first-search.md",
+    "decisions/0015-known-bugs-are-switches.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

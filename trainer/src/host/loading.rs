@@ -81,8 +81,8 @@ impl Loading {
                 let body = PeerBody::Fetch { layer, version };
                 Some(HostOutput::Peer { to, frame: PeerFrame { generation, sender, body } })
             }
-            LayerSource::Checkpoint { version, .. } => {
-                Some(HostOutput::Read { version: *version, layer })
+            LayerSource::Checkpoint { version, digest } => {
+                Some(HostOutput::Read { version: *version, layer, digest: *digest })
             }
             LayerSource::Initial => None,
         }

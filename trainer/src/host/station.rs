@@ -203,12 +203,22 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         images
     }
 
+    /// Carries out a seal that waits for its gate, so that what is sealed is counted as held. What
+    /// ran ahead of it is given up: whoever asks for an inventory changes the plan. Without such a
+    /// seal the program runs on, because its own report may be sealed yet.
+    pub(super) fn stand_by_for_inventory(&mut self) {
+        if self.engine.has_seal_waiting() {
+            self.engine.stand_down();
+            self.is_running = false;
+        }
+    }
+
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
         let bench = self.engine.bench();
         let version = bench.version();
-        let own = bench.layer_ids().into_iter().map(move |layer| (layer, version));
-        let copied = self.copies().map(|copy| (copy.layer(), copy.version()));
-        own.chain(copied).map(|(layer, version)| HeldLayer { layer, version })
+        let own = bench.digests().into_iter().map(move |(layer, digest)| (layer, version, digest));
+        let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
+        own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
     }
 
     /// Gives up what is not sealed.

@@ -319,10 +319,21 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// are left as they are sealed.
     #[must_use]
     pub fn into_bench(mut self) -> W {
+        self.stand_down();
+        self.bench
+    }
+
+    /// Whether a seal has come that is not carried out yet.
+    #[must_use]
+    pub fn has_seal_waiting(&self) -> bool {
+        self.seal.is_some() || self.pending.is_some()
+    }
+
+    /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
+    pub fn stand_down(&mut self) {
         self.bench.drop_passes();
         self.carry_out_last();
         self.bench.drop_candidate();
-        self.bench
     }
 
     /// What the stage computes with.

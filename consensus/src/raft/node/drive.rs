@@ -33,7 +33,8 @@ impl RaftNode {
         self.announce();
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
-        let messages: Vec<_> = messages.iter().map(envelope).collect();
+        let durable = self.durable_index();
+        let messages: Vec<_> = messages.iter().map(|each| envelope(each, durable)).collect();
         let (entries, snapshot) = (ready.take_entries(), ready.snapshot().clone());
         let committed = ready.take_committed_entries();
         // Leaders may send before they have written. But one that was elected by itself alone has
@@ -55,6 +56,14 @@ impl RaftNode {
             None => self.raw.on_persist_ready(number),
         }
         self.apply(committed);
+    }
+
+    /// How far a leader's own log is durable; raft-rs counts it like an acknowledgement.
+    fn durable_index(&self) -> u64 {
+        match self.raw.raft.state {
+            StateRole::Leader => self.raw.raft.raft_log.persisted,
+            StateRole::Follower | StateRole::Candidate | StateRole::PreCandidate => 0,
+        }
     }
 
     fn announce(&mut self) {
@@ -91,7 +100,7 @@ impl RaftNode {
         }
         let now = self.hard_vote();
         let is_promise = (now.term, now.vote) != (self.written.term, self.written.vote);
-        // A commit index alone is not worth a write: others know it.
+        // A commit index alone is seldom worth a write: others know it.
         if is_promise || !records.is_empty() && now != self.written || install.is_some() {
             records.push(Record::HardState(now));
             self.written = now;
@@ -137,6 +146,7 @@ impl RaftNode {
     /// Hands out what is agreed, and changes the members where an entry says so.
     fn apply(&mut self, committed: Vec<Entry>) {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
+        let members = self.members().clone();
         for entry in committed {
             let (index, term) = (entry.index, entry.term);
             let data = match entry.get_entry_type() {
@@ -155,6 +165,19 @@ impl RaftNode {
             self.raw.raft.bcast_append();
         }
         self.peers.saw_commit(self.raw.raft.raft_log.committed);
+        if *self.members() != members {
+            self.write_commit();
+        }
+    }
+
+    /// A commit index alone is worth a write if members changed with it: after a power cut a node
+    /// would count on those who have gone since, and they will not come back.
+    fn write_commit(&mut self) {
+        let now = self.hard_vote();
+        if now != self.written {
+            self.written = now;
+            self.persist(vec![Record::HardState(now)]).hard = Some(now);
+        }
     }
 
     /// Changes the members, unless the change makes no sense, which is the same on all nodes.
@@ -208,7 +231,7 @@ impl RaftNode {
     }
 }
 
-fn envelope(message: &Message) -> (NodeId, RaftMessage) {
-    let message = WireMessage::from_raft(message);
+fn envelope(message: &Message, durable: u64) -> (NodeId, RaftMessage) {
+    let message = WireMessage::from_raft(message, durable);
     (message.to, RaftMessage::Raft(message.encode()))
 }

@@ -107,7 +107,7 @@ impl RaftNode {
         Ok(())
     }
 
-    fn end_greeting(&mut self) {
+    pub(super) fn end_greeting(&mut self) {
         if let Phase::Greeting(greeting) = &self.phase
             && greeting.is_over()
         {

@@ -23,7 +23,7 @@ fn calm(seed: u64) -> (Cluster, u64, u64) {
 }
 
 fn message(from: u64, to: u64, term: u64, body: Body) -> RaftMessage {
-    RaftMessage::Raft(WireMessage { to: n(to), from: n(from), term, body }.encode())
+    RaftMessage::Raft(WireMessage { to: n(to), from: n(from), term, durable: 0, body }.encode())
 }
 
 /// The message is refused for `expected`, and the receiver is as it was.

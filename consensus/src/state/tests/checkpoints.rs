@@ -1,6 +1,6 @@
 //! Checkpoints: opened by a seal, collected layer by layer, kept so long.
 
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::checkpoint::{CHECKPOINTS_MAX, PENDING_MAX};
 use crate::entry::Entry;
@@ -15,7 +15,7 @@ fn log() -> Log {
 
 fn durable(log: &Log, version: u64, layers: &[u32]) -> Entry {
     let layers = digests(layers.iter().map(|layer| LayerId(*layer)), version);
-    Entry::Durable { version: Step(version), holder: log.holder(1), layers }
+    log.durable(version, log.holder(1), layers)
 }
 
 #[test]
@@ -53,13 +53,26 @@ fn layers_are_durable_with_one_digest() {
     let refused = |layer| EntryRefusal::DurableLayer { version, layer: LayerId(layer) };
     let wrong = vec![(LayerId(3), digest(3, 4)), (LayerId(2), Digest([0; 32]))];
     let holder = log.holder(1);
-    log.refuse(Entry::Durable { version, holder, layers: wrong }, refused(2));
+    log.refuse(log.durable(4, holder, wrong), refused(2));
     log.refuse(durable(&log, 4, &[3, LAYERS]), refused(LAYERS));
     log.refuse(durable(&log, 8, &[0]), EntryRefusal::NoCheckpoint { version: Step(8) });
     assert_eq!(log.state.pending()[0].layers.len(), 3);
     log.lose(1);
     let layers = digests(all_layers(), 4);
-    log.refuse(Entry::Durable { version, holder, layers }, EntryRefusal::NotAHolder { holder });
+    log.refuse(log.durable(4, holder, layers), EntryRefusal::NotAHolder { holder });
+}
+
+#[test]
+fn what_was_written_before_a_rewind_does_not_count_after_it() {
+    let mut log = log();
+    log.keep(4);
+    let before = durable(&log, 4, &[0]);
+    log.apply(log.rewind(0));
+    log.run_plan(&[1, 2]);
+    log.keep(4);
+    let (expected, found) = (Generation(2), Generation(1));
+    log.refuse(before, EntryRefusal::OtherGeneration { expected, found });
+    log.apply(durable(&log, 4, &[0]));
 }
 
 /// R5 as far as the state goes: a checkpoint has all layers of a sealed version, with its ledger.

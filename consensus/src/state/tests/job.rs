@@ -53,7 +53,7 @@ fn without_a_job_nothing_is_trained() {
     let mut log = Log::empty();
     let holder = log.join(1);
     let seal = Entry::Seal(crate::fixture::seal_at(log.state.open_turn(), Verdict::Keep, 1));
-    let durable = Entry::Durable { version: Step(4), holder, layers: Vec::new() };
+    let durable = log.durable(4, holder, Vec::new());
     let entries = [
         Entry::Job(JobChange::Pause),
         Entry::Job(JobChange::Continue),
