@@ -38,7 +38,8 @@ pub struct Checker {
     crash_points: BTreeSet<CrashPoint>,
     disturbed: BTreeSet<NodeId>,
     verdicts: (Option<Verdict>, Option<Verdict>),
-    terms_in_attempt: u32,
+    is_leaderless: bool,
+    was_leaderless: bool,
     /// The last entry that anybody had proposed when a majority of the voters went for good.
     last_possible: Option<u64>,
     moved_at: Moment,
@@ -62,7 +63,8 @@ impl Checker {
             crash_points: BTreeSet::new(),
             disturbed: BTreeSet::new(),
             verdicts: (None, None),
-            terms_in_attempt: 0,
+            is_leaderless: false,
+            was_leaderless: false,
             last_possible: None,
             moved_at: Moment(0),
             failure: None,
@@ -90,6 +92,13 @@ impl Checker {
     #[must_use]
     pub fn verdict_before(&self) -> Option<Verdict> {
         self.verdicts.0
+    }
+
+    /// Whether the last seal belongs to the same plan as the one before it.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        let mut last = self.acked.iter().rev().map(|seal| seal.turn.generation);
+        last.next() == last.next()
     }
 
     /// An input was refused.

@@ -77,7 +77,7 @@ pub struct DigestBench {
     /// Passes run and turns dropped: what only a known bug looks at.
     passes_run: u64,
     turns_dropped: u64,
-    candidates: u64,
+    dropped: u64,
     leftovers: Rc<RefCell<BTreeMap<LayerId, Gradient>>>,
     is_first_turn: bool,
 }
@@ -235,20 +235,23 @@ impl Workbench for DigestBench {
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
-        self.candidates += 1;
-        let number =
-            if bug::is(Bug::M14UpdatesNotRolledBack) { self.candidates } else { order.number };
+        let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
+        let number = order.number + ahead;
         let order = UpdateOrder { number, ..order };
         for layer in self.layers_mut() {
             layer.candidate = Some(layer.state.candidate(layer.g, order));
-            if bug::is(Bug::M3MomentsNotRestored) {
-                layer.state = layer.state.with_second_moment(layer.g, order.clip);
-            }
         }
     }
 
     fn drop_candidate(&mut self) {
-        self.layers_mut().for_each(|layer| layer.candidate = None);
+        let has_candidate = self.layers().any(|layer| layer.candidate.is_some());
+        self.dropped += u64::from(has_candidate);
+        for layer in self.layers_mut() {
+            let is_dropped = layer.candidate.take().is_some();
+            if is_dropped && bug::is(Bug::M3MomentsNotRestored) {
+                layer.state = layer.state.with_second_moment(layer.g, 1.0);
+            }
+        }
     }
 
     fn commit(&mut self, order: UpdateOrder) {
@@ -321,7 +324,7 @@ impl ComputeModel for DigestModel {
             is_copied: setup.copies_wanted,
             passes_run: 0,
             turns_dropped: 0,
-            candidates: 0,
+            dropped: 0,
             leftovers: self.leftovers.clone(),
             is_first_turn: true,
         })

@@ -14,6 +14,9 @@ use zbelastic_types::{LayerId, MicrobatchIndex, Step, TensorIndex};
 /// Floats of anything that travels: the two halves of a number, and a mark for what is not finite.
 pub(crate) const FRAME_LEN: usize = 3;
 
+/// How much larger the square of a spike is.
+const SPIKE_SCALE: f64 = 1e4;
+
 /// Mixes two numbers so that each bit of either changes half of the result's.
 #[must_use]
 pub fn mix(a: u64, b: u64) -> u64 {
@@ -49,8 +52,8 @@ pub struct DigestShape {
     pub seed: u64,
     /// Tensors in each layer.
     pub layer_tensors: Vec<u32>,
-    /// What norms are scaled with.
-    pub norm_scale: f64,
+    /// The share of gradients that are far larger than others: batches of bad text.
+    pub spike_share: f64,
 }
 
 impl DigestShape {
@@ -78,7 +81,9 @@ impl DigestShape {
         let count = self.layer_tensors[layer.index()];
         let sum = |offset: u32| {
             let hash = mix_all(&[g.hash, u64::from(offset), 7]);
-            let mut square_sum = self.norm_scale * (0.05 + share(hash));
+            let is_spike = share(mix_all(&[g.hash, 9])) < self.spike_share;
+            let scale = if is_spike { SPIKE_SCALE } else { 1.0 };
+            let mut square_sum = scale * (0.05 + share(hash));
             let mut nonfinite = 0;
             if offset == 0 && !g.mark.is_finite() {
                 (square_sum, nonfinite) = (f64::from(g.mark * g.mark), 1);

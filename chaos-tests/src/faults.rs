@@ -257,6 +257,11 @@ pub enum Fault {
         /// Which is the first.
         draw: u64,
     },
+    /// A controller is replaced by another while it is well, and goes a while later.
+    Retire {
+        /// Which.
+        draw: u64,
+    },
     /// Another voter is told to lead.
     Transfer {
         /// Which.
@@ -373,8 +378,9 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
                 Fault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
             }
         },
-        FaultClass::Churn => match draws.below(3) {
-            0 => Fault::Join { count: draws.between(1, 3) as u32 },
+        FaultClass::Churn => match draws.below(4) {
+            0 => Fault::Retire { draw },
+            1 => Fault::Join { count: draws.between(1, 3) as u32 },
             _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
         },
         FaultClass::Loss

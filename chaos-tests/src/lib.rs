@@ -18,6 +18,8 @@ pub mod disk;
 pub mod failure;
 pub mod faults;
 pub mod float_model;
+#[cfg(feature = "mutants")]
+pub mod hunt;
 pub mod life;
 pub mod log;
 pub mod markers;

@@ -57,7 +57,8 @@ pub fn live(case: &Case, log: &mut EventLog) -> Outcome {
 fn live_digest(case: &Case, log: &mut EventLog) -> Outcome {
     let (spec, stage) = parts(case);
     let layer_tensors = spec.layer_tensors.clone();
-    let shape = DigestShape { seed: case.seed, layer_tensors, norm_scale: 1.0 };
+    let shape =
+        DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
     let reference = DigestReference::new(shape.clone(), spec.microbatch_count);
     let source = DigestSource { seed: case.seed };
     let model = Box::new(move |faults: &crate::numeric::NumericFaults| DigestModel {

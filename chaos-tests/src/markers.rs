@@ -144,9 +144,10 @@ impl Markers {
         }
     }
 
-    /// Those that were never seen.
+    /// Those that were never seen and must be. A lost witness is no test of anything.
     #[must_use]
     pub fn missing(&self) -> Vec<Marker> {
-        Marker::ALL.into_iter().filter(|marker| self.count(*marker) == 0).collect()
+        let must = Marker::ALL.into_iter().filter(|marker| *marker != Marker::WitnessLost);
+        must.filter(|marker| self.count(*marker) == 0).collect()
     }
 }

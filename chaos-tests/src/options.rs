@@ -134,6 +134,8 @@ pub struct Options {
     pub replays: u32,
     /// Whether spikes are skipped.
     pub spike_guard: bool,
+    /// The share of a layer's gradients that are spikes; digest model only.
+    pub spike_share: f64,
     /// The clip norm, as a share of the usual norm.
     pub clip_share: f64,
     /// Longest ordinary operation, in microseconds.
@@ -181,11 +183,12 @@ impl Options {
             nonfinite: *draws.pick(&[NonfinitePolicy::Skip, NonfinitePolicy::Replay]),
             replays: draws.below(3) as u32,
             spike_guard: draws.chance(0.3),
+            spike_share: *draws.pick(&[0.0, 0.0, 0.004, 0.02]),
             clip_share: *draws.pick(&[0.8, 0.97, 1.0, 1.1, 10.0]),
             op_us_max: draws.between(6_000, 30_000),
             compact_after: draws.between(20, 200),
             clock_drift: if draws.chance(0.5) { 0.15 } else { 0.0 },
-            sync_us_max: draws.between(500, 12_000),
+            sync_us_max: if draws.chance(0.15) { 150_000 } else { draws.between(500, 12_000) },
             storm_us: draws.between(15, 40) * 1_000_000,
             network: draw_network(&mut draws, &classes),
             classes,
@@ -287,7 +290,7 @@ impl fmt::Display for Options {
         writeln!(
             f,
             "copies {}, checkpoint every {} keep {}, attest every {}, {:?} with {} replays, \
-             spike guard {}, clip share {}, storm {} s",
+             spike guard {} with {} spikes, clip share {}, storm {} s",
             self.copies,
             self.checkpoint_every,
             self.checkpoints_kept,
@@ -295,6 +298,7 @@ impl fmt::Display for Options {
             self.nonfinite,
             self.replays,
             self.spike_guard,
+            self.spike_share,
             self.clip_share,
             self.storm_us / 1_000_000
         )?;

@@ -74,6 +74,7 @@ enum Event {
     Leave { node: NodeId, life: u64 },
     HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
+    Retired(NodeId),
     StoreRecovers,
     Recover,
     Calm,
@@ -400,6 +401,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                     machine.sync_us_extra = 0;
                 }
             }
+            Event::Retired(node) => self.retired(node),
             Event::StoreRecovers => self.store.fails = false,
             Event::Recover => self.recover_by_force(),
             Event::Calm => self.calm(),

@@ -542,7 +542,8 @@ impl Core {
         Ok(())
     }
 
-    /// Voters follow the members: who is admitted learns first and votes when it has caught up.
+    /// Voters follow the members: who is admitted learns first and votes when it has caught up. Who
+    /// goes is replaced in one step if somebody comes, so that a majority never becomes smaller.
     fn change_voters(&mut self) -> bool {
         let status = self.raft.status();
         let Members { voters, outgoing, learners } = &status.members;
@@ -558,10 +559,14 @@ impl Core {
             matched.is_some_and(|(_, index)| *index >= status.commit)
         };
         let ready = learners.iter().find(|node| is_wanted(node) && caught_up(node));
+        let is_coming = learners.iter().any(is_wanted);
         let change = match (gone, ready, new) {
-            (Some(node), _, _) => VoterChange::Remove(*node),
+            (Some(node), _, _) if learners.contains(node) => VoterChange::Remove(*node),
+            (Some(old), Some(new), _) => VoterChange::Replace { old: *old, new: *new },
             (None, Some(node), _) => VoterChange::Promote(*node),
-            (None, None, Some(node)) => VoterChange::AddLearner(node),
+            (_, None, Some(node)) => VoterChange::AddLearner(node),
+            (Some(_), None, None) if is_coming => return false,
+            (Some(node), None, None) => VoterChange::Remove(*node),
             (None, None, None) => return false,
         };
         self.raft.change_voters(change).is_ok()

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
+use zbelastic_types::{
+    ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
+};
 
 use crate::checkpoint::LayerDigest;
 use crate::codec::{self, DecodeError};

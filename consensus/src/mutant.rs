@@ -12,17 +12,13 @@ pub enum Mutant {
     R2GenerationUnchecked,
     /// R3 off: an update is sealed before it is held elsewhere.
     R3SealedBeforeHeld,
-    /// R5 off: what runs ahead of a verdict is written to checkpoints.
-    R5CheckpointOfCandidate,
+    /// R5 off: a checkpoint is written when its last step reports, not when that is sealed.
+    R5CheckpointBeforeSeal,
     /// m2: a worker does not check the turn of activations.
     M2TurnUnchecked,
-    /// m4: gradients of a dropped attempt are kept across a new plan.
-    M4GradientsKept,
-    /// m5: a stage keeps the program of the plan before.
-    M5OldProgram,
-    /// m6: a verdict is applied again when it is told again; R8 off.
+    /// m6: a verdict that is told again is applied again; R8 off.
     M6AppliedTwice,
-    /// m7: a replay moves the data cursor.
+    /// m7: a step that is run again reads the data after it.
     M7CursorMoves,
     /// m10: a norm that is not a number passes for a small one.
     M10NanPasses,
@@ -30,8 +26,6 @@ pub enum Mutant {
     M11NoJointConsensus,
     /// m12: what a fenced node sends is taken in.
     M12FencedAccepted,
-    /// m14: the count of updates goes on with the candidate; R4 off.
-    M14UpdatesAhead,
     /// m16: squared sums are added stage by stage.
     M16NormByStage,
     /// m21: a plan waits for those who are gone.

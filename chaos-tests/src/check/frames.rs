@@ -7,6 +7,11 @@ use super::Checker;
 use crate::failure::Invariant;
 
 impl Checker {
+    /// A leader counted what somebody told who is no member any more.
+    pub fn took_in(&mut self, teller: Option<Holder>) {
+        self.fail(Invariant::S3, || format!("what {teller:?} told was counted, and it is fenced"));
+    }
+
     /// A host took a frame in while it had this plan.
     pub fn processed(
         &mut self,

@@ -8,16 +8,20 @@ use crate::failure::Invariant;
 impl Checker {
     /// A node leads.
     pub fn leads(&mut self, node: NodeId, term: u64) {
-        self.terms_in_attempt += 1;
         let before = *self.leaders.entry(term).or_insert(node);
         if before != node {
             self.fail(Invariant::S5, || format!("n{before} and n{node} lead in term {term}"));
         }
     }
 
-    /// Whether somebody else led than when the attempt began.
+    /// Nobody leads now.
+    pub fn leaderless(&mut self) {
+        self.is_leaderless = true;
+    }
+
+    /// Whether nobody led for a while during the attempt that was sealed last.
     #[must_use]
-    pub fn leader_changed_within_attempt(&self) -> bool {
-        self.terms_in_attempt > 1
+    pub fn was_leaderless(&self) -> bool {
+        self.was_leaderless
     }
 }

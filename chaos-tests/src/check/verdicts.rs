@@ -1,15 +1,20 @@
 //! N3, N4, N5: verdicts follow from the undisturbed run's sums, so nothing that was dropped, came
 //! late or came twice is in them.
 
-use zbelastic_consensus::validation::{Reason, Seal, Verdict, clip_coefficient};
+use zbelastic_consensus::validation::{
+    NORM_WINDOW, Reason, SPIKE_WARMUP, Seal, Verdict, clip_coefficient,
+};
 
 use super::Checker;
 use crate::failure::Invariant;
 
+/// Deviations at the border between spike and none that are not judged.
+const BORDER: f64 = 1e-6;
+
 impl Checker {
     pub(super) fn check_seal(&mut self, seal: &Seal, is_repeated: bool) {
         self.verdicts = (self.verdicts.1, Some(seal.verdict));
-        self.terms_in_attempt = 0;
+        self.was_leaderless = std::mem::take(&mut self.is_leaderless);
         self.check_order(seal, is_repeated);
         if !seal.verdict.is_final() || self.failure.is_some() {
             return;
@@ -40,9 +45,21 @@ impl Checker {
                 format!("{}: {:?}, from the sums {expected:?}", seal.turn, seal.verdict)
             });
         }
-        let is_spike = matches!(seal.reason, Reason::Spike { .. });
-        if is_spike && !self.is_spike(sums.square_sum) {
+        self.check_spike(seal, sums.square_sum);
+    }
+
+    /// The order of addition differs from the ledger's, so a hair at the border is forgiven.
+    fn check_spike(&mut self, seal: &Seal, square_sum: f64) {
+        let Some(excess) = self.spike_excess(square_sum) else { return };
+        let is_called_spike = matches!(seal.reason, Reason::Spike { .. });
+        if is_called_spike && excess < -BORDER {
             self.fail(Invariant::N5, || format!("{} is no spike", seal.turn));
+        }
+        let before = self.acked.iter().rev().nth(1);
+        let was_skipped = before.is_some_and(|seal| seal.verdict == Verdict::Skip);
+        let is_taken = seal.verdict.coefficient().is_some();
+        if is_taken && !was_skipped && excess > BORDER {
+            self.fail(Invariant::N5, || format!("{} is a spike, and taken", seal.turn));
         }
     }
 
@@ -55,20 +72,18 @@ impl Checker {
         }
     }
 
-    /// Whether a norm lies above what the steps that were taken lately allow.
-    fn is_spike(&self, square_sum: f64) -> bool {
-        use zbelastic_consensus::validation::{NORM_WINDOW, SPIKE_WARMUP};
-        let Some(allowed) = self.spec.policy.spike_deviations else { return false };
+    /// By how many deviations a norm lies above what the steps that were taken lately allow.
+    fn spike_excess(&self, square_sum: f64) -> Option<f64> {
+        let allowed = self.spec.policy.spike_deviations?;
         let before = self.acked.iter().rev().skip(1);
         let taken = before.filter(|seal| seal.verdict.coefficient().is_some());
         let norms: Vec<f64> = taken.take(NORM_WINDOW).map(Seal::norm).collect();
         if norms.len() < SPIKE_WARMUP {
-            return false;
+            return None;
         }
         let mean = norms.iter().sum::<f64>() / norms.len() as f64;
         let variance = norms.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / norms.len() as f64;
         let deviation = variance.sqrt().max(mean * 0.01);
-        // The order of addition differs from the ledger's; a hair on the border is forgiven.
-        (square_sum.sqrt() - mean) / deviation > allowed - 1e-6
+        Some((square_sum.sqrt() - mean) / deviation - allowed)
     }
 }

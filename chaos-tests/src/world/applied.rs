@@ -175,7 +175,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if is_joining && verdict != Verdict::Keep {
             self.mark(Marker::RollbackDuringJoin);
         }
-        if self.checker.leader_changed_within_attempt() {
+        if self.checker.was_leaderless() && self.checker.goes_on() {
             self.mark(Marker::QuorumLostWithinAttempt);
         }
     }
@@ -189,6 +189,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 if self.checker.admitted(*node) {
                     self.mark(Marker::FencedNodeCameBack);
                 }
+            }
+            MemberChange::Lost { holder, reason: LossReason::Silent { .. } } => {
+                // Loss enough of heartbeats is as good as a cut link.
+                self.checker.disturbed(holder.node);
             }
             MemberChange::Lost { reason: LossReason::OpOverdue { .. }, .. } => {
                 self.mark(Marker::HungNodeLost);

@@ -7,11 +7,12 @@ use zbelastic_consensus::core::{
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
-use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::raft::{
     PersistToken, RaftSetup, RaftStartError, Record, RecoveredLog, encode_record,
 };
-use zbelastic_consensus::state::{Change, State};
+use zbelastic_consensus::state::{Change, EntryRefusal, State};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::NodeId;
@@ -143,11 +144,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         machine.core = None;
         machine.life += 1;
         self.dead.insert(node);
+        self.note(|| format!("n{node} is given up"));
+        self.add_controller(&[node]);
+    }
+
+    /// A controller that was not there before asks all others but these to be admitted.
+    pub(super) fn add_controller(&mut self, gone: &[NodeId]) {
         let new = self.new_node();
+        let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
+        let controllers = controllers.into_iter().filter(|node| !gone.contains(node)).collect();
         self.add_controller_machine(new, new.0 as u32);
-        self.note(|| format!("n{node} is given up, n{new} takes its place"));
-        let controllers: Vec<NodeId> =
-            self.controllers.keys().copied().filter(|n| *n != new && *n != node).collect();
+        self.note(|| format!("n{new} is to become a controller"));
         let boot = self.new_boot();
         self.start_core(new, Start::Wait { controllers, boot });
         self.tell_controllers();
@@ -168,8 +175,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     pub(super) fn controller_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
-        let is_report =
-            matches!(message.message, zbelastic_consensus::message::Message::Report { .. });
+        let is_report = matches!(message.message, Message::Report { .. });
         if self.leader() == Some(to) && is_report && self.hits(CrashPoint::StatsPartial) {
             self.crash_here(to);
             return;
@@ -180,8 +186,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         let Some(core) = &mut machine.core else { return };
-        if let Err(refusal) = core.handle(input) {
-            self.checker.refused(refusal.name());
+        let teller = teller_of(&input).filter(|_| core.duties().is_some());
+        let is_stranger = teller.is_some_and(|holder| !core.state().is_live(holder));
+        match core.handle(input) {
+            Ok(()) if is_stranger => self.checker.took_in(teller),
+            Ok(()) => {}
+            Err(refusal) => self.checker.refused(refusal.name()),
         }
         self.drive_controller(node);
     }
@@ -319,6 +329,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             CoreEvent::Refused { index, entry, refusal } => {
                 self.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
+                if let EntryRefusal::OtherGeneration { .. } | EntryRefusal::Seal(_) = refusal {
+                    self.mark(Marker::LateEntryIgnored);
+                }
             }
             CoreEvent::Installed { index } => {
                 self.note(|| format!("n{node} has a snapshot up to #{index}"));
@@ -340,7 +353,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn administer(&mut self) {
         self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
         self.audit_checkpoints();
-        let Some(leader) = self.leader() else { return };
+        let Some(leader) = self.leader() else { return self.checker.leaderless() };
         let core = self.controllers[&leader].core.as_ref().expect("it leads");
         let has_job = core.state().job().is_some();
         let is_member = |node: &&NodeId| core.state().is_controller(**node);
@@ -352,5 +365,23 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         } else if let Some(dead) = dead {
             self.controller_input(leader, Input::Command(Command::Remove(dead)));
         }
+    }
+}
+
+/// Who tells what a step is sealed by.
+fn teller_of(input: &Input) -> Option<Holder> {
+    let Input::Message { message, .. } = input else { return None };
+    match &message.message {
+        Message::Report { holder, .. } | Message::Held { holder, .. } => Some(*holder),
+        Message::Raft(_)
+        | Message::Join { .. }
+        | Message::Beat { .. }
+        | Message::Inventory { .. }
+        | Message::Ready(_)
+        | Message::LoadFailed { .. }
+        | Message::Saved { .. }
+        | Message::Drain { .. }
+        | Message::Leave { .. }
+        | Message::Briefing(_) => None,
     }
 }

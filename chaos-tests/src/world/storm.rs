@@ -15,6 +15,8 @@ use crate::queue::Moment;
 
 /// Within this time a disk that was set back is found out.
 const FOUND_OUT_US: u64 = 4_000_000;
+/// How long a controller that was replaced goes on.
+const RETIRED_US: u64 = 5_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
 
@@ -96,6 +98,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
             Fault::LoseMajority { draw } => self.lose_majority(draw),
+            Fault::Retire { draw } => self.retire(draw),
             Fault::Transfer { draw } => {
                 let to = pick(&self.controllers_in_use(), draw);
                 if let (Some(leader), Some(to)) = (self.leader(), to) {
@@ -226,7 +229,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::StaleDisk { age_us, .. } if is_spare => {
                 self.controllers.get_mut(&node).expect("in use").disk.take_image();
-                self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
+                self.queue
+                    .push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
             }
             Fault::LostDisk { .. } if is_spare => {
                 self.crash(node, None);
@@ -293,6 +297,27 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 machine.faults.borrow_mut().plan(fault);
             }
         }
+    }
+
+    /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
+    /// heard of that, and think that it still votes.
+    fn retire(&mut self, draw: u64) {
+        let leader = self.leader();
+        let mut nodes = self.controllers_in_use();
+        nodes.retain(|node| Some(*node) != leader);
+        let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else { return };
+        self.add_controller(&[]);
+        if let Some(leader) = leader {
+            self.controller_input(leader, Input::Command(Command::Remove(node)));
+        }
+        self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
+    }
+
+    pub(super) fn retired(&mut self, node: NodeId) {
+        self.crash(node, None);
+        self.controllers.get_mut(&node).expect("a controller").is_condemned = true;
+        self.dead.insert(node);
+        self.tell_controllers();
     }
 
     fn drain(&mut self, draw: u64, grace_us: u64) {

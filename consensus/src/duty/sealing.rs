@@ -119,7 +119,10 @@ impl Sealing {
         if plan.phase != PlanPhase::Running {
             return Err(Withheld::NotRunning);
         }
-        let proposal = self.proposal.ok_or(Withheld::Reports)?;
+        let mut proposal = self.proposal.ok_or(Withheld::Reports)?;
+        if mutant::is(Mutant::M16NormByStage) {
+            proposal.seal.square_sum_bits = self.sum_by_stage().to_bits();
+        }
         if plan.record.promise == Promise::Kept {
             self.check_copies(spec, &plan.record)?;
         }
@@ -131,6 +134,13 @@ impl Sealing {
             Some(logged) => repeated(logged, &proposal.seal, state.ledger()),
             None => Ok(proposal.seal),
         }
+    }
+
+    /// What a leader with a known bug adds up: another partition gives other bits.
+    fn sum_by_stage(&self) -> f64 {
+        let reports = self.reports.values().map(|(report, _)| &report.sums);
+        let stages = reports.map(|sums| sums.iter().map(|sum| sum.square_sum).sum::<f64>());
+        stages.sum()
     }
 
     /// R3: what is promised to survive is elsewhere, and is the same there.

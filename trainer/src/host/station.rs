@@ -121,6 +121,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     }
 
     pub(super) fn settle(&mut self, seal: &Seal) {
+        let seal = &match mutant::is(Mutant::M6AppliedTwice) {
+            true => Seal { turn: self.engine.open_turn(), ..*seal },
+            false => *seal,
+        };
         // A seal that is told twice is refused by the engine (rule R8) and that is all.
         let _ = self.engine.handle(Event::Seal(*seal));
         let attests = self.spec.attests(seal.next_turn().step);
@@ -164,6 +168,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     outbox.push_back(self.to_stage(to, PeerBody::Prefix(prefix)));
                 }
                 Output::Report { report, state } => {
+                    let next = report.turn.step.next();
+                    if mutant::is(Mutant::R5CheckpointBeforeSeal) && self.spec.checkpoints(next) {
+                        written = Some(next);
+                    }
                     self.news.push_back(News::Reported { report, state });
                 }
                 Output::Gradients { turn, gradients } => {
@@ -198,6 +206,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     /// If the state has another version (rule R5).
     pub(super) fn export(&self, version: Step) -> Vec<LayerImage> {
         let images = self.engine.bench().images();
+        if mutant::is(Mutant::R5CheckpointBeforeSeal) {
+            return images.into_iter().map(|image| LayerImage { version, ..image }).collect();
+        }
         let is_sealed = images.iter().all(|image| image.version == version);
         assert!(is_sealed, "R5: only what is sealed is written");
         images

@@ -11,6 +11,12 @@ use crate::data::BatchSource;
 use crate::elastic::LayerGradient;
 
 impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    /// The turn whose seal this stage applies next.
+    #[must_use]
+    pub fn open_turn(&self) -> Turn {
+        self.half.open_turn()
+    }
+
     pub(super) fn run_update(&mut self, update: Update) -> Option<Wait> {
         match update {
             Update::Report => {

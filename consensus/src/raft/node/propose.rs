@@ -9,6 +9,7 @@ use super::super::members::{ChangeRefusal, Members, VoterChange};
 use super::super::record::Record;
 use super::super::setup::{ENTRY_BYTES_MAX, PROMOTE_LAG_MAX, SNAPSHOT_BYTES_MAX};
 use super::{Phase, RaftNode, node_of};
+use crate::mutant::{self, Mutant};
 
 /// Why nothing is proposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -221,5 +222,5 @@ impl RaftNode {
 /// The hook of mutant m11: members change without the joint state, and the majority is counted
 /// among members that the others have not agreed to.
 pub(super) fn is_joint_skipped() -> bool {
-    false
+    mutant::is(Mutant::M11NoJointConsensus)
 }
