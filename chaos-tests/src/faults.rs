@@ -220,6 +220,8 @@ pub enum Fault {
         draw: u64,
         /// Infinite, not no number.
         infinite: bool,
+        /// So many times one after the other.
+        times: u32,
     },
     /// A sum is wrong.
     WrongSum {
@@ -261,8 +263,9 @@ pub enum Fault {
     Retire {
         /// Which.
         draw: u64,
-        /// After so long controllers are cut in two groups, if links are cut at all.
-        cut_us: u64,
+        /// Whether the one that comes and the leader are cut off from the others, for so long, in
+        /// the moment in which it has caught up.
+        cut_us: Option<u64>,
     },
     /// Another voter is told to lead.
     Transfer {
@@ -365,7 +368,10 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
         },
         FaultClass::Store if draws.chance(0.5) => Fault::FlipStore,
         FaultClass::Store => Fault::FailStore { us },
-        FaultClass::Numbers => Fault::Mark { draw, infinite: draws.chance(0.5) },
+        FaultClass::Numbers => {
+            let times = draws.between(1, 3) as u32;
+            Fault::Mark { draw, infinite: draws.chance(0.5), times }
+        }
         FaultClass::SilentErrors => match draws.below(6) {
             0 => Fault::AlwaysWrong { draw },
             1 | 2 => Fault::FlipState { draw, bit: draws.below(64) as u32 },
@@ -381,7 +387,7 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
             }
         },
         FaultClass::Churn => match draws.below(4) {
-            0 => Fault::Retire { draw, cut_us: draws.between(5_000, 500_000) },
+            0 => Fault::Retire { draw, cut_us: draws.chance(0.5).then_some(us) },
             1 => Fault::Join { count: draws.between(1, 3) as u32 },
             _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
         },

@@ -8,8 +8,8 @@ use zbelastic_types::LayerId;
 /// A fault of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NumericFault {
-    /// The next gradient has an element that is not a number, or is infinite.
-    Mark(f32),
+    /// The next gradients, so many, have an element that is not a number, or is infinite.
+    Mark(f32, u32),
     /// The next sum is wrong by this factor.
     SumFactor(f64),
     /// These bits of the state flip before the next report.
@@ -53,8 +53,9 @@ impl PendingFaults {
 
     pub(crate) fn gradient_mark(&mut self) -> Option<f32> {
         match self.next {
-            Some(NumericFault::Mark(mark)) => {
-                self.next = None;
+            Some(NumericFault::Mark(mark, times)) => {
+                let left = times - 1;
+                self.next = (left > 0).then_some(NumericFault::Mark(mark, left));
                 Some(mark)
             }
             Some(NumericFault::SumFactor(_) | NumericFault::StateFlip(_)) | None => None,
@@ -69,7 +70,7 @@ impl PendingFaults {
                 (self.next, self.flipped) = (None, Some(layer));
                 Some(bits)
             }
-            Some(NumericFault::SumFactor(_) | NumericFault::Mark(_)) | None => None,
+            Some(NumericFault::SumFactor(_) | NumericFault::Mark(..)) | None => None,
         }
     }
 
@@ -81,7 +82,7 @@ impl PendingFaults {
                 self.next = None;
                 Some(factor)
             }
-            Some(NumericFault::Mark(_) | NumericFault::StateFlip(_)) | None => None,
+            Some(NumericFault::Mark(..) | NumericFault::StateFlip(_)) | None => None,
         }
     }
 }

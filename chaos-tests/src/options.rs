@@ -185,11 +185,11 @@ impl Options {
             spike_guard: draws.chance(0.3),
             spike_share: *draws.pick(&[0.0, 0.0, 0.004, 0.02]),
             clip_share: *draws.pick(&[0.8, 0.97, 1.0, 1.1, 10.0]),
-            op_us_max: draws.between(6_000, 30_000),
+            op_us_max: draws.between(10_000, 60_000),
             compact_after: draws.between(20, 200),
             clock_drift: if draws.chance(0.5) { 0.15 } else { 0.0 },
             sync_us_max: if draws.chance(0.15) { 150_000 } else { draws.between(500, 12_000) },
-            storm_us: draws.between(15, 40) * 1_000_000,
+            storm_us: draws.between(25, 60) * 1_000_000,
             network: draw_network(&mut draws, &classes),
             classes,
         }

@@ -145,11 +145,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         machine.life += 1;
         self.dead.insert(node);
         self.note(|| format!("n{node} is given up"));
-        self.add_controller(&[node]);
+        let _ = self.add_controller(&[node]);
     }
 
     /// A controller that was not there before asks all others but these to be admitted.
-    pub(super) fn add_controller(&mut self, gone: &[NodeId]) {
+    pub(super) fn add_controller(&mut self, gone: &[NodeId]) -> NodeId {
         let new = self.new_node();
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         let controllers = controllers.into_iter().filter(|node| !gone.contains(node)).collect();
@@ -158,6 +158,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let boot = self.new_boot();
         self.start_core(new, Start::Wait { controllers, boot });
         self.tell_controllers();
+        new
     }
 
     pub(super) fn tick_controller(&mut self, node: NodeId, life: u64) {
@@ -336,6 +337,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             CoreEvent::Installed { index } => {
                 self.note(|| format!("n{node} has a snapshot up to #{index}"));
                 self.mark(Marker::SnapshotInstalled);
+                if !self.is_calm {
+                    self.cut_newcomer(node);
+                }
                 if self.hits(CrashPoint::AfterInstall) {
                     self.crash_here(node);
                 }

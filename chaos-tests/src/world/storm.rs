@@ -11,7 +11,6 @@ use super::{Armed, Event, World};
 use crate::faults::{CrashPoint, Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
-use crate::options::FaultClass;
 use crate::queue::Moment;
 
 /// Within this time a disk that was set back is found out.
@@ -173,7 +172,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.checker.disturbed(node);
     }
 
-    pub(super) fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
+    fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
@@ -198,6 +197,23 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
         }
+        self.cut(links, us);
+    }
+
+    /// Cuts whoever has just caught up and the leader off from all other controllers.
+    pub(super) fn cut_newcomer(&mut self, new: NodeId) {
+        let Some((_, us)) = self.cut_at_install.take_if(|(node, _)| *node == new) else { return };
+        let Some(leader) = self.leader() else { return };
+        let inside = [leader, new];
+        let mut outside = self.controllers_in_use();
+        outside.retain(|node| !inside.contains(node));
+        let pairs = outside.iter().flat_map(|out| inside.map(|within| (*out, within)));
+        let links = pairs.flat_map(|(one, other)| [(one, other), (other, one)]).collect();
+        self.note(|| format!("n{leader} and n{new} are cut off from {outside:?}"));
+        self.cut(links, us);
+    }
+
+    fn cut(&mut self, links: Vec<(NodeId, NodeId)>, us: u64) {
         for (from, to) in &links {
             self.network.cut(*from, *to);
             self.checker.disturbed(*from);
@@ -272,9 +288,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let stages = plan.map_or(0, |plan| plan.record.stages.len());
         let is_kept = plan.is_some_and(|plan| plan.record.promise == Promise::Kept);
         let planned = match fault {
-            Fault::Mark { draw, infinite } => {
+            Fault::Mark { draw, infinite, times } => {
                 let mark = if infinite { f32::INFINITY } else { f32::NAN };
-                Some((draw, NumericFault::Mark(mark)))
+                Some((draw, NumericFault::Mark(mark, times)))
             }
             Fault::WrongSum { draw, factor } if is_kept => {
                 Some((draw, NumericFault::SumFactor(factor)))
@@ -302,19 +318,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
     /// heard of that, and think that it still votes.
-    fn retire(&mut self, draw: u64, cut_us: u64) {
+    fn retire(&mut self, draw: u64, cut_us: Option<u64>) {
         let leader = self.leader();
         let mut nodes = self.controllers_in_use();
         nodes.retain(|node| Some(*node) != leader);
         let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else { return };
-        self.add_controller(&[]);
+        let new = self.add_controller(&[]);
         if let Some(leader) = leader {
             self.controller_input(leader, Input::Command(Command::Remove(node)));
         }
         self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
-        if self.case.options.has(FaultClass::Partitions) {
-            self.queue.push(self.now.after(cut_us), Event::Cut { draw });
-        }
+        self.cut_at_install = cut_us.map(|us| (new, us));
     }
 
     pub(super) fn retired(&mut self, node: NodeId) {
