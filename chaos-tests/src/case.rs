@@ -10,6 +10,10 @@ use crate::options::{Model, Options};
 
 /// The version of the file.
 const FORMAT_VERSION: u32 = 1;
+/// What the shortest operation of a life takes.
+const OP_US_LEAST: u64 = 1_000;
+/// What the shortest sync of a disk takes.
+const SYNC_US_LEAST: u64 = 200;
 
 /// What a life is lived from: with the same case it is the same life.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +55,24 @@ pub enum CaseError {
         /// The version found.
         found: u32,
     },
+    /// A life cannot be lived with these options.
+    #[error("{path}: `{option}` of a life cannot be {value}, which is below {least}")]
+    Option {
+        /// The file.
+        path: String,
+        /// Which.
+        option: &'static str,
+        /// What the file says.
+        value: u64,
+        /// The least there may be.
+        least: u64,
+    },
+}
+
+/// What files of all versions have.
+#[derive(Deserialize)]
+struct Header {
+    format: u32,
 }
 
 impl Case {
@@ -70,12 +92,38 @@ impl Case {
         let name = || path.display().to_string();
         let text =
             fs::read_to_string(path).map_err(|source| CaseError::File { path: name(), source })?;
-        let case: Self = serde_json::from_str(&text)
-            .map_err(|source| CaseError::Form { path: name(), source })?;
-        if case.format != FORMAT_VERSION {
-            return Err(CaseError::Version { path: name(), found: case.format });
+        let form_error = |source| CaseError::Form { path: name(), source };
+        let header: Header = serde_json::from_str(&text).map_err(form_error)?;
+        if header.format != FORMAT_VERSION {
+            return Err(CaseError::Version { path: name(), found: header.format });
         }
+        let case: Self = serde_json::from_str(&text).map_err(form_error)?;
+        case.check(path)?;
         Ok(case)
+    }
+
+    /// Whether a life can begin with these options: a file may have been written by hand.
+    fn check(&self, path: &Path) -> Result<(), CaseError> {
+        let Options { controllers, workers, blocks, microbatches, .. } = self.options;
+        let Options { steps, storm_us, op_us_max, sync_us_max, .. } = self.options;
+        let network = &self.options.network;
+        let leasts = [
+            ("controllers", controllers.into(), 1),
+            ("workers", workers.into(), 1),
+            ("blocks", blocks.into(), 1),
+            ("microbatches", microbatches.into(), 1),
+            ("steps", steps, 1),
+            ("checkpoint_every", self.options.checkpoint_every, 1),
+            ("checkpoints_kept", self.options.checkpoints_kept.into(), 1),
+            ("op_us_max", op_us_max, OP_US_LEAST),
+            ("sync_us_max", sync_us_max, SYNC_US_LEAST),
+            ("storm_us", storm_us, 1),
+            ("delay_us_max", network.delay_us_max, network.delay_us_min),
+        ];
+        let wrong = leasts.into_iter().find(|(_, value, least)| value < least);
+        wrong.map_or(Ok(()), |(option, value, least)| {
+            Err(CaseError::Option { path: path.display().to_string(), option, value, least })
+        })
     }
 
     /// Writes a case.

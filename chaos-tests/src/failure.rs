@@ -100,6 +100,19 @@ impl Failure {
     pub fn panic(message: impl Into<String>) -> Self {
         Self { kind: FailureKind::Panic, invariant: None, message: message.into() }
     }
+
+    /// The same case lived twice came to something else.
+    #[must_use]
+    pub fn non_determinism(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::NonDeterminism, invariant: None, message: message.into() }
+    }
+
+    /// Whether the other is a failure of the same kind against the same invariant: the same, as far
+    /// as a program can tell.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        (self.kind, self.invariant) == (other.kind, other.invariant)
+    }
 }
 
 impl fmt::Display for Failure {

@@ -4,9 +4,13 @@
 //! code of the product: controllers, seats, hosts and stage engines. What is made up is what lies
 //! around them: the network, the disks, the clocks, and the machines that die.
 
+pub mod args;
 pub mod bug;
+pub mod campaign;
 pub mod case;
 pub mod check;
+pub mod command;
+mod crew;
 pub mod digest_bench;
 pub mod digest_model;
 pub mod digest_reference;
@@ -23,9 +27,13 @@ pub mod network;
 pub mod numeric;
 pub mod options;
 pub mod queue;
+pub mod quiet;
 pub mod random;
 pub mod reference;
+pub mod report;
+pub mod shrink;
 pub mod solver;
+mod stopwatch;
 pub mod store;
 pub mod traces;
 pub mod world;

@@ -1,11 +1,13 @@
 //! The log of a life: its digest always, its lines if somebody reads them.
 
+use std::sync::mpsc::SyncSender;
+
 /// A log.
 #[derive(Debug, Default)]
 pub struct EventLog {
     digest: u64,
     lines: Option<Vec<String>>,
-    prints: bool,
+    reader: Option<SyncSender<String>>,
 }
 
 impl EventLog {
@@ -15,10 +17,11 @@ impl EventLog {
         Self::default()
     }
 
-    /// A log that prints its lines as they come.
+    /// A log whose lines somebody reads as they come. A reader who is gone is told nothing more,
+    /// and the life is the same.
     #[must_use]
-    pub fn printing() -> Self {
-        Self { prints: true, ..Self::default() }
+    pub fn telling(reader: SyncSender<String>) -> Self {
+        Self { reader: Some(reader), ..Self::default() }
     }
 
     /// A log that keeps its lines.
@@ -40,12 +43,10 @@ impl EventLog {
             word[..bytes.len()].copy_from_slice(bytes);
             self.mix(u64::from_le_bytes(word));
         }
-        if self.prints {
-            println!("{line}");
-        }
         if let Some(lines) = &mut self.lines {
-            lines.push(line);
+            lines.push(line.clone());
         }
+        self.reader.take_if(|reader| reader.send(line).is_err());
     }
 
     /// The digest of everything so far.

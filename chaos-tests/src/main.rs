@@ -1,41 +1,37 @@
-//! Lives clusters through faults.
+//! The binary `chaos`: clusters live through faults.
 
-use chaos_tests::case::Case;
-use chaos_tests::life::live;
-use chaos_tests::log::EventLog;
-use chaos_tests::options::Model;
+use std::io::{self, ErrorKind};
+use std::process::ExitCode;
 
-fn main() {
-    let args: Vec<u64> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let is_float = std::env::args().any(|arg| arg == "float");
-    let model = if is_float { Model::Float } else { Model::Digest };
-    let (from, count) = (args[0], args.get(1).copied().unwrap_or(1));
-    let mut failed = 0;
-    let mut markers = chaos_tests::markers::Markers::default();
-    let (mut steps, mut virt, mut faults, mut events) = (0, 0, 0, 0);
-    for seed in from..from + count {
-        let case = Case::draw(seed, model);
-        let mut log = if count == 1 { EventLog::printing() } else { EventLog::quiet() };
-        if count == 1 {
-            println!("{}", case.options);
+use chaos_tests::args::{EXIT_CODES, SimArgs};
+use chaos_tests::command::{SimError, run};
+use chaos_tests::report::Ending;
+use clap::Parser;
+
+/// Lives whole clusters in one process, each from one seed and under drawn faults.
+#[derive(Debug, Parser)]
+#[command(name = "chaos", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    sim: SimArgs,
+}
+
+/// What the arguments name cannot be used.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let args = Cli::parse().sim;
+    let code = match run(&args, &mut io::stdout().lock(), &mut io::stderr()) {
+        Ok(code) => code,
+        // Whoever closed standard output (`| head`) has seen what it wanted.
+        Err(SimError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => 0,
+        Err(error) => {
+            eprintln!("error: {error}");
+            match error {
+                SimError::Case(_) => USAGE,
+                SimError::Output(_) => Ending::HARNESS,
+            }
         }
-        let outcome = live(&case, &mut log);
-        markers.merge(&outcome.markers);
-        steps += outcome.steps;
-        virt += outcome.virtual_us;
-        faults += outcome.faults;
-        events += outcome.events;
-        if let Some(failure) = outcome.failure {
-            failed += 1;
-            println!("seed {seed}: {failure}");
-        } else if count == 1 {
-            println!("{outcome:?} digest {:x}", log.digest());
-        }
-    }
-    println!(
-        "{failed} of {count} failed; steps {steps} virtual {}s faults {faults} events {events}",
-        virt / 1_000_000
-    );
-    println!("{markers:?}");
-    println!("missing {:?}", markers.missing());
+    };
+    ExitCode::from(code)
 }

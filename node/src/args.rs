@@ -7,6 +7,7 @@ pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 
 use std::path::PathBuf;
 
+use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
 
@@ -29,7 +30,7 @@ Examples:
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
 
 Exit codes: 0 ok, 1 internal, 2 usage or configuration, 6 wrong state, 7 out of disk, memory or
-device, 130 interrupted.";
+device, 10 to 14 what a simulated cluster failed with, 130 interrupted.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -46,6 +47,9 @@ pub enum Command {
     /// Measure this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Try to break clusters.
+    #[command(subcommand)]
+    Chaos(ChaosCommand),
 }
 
 const TRAIN_EXAMPLES: &str = "\
@@ -211,6 +215,27 @@ pub struct BenchMemoryArgs {
     pub json: bool,
 }
 
+/// `chaos`.
+#[derive(Debug, Subcommand)]
+pub enum ChaosCommand {
+    /// Live whole clusters in this process, each from one seed and under drawn faults.
+    #[command(after_help = sim_help())]
+    Sim(SimArgs),
+}
+
+fn sim_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos sim                          a hundred lives, in a few seconds
+  zbelastic chaos sim --seed 7                 one life, line by line
+  zbelastic chaos sim --minutes 10 --twice
+  zbelastic chaos sim --replay failures/seed-7-digest.json
+
+{EXIT_CODES}"
+    )
+}
+
 impl BenchArgs {
     /// The models asked for.
     #[must_use]
@@ -297,7 +322,8 @@ mod tests {
             Command::Bench(BenchCommand::Memory(_))
             | Command::Train(_)
             | Command::Schedule(_)
-            | Command::Config(_) => panic!("bench of several models"),
+            | Command::Config(_)
+            | Command::Chaos(_) => panic!("bench of several models"),
         };
         let all = [BenchConfig::A, BenchConfig::B, BenchConfig::C];
         assert_eq!(configs("zbelastic bench train"), all);

@@ -24,6 +24,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Config(command) => commands::config::run(command, &mut out)?,
         Command::Train(args) => return train::run(args, &mut out),
         Command::Bench(command) => bench::run(command, &mut out)?,
+        Command::Chaos(command) => return commands::chaos::run(command, &mut out),
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

@@ -36,6 +36,7 @@ fn every_command_has_help_with_an_example() {
         "config schema",
         "bench train",
         "bench gemm",
+        "chaos sim",
     ];
     for command in commands {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
@@ -43,7 +44,7 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains(&format!("zbelastic {command}")), "{help}");
         assert!(help.contains("Example"), "{help}");
     }
-    for group in ["schedule", "config", "bench"] {
+    for group in ["schedule", "config", "bench", "chaos"] {
         assert!(printed(&[group, "--help"]).contains("Commands:"));
     }
     assert!(printed(&["--help"]).contains("Exit codes:"));
@@ -243,4 +244,16 @@ fn a_closed_output_ends_a_command_quietly() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(text(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn chaos_sim_is_the_command_of_the_simulator() {
+    let life = printed(&["chaos", "sim", "--seed", "1"]);
+    assert!(life.starts_with("seed 1\n") && life.ends_with("\npassed\n"), "{life}");
+    let campaign = printed(&["chaos", "sim", "--count", "2", "--jobs", "1"]);
+    assert!(campaign.ends_with("\npassed: 2 lives\n"), "{campaign}");
+    assert!(printed(&["chaos", "sim", "--help"]).contains("10 safety: an invariant was broken"));
+    let said = refused(&["chaos", "sim", "--replay", "no/such.json"], 2);
+    assert!(said.starts_with("error: no/such.json: "), "{said}");
+    assert_ne!(refused(&["chaos", "sim", "--seed", "1", "--count", "2"], 2), "");
 }

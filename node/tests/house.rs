@@ -11,15 +11,18 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("types", &[]),
     ("kernels", &[]),
     ("schedule", &["types"]),
-    ("consensus", &["types"]),
+    ("consensus", &["schedule", "types"]),
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
-    ("node", &["consensus", "kernels", "schedule", "trainer", "types"]),
+    (CHAOS_TESTS, &["consensus", "kernels", "schedule", "trainer", "types"]),
+    ("node", &[CHAOS_TESTS, "consensus", "kernels", "schedule", "trainer", "types"]),
 ];
-const PURE: [&str; 4] = ["types", "schedule", "consensus", "trainer"];
+/// The one package of ours whose name does not begin with the program's.
+const CHAOS_TESTS: &str = "chaos-tests";
+const PURE: [&str; 5] = ["types", "schedule", "consensus", "trainer", CHAOS_TESTS];
 
 /// An outside crate and its owners.
 struct Fence {
@@ -41,22 +44,48 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 16] = [
+const FENCES: [Fence; 21] = [
     fence("blake3", &["trainer", "node"], &[], &["trainer/src/digest.rs", "node/src/"]),
-    fence("clap", &["node"], &[], &["node/src/args", "node/src/main.rs", "node/src/commands/"]),
+    fence(
+        "clap",
+        &["node", CHAOS_TESTS],
+        &[],
+        &[
+            "node/src/args",
+            "node/src/main.rs",
+            "node/src/commands/",
+            "chaos-tests/src/args.rs",
+            "chaos-tests/src/main.rs",
+        ],
+    ),
+    fence("crc32fast", &["consensus"], &[], &["consensus/src/raft/record.rs"]),
     fence("ctrlc", &["node"], &[], &["node/src/train"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence("postcard", &["consensus"], &[], &["consensus/src/codec.rs", "consensus/src/raft"]),
     fence("proptest", &[], &["schedule", "consensus", "trainer"], &[""]),
+    fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
+    fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("safetensors", &["trainer"], &["node"], &["trainer/src/hf/names.rs"]),
-    fence("serde", &["types", "schedule", "consensus", "trainer", "node"], &[], &[""]),
-    fence("serde_json", &["trainer", "node"], &[], &["trainer/src/hf/", "node/src/"]),
-    fence("tempfile", &[], &["node"], &["node/src/"]),
-    fence("thiserror", &["schedule", "kernels", "consensus", "trainer", "node"], &[], &[""]),
+    fence("serde", &["types", "schedule", "consensus", "trainer", "node", CHAOS_TESTS], &[], &[""]),
+    fence(
+        "serde_json",
+        &["trainer", "node", CHAOS_TESTS],
+        &[],
+        &["trainer/src/hf/", "node/src/", "chaos-tests/src/case.rs"],
+    ),
+    fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
+    fence("tempfile", &[], &["node", CHAOS_TESTS], &["node/src/", "chaos-tests/src/"]),
+    fence(
+        "thiserror",
+        &["schedule", "kernels", "consensus", "trainer", "node", CHAOS_TESTS],
+        &[],
+        &[""],
+    ),
     fence("toml", &["node"], &[], &["node/src/config/"]),
 ];
 
@@ -89,10 +118,15 @@ struct Page {
     text: String,
 }
 
+/// The package of ours that a crate is, if it is one.
+fn ours(name: &str) -> Option<&str> {
+    name.strip_prefix("zbelastic-").or((name == CHAOS_TESTS).then_some(name))
+}
+
 fn wrong_arrows(dependencies: &[Dependency]) -> Vec<String> {
     let allowed = |from: &str| ARROWS.iter().find(|(name, _)| *name == from).map(|row| row.1);
     let inner = dependencies.iter().filter_map(|dependency| {
-        let to = dependency.to.strip_prefix("zbelastic-")?;
+        let to = ours(&dependency.to)?;
         let is_allowed = allowed(&dependency.from).is_some_and(|names| names.contains(&to));
         (!is_allowed).then(|| format!("{} may not name {to}", dependency.from))
     });
@@ -100,7 +134,7 @@ fn wrong_arrows(dependencies: &[Dependency]) -> Vec<String> {
 }
 
 fn wrong_owners(dependencies: &[Dependency]) -> Vec<String> {
-    let outer = dependencies.iter().filter(|dependency| !dependency.to.starts_with("zbelastic-"));
+    let outer = dependencies.iter().filter(|dependency| ours(&dependency.to).is_none());
     let wrong = |Dependency { from, to, is_for_tests }: &Dependency| {
         let Some(fence) = FENCES.iter().find(|fence| fence.name == to) else {
             return Some(format!("{to}, which {from} names, has no owner"));
@@ -174,7 +208,7 @@ fn parse_metadata(metadata: &Value) -> Vec<Dependency> {
     let mut dependencies = Vec::new();
     for package in list(&metadata["packages"]) {
         let name = text(&package["name"]);
-        let from = name.strip_prefix("zbelastic-").unwrap_or(&name).to_owned();
+        let from = ours(&name).unwrap_or(&name).to_owned();
         dependencies.extend(list(&package["dependencies"]).iter().map(|dependency| Dependency {
             from: from.clone(),
             to: text(&dependency["name"]),
@@ -264,6 +298,8 @@ fn planted_dependencies_are_found() {
     nothing(&arrow("trainer", "zbelastic-schedule", ""));
     assert_eq!(arrow("schedule", "zbelastic-kernels", ""), ["schedule may not name kernels"]);
     assert_eq!(arrow("types", "zbelastic-node", "dev"), ["types may not name node"]);
+    nothing(&arrow("node", CHAOS_TESTS, ""));
+    assert_eq!(arrow("trainer", CHAOS_TESTS, ""), ["trainer may not name chaos-tests"]);
     assert_eq!(arrow("new", "zbelastic-types", ""), ["new may not name types"]);
     let owner = |from, to, kind| wrong_owners(&dependency(from, to, kind));
     nothing(&owner("schedule", "proptest", "dev"));

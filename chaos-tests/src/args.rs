@@ -1,0 +1,201 @@
+//! The command line as typed.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::campaign::Ticket;
+use crate::options::Model;
+
+/// Lives if nothing is said: a few seconds.
+const COUNT_DEFAULT: u64 = 100;
+/// Threads: more than machines have cores, and few enough to be started.
+const JOBS_MAX: i64 = 1024;
+/// In mixed campaigns every so many-th seed computes with real kernels, which take some fifteen
+/// times as long.
+const FLOAT_EVERY: u64 = 30;
+
+/// What stands below the help of the command, whatever it is called.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 every life passed, 2 usage, 10 safety: an invariant was broken, 11 liveness: nothing
+moved, 12 panic, 13 the same seed led to something else, 14 the campaign itself: in 1000 lives or
+more, something that must happen sometimes never did. Of several kinds of failure, the lowest code.";
+
+/// `chaos`, and `zbelastic chaos sim`.
+#[derive(Args, Clone, Debug)]
+pub struct SimArgs {
+    /// Live one seed, and print its options and a line for every change.
+    #[arg(long, value_name = "N", group = "work")]
+    pub seed: Option<u64>,
+    /// Live so many seeds [default: 100].
+    #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Live seeds for so many minutes.
+    #[arg(long, value_name = "M", group = "work", value_parser = parse_minutes)]
+    pub minutes: Option<Duration>,
+    /// Live the case of a file that a campaign has written, and print it like a seed.
+    #[arg(long, value_name = "FILE", group = "work")]
+    pub replay: Option<PathBuf>,
+    /// The first seed of a campaign.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ONE)]
+    pub from: u64,
+    /// What computes: hashes, a small transformer with the real kernels, or that every 30th seed.
+    #[arg(long, value_name = "MODEL", default_value = "mixed", conflicts_with = "replay")]
+    pub model: ModelChoice,
+    /// Threads [default: this machine's cores].
+    #[arg(long, value_name = "J", conflicts_with_all = ONE, value_parser = parse_jobs)]
+    pub jobs: Option<NonZeroUsize>,
+    /// Live every case twice: another life from the same seed is a failure.
+    #[arg(long)]
+    pub twice: bool,
+    /// Folder for the cases that failed, each a file for --replay.
+    #[arg(long, value_name = "DIR", default_value = "failures", conflicts_with_all = ONE)]
+    pub failures: PathBuf,
+    /// Write the cases that failed as they were drawn, not made smaller.
+    #[arg(long, conflicts_with_all = ONE)]
+    pub no_shrink: bool,
+}
+
+/// What lives one case, to which the flags of a campaign mean nothing.
+const ONE: [&str; 2] = ["seed", "replay"];
+
+/// What computes in a campaign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelChoice {
+    /// Hashes.
+    Digest,
+    /// A small transformer with the real kernels.
+    Float,
+    /// Hashes, and every 30th seed the transformer.
+    Mixed,
+}
+
+impl ModelChoice {
+    /// A seed, with what computes in its life.
+    #[must_use]
+    pub fn ticket(self, seed: u64) -> Ticket {
+        let model = match self {
+            Self::Digest => Model::Digest,
+            Self::Float => Model::Float,
+            Self::Mixed if seed.is_multiple_of(FLOAT_EVERY) => Model::Float,
+            Self::Mixed => Model::Digest,
+        };
+        Ticket { seed, model }
+    }
+}
+
+/// What there is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// One seed, line by line.
+    Seed(u64),
+    /// The case of a file, line by line.
+    Replay(PathBuf),
+    /// So many seeds.
+    Count(u64),
+    /// Seeds for so long.
+    Minutes(Duration),
+}
+
+impl SimArgs {
+    /// What there is to do.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        let seed = self.seed.map(Work::Seed);
+        let replay = self.replay.clone().map(Work::Replay);
+        let minutes = self.minutes.map(Work::Minutes);
+        let count = || Work::Count(self.count.unwrap_or(COUNT_DEFAULT));
+        seed.or(replay).or(minutes).unwrap_or_else(count)
+    }
+
+    /// Threads of a campaign.
+    #[must_use]
+    pub fn jobs(&self) -> NonZeroUsize {
+        let cores = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.jobs.unwrap_or_else(cores)
+    }
+}
+
+fn parse_minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let duration = Duration::try_from_secs_f64(minutes * 60.0).ok();
+    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "not a time to live".to_owned())
+}
+
+fn parse_jobs(text: &str) -> Result<NonZeroUsize, String> {
+    let jobs = text.parse().map_err(|error| format!("{error}"));
+    jobs.and_then(|jobs: NonZeroUsize| {
+        if jobs.get() as i64 > JOBS_MAX { Err(format!("more than {JOBS_MAX}")) } else { Ok(jobs) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::{CommandFactory, Parser};
+
+    use super::{ModelChoice, SimArgs, Work};
+    use crate::options::Model;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        sim: SimArgs,
+    }
+
+    fn parse(line: &str) -> Option<SimArgs> {
+        let words = ["chaos"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.sim).ok()
+    }
+
+    #[test]
+    fn there_is_one_thing_to_do() {
+        Line::command().debug_assert();
+        let check = |line: &str, expected: Work| assert_eq!(parse(line).unwrap().work(), expected);
+        check("", Work::Count(100));
+        check("--count 7 --from 3 --jobs 2 --failures there --no-shrink --twice", Work::Count(7));
+        check("--seed 0 --model float --twice", Work::Seed(0));
+        check("--minutes 1.5", Work::Minutes(Duration::from_secs(90)));
+        check("--replay a.json", Work::Replay("a.json".into()));
+    }
+
+    #[test]
+    fn what_would_mean_nothing_is_refused() {
+        let lines = [
+            "--seed 1 --count 2",
+            "--minutes 1 --count 2",
+            "--seed 1 --replay a.json",
+            "--seed 1 --from 2",
+            "--seed 1 --jobs 2",
+            "--replay a.json --failures there",
+            "--replay a.json --no-shrink",
+            "--replay a.json --model float",
+            "--count 0",
+            "--minutes 0",
+            "--minutes -1",
+            "--minutes nan",
+            "--jobs 0",
+            "--jobs 1025",
+            "--model hash",
+            "--seed -1",
+            "more",
+        ];
+        for line in lines {
+            assert!(parse(line).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_thirtieth_seed_of_a_mixed_campaign_computes() {
+        let floats = |choice: ModelChoice| {
+            (1..=90).filter(|seed| choice.ticket(*seed).model == Model::Float).collect::<Vec<_>>()
+        };
+        assert_eq!(floats(ModelChoice::Mixed), [30, 60, 90]);
+        assert_eq!(floats(ModelChoice::Float).len(), 90);
+        assert!(floats(ModelChoice::Digest).is_empty());
+    }
+}

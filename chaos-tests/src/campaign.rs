@@ -1,0 +1,269 @@
+//! Many lives, on all threads.
+//!
+//! A life knows nothing of the others, so the same tickets come to the same report on any number of
+//! threads.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use crate::case::Case;
+use crate::crew::share_out;
+use crate::failure::Failure;
+use crate::life::live;
+use crate::log::EventLog;
+use crate::options::Model;
+use crate::quiet::quietly;
+use crate::report::{FailedLife, Report};
+use crate::shrink::{Shrunk, shrink};
+use crate::world::Outcome;
+
+/// Failures that are shrunk and written after a campaign, different ones first: more are seldom
+/// looked at.
+pub const FAILURES_SHRUNK: usize = 8;
+
+/// A seed that is to be lived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The seed.
+    pub seed: u64,
+    /// What computes.
+    pub model: Model,
+}
+
+impl Ticket {
+    /// What it is lived from.
+    #[must_use]
+    pub fn case(self) -> Case {
+        Case::draw(self.seed, self.model)
+    }
+
+    /// The name of the file that its failure is written to.
+    #[must_use]
+    pub fn file_name(self) -> String {
+        format!("seed-{}-{}.json", self.seed, self.model_name())
+    }
+
+    const fn model_name(self) -> &'static str {
+        match self.model {
+            Model::Digest => "digest",
+            Model::Float => "float",
+        }
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} {}", self.seed, self.model_name())
+    }
+}
+
+/// A life that was lived.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// What it came to.
+    pub outcome: Outcome,
+    /// The digest of its log.
+    pub digest: u64,
+}
+
+impl Life {
+    /// Lives a case. What panics in it is a failure, and prints nothing.
+    #[must_use]
+    pub fn of(case: &Case) -> Self {
+        let mut log = EventLog::quiet();
+        let outcome = quietly(|| live(case, &mut log));
+        Self { outcome, digest: log.digest() }
+    }
+
+    /// This life, which failed if another of the same case was not the same.
+    #[must_use]
+    pub fn same_as(mut self, other: &Self) -> Self {
+        let (failure, other_failure) = (&self.outcome.failure, &other.outcome.failure);
+        if self.digest != other.digest || failure != other_failure {
+            let name = |failure: &Option<Failure>| {
+                failure.as_ref().map_or_else(|| "passed".to_owned(), ToString::to_string)
+            };
+            let message = format!(
+                "digest {:016x}, {}; the second time {:016x}, {}",
+                self.digest,
+                name(failure),
+                other.digest,
+                name(other_failure)
+            );
+            self.outcome.failure = Some(Failure::non_determinism(message));
+        }
+        self
+    }
+}
+
+/// How lives are lived.
+#[derive(Clone, Copy)]
+pub struct Campaign<'a> {
+    /// Threads.
+    pub jobs: NonZeroUsize,
+    /// Whether every case is lived twice, and has to come to the same.
+    pub is_twice: bool,
+    /// Lives a case: [`Life::of`], with what a test has to set up on the thread it is called on.
+    pub live: &'a (dyn Fn(&Case) -> Life + Sync),
+}
+
+impl Campaign<'_> {
+    /// Lives the tickets, and shows the report to `watch` after every life.
+    pub fn run(
+        &self,
+        tickets: impl Iterator<Item = Ticket> + Send,
+        mut watch: impl FnMut(&Report),
+    ) -> Report {
+        let mut report = Report::default();
+        let work = |(number, ticket): (usize, Ticket)| (number, ticket, self.life(&ticket.case()));
+        share_out(self.jobs, tickets.enumerate(), &work, |(number, ticket, life)| {
+            report.add(number, ticket, life);
+            watch(&report);
+        });
+        report
+    }
+
+    /// Makes failures smaller.
+    #[must_use]
+    pub fn shrink(&self, failures: Vec<FailedLife>) -> Vec<(Ticket, Shrunk)> {
+        let fails = |case: &Case| self.life(case).outcome.failure;
+        let work = |(number, life): (usize, FailedLife)| {
+            (number, life.ticket, shrink(Shrunk::as_drawn(&life), fails))
+        };
+        let mut shrunk = Vec::new();
+        let numbered = failures.into_iter().enumerate();
+        share_out(self.jobs, numbered, &work, |result| shrunk.push(result));
+        shrunk.sort_by_key(|(number, ..)| *number);
+        shrunk.into_iter().map(|(_, ticket, shrunk)| (ticket, shrunk)).collect()
+    }
+
+    fn life(&self, case: &Case) -> Life {
+        let life = (self.live)(case);
+        if self.is_twice { life.same_as(&(self.live)(case)) } else { life }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::{Campaign, Life, Ticket};
+    use crate::case::Case;
+    use crate::failure::{Failure, FailureKind, Invariant};
+    use crate::markers::{Marker, Markers};
+    use crate::options::Model;
+    use crate::report::{Ending, LIVES_FOR_MARKERS, Report};
+    use crate::world::Outcome;
+
+    fn life(digest: u64, failure: Option<Failure>) -> Life {
+        let mut markers = Markers::default();
+        markers.hit(Marker::Clipped);
+        let outcome = Outcome { failure, markers, steps: 2, faults: 3, virtual_us: 5, events: 7 };
+        Life { outcome, digest }
+    }
+
+    fn tickets(count: u64) -> impl Iterator<Item = Ticket> + Send {
+        (1..=count).map(|seed| Ticket { seed, model: Model::Digest })
+    }
+
+    fn campaign(jobs: usize, live: &(dyn Fn(&Case) -> Life + Sync)) -> Campaign<'_> {
+        Campaign { jobs: NonZeroUsize::new(jobs).expect("not zero"), is_twice: false, live }
+    }
+
+    /// Every tenth seed panics, every third after it breaks an invariant.
+    fn sometimes(case: &Case) -> Life {
+        let failure = match case.seed % 10 {
+            0 => Some(Failure::panic("oh")),
+            3 => Some(Failure::safety(Invariant::N1, "bits")),
+            _ => None,
+        };
+        life(case.seed, failure)
+    }
+
+    #[test]
+    fn a_report_adds_up_and_does_not_depend_on_threads() {
+        let report = campaign(1, &sometimes).run(tickets(40), |_| ());
+        assert_eq!((report.lives, report.failed()), (40, 8));
+        assert_eq!((report.steps, report.faults), (80, 120));
+        assert_eq!((report.virtual_us, report.events), (200, 280));
+        assert_eq!(report.markers.count(Marker::Clipped), 40);
+        let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
+        assert_eq!(seeds, [3, 10, 13, 20, 23, 30, 33, 40]);
+        assert_eq!(report, campaign(4, &sometimes).run(tickets(40), |_| ()));
+    }
+
+    #[test]
+    fn the_worst_kind_gives_the_exit_code() {
+        let ending = |kinds: &[Failure]| {
+            let live = |case: &Case| life(0, kinds.get(case.seed as usize - 1).cloned());
+            campaign(2, &live).run(tickets(5), |_| ()).ending()
+        };
+        let (safety, liveness) = (Failure::safety(Invariant::S1, ""), Failure::liveness(""));
+        let (panic, differs) = (Failure::panic(""), Failure::non_determinism(""));
+        assert_eq!(ending(&[]), Ending::Passed);
+        assert_eq!(ending(std::slice::from_ref(&differs)).exit_code(), 13);
+        assert_eq!(ending(&[differs.clone(), panic.clone()]).exit_code(), 12);
+        assert_eq!(ending(&[panic.clone(), liveness.clone()]).exit_code(), 11);
+        let all = [panic, liveness, safety, differs];
+        assert_eq!(ending(&all), Ending::Failed(FailureKind::Safety));
+        assert_eq!(ending(&all).exit_code(), 10);
+    }
+
+    #[test]
+    fn a_large_campaign_must_have_seen_every_marker() {
+        let live = |_: &Case| life(0, None);
+        let ending = |count| campaign(2, &live).run(tickets(count), |_| ()).ending();
+        assert_eq!(ending(LIVES_FOR_MARKERS - 1), Ending::Passed);
+        assert_eq!(ending(LIVES_FOR_MARKERS), Ending::MarkersMissed);
+        assert_eq!(Ending::MarkersMissed.exit_code(), 14);
+        let sees_all = |_: &Case| {
+            let mut life = life(0, None);
+            Marker::ALL.into_iter().for_each(|marker| life.outcome.markers.hit(marker));
+            life
+        };
+        let report = campaign(2, &sees_all).run(tickets(LIVES_FOR_MARKERS), |_| ());
+        assert_eq!(report.ending(), Ending::Passed);
+    }
+
+    #[test]
+    fn a_case_that_lives_differently_the_second_time_is_found() {
+        let lives = AtomicU64::new(0);
+        let live = |_: &Case| life(lives.fetch_add(1, Ordering::SeqCst) / 3, None);
+        let report = Campaign { is_twice: true, ..campaign(1, &live) }.run(tickets(3), |_| ());
+        // Digests 0 0, 0 1, 1 1.
+        let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
+        assert_eq!(seeds, [2]);
+        assert_eq!(report.ending(), Ending::Failed(FailureKind::NonDeterminism));
+    }
+
+    #[test]
+    fn different_failures_are_shrunk_before_similar_ones() {
+        let report = campaign(1, &sometimes).run(tickets(40), |_| ());
+        let seeds = |count| -> Vec<u64> {
+            report.most_different(count).iter().map(|life| life.ticket.seed).collect()
+        };
+        assert_eq!(seeds(3), [3, 10, 13]);
+        let late = |case: &Case| match case.seed {
+            9 => life(0, Some(Failure::liveness("stands"))),
+            seed if seed < 9 => life(0, Some(Failure::panic("oh"))),
+            _ => life(0, None),
+        };
+        let report = campaign(1, &late).run(tickets(20), |_| ());
+        let first: Vec<u64> = report.most_different(2).iter().map(|l| l.ticket.seed).collect();
+        assert_eq!(first, [1, 9]);
+        let shrunk = campaign(2, &late).shrink(report.most_different(2));
+        assert_eq!(shrunk.iter().map(|(ticket, _)| ticket.seed).collect::<Vec<_>>(), [1, 9]);
+        assert!(shrunk.iter().all(|(_, shrunk)| shrunk.case.faults.is_empty()));
+    }
+
+    #[test]
+    fn very_many_failures_are_counted_and_the_first_are_kept() {
+        let live = |_: &Case| life(0, Some(Failure::panic("oh")));
+        let report: Report = campaign(4, &live).run(tickets(500), |_| ());
+        assert_eq!(report.failed(), 500);
+        let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
+        assert_eq!(seeds, (1..=100).collect::<Vec<_>>());
+        assert!(report.to_string().contains("and 400 more"));
+    }
+}

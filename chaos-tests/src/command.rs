@@ -1,0 +1,194 @@
+//! What `chaos` and `zbelastic chaos sim` do: a life line by line, or many.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
+
+use crate::args::{SimArgs, Work};
+use crate::campaign::{Campaign, FAILURES_SHRUNK, Life, Ticket};
+use crate::case::{Case, CaseError};
+use crate::life::live;
+use crate::log::EventLog;
+use crate::report::{Ending, Report};
+use crate::shrink::Shrunk;
+use crate::stopwatch::Stopwatch;
+
+/// Between two lines about how far a campaign is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+/// Lines that may wait for whoever prints them.
+const LINES_WAITING: usize = 1000;
+
+/// Why there is nothing to tell.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// There is no case in the file.
+    #[error(transparent)]
+    Case(#[from] CaseError),
+    /// The output takes no more.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Does what was typed, and returns the exit code. How far a campaign is goes to `progress`, all
+/// else to `out`.
+///
+/// # Errors
+/// If a file holds no case, or an output takes no more.
+pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Result<u8, SimError> {
+    match args.work() {
+        Work::Seed(seed) => tell_life(&args.model.ticket(seed).case(), args.twice, out),
+        Work::Replay(path) => tell_life(&Case::load(&path)?, args.twice, out),
+        Work::Count(count) => {
+            let tickets = (args.from..=u64::MAX).zip(0..count).map(|(seed, _)| seed);
+            live_many(args, tickets, out, progress)
+        }
+        Work::Minutes(limit) => {
+            let watch = Stopwatch::start();
+            let tickets = (args.from..=u64::MAX).take_while(|_| watch.elapsed() < limit);
+            live_many(args, tickets, out, progress)
+        }
+    }
+}
+
+fn tell_life(case: &Case, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
+    writeln!(out, "seed {}\n{}", case.seed, case.options)?;
+    let life = live_aloud(case, out)?;
+    let life = if is_twice { life.same_as(&Life::of(case)) } else { life };
+    let outcome = &life.outcome;
+    writeln!(
+        out,
+        "{} steps, {} faults, {} events, {:.3} s",
+        outcome.steps,
+        outcome.faults,
+        outcome.events,
+        outcome.virtual_us as f64 / 1e6
+    )?;
+    writeln!(out, "digest {:016x}", life.digest)?;
+    let ending = match &outcome.failure {
+        Some(failure) => {
+            writeln!(out, "FAILED {failure}")?;
+            Ending::Failed(failure.kind)
+        }
+        None => {
+            writeln!(out, "passed")?;
+            Ending::Passed
+        }
+    };
+    Ok(ending.exit_code())
+}
+
+/// Lives a case on another thread, and prints its lines on this one.
+fn live_aloud(case: &Case, out: &mut dyn Write) -> io::Result<Life> {
+    let (reader, lines) = sync_channel::<String>(LINES_WAITING);
+    thread::scope(|scope| {
+        let life = scope.spawn(move || {
+            let mut log = EventLog::telling(reader);
+            let outcome = live(case, &mut log);
+            Life { outcome, digest: log.digest() }
+        });
+        let told = lines.into_iter().try_for_each(|line| writeln!(out, "{line}"));
+        let life = life.join().expect("what panics in a life is caught");
+        told.map(|()| life)
+    })
+}
+
+fn live_many(
+    args: &SimArgs,
+    seeds: impl Iterator<Item = u64> + Send,
+    out: &mut dyn Write,
+    progress: &mut dyn Write,
+) -> Result<u8, SimError> {
+    let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &Life::of };
+    let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
+    let report = campaign.run(seeds.map(|seed| args.model.ticket(seed)), |report| {
+        let elapsed = watch.elapsed();
+        if elapsed >= told + PROGRESS_EVERY {
+            told = elapsed;
+            tell_progress(progress, &pace(report, elapsed));
+        }
+    });
+    let elapsed = watch.elapsed();
+    write!(out, "{report}")?;
+    let chosen = report.most_different(FAILURES_SHRUNK);
+    let found = if args.no_shrink {
+        chosen.into_iter().map(|life| (life.ticket, Shrunk::as_drawn(&life))).collect()
+    } else {
+        if !chosen.is_empty() {
+            tell_progress(progress, &format!("making {} failures smaller", chosen.len()));
+        }
+        campaign.shrink(chosen)
+    };
+    for (ticket, shrunk) in &found {
+        writeln!(out, "  {ticket}: {}", save(&args.failures, *ticket, shrunk))?;
+    }
+    writeln!(out, "{}\n{}", pace(&report, elapsed), report.summary())?;
+    Ok(report.ending().exit_code())
+}
+
+/// If nobody hears how far a campaign is, it goes on.
+fn tell_progress(progress: &mut dyn Write, line: &str) {
+    let _ = writeln!(progress, "{line}");
+}
+
+/// How far a campaign is, and how fast.
+fn pace(report: &Report, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    let virtual_s = report.virtual_us as f64 / 1e6;
+    format!(
+        "{} lives in {seconds:.1} s, {:.0} a minute; {virtual_s:.0} s lived, {:.0} times as fast; \
+         {} steps, {} faults, {} failed",
+        report.lives,
+        report.lives as f64 * 60.0 / seconds,
+        virtual_s / seconds,
+        report.steps,
+        report.faults,
+        report.failed()
+    )
+}
+
+/// Writes a case that fails, and says so. That it cannot be written is told, and the campaign ends
+/// as it would: that lives failed matters more.
+fn save(folder: &Path, ticket: Ticket, shrunk: &Shrunk) -> String {
+    let path = folder.join(ticket.file_name());
+    let file_error = |source| CaseError::File { path: folder.display().to_string(), source };
+    let saved = fs::create_dir_all(folder).map_err(file_error);
+    if let Err(error) = saved.and_then(|()| shrunk.case.save(&path)) {
+        return format!("not written: {error}");
+    }
+    let options = &shrunk.case.options;
+    format!(
+        "{} ({} faults, {} workers, {} controllers, {} steps, after {} lives)",
+        path.display(),
+        shrunk.case.faults.len(),
+        options.workers,
+        options.controllers,
+        options.steps,
+        shrunk.lives
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::save;
+    use crate::args::ModelChoice;
+    use crate::case::Case;
+    use crate::failure::Failure;
+    use crate::report::FailedLife;
+    use crate::shrink::Shrunk;
+
+    #[test]
+    fn a_case_that_fails_is_written_for_a_replay() {
+        let ticket = ModelChoice::Mixed.ticket(30);
+        let shrunk = Shrunk::as_drawn(&FailedLife { ticket, failure: Failure::liveness("") });
+        let folder = tempfile::tempdir().expect("a folder");
+        let said = save(&folder.path().join("new"), ticket, &shrunk);
+        let path = folder.path().join("new/seed-30-float.json");
+        assert!(said.starts_with(&path.display().to_string()), "{said}");
+        assert_eq!(Case::load(&path).expect("written"), shrunk.case);
+        let said = save(&path, ticket, &shrunk);
+        assert!(said.starts_with("not written: ") && said.contains("seed-30-float.json"), "{said}");
+    }
+}

@@ -1,0 +1,169 @@
+//! What a campaign came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::campaign::{Life, Ticket};
+use crate::failure::{Failure, FailureKind, Invariant};
+use crate::markers::{Marker, Markers};
+
+/// Lives from which on a marker that was never seen is a failure of the campaign: with fewer, what
+/// happens once in a hundred lives may be missing by chance.
+pub const LIVES_FOR_MARKERS: u64 = 1000;
+/// Failures that are kept, the first by order of their tickets; the rest are counted.
+const FAILURES_KEPT: usize = 100;
+
+/// A life that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedLife {
+    /// Which.
+    pub ticket: Ticket,
+    /// How.
+    pub failure: Failure,
+}
+
+/// What the lives of a campaign came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Lives.
+    pub lives: u64,
+    /// Steps sealed.
+    pub steps: u64,
+    /// Faults that struck.
+    pub faults: u64,
+    /// Events.
+    pub events: u64,
+    /// Virtual time.
+    pub virtual_us: u64,
+    /// What was seen.
+    pub markers: Markers,
+    /// How many failed, by kind.
+    failed: BTreeMap<FailureKind, u64>,
+    /// The first that failed, by the number of their ticket.
+    failures: BTreeMap<usize, FailedLife>,
+}
+
+/// How a campaign ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Every life passed.
+    Passed,
+    /// Lives failed; the worst kind of them.
+    Failed(FailureKind),
+    /// All passed, and a marker was never seen: the campaign has not tried what it is there for.
+    MarkersMissed,
+}
+
+impl Ending {
+    /// The exit code of the harness itself.
+    pub const HARNESS: u8 = 14;
+
+    /// The exit code that tells it apart.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Passed => 0,
+            Self::Failed(kind) => kind.exit_code(),
+            Self::MarkersMissed => Self::HARNESS,
+        }
+    }
+}
+
+impl Report {
+    /// Adds the life of the ticket with this number.
+    pub(crate) fn add(&mut self, number: usize, ticket: Ticket, life: Life) {
+        let outcome = life.outcome;
+        self.lives += 1;
+        self.steps += outcome.steps;
+        self.faults += outcome.faults;
+        self.events += outcome.events;
+        self.virtual_us += outcome.virtual_us;
+        self.markers.merge(&outcome.markers);
+        if let Some(failure) = outcome.failure {
+            *self.failed.entry(failure.kind).or_default() += 1;
+            self.failures.insert(number, FailedLife { ticket, failure });
+            if self.failures.len() > FAILURES_KEPT {
+                self.failures.pop_last();
+            }
+        }
+    }
+
+    /// Lives that failed.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    /// The first lives that failed, in the order of their tickets.
+    pub fn failures(&self) -> impl Iterator<Item = &FailedLife> {
+        self.failures.values()
+    }
+
+    /// The first `count` failures: one of each kind and invariant before a second of any.
+    #[must_use]
+    pub fn most_different(&self, count: usize) -> Vec<FailedLife> {
+        let mut seen: BTreeMap<(FailureKind, Option<Invariant>), usize> = BTreeMap::new();
+        let ranked = self.failures().map(|life| {
+            let rank = seen.entry((life.failure.kind, life.failure.invariant)).or_default();
+            *rank += 1;
+            (*rank, life)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().take(count).map(|(_, life)| life.clone()).collect()
+    }
+
+    /// Markers that were never seen, in a campaign that is large enough to have seen them.
+    #[must_use]
+    pub fn missed(&self) -> Vec<Marker> {
+        if self.lives < LIVES_FOR_MARKERS { Vec::new() } else { self.markers.missing() }
+    }
+
+    /// How the campaign ends.
+    #[must_use]
+    pub fn ending(&self) -> Ending {
+        match self.failed.keys().min_by_key(|kind| kind.exit_code()) {
+            Some(kind) => Ending::Failed(*kind),
+            None if self.missed().is_empty() => Ending::Passed,
+            None => Ending::MarkersMissed,
+        }
+    }
+
+    /// How the campaign ends, in a line.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let (lives, failed, ending) = (self.lives, self.failed(), self.ending());
+        let code = ending.exit_code();
+        match ending {
+            Ending::Passed => format!("passed: {lives} lives"),
+            Ending::Failed(_) => {
+                let kinds = self.failed.iter().map(|(kind, count)| format!("{count} {kind:?}"));
+                let kinds = kinds.collect::<Vec<_>>().join(", ");
+                format!("FAILED: {failed} of {lives} lives ({kinds}), exit code {code}")
+            }
+            Ending::MarkersMissed => {
+                let missed = self.missed();
+                format!("FAILED: {lives} lives passed, and never saw {missed:?}, exit code {code}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "markers")?;
+        for marker in Marker::ALL {
+            writeln!(f, "{:>10}  {marker:?}", self.markers.count(marker))?;
+        }
+        if self.failed() > 0 {
+            writeln!(f, "failures")?;
+        }
+        for FailedLife { ticket, failure } in self.failures() {
+            writeln!(f, "  {ticket}: {failure}")?;
+        }
+        match self.failed() - self.failures.len() as u64 {
+            0 => Ok(()),
+            more => writeln!(f, "  and {more} more"),
+        }
+    }
+}

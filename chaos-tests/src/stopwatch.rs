@@ -1,0 +1,23 @@
+//! How long a campaign takes. A person reads it; no life ever does.
+
+use std::time::{Duration, Instant};
+
+/// A watch that runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// A watch that starts.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the time a campaign takes is no life's business"
+    )]
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time since its start.
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}

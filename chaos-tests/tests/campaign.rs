@@ -1,0 +1,75 @@
+//! The sample of lives that every change has to pass. `zbelastic chaos sim` lives any number more.
+
+use std::num::NonZeroUsize;
+use std::thread;
+
+use chaos_tests::campaign::{Campaign, Life, Ticket};
+use chaos_tests::options::Model;
+use chaos_tests::report::{Ending, LIVES_FOR_MARKERS};
+
+/// Lives with hashes: with fewer, rare markers may be missing.
+const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
+/// Lives with real kernels, which take longer.
+const FLOAT_LIVES: u64 = 50;
+/// Lives that are lived twice.
+const TWICE_LIVES: u64 = 20;
+
+const REGRESSIONS: &str = include_str!("../regressions.txt");
+
+/// Lives that must all pass.
+fn pass(is_twice: bool, tickets: impl Iterator<Item = Ticket> + Send) {
+    let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let report = Campaign { jobs, is_twice, live: &Life::of }.run(tickets, |_| ());
+    assert_eq!(report.ending(), Ending::Passed, "\n{report}{}", report.summary());
+}
+
+fn tickets(count: u64, model: Model) -> impl Iterator<Item = Ticket> + Send {
+    (1..=count).map(move |seed| Ticket { seed, model })
+}
+
+/// The lines of `regressions.txt`: seed, model, why; what follows a `#` is a comment.
+fn regressions() -> Vec<Ticket> {
+    let lines = REGRESSIONS.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let ticket = |line: &str| {
+        let (seed, rest) = line.split_once(' ').expect("a seed");
+        let (model, why) = rest.split_once(' ').expect("a model");
+        assert!(!why.trim().is_empty(), "why: {line}");
+        let model = match model {
+            "digest" => Model::Digest,
+            "float" => Model::Float,
+            other => panic!("no model is called {other}: {line}"),
+        };
+        Ticket { seed: seed.parse().expect("a number"), model }
+    };
+    lines.map(ticket).collect()
+}
+
+#[test]
+fn a_thousand_clusters_live_through_their_faults_and_show_everything_rare() {
+    pass(false, tickets(DIGEST_LIVES, Model::Digest));
+}
+
+#[test]
+fn clusters_that_compute_live_through_their_faults() {
+    pass(false, tickets(FLOAT_LIVES, Model::Float));
+}
+
+#[test]
+fn seeds_that_failed_once_pass() {
+    let tickets = regressions();
+    assert!(!tickets.is_empty());
+    pass(false, tickets.into_iter());
+}
+
+#[test]
+fn a_seed_is_the_same_life_whenever_and_beside_whomever_it_is_lived() {
+    pass(true, tickets(TWICE_LIVES, Model::Digest).chain(tickets(2, Model::Float)));
+    let alone = tickets(TWICE_LIVES, Model::Digest).map(|ticket| Life::of(&ticket.case()).digest);
+    let alone: Vec<u64> = alone.collect();
+    let beside = thread::scope(|scope| {
+        let live = |ticket: Ticket| scope.spawn(move || Life::of(&ticket.case()).digest);
+        let lives: Vec<_> = tickets(TWICE_LIVES, Model::Digest).map(live).collect();
+        lives.into_iter().map(|life| life.join().expect("it lives")).collect::<Vec<_>>()
+    });
+    assert_eq!(alone, beside);
+}
