@@ -6,4 +6,5 @@ mod pump;
 mod refusals;
 mod repeat;
 mod run;
+mod seals;
 mod snapshots;

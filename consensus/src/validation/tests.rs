@@ -227,6 +227,19 @@ fn a_seal_on_what_was_never_reported_is_our_own_mistake() {
     let _ = half.apply(&seal_of(Verdict::Keep, turn(0, 0), 1));
 }
 
+/// What was dropped is no part of what is normal, or one spike would hide the next.
+#[test]
+fn only_steps_that_were_taken_count_in_the_picture_of_what_is_normal() {
+    let mut ledger = Ledger::new(Generation(3), Step(0), 0);
+    let mut counted = 0;
+    let clip = Verdict::Clip { coefficient: 0.5 };
+    for verdict in [Verdict::Skip, Verdict::Replay, Verdict::Keep, Verdict::Skip, clip] {
+        counted += usize::from(verdict.coefficient().is_some());
+        ledger.apply(&seal_of(verdict, ledger.open_turn(), counted as u64)).expect("it fits");
+        assert_eq!(ledger.norms().len(), counted, "{verdict:?}");
+    }
+}
+
 #[test]
 fn leader_proposes_when_nothing_is_missing_and_follows_the_ledger() {
     let mut ledger = Ledger::new(Generation(3), Step(0), 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_types::{Generation, NodeId, Step};
 
-use super::super::{Command, Event, Start};
+use super::super::{Command, CoreRefusal, Event, Input, Start};
 use super::pump::{CONTROLLER, Pump, n};
 use crate::codec;
 use crate::fixture::spec;
@@ -93,6 +93,10 @@ fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
     pump.until("the job is done", all_done);
     pump.cut.clear();
     pump.until("who was gone knows as well", all_done);
+    assert!(pump.controllers[&gone].duties().is_none(), "it leads no more");
+    let refused = pump.input(gone, Input::Command(Command::Job(JobChange::Pause)));
+    let leader = pump.leader();
+    assert!(matches!(refused, Err(CoreRefusal::NotLeader { leader: found }) if found == leader));
     agree(&mut pump);
     assert_eq!(pump.state().generation(), plan, "no worker was lost, no plan was needed");
     for node in pump.controllers.keys() {

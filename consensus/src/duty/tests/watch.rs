@@ -1,10 +1,11 @@
 //! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
 
-use crate::duty::{Action, Duties, InputRefusal};
+use crate::duty::{Action, Duties, InputRefusal, Need};
 use crate::entry::Entry;
 use crate::fixture::{Log, admit, spec};
 use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::Pulse;
+use crate::plan::PlanReason;
 use zbelastic_types::NodeId;
 
 use super::bench::{Bench, TIMING};
@@ -121,6 +122,19 @@ fn the_heart_of_an_earlier_life_does_not_count() {
     let mut duties = Duties::new(&log.state, TIMING);
     let refused = duties.handle_beat(&log.state, earlier, Pulse::default());
     assert_eq!(refused, Err(InputRefusal::Fenced { holder: earlier }));
+}
+
+/// A plan that loads waits for nobody who is gone.
+#[test]
+fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let mut bench = Bench::new(log);
+    bench.tick(TIMING.lost_after_ticks + 1, &[1]);
+    bench.act();
+    assert!(bench.log.state.holder_of(NodeId(2)).is_none());
+    let is_lost = |need: &Need| matches!(need, Need::Now(PlanReason::Lost { .. }));
+    assert!(bench.need().is_some_and(|need| is_lost(&need)));
 }
 
 #[test]

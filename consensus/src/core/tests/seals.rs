@@ -1,0 +1,66 @@
+//! What workers are told of a seal, and when.
+
+use zbelastic_types::{LayerId, StageIndex};
+
+use super::super::{Core, Input, Output};
+use super::pump::leader;
+use crate::fixture::{CLUSTER, Log, digests, spec, sum};
+use crate::message::{Envelope, HeldUpdate, Message};
+use crate::raft::PersistToken;
+use crate::validation::{Report, Seal};
+
+/// Everything that the open step of two stages needs.
+fn report_all(core: &mut Core, log: &Log) {
+    let turn = log.state.open_turn();
+    let plan = &log.state.plan().expect("there is a plan").record;
+    for stage in plan.stage_indices() {
+        let layers: Vec<LayerId> = plan.layers_of(stage).collect();
+        let sums: Vec<_> = layers.iter().map(|layer| sum(*layer, 0.125)).collect();
+        let state = digests(layers, turn.step.0);
+        let loss_sum = (stage == StageIndex(1)).then_some(2.0);
+        let report = Report { turn, stage, sums: sums.clone(), loss_sum };
+        let (holder, copy) = (plan.stages[stage.index()], plan.copy_holder(stage));
+        let copy = copy.expect("somebody keeps it");
+        let update = HeldUpdate { turn, of: stage, sums, state: state.clone() };
+        for message in
+            [Message::Report { holder, report, state }, Message::Held { holder: copy, update }]
+        {
+            let from = message.holder().expect("a worker speaks").node;
+            let message = Box::new(Envelope { cluster: CLUSTER, message });
+            core.handle(Input::Message { from, message }).expect("it is counted");
+        }
+    }
+}
+
+/// The seals that workers are told of, and the writes asked for.
+fn outputs(core: &mut Core) -> (Vec<Seal>, Vec<PersistToken>) {
+    let (mut seals, mut tokens) = (Vec::new(), Vec::new());
+    while let Some(output) = core.poll_output() {
+        match output {
+            Output::Persist { token, .. } => tokens.push(token),
+            Output::Send { message, .. } => {
+                if let Message::Briefing(briefing) = message.message {
+                    seals.extend(briefing.seal);
+                }
+            }
+            Output::Trim { .. } | Output::Solve(_) | Output::Event(_) | Output::Fatal(_) => {}
+        }
+    }
+    (seals, tokens)
+}
+
+/// R1: what a step began from lives until its seal is committed, so nobody is told of one before.
+#[test]
+fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
+    let log = Log::running(spec(), &[1, 2]);
+    let mut core = leader(&log.state);
+    report_all(&mut core, &log);
+    let (seals, tokens) = outputs(&mut core);
+    assert_eq!(seals, [], "it is proposed, and not durable");
+    let open = log.state.open_turn();
+    assert_eq!(core.state().open_turn(), open);
+    tokens.into_iter().for_each(|token| core.on_persisted(token));
+    let (seals, _) = outputs(&mut core);
+    assert!(seals.len() == 2 && seals.iter().all(|seal| seal.turn == open), "{seals:?}");
+    assert_eq!(core.state().open_turn().step, open.step.next());
+}
