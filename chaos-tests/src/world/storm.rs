@@ -226,7 +226,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::StaleDisk { age_us, .. } if is_spare => {
                 self.controllers.get_mut(&node).expect("in use").disk.take_image();
-                self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
+                self.queue
+                    .push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
             }
             Fault::LostDisk { .. } if is_spare => {
                 self.crash(node, None);
