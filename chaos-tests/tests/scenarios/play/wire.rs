@@ -119,7 +119,7 @@ impl Wire {
     }
 
     /// Letters held back for one node, taken out.
-    pub fn take_held(&mut self, mail: Mail, to: NodeId) -> Vec<Letter> {
+    pub fn take_held(&mut self, mail: Mail, to: NodeId) -> VecDeque<Letter> {
         let is_taken = |letter: &Letter| mail.is_of(letter) && letter.to == to;
         let (taken, held) = self.held.drain(..).partition(is_taken);
         self.held = held;
