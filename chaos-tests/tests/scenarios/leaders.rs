@@ -56,7 +56,7 @@ fn case_03_an_entry_lost_with_its_leader_is_proposed_again() {
 #[test]
 fn case_04_workers_ask_for_a_seal_that_nobody_told_them() {
     let mut play = Play::new(Cast::default());
-    play.run_until(Goal::Sealed(4));
+    play.run_until(Goal::Settled(4));
     play.hold(Mail::Briefings);
     play.run_until(Goal::Sealed(5));
     let index = play.last_index(play.leader());

@@ -9,13 +9,14 @@ use crate::play::{Cast, Claim, Goal, Mail, Play};
 #[test]
 fn case_05_a_clip_behind_an_optimistic_step_costs_one_discard() {
     let mut play = Play::new(Cast { clip_share: 1.0, ..Cast::default() });
-    play.run_until(Goal::Sealed(4));
+    play.run_until(Goal::Settled(4));
     play.hold(Mail::Briefings);
     play.run_until(Goal::Begun(play.stage(0), 5));
     play.run_until_quiet();
     play.release(Mail::Briefings);
     play.finish();
     play.expect(Claim::Verdicts(4, &["clip"]));
+    play.expect(Claim::Redone(&[5]));
     play.expect(Claim::SameAsUndisturbed);
 }
 
@@ -49,6 +50,8 @@ fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_node
     play.run_until(Goal::Sealed(4));
     play.spoil(play.stage(1), NumericFault::Mark(f32::NAN));
     play.finish();
+    play.expect(Claim::Verdicts(4, &["replay", "keep"]));
+    play.expect(Claim::Redone(&[4]));
     play.expect(Claim::SameAsUndisturbed);
 }
 

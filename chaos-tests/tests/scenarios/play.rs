@@ -2,8 +2,9 @@
 //!
 //! A play is a cluster of the product's own cores, seats, hosts and engines. One thing happens at a
 //! time: a letter arrives, or an operation runs. Letters arrive in the order in which they were
-//! sent, operations and disks take no time, and a clock ticks only when nothing else can happen. So
-//! a play goes the same way each time, and stops exactly where it is told to.
+//! sent, operations run in turn, disks take no time, and clocks tick after so many turns, or when
+//! nothing else can happen. So a play goes the same way each time, and stops exactly where it is
+//! told to.
 
 mod cast;
 mod claim;
@@ -38,7 +39,9 @@ use workers::Worker;
 const CLUSTER: ClusterId = ClusterId(7);
 /// The first worker's number; controllers count from 1.
 const WORKER_FIRST: u64 = 11;
-/// Ticks that a goal may be away.
+/// Rounds between two ticks: a step takes some four ticks.
+const ROUNDS_PER_TICK: u32 = 16;
+/// Ticks that a goal may be away while nothing else happens.
 const TICKS_MAX: u32 = 1_000;
 /// Events between two ticks: what goes in circles is an error.
 const EVENTS_MAX: u32 = 200_000;
@@ -54,6 +57,8 @@ pub enum Goal {
     Begun(NodeId, u64),
     /// A worker's layers are of this version.
     Version(NodeId, u64),
+    /// The layers of all stages are of this version at least.
+    Settled(u64),
     /// So many stages run.
     Stages(usize),
     /// Every step is sealed, and everybody has taken that in.
@@ -79,6 +84,7 @@ pub struct Play {
     /// The round under way: every letter that was on its way, then an operation of each worker.
     agenda: VecDeque<Due>,
     has_moved: bool,
+    rounds: u32,
     boots: u64,
 }
 
@@ -95,6 +101,7 @@ impl Play {
             record: Record::default(),
             agenda: VecDeque::new(),
             has_moved: false,
+            rounds: 0,
             boots: 0,
             cast,
             script,
@@ -241,6 +248,10 @@ impl Play {
 
     fn begin_round(&mut self) {
         self.has_moved = false;
+        self.rounds += 1;
+        if self.rounds.is_multiple_of(ROUNDS_PER_TICK) {
+            self.tick();
+        }
         self.agenda.extend((0..self.wire.moving()).map(|_| Due::Letter));
         self.agenda.extend(self.workers.keys().map(|node| Due::Operation(*node)));
     }
@@ -267,7 +278,6 @@ impl Play {
             self.seat_input(node, SeatInput::Tick);
             self.host_input(node, HostInput::Tick);
         }
-        self.begin_round();
     }
 
     fn is_reached(&self, goal: Goal) -> bool {
@@ -282,6 +292,12 @@ impl Play {
             Goal::Version(node, version) => self.stations().iter().any(|(found, station)| {
                 *found == node && station.engine().bench().version() == Step(version)
             }),
+            Goal::Settled(version) => {
+                let mut stations = self.stations().into_iter();
+                self.sealed() >= version
+                    && stations
+                        .all(|(_, station)| station.engine().bench().version() >= Step(version))
+            }
             Goal::Stages(count) => {
                 let plan = self.state().and_then(|state| state.plan());
                 plan.is_some_and(|plan| {
