@@ -51,7 +51,7 @@ fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_node
     play.spoil(play.stage(1), NumericFault::Mark(f32::NAN));
     play.finish();
     play.expect(Claim::Verdicts(4, &["replay", "keep"]));
-    play.expect(Claim::Redone(&[4]));
+    play.expect(Claim::Redone(&[4, 5]));
     play.expect(Claim::SameAsUndisturbed);
 }
 

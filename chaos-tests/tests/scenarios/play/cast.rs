@@ -12,7 +12,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::stage::StageSetup;
 
 /// Steps of the run: enough for something to happen in the middle of it.
-pub const STEPS: u64 = 12;
+pub const STEPS: u64 = 24;
 /// Blocks of the model: the most stages a plan can have.
 const BLOCKS: u32 = 4;
 const SEED: u64 = 2024;

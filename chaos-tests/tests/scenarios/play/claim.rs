@@ -75,7 +75,8 @@ impl Play {
             Claim::Verdicts(step, names) => {
                 let of_step = record.seals().filter(|(_, seal, _)| seal.turn.step == Step(step));
                 let found: Vec<_> = of_step.map(|(_, seal, _)| seal.verdict.name()).collect();
-                assert_eq!(found, names, "verdicts on step {step}");
+                let all: Vec<_> = self.final_seals().iter().map(|s| s.verdict.name()).collect();
+                assert_eq!(found, names, "verdicts on step {step}, of {all:?}");
             }
             Claim::LateSealIgnored => self.expect_late_seal_ignored(),
             Claim::Refused(name) => {
