@@ -3,7 +3,7 @@
 use crate::play::{Cast, Claim, Goal, Mail, Play};
 
 #[test]
-fn case_01_a_leader_that_dies_before_it_proposes_costs_nothing() {
+pub fn case_01_a_leader_that_dies_before_it_proposes_costs_nothing() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::ReportsFrom(play.stage(0)));
@@ -18,7 +18,7 @@ fn case_01_a_leader_that_dies_before_it_proposes_costs_nothing() {
 }
 
 #[test]
-fn case_02_an_entry_of_a_dead_leader_commits_with_the_next_ones_first() {
+pub fn case_02_an_entry_of_a_dead_leader_commits_with_the_next_ones_first() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::Raft);
@@ -36,7 +36,7 @@ fn case_02_an_entry_of_a_dead_leader_commits_with_the_next_ones_first() {
 
 /// The leader that died comes back with the entry on its disk, and gives it up.
 #[test]
-fn case_03_an_entry_lost_with_its_leader_is_proposed_again() {
+pub fn case_03_an_entry_lost_with_its_leader_is_proposed_again() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::Raft);
@@ -53,8 +53,26 @@ fn case_03_an_entry_lost_with_its_leader_is_proposed_again() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
+/// The entry told nobody to give up what undoes the step (rule R1), so those who are left can run
+/// it again.
 #[test]
-fn case_04_workers_ask_for_a_seal_that_nobody_told_them() {
+pub fn case_03_a_stage_may_die_with_the_leader_that_proposed() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Settled(4));
+    play.hold(Mail::Raft);
+    play.run_until(Goal::Begun(play.stage(1), 5));
+    play.run_until_quiet();
+    play.crash(play.leader());
+    play.crash(play.stage(1));
+    play.release(Mail::Raft);
+    play.finish();
+    play.expect(Claim::Redone(&[4, 5]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn case_04_workers_ask_for_a_seal_that_nobody_told_them() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Settled(4));
     play.hold(Mail::Briefings);
@@ -71,7 +89,7 @@ fn case_04_workers_ask_for_a_seal_that_nobody_told_them() {
 /// A plan is proposed while a report is missing; when it comes, the leader still proposes the seal,
 /// which lies behind the plan in the log.
 #[test]
-fn case_11_a_seal_that_comes_behind_a_new_plan_is_ignored() {
+pub fn case_11_a_seal_that_comes_behind_a_new_plan_is_ignored() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     let (late, lost) = (play.stage(0), play.stage(2));
@@ -92,7 +110,7 @@ fn case_11_a_seal_that_comes_behind_a_new_plan_is_ignored() {
 }
 
 #[test]
-fn case_13_without_a_majority_training_waits_at_the_gate_and_goes_on_by_itself() {
+pub fn case_13_without_a_majority_training_waits_at_the_gate_and_goes_on_by_itself() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     let followers = play.followers();

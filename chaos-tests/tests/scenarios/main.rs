@@ -7,6 +7,8 @@
 
 mod leaders;
 mod numbers;
+#[cfg(feature = "mutants")]
+mod planted;
 mod play;
 mod vocabulary;
 mod workers;

@@ -7,7 +7,7 @@ use crate::play::{Cast, Claim, Goal, Mail, Play};
 const KEPT: Promise = Promise::Kept;
 
 #[test]
-fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
+pub fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.run_until(Goal::Begun(play.stage(1), 4));
@@ -20,7 +20,7 @@ fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
 }
 
 #[test]
-fn case_07_a_step_of_a_dead_stage_is_sealed_if_its_update_is_held_elsewhere() {
+pub fn case_07_a_step_of_a_dead_stage_is_sealed_if_its_update_is_held_elsewhere() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::Raft);
@@ -35,7 +35,7 @@ fn case_07_a_step_of_a_dead_stage_is_sealed_if_its_update_is_held_elsewhere() {
 }
 
 #[test]
-fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhere() {
+pub fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhere() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::Held);
@@ -54,7 +54,7 @@ fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhe
 /// The stage that dies has not carried out the seal yet, the others have: its layers come from
 /// their copy, one version further than it was.
 #[test]
-fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
+pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     let lost = play.stage(1);
@@ -72,7 +72,7 @@ fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
 }
 
 #[test]
-fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life() {
+pub fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     let stale = play.stage(1);
@@ -85,12 +85,13 @@ fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life() {
     play.expect(Claim::Refused("fenced"));
     play.expect(Claim::Refused("stale-frame"));
     play.expect(Claim::Admitted(stale, 2));
+    play.expect(Claim::Plans(3));
     play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }
 
 #[test]
-fn case_12_two_stages_that_die_together_are_restored_from_their_copies() {
+pub fn case_12_two_stages_that_die_together_are_restored_from_their_copies() {
     let mut play = Play::new(Cast { workers: 4, ..Cast::default() });
     play.run_until(Goal::Sealed(4));
     let lost = [play.stage(0), play.stage(2)];
@@ -103,7 +104,7 @@ fn case_12_two_stages_that_die_together_are_restored_from_their_copies() {
 
 /// The second stage keeps the copy of the first.
 #[test]
-fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_checkpoint() {
+pub fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_checkpoint() {
     let mut play = Play::new(Cast { workers: 4, checkpoint_every: 3, ..Cast::default() });
     play.run_until(Goal::Sealed(5));
     let lost = [play.stage(0), play.stage(1)];
@@ -118,7 +119,7 @@ fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_checkpoin
 /// lives, and a process that dies in it takes both versions with it. So what is left of resuming is
 /// that a seal which is told twice is carried out once (rule R8).
 #[test]
-fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
+pub fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
     let mut play = Play::new(Cast::default());
     play.repeat(Mail::Briefings);
     play.run_until(Goal::Sealed(4));
@@ -132,7 +133,7 @@ fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
 
 /// One stage has carried out the seal, one has died in it, and one has not heard of it.
 #[test]
-fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it() {
+pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Settled(4));
     let (torn, behind) = (play.stage(0), play.stage(2));
@@ -144,6 +145,7 @@ fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it
     play.release(Mail::BriefingsTo(behind));
     play.finish();
     play.expect(Claim::Admitted(torn, 2));
+    play.expect(Claim::Plans(3));
     play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }
@@ -151,7 +153,7 @@ fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it
 /// Who keeps a copy is a stage as well, so its loss is the loss of a stage. With one stage left
 /// there is no elsewhere, and the plan in the log says that the promise is off.
 #[test]
-fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
+pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
     let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
     play.run_until(Goal::Sealed(4));
     let keeper = play.stage(1);
@@ -165,7 +167,7 @@ fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
 }
 
 #[test]
-fn case_16_while_a_copy_does_not_follow_nothing_is_sealed() {
+pub fn case_16_while_a_copy_does_not_follow_nothing_is_sealed() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
     play.hold(Mail::Held);

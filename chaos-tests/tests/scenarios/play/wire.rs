@@ -29,9 +29,7 @@ pub struct Letter {
 /// A kind of letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mail {
-    /// The sums of all stages, on their way to controllers.
-    Reports,
-    /// Those of one node's stage.
+    /// The sums of one node's stage, on their way to controllers.
     ReportsFrom(NodeId),
     /// Word that an update is held elsewhere.
     Held,
@@ -57,7 +55,6 @@ impl Mail {
         let is_report = matches!(message, Some(Message::Report { .. }));
         let is_briefing = matches!(message, Some(Message::Briefing(_)));
         match self {
-            Self::Reports => is_report,
             Self::ReportsFrom(node) => is_report && *from == node,
             Self::Held => matches!(message, Some(Message::Held { .. })),
             Self::Briefings => is_briefing,
