@@ -12,14 +12,14 @@ const CLIPS_SOME: f64 = 1.02;
 #[test]
 pub fn case_05_a_clip_behind_an_optimistic_step_costs_one_discard() {
     let mut play = Play::new(Cast { clip_share: CLIPS_SOME, ..Cast::default() });
-    play.run_until(Goal::Settled(5));
+    play.run_until(Goal::Settled(9));
     play.hold(Mail::Briefings);
-    play.run_until(Goal::Begun(play.stage(0), 6));
+    play.run_until(Goal::Begun(play.stage(0), 10));
     play.run_until_quiet();
     play.release(Mail::Briefings);
     play.finish();
-    play.expect(Claim::Verdicts(5, &["clip"]));
-    play.expect(Claim::Redone(&[6]));
+    play.expect(Claim::Verdicts(9, &["clip"]));
+    play.expect(Claim::Redone(&[10]));
     play.expect(Claim::SameAsUndisturbed);
 }
 
