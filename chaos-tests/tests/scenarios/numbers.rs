@@ -19,7 +19,7 @@ pub fn case_05_a_clip_behind_an_optimistic_step_costs_one_discard() {
     play.release(Mail::Briefings);
     play.finish();
     play.expect(Claim::Verdicts(9, &["clip"]));
-    play.expect(Claim::Redone(&[10]));
+    play.expect(Claim::RedoneAfter("clip"));
     play.expect(Claim::SameAsUndisturbed);
 }
 
@@ -47,6 +47,8 @@ pub fn case_09_a_recomputed_step_that_comes_out_otherwise_is_not_sealed() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
+/// There is one replica of a stage, so a replay stays where it was; after the last one the batch is
+/// left out.
 #[test]
 pub fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_node() {
     let mut play = Play::new(Cast { replays: 2, ..Cast::default() });

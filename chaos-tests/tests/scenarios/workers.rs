@@ -6,6 +6,7 @@ use crate::play::{Cast, Claim, Goal, Mail, Play};
 
 const KEPT: Promise = Promise::Kept;
 
+/// Nobody waits for a replacement: those who are left take the layers over, from their copies.
 #[test]
 pub fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
     let mut play = Play::new(Cast::default());
@@ -71,6 +72,8 @@ pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
+/// The checkpoint store takes what it writes, since pieces are named by what they hold; controllers
+/// do not take its word that they are there.
 #[test]
 pub fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life() {
     let mut play = Play::new(Cast::default());

@@ -21,6 +21,8 @@ pub enum Claim {
     NoRollback,
     /// These steps were begun more than once, and no others.
     Redone(&'static [u64]),
+    /// The steps begun more than once are those behind a verdict of this name.
+    RedoneAfter(&'static str),
     /// So many plans were adopted.
     Plans(usize),
     /// The plans promised this about a copy of each update, one after the other.
@@ -57,6 +59,12 @@ impl Play {
             Claim::NoRollback => assert_eq!(record.redone(), [0; 0], "steps begun more than once"),
             Claim::Redone(steps) => {
                 assert_eq!(record.redone(), steps, "steps begun more than once");
+            }
+            Claim::RedoneAfter(name) => {
+                let seals = record.seals().map(|(_, seal, _)| seal);
+                let overruled = seals.filter(|seal| seal.verdict.name() == name);
+                let behind: Vec<u64> = overruled.map(|seal| seal.turn.step.0 + 1).collect();
+                assert_eq!(record.redone(), behind, "steps begun more than once");
             }
             Claim::Plans(count) => assert_eq!(self.plans().len(), count, "plans adopted"),
             Claim::Promises(promises) => {
