@@ -90,7 +90,8 @@ fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
 }
 
 /// The job and the run of a case.
-fn parts(case: &Case) -> (JobSpec, StageSetup) {
+#[must_use]
+pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
     let options = &case.options;
     let model = model(options, case.seed);
     let layer_tensors: Vec<u32> =

@@ -31,9 +31,9 @@ use crate::elastic::{ComputeModel, LayerImage, layer_digest};
 use crate::stage::{Progress, StageSetup};
 
 pub use peers::{PeerBody, PeerFrame, PeerRefusal};
+pub use station::Station;
 
 use loading::Loading;
-use station::Station;
 
 /// Checkpoints being written at once; another one is left out.
 const WRITES_MAX: usize = 2;

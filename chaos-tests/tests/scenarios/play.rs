@@ -1,0 +1,345 @@
+//! The words in which scenarios are told.
+//!
+//! A play is a cluster of the product's own cores, seats, hosts and engines. One thing happens at a
+//! time: a letter arrives, or an operation runs. Letters arrive in the order in which they were
+//! sent, operations run in turn, disks take no time, and clocks tick after so many turns, or when
+//! nothing else can happen. So a play goes the same way each time, and stops exactly where it is
+//! told to.
+
+mod cast;
+mod claim;
+mod controllers;
+mod record;
+mod wire;
+mod workers;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use chaos_tests::numeric::NumericFault;
+use chaos_tests::solver::Solver;
+use chaos_tests::store::Store;
+use zbelastic_consensus::core::{Command, Core, Input};
+use zbelastic_consensus::job::{JobChange, JobPhase};
+use zbelastic_consensus::seat::SeatInput;
+use zbelastic_consensus::state::PlanPhase;
+use zbelastic_trainer::host::HostInput;
+use zbelastic_trainer::stage::Workbench;
+use zbelastic_types::{ClusterId, NodeId, Step};
+
+pub use cast::{Cast, STEPS};
+pub use claim::Claim;
+pub use wire::Mail;
+
+use cast::Script;
+use controllers::Controller;
+use record::Record;
+use wire::{Letter, Packet, Wire};
+use workers::Worker;
+
+const CLUSTER: ClusterId = ClusterId(7);
+/// The first worker's number; controllers count from 1.
+const WORKER_FIRST: u64 = 11;
+/// Rounds between two ticks: a step takes some four ticks.
+const ROUNDS_PER_TICK: u32 = 16;
+/// Ticks that a goal may be away while nothing else happens.
+const TICKS_MAX: u32 = 1_000;
+/// Events between two ticks: what goes in circles is an error.
+const EVENTS_MAX: u32 = 200_000;
+
+/// How far to play.
+#[derive(Clone, Copy, Debug)]
+pub enum Goal {
+    /// So many workers are admitted.
+    Admitted(usize),
+    /// So many steps are sealed, wherever that is known first.
+    Sealed(u64),
+    /// A worker has begun a step.
+    Begun(NodeId, u64),
+    /// A worker's layers are of this version.
+    Version(NodeId, u64),
+    /// The layers of all stages are of this version at least.
+    Settled(u64),
+    /// So many stages run.
+    Stages(usize),
+    /// Every step is sealed, and everybody has taken that in.
+    Done,
+}
+
+/// What happens next.
+enum Due {
+    Letter,
+    Operation(NodeId),
+}
+
+/// A play.
+pub struct Play {
+    cast: Cast,
+    script: Script,
+    controllers: BTreeMap<NodeId, Controller>,
+    workers: BTreeMap<NodeId, Worker>,
+    wire: Wire,
+    store: Store,
+    solver: Solver,
+    record: Record,
+    /// The round under way: every letter that was on its way, then an operation of each worker.
+    agenda: VecDeque<Due>,
+    has_moved: bool,
+    rounds: u32,
+    boots: u64,
+}
+
+impl Play {
+    /// A cluster in which everybody is admitted and the job is about to begin.
+    pub fn new(cast: Cast) -> Self {
+        let script = Script::new(&cast);
+        let mut play = Self {
+            controllers: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            wire: Wire::default(),
+            store: Store::default(),
+            solver: Solver::new(&script.options, &script.stage),
+            record: Record::default(),
+            agenda: VecDeque::new(),
+            has_moved: false,
+            rounds: 0,
+            boots: 0,
+            cast,
+            script,
+        };
+        play.create_controllers();
+        for index in 0..play.cast.workers {
+            play.start_worker(NodeId(WORKER_FIRST + index));
+        }
+        play.run_until(Goal::Admitted(play.workers.len()));
+        let start = JobChange::Start(play.script.spec.clone());
+        play.controller_input(play.leader(), Input::Command(Command::Job(start)));
+        play
+    }
+
+    /// The same with nothing happening, played to its end.
+    pub fn undisturbed(cast: Cast) -> Self {
+        let mut play = Self::new(cast);
+        play.run_until(Goal::Done);
+        play
+    }
+
+    /// Plays until a goal is reached, at once if it is.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn run_until(&mut self, goal: Goal) {
+        let (mut ticks, mut events) = (0, 0);
+        while !self.is_reached(goal) {
+            events += 1;
+            if !self.advance() {
+                assert!(ticks < TICKS_MAX, "{goal:?} is not reached: {}", self.describe());
+                (ticks, events) = (ticks + 1, 0);
+                self.tick();
+            }
+            assert!(events < EVENTS_MAX, "no end of events: {}", self.describe());
+        }
+    }
+
+    /// Plays until nothing can happen but a tick.
+    pub fn run_until_quiet(&mut self) {
+        let events = (0..EVENTS_MAX).take_while(|_| self.advance()).count();
+        assert!(events < EVENTS_MAX as usize, "no end of events: {}", self.describe());
+    }
+
+    /// Plays on for so many ticks.
+    pub fn run_ticks(&mut self, ticks: u32) {
+        for _ in 0..ticks {
+            self.run_until_quiet();
+            self.tick();
+        }
+        self.run_until_quiet();
+    }
+
+    /// Plays to the end.
+    pub fn finish(&mut self) {
+        self.run_until(Goal::Done);
+    }
+
+    /// Holds letters back from now on.
+    pub fn hold(&mut self, mail: Mail) {
+        self.wire.hold(mail);
+    }
+
+    /// Lets them through again, those held back first.
+    pub fn release(&mut self, mail: Mail) {
+        self.wire.release(mail);
+    }
+
+    /// Lets what is held back for one node through to it, and nothing else.
+    pub fn deliver(&mut self, mail: Mail, to: NodeId) {
+        let letters = self.wire.take_held(mail, to);
+        assert!(!letters.is_empty(), "nothing is held back for node {to}");
+        letters.into_iter().for_each(|letter| self.hand_over(letter));
+    }
+
+    /// Lets letters arrive twice from now on.
+    pub fn repeat(&mut self, mail: Mail) {
+        self.wire.repeat(mail);
+    }
+
+    /// Ends a process: its memory is gone, and so is what it sent and nobody got. A leader notices
+    /// that a worker's connection closes.
+    pub fn crash(&mut self, node: NodeId) {
+        self.wire.forget(node);
+        if let Some(controller) = self.controllers.get_mut(&node) {
+            assert!(controller.core.take().is_some(), "controller {node} is up");
+            return;
+        }
+        let worker = self.workers.get_mut(&node).expect("a worker");
+        assert!(worker.process.take().is_some(), "worker {node} is up");
+        self.store.writer_crashed(node);
+        let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
+        for controller in controllers {
+            self.controller_input(controller, Input::Closed { node });
+        }
+    }
+
+    /// Starts what has crashed: a controller from its disk, a worker with nothing.
+    pub fn restart(&mut self, node: NodeId) {
+        if self.controllers.contains_key(&node) {
+            self.recover_controller(node);
+        } else {
+            self.start_worker(node);
+        }
+    }
+
+    /// Something is wrong with a worker's next numbers.
+    pub fn spoil(&mut self, node: NodeId, fault: NumericFault) {
+        self.workers[&node].faults.borrow_mut().plan(fault);
+    }
+
+    /// A worker's sums are wrong from now on.
+    pub fn spoil_for_good(&mut self, node: NodeId) {
+        self.workers[&node].faults.borrow_mut().always_wrong = true;
+    }
+
+    /// Steps sealed so far.
+    pub fn sealed(&self) -> u64 {
+        self.state().map_or(0, |state| state.open_turn().step.0)
+    }
+
+    /// The next thing happens. Yields whether there was one.
+    fn advance(&mut self) -> bool {
+        loop {
+            match self.agenda.pop_front() {
+                Some(Due::Letter) => {
+                    if let Some((letter, times)) = self.wire.next() {
+                        (0..times).for_each(|_| self.hand_over(letter.clone()));
+                        self.has_moved = true;
+                        return true;
+                    }
+                }
+                Some(Due::Operation(node)) => {
+                    if self.run_op(node) {
+                        self.has_moved = true;
+                        return true;
+                    }
+                }
+                None if self.has_moved || self.wire.moving() > 0 => self.begin_round(),
+                None => return false,
+            }
+        }
+    }
+
+    fn begin_round(&mut self) {
+        self.has_moved = false;
+        self.rounds += 1;
+        if self.rounds.is_multiple_of(ROUNDS_PER_TICK) {
+            self.tick();
+        }
+        self.agenda.extend((0..self.wire.moving()).map(|_| Due::Letter));
+        self.agenda.extend(self.workers.keys().map(|node| Due::Operation(*node)));
+    }
+
+    fn hand_over(&mut self, letter: Letter) {
+        let Letter { from, to, packet } = letter;
+        match packet {
+            Packet::Control(message) if self.controllers.contains_key(&to) => {
+                self.controller_input(to, Input::Message { from, message });
+            }
+            Packet::Control(message) => self.seat_input(to, SeatInput::Message { from, message }),
+            Packet::Peer(frame) => self.host_input(to, HostInput::Peer(*frame)),
+            Packet::Plan(number, solution) => {
+                self.controller_input(to, Input::Solved { number, solution });
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
+        controllers.into_iter().for_each(|node| self.controller_input(node, Input::Tick));
+        let workers: Vec<NodeId> = self.workers.keys().copied().collect();
+        for node in workers {
+            self.seat_input(node, SeatInput::Tick);
+            self.host_input(node, HostInput::Tick);
+        }
+    }
+
+    fn is_reached(&self, goal: Goal) -> bool {
+        match goal {
+            Goal::Admitted(count) => {
+                let leads = |core: &&Core| core.duties().is_some();
+                let cores = self.controllers.values().filter_map(|c| c.core.as_ref());
+                cores.filter(leads).any(|core| core.state().live_workers().count() == count)
+            }
+            Goal::Sealed(count) => self.sealed() >= count,
+            Goal::Begun(node, step) => self.record.has_begun(node, Step(step)),
+            Goal::Version(node, version) => self.stations().iter().any(|(found, station)| {
+                *found == node && station.engine().bench().version() == Step(version)
+            }),
+            Goal::Settled(version) => {
+                let mut stations = self.stations().into_iter();
+                self.sealed() >= version
+                    && stations
+                        .all(|(_, station)| station.engine().bench().version() >= Step(version))
+            }
+            Goal::Stages(count) => {
+                let plan = self.state().and_then(|state| state.plan());
+                plan.is_some_and(|plan| {
+                    plan.phase == PlanPhase::Running && plan.record.stages.len() == count
+                })
+            }
+            Goal::Done => self.is_done(),
+        }
+    }
+
+    /// Whether every step is sealed, at every stage and on every controller that is up.
+    fn is_done(&self) -> bool {
+        let Some(state) = self.state() else { return false };
+        let Some(plan) = state.plan() else { return false };
+        let stations = self.stations();
+        let is_done = state.job().is_some_and(|job| job.phase == JobPhase::Done);
+        let at_end = stations
+            .iter()
+            .filter(|(_, station)| station.engine().bench().version() == Step(STEPS))
+            .count();
+        let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
+        let all_applied = cores.map(Core::state).all(|found| found == state);
+        is_done && all_applied && at_end == plan.record.stages.len()
+    }
+
+    fn describe(&self) -> String {
+        let Some(state) = self.state() else { return "no controller is up".to_owned() };
+        let phase = state.plan().map(|plan| &plan.phase);
+        let versions: Vec<_> = self
+            .stations()
+            .iter()
+            .map(|(node, station)| (node.0, station.engine().bench().version().0))
+            .collect();
+        let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
+        let duties = cores.filter_map(|core| Some((core, core.duties()?)));
+        let waits: Vec<_> = duties
+            .map(|(core, duties)| (duties.need(core.state()), duties.withheld(core.state())))
+            .collect();
+        format!(
+            "{}, {phase:?}, job {:?}, workers at {versions:?}, leaders wait for {waits:?}",
+            state.open_turn(),
+            state.job().map(|job| job.phase)
+        )
+    }
+}

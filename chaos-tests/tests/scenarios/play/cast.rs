@@ -1,0 +1,93 @@
+//! Who plays, and what is trained.
+
+use std::sync::Arc;
+
+use chaos_tests::case::Case;
+use chaos_tests::digest_model::DigestShape;
+use chaos_tests::life::parts;
+use chaos_tests::options::{Model, Options};
+use zbelastic_consensus::job::{JobSpec, WindowPolicy};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::stage::StageSetup;
+
+/// Steps of the run: enough for something to happen in the middle of it.
+pub const STEPS: u64 = 24;
+/// Blocks of the model: the most stages a plan can have.
+const BLOCKS: u32 = 4;
+const SEED: u64 = 2024;
+/// A share of the usual norm that no step comes near.
+const NEVER_CLIPS: f64 = 10.0;
+
+/// Who plays, and under which promises.
+#[derive(Clone, Debug)]
+pub struct Cast {
+    /// Controllers, all of them voters.
+    pub controllers: u64,
+    /// Workers.
+    pub workers: u64,
+    /// Stages at most: workers beyond them are spare.
+    pub stages: u32,
+    /// Whether each update is held elsewhere before it is sealed (rule R3).
+    pub copies: bool,
+    /// A checkpoint after so many steps; 0 never.
+    pub checkpoint_every: u64,
+    /// The clip norm, as a share of the usual one.
+    pub clip_share: f64,
+    /// How often a step with a gradient that is not finite is run again.
+    pub replays: u32,
+}
+
+impl Default for Cast {
+    fn default() -> Self {
+        Self {
+            controllers: 3,
+            workers: 3,
+            stages: BLOCKS,
+            copies: true,
+            checkpoint_every: 0,
+            clip_share: NEVER_CLIPS,
+            replays: 0,
+        }
+    }
+}
+
+/// What is trained, in the forms in which the parts of a cluster want to be told.
+pub struct Script {
+    pub spec: Arc<JobSpec>,
+    pub stage: StageSetup,
+    pub shape: DigestShape,
+    pub options: Options,
+}
+
+impl Script {
+    pub fn new(cast: &Cast) -> Self {
+        let mut case = Case::draw(SEED, Model::Digest);
+        case.faults.clear();
+        case.options = Options {
+            blocks: BLOCKS,
+            microbatches: 4,
+            steps: STEPS,
+            kind: ScheduleKind::ZbH1,
+            window: WindowPolicy::Fixed(Window::One),
+            copies: cast.copies,
+            checkpoint_every: cast.checkpoint_every,
+            checkpoints_kept: 2,
+            attest_every: 1,
+            nonfinite: if cast.replays > 0 {
+                NonfinitePolicy::Replay
+            } else {
+                NonfinitePolicy::Skip
+            },
+            replays: cast.replays,
+            spike_guard: false,
+            clip_share: cast.clip_share,
+            ..case.options
+        };
+        let (spec, stage) = parts(&case);
+        let spec = JobSpec { stages_max: cast.stages, ..spec };
+        let layer_tensors = spec.layer_tensors.clone();
+        let shape = DigestShape { seed: SEED, layer_tensors, norm_scale: 1.0 };
+        Self { spec: Arc::new(spec), stage, shape, options: case.options }
+    }
+}

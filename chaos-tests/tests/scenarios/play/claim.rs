@@ -1,0 +1,227 @@
+//! What must have come of a play.
+
+use chaos_tests::digest_reference::DigestReference;
+use zbelastic_consensus::member::{LossReason, MemberChange};
+use zbelastic_consensus::plan::{PlanRecord, Promise};
+use zbelastic_consensus::state::{Change, EntryRefusal};
+use zbelastic_consensus::validation::{Seal, SealRefusal};
+use zbelastic_trainer::elastic::LayerCopy;
+use zbelastic_trainer::stage::Workbench;
+use zbelastic_types::{NodeId, Step};
+
+use super::Play;
+use super::cast::STEPS;
+
+/// What must have come of a play.
+#[derive(Clone, Copy, Debug)]
+pub enum Claim {
+    /// Every seal has the bits it has if nothing happens, and every layer ends as in a serial run.
+    SameAsUndisturbed,
+    /// No step was begun more than once.
+    NoRollback,
+    /// These steps were begun more than once, and no others.
+    Redone(&'static [u64]),
+    /// The steps begun more than once are those behind a verdict of this name.
+    RedoneAfter(&'static str),
+    /// So many plans were adopted.
+    Plans(usize),
+    /// The plans promised this about a copy of each update, one after the other.
+    Promises(&'static [Promise]),
+    /// The run never went back to a checkpoint.
+    NoRewind,
+    /// It went back once, to this version.
+    RewoundTo(u64),
+    /// These steps were sealed again, with the bits they had been sealed with.
+    SealedAgain(&'static [u64]),
+    /// A step was sealed by the entry at this index.
+    SealedAt { step: u64, index: u64 },
+    /// A step was not sealed by the entry at this index.
+    NotSealedAt { step: u64, index: u64 },
+    /// The verdicts on a step, one after the other.
+    Verdicts(u64, &'static [&'static str]),
+    /// A seal of another plan was in the log and changed nothing when it was applied (rule R2).
+    LateSealIgnored,
+    /// Something was dropped under this word.
+    Refused(&'static str),
+    /// A node was admitted so often.
+    Admitted(NodeId, usize),
+    /// A node was found to be wrong, and is not admitted again.
+    Quarantined(NodeId),
+}
+
+impl Play {
+    /// # Panics
+    /// If the claim does not hold.
+    pub fn expect(&self, claim: Claim) {
+        let record = &self.record;
+        match claim {
+            Claim::SameAsUndisturbed => self.expect_same(),
+            Claim::NoRollback => assert_eq!(record.redone(), [0; 0], "steps begun more than once"),
+            Claim::Redone(steps) => {
+                assert_eq!(record.redone(), steps, "steps begun more than once");
+            }
+            Claim::RedoneAfter(name) => {
+                let seals = record.seals().map(|(_, seal, _)| seal);
+                let overruled = seals.filter(|seal| seal.verdict.name() == name);
+                let behind: Vec<u64> = overruled.map(|seal| seal.turn.step.0 + 1).collect();
+                assert_eq!(record.redone(), behind, "steps begun more than once");
+            }
+            Claim::Plans(count) => assert_eq!(self.plans().len(), count, "plans adopted"),
+            Claim::Promises(promises) => {
+                let found: Vec<_> = self.plans().iter().map(|plan| plan.promise).collect();
+                assert_eq!(found, promises, "promises of the plans");
+            }
+            Claim::NoRewind => assert_eq!(self.rewinds(), [0; 0], "versions gone back to"),
+            Claim::RewoundTo(version) => assert_eq!(self.rewinds(), [version], "gone back to"),
+            Claim::SealedAgain(steps) => {
+                let again = record.seals().filter(|(_, _, is_repeated)| *is_repeated);
+                let found: Vec<u64> = again.map(|(_, seal, _)| seal.turn.step.0).collect();
+                assert_eq!(found, steps, "steps sealed again");
+            }
+            Claim::SealedAt { step, index } => assert_eq!(self.sealed_at(step), [index]),
+            Claim::NotSealedAt { step, index } => assert_ne!(self.sealed_at(step), [index]),
+            Claim::Verdicts(step, names) => {
+                let of_step = record.seals().filter(|(_, seal, _)| seal.turn.step == Step(step));
+                let found: Vec<_> = of_step.map(|(_, seal, _)| seal.verdict.name()).collect();
+                let all: Vec<_> = self.final_seals().iter().map(|s| s.verdict.name()).collect();
+                assert_eq!(found, names, "verdicts on step {step}, of {all:?}");
+            }
+            Claim::LateSealIgnored => self.expect_late_seal_ignored(),
+            Claim::Refused(name) => {
+                let found = record.refusals();
+                assert!(record.refusals_of(name) > 0, "nothing was {name}, but {found:?}");
+            }
+            Claim::Admitted(node, count) => {
+                assert_eq!(self.admissions(node), count, "admissions of node {node}");
+            }
+            Claim::Quarantined(node) => self.expect_quarantined(node),
+        }
+    }
+
+    fn expect_same(&self) {
+        let expected = Play::undisturbed(self.cast.clone());
+        let found: Vec<Seal> = self.final_seals();
+        for (found, expected) in found.iter().zip(expected.final_seals()) {
+            let turn = expected.turn;
+            let expected = Seal { turn: found.turn, reason: found.reason, ..expected };
+            assert_eq!(*found, expected, "sealed otherwise than if nothing happens: {turn}");
+        }
+        assert_eq!(found.len() as u64, STEPS, "every step is sealed once");
+        let mut reference =
+            DigestReference::new(self.script.shape.clone(), self.script.spec.microbatch_count);
+        for seal in &found {
+            let sums = reference.advance(seal);
+            assert_eq!(sums.loss_sum.to_bits(), seal.loss_sum_bits, "loss of {}", seal.turn);
+        }
+        let end = reference.version(Step(STEPS)).expect("it went that far");
+        let mut layers = 0;
+        for (node, station) in self.stations() {
+            for (layer, digest) in station.engine().bench().digests() {
+                assert_eq!(digest, end[layer.index()], "layer {layer} on worker {node}");
+                layers += 1;
+            }
+            for copy in station.copies() {
+                let layer = copy.layer();
+                assert_eq!(copy.digest(), end[layer.index()], "copy of {layer} on worker {node}");
+            }
+        }
+        assert_eq!(layers, end.len(), "every layer has one owner");
+    }
+
+    /// What became of each step in the end, the first time that it was sealed.
+    fn final_seals(&self) -> Vec<Seal> {
+        let first = self
+            .record
+            .seals()
+            .filter(|(_, seal, is_repeated)| seal.verdict.is_final() && !is_repeated);
+        first.map(|(_, seal, _)| *seal).collect()
+    }
+
+    fn sealed_at(&self, step: u64) -> Vec<u64> {
+        let of_step = self.record.seals().filter(|(_, seal, _)| seal.turn.step == Step(step));
+        of_step.map(|(index, _, _)| index).collect()
+    }
+
+    fn plans(&self) -> Vec<&PlanRecord> {
+        let plans = self.record.changes().filter_map(|(_, change)| match change {
+            Change::Adopted(plan) => Some(&**plan),
+            Change::Sealed { adopted, .. } => adopted.as_deref(),
+            Change::Members(_)
+            | Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Rewound { .. }
+            | Change::Job(_) => None,
+        });
+        plans.collect()
+    }
+
+    fn rewinds(&self) -> Vec<u64> {
+        let rewinds = self.record.changes().filter_map(|(_, change)| match change {
+            Change::Rewound { to, .. } => Some(to.0),
+            Change::Members(_)
+            | Change::Adopted(_)
+            | Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Sealed { .. }
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Job(_) => None,
+        });
+        rewinds.collect()
+    }
+
+    fn member_changes(&self) -> impl Iterator<Item = &MemberChange> {
+        let changes = self.record.changes().map(|(_, change)| match change {
+            Change::Members(changes) => &changes[..],
+            Change::Adopted(_)
+            | Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Sealed { .. }
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Rewound { .. }
+            | Change::Job(_) => &[],
+        });
+        changes.flatten()
+    }
+
+    fn admissions(&self, of: NodeId) -> usize {
+        let is_it = |change: &&MemberChange| match change {
+            MemberChange::Admit { node, .. } => *node == of,
+            MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
+        };
+        self.member_changes().filter(is_it).count()
+    }
+
+    fn expect_quarantined(&self, node: NodeId) {
+        let is_untrusted = |change: &MemberChange| match change {
+            MemberChange::Lost { holder, reason: LossReason::Untrusted { .. } } => {
+                holder.node == node
+            }
+            MemberChange::Lost { .. } | MemberChange::Admit { .. } | MemberChange::Drain { .. } => {
+                false
+            }
+        };
+        assert!(self.member_changes().any(is_untrusted), "node {node} is not found to be wrong");
+        let state = self.state().expect("a controller is up");
+        assert!(state.quarantined().contains(&node), "node {node} may come back");
+    }
+
+    fn expect_late_seal_ignored(&self) {
+        let is_late = |(entry, refusal): &(&str, EntryRefusal)| {
+            let is_other = matches!(
+                refusal,
+                EntryRefusal::OtherGeneration { .. }
+                    | EntryRefusal::Seal(SealRefusal::OtherGeneration { .. })
+            );
+            *entry == "seal" && is_other
+        };
+        let found: Vec<_> = self.record.ignored_entries().collect();
+        assert!(found.iter().any(|ignored| is_late(ignored)), "no late seal in {found:?}");
+    }
+}

@@ -1,0 +1,121 @@
+//! Controllers on the stage: a core, and a disk that is quick and honest.
+
+use chaos_tests::disk::Disk;
+use zbelastic_consensus::core::{Core, CoreSetup, Event, Input, Output, Start};
+use zbelastic_consensus::duty::DutyTiming;
+use zbelastic_consensus::raft::{RaftSetup, RecoveredLog, encode_record};
+use zbelastic_consensus::state::State;
+use zbelastic_types::NodeId;
+
+use super::wire::{Letter, Packet};
+use super::{CLUSTER, Play};
+
+const TIMING: DutyTiming = DutyTiming {
+    lost_after_ticks: 24,
+    stall_ticks: 160,
+    load_ticks: 200,
+    settle_ticks: 8,
+    inventory_ticks: 40,
+};
+
+/// A controller's machine.
+pub struct Controller {
+    pub core: Option<Core>,
+    disk: Disk,
+    election_ticks: u32,
+}
+
+impl Play {
+    pub(super) fn create_controllers(&mut self) {
+        let voters: Vec<NodeId> = (1..=self.cast.controllers).map(NodeId).collect();
+        let state = State::new(CLUSTER).with_controllers(&voters);
+        for (election_ticks, node) in (10..).step_by(4).zip(voters.clone()) {
+            let controller = Controller { core: None, disk: Disk::default(), election_ticks };
+            self.controllers.insert(node, controller);
+            let (voters, state) = (voters.clone(), Box::new(state.clone()));
+            self.start_controller(node, Start::Create { voters, state });
+        }
+    }
+
+    fn start_controller(&mut self, node: NodeId, start: Start) {
+        self.boots += 1;
+        let controller = self.controllers.get_mut(&node).expect("a controller");
+        let raft = RaftSetup::new(node, self.boots, controller.election_ticks);
+        let setup = CoreSetup { cluster: CLUSTER, raft, timing: TIMING };
+        controller.core = Some(Core::new(setup, start).expect("its disk is whole"));
+        self.drive_controller(node);
+    }
+
+    pub(super) fn recover_controller(&mut self, node: NodeId) {
+        let controller = self.controllers.get_mut(&node).expect("a controller");
+        let recovered = RecoveredLog::from_records(controller.disk.records());
+        controller.disk.renumber();
+        let recovered = recovered.expect("its disk is whole");
+        self.start_controller(node, Start::Recover(Box::new(recovered)));
+    }
+
+    pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
+        let Some(controller) = self.controllers.get_mut(&node) else { return };
+        let Some(core) = &mut controller.core else { return };
+        if let Err(refusal) = core.handle(input) {
+            self.record.refused(refusal.name());
+        }
+        self.drive_controller(node);
+    }
+
+    fn drive_controller(&mut self, node: NodeId) {
+        let Controller { core, disk, .. } = self.controllers.get_mut(&node).expect("a controller");
+        let core = core.as_mut().expect("it is up");
+        while let Some(output) = core.poll_output() {
+            match output {
+                Output::Send { to, message } => {
+                    let packet = Packet::Control(message);
+                    self.wire.send(Letter { from: node, to, packet });
+                }
+                Output::Persist { token, records } => {
+                    let end = disk.append(records.iter().map(encode_record));
+                    disk.sync(end);
+                    core.on_persisted(token);
+                }
+                Output::Trim { before } => disk.trim(before.0),
+                Output::Solve(request) => {
+                    let solution = Box::new(self.solver.solve(&request));
+                    let packet = Packet::Plan(request.number, solution);
+                    self.wire.send(Letter { from: node, to: node, packet });
+                }
+                Output::Event(Event::Applied { index, change }) => {
+                    self.record.applied(index, *change);
+                }
+                Output::Event(Event::Refused { index, entry, refusal }) => {
+                    self.record.ignored(index, entry, refusal);
+                }
+                Output::Event(Event::Installed { .. } | Event::Leader { .. }) => {}
+                Output::Fatal(cause) => panic!("controller {node} must stop: {cause:?}"),
+            }
+        }
+    }
+
+    /// The controller that leads, as itself sees it; of two the one in the later term.
+    pub fn leader(&self) -> NodeId {
+        let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
+        let leading = cores.filter(|core| core.duties().is_some()).map(Core::status);
+        leading.max_by_key(|status| status.term).expect("somebody leads").node
+    }
+
+    /// The controllers that do not lead.
+    pub fn followers(&self) -> Vec<NodeId> {
+        let leader = self.leader();
+        self.controllers.keys().copied().filter(|node| *node != leader).collect()
+    }
+
+    /// The last index of a controller's log.
+    pub fn last_index(&self, node: NodeId) -> u64 {
+        self.controllers[&node].core.as_ref().expect("it is up").status().last_index
+    }
+
+    /// The newest state that any controller has applied.
+    pub(super) fn state(&self) -> Option<&State> {
+        let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
+        cores.map(Core::state).max_by_key(|state| state.applied())
+    }
+}

@@ -1,0 +1,183 @@
+//! A worker fails, comes back, or is cut off.
+
+use zbelastic_consensus::plan::{Promise, PromiseOff};
+
+use crate::play::{Cast, Claim, Goal, Mail, Play};
+
+const KEPT: Promise = Promise::Kept;
+
+/// Nobody waits for a replacement: those who are left take the layers over, from their copies.
+#[test]
+pub fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    play.run_until(Goal::Begun(play.stage(1), 4));
+    play.crash(play.stage(1));
+    play.finish();
+    play.expect(Claim::Redone(&[4]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::Plans(2));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn case_07_a_step_of_a_dead_stage_is_sealed_if_its_update_is_held_elsewhere() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Raft);
+    play.run_until(Goal::Begun(play.stage(1), 5));
+    play.run_until_quiet();
+    play.crash(play.stage(1));
+    play.release(Mail::Raft);
+    play.finish();
+    play.expect(Claim::Redone(&[5]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhere() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Held);
+    play.run_until(Goal::Begun(play.stage(1), 5));
+    play.run_until_quiet();
+    assert_eq!(play.sealed(), 4, "R3: what is not held elsewhere is not sealed");
+    play.crash(play.stage(1));
+    play.run_until(Goal::Stages(2));
+    play.release(Mail::Held);
+    play.finish();
+    play.expect(Claim::Redone(&[4, 5]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The stage that dies has not carried out the seal yet, the others have: its layers come from
+/// their copy, one version further than it was.
+#[test]
+pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    let lost = play.stage(1);
+    play.run_until(Goal::Settled(4));
+    play.hold(Mail::BriefingsTo(lost));
+    play.run_until(Goal::Version(play.stage(2), 5));
+    play.run_until_quiet();
+    assert_eq!(play.version(lost).0, 4, "it does not know the seal");
+    play.crash(lost);
+    play.finish();
+    play.expect(Claim::Redone(&[5]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::Plans(2));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The checkpoint store takes what it writes, since pieces are named by what they hold; controllers
+/// do not take its word that they are there.
+#[test]
+pub fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    let stale = play.stage(1);
+    play.run_until(Goal::Begun(stale, 4));
+    play.hold(Mail::Link(stale));
+    play.run_until(Goal::Stages(2));
+    play.run_until(Goal::Sealed(7));
+    play.release(Mail::Link(stale));
+    play.finish();
+    play.expect(Claim::Refused("fenced"));
+    play.expect(Claim::Refused("stale-frame"));
+    play.expect(Claim::Admitted(stale, 2));
+    play.expect(Claim::Plans(3));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn case_12_two_stages_that_die_together_are_restored_from_their_copies() {
+    let mut play = Play::new(Cast { workers: 4, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    let lost = [play.stage(0), play.stage(2)];
+    lost.iter().for_each(|node| play.crash(*node));
+    play.finish();
+    play.expect(Claim::Redone(&[4]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The second stage keeps the copy of the first.
+#[test]
+pub fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_checkpoint() {
+    let mut play = Play::new(Cast { workers: 4, checkpoint_every: 3, ..Cast::default() });
+    play.run_until(Goal::Sealed(5));
+    let lost = [play.stage(0), play.stage(1)];
+    lost.iter().for_each(|node| play.crash(*node));
+    play.finish();
+    play.expect(Claim::RewoundTo(3));
+    play.expect(Claim::SealedAgain(&[3, 4]));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// There are no versions of parts of a stage here: a commit is not interrupted while the process
+/// lives, and a process that dies in it takes both versions with it. So what is left of resuming is
+/// that a seal which is told twice is carried out once (rule R8).
+#[test]
+pub fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
+    let mut play = Play::new(Cast::default());
+    play.repeat(Mail::Briefings);
+    play.run_until(Goal::Sealed(4));
+    play.run_until(Goal::Version(play.stage(1), 4));
+    play.settle_again(play.stage(1));
+    play.run_until_quiet();
+    play.finish();
+    play.expect(Claim::NoRollback);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// One stage has carried out the seal, one has died in it, and one has not heard of it.
+#[test]
+pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Settled(4));
+    let (torn, behind) = (play.stage(0), play.stage(2));
+    play.hold(Mail::BriefingsTo(behind));
+    play.run_until(Goal::Version(torn, 5));
+    assert_eq!(play.version(behind).0, 4, "it does not know the seal");
+    play.crash(torn);
+    play.restart(torn);
+    play.release(Mail::BriefingsTo(behind));
+    play.finish();
+    play.expect(Claim::Admitted(torn, 2));
+    play.expect(Claim::Plans(3));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Who keeps a copy is a stage as well, so its loss is the loss of a stage. With one stage left
+/// there is no elsewhere, and the plan in the log says that the promise is off.
+#[test]
+pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
+    let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    let keeper = play.stage(1);
+    play.crash(keeper);
+    play.run_until(Goal::Stages(1));
+    play.restart(keeper);
+    play.finish();
+    play.expect(Claim::Promises(&[KEPT, Promise::Off(PromiseOff::OneStage), KEPT]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn case_16_while_a_copy_does_not_follow_nothing_is_sealed() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Held);
+    play.run_ticks(20);
+    assert_eq!(play.sealed(), 4, "R3: what is not held elsewhere is not sealed");
+    play.release(Mail::Held);
+    play.finish();
+    play.expect(Claim::NoRollback);
+    play.expect(Claim::SameAsUndisturbed);
+}
