@@ -156,7 +156,7 @@ fn class_of(fault: &Fault) -> FaultClass {
         Fault::WrongSum { .. } | Fault::FlipState { .. } | Fault::AlwaysWrong { .. } => {
             FaultClass::SilentErrors
         }
-        Fault::Join { .. } | Fault::Drain { .. } => FaultClass::Churn,
+        Fault::Join { .. } | Fault::Drain { .. } | Fault::Retire { .. } => FaultClass::Churn,
         Fault::LoseMajority { .. } => FaultClass::MajorityLost,
     }
 }
