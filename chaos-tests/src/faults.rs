@@ -261,6 +261,8 @@ pub enum Fault {
     Retire {
         /// Which.
         draw: u64,
+        /// After so long controllers are cut in two groups, if links are cut at all.
+        cut_us: u64,
     },
     /// Another voter is told to lead.
     Transfer {
@@ -379,7 +381,7 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
             }
         },
         FaultClass::Churn => match draws.below(4) {
-            0 => Fault::Retire { draw },
+            0 => Fault::Retire { draw, cut_us: draws.between(5_000, 500_000) },
             1 => Fault::Join { count: draws.between(1, 3) as u32 },
             _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
         },

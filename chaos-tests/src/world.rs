@@ -30,7 +30,7 @@ use crate::case::Case;
 use crate::check::Checker;
 use crate::disk::Disk;
 use crate::failure::Failure;
-use crate::faults::CrashPoint;
+use crate::faults::{CrashPoint, Cut};
 use crate::log::EventLog;
 use crate::markers::{Marker, Markers};
 use crate::network::{Lane, Network};
@@ -45,6 +45,8 @@ use crate::store::{PieceKey, Store};
 pub const TICK_US: u64 = 50_000;
 /// Between two looks of whoever runs the cluster.
 const ADMIN_US: u64 = 500_000;
+/// How long controllers are cut in two while one of them is replaced.
+const CUT_US: u64 = 3_000_000;
 /// After the storm, how long nothing may move.
 const CALM_US_MAX: u64 = 90_000_000;
 /// After the storm, how long a life may take at most.
@@ -75,6 +77,7 @@ enum Event {
     HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
     Retired(NodeId),
+    Cut { draw: u64 },
     StoreRecovers,
     Recover,
     Calm,
@@ -401,6 +404,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                     machine.sync_us_extra = 0;
                 }
             }
+            Event::Cut { draw } => self.partition(Cut::Controllers, draw, CUT_US),
             Event::Retired(node) => self.retired(node),
             Event::StoreRecovers => self.store.fails = false,
             Event::Recover => self.recover_by_force(),

@@ -3,6 +3,9 @@
 //! The form is postcard's: variable-length integers, no names. What does not decode to the last
 //! byte, or is larger than its limit, is refused before anything is allocated for it.
 
+#[cfg(test)]
+mod tests;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

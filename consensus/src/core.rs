@@ -8,6 +8,8 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};

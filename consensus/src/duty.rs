@@ -8,6 +8,8 @@ mod planning;
 mod restore;
 mod sealing;
 mod seating;
+#[cfg(test)]
+mod tests;
 mod watch;
 mod window;
 
@@ -128,6 +130,8 @@ pub struct Duties {
     bad_checkpoints: BTreeSet<Step>,
     marks: Marks,
     contradictions: u32,
+    /// The plan in which two contradicted each other. They tell it again until there is another.
+    contradicted: Option<Generation>,
     in_flight: BTreeMap<u64, Lane>,
     /// When something last moved: a seal, or a plan.
     moved: u64,
@@ -155,6 +159,7 @@ impl Duties {
             bad_checkpoints: BTreeSet::new(),
             marks: Marks::new(),
             contradictions: 0,
+            contradicted: None,
             in_flight: BTreeMap::new(),
             moved: 0,
             members_changed: 0,
@@ -194,13 +199,18 @@ impl Duties {
                 self.watch.follow(state, self.now);
                 self.changes.retain(|change| is_pending(state, change));
             }
-            Entry::Seal(_) => self.moved = self.now,
+            Entry::Seal(_) if result.is_ok() => self.moved = self.now,
+            Entry::Ready(_) if result.is_ok() => self.moved = self.now,
+            // What is refused once is refused again: whoever told it may tell it again.
+            Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
+            Entry::Durable { version, holder, .. } if result.is_err() => {
+                self.saved.remove(&(*version, holder.node));
+            }
             Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_) => {
                 self.moved = self.now;
                 self.planning.on_plan_changed();
             }
-            Entry::Ready(_) => self.moved = self.now,
-            Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
+            Entry::Seal(_) | Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
         }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             self.note_digests_differ(state, *layer);
@@ -267,7 +277,8 @@ impl Duties {
     fn decide_seal(&mut self, state: &State) -> Option<Entry> {
         let sealing = self.sealing.as_ref()?;
         let turn = state.open_turn();
-        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) {
+        let is_known = self.contradicted == Some(turn.generation);
+        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) || is_known {
             return None;
         }
         match sealing.decide(state) {
@@ -278,14 +289,12 @@ impl Duties {
                 is_free.then_some(Entry::Job(halt))
             }
             Err(Withheld::Sums { layer, owner, copy }) => {
-                self.mark(owner, copy);
-                self.sealing = None;
+                self.mark(turn.generation, owner, copy);
                 self.note_trouble(state, PlanReason::Contradiction { layer });
                 self.decide_blame(state)
             }
             Err(Withheld::State { layer, owner, copy }) => {
-                self.mark(owner, copy);
-                self.sealing = None;
+                self.mark(turn.generation, owner, copy);
                 self.differing = Some((state.generation(), layer));
                 self.decide_blame(state)
             }
@@ -318,7 +327,8 @@ impl Duties {
         (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
     }
 
-    fn mark(&mut self, owner: Holder, copy: Holder) {
+    fn mark(&mut self, generation: Generation, owner: Holder, copy: Holder) {
+        self.contradicted = Some(generation);
         self.marks.entry(owner.node).or_default().insert(copy.node);
         self.marks.entry(copy.node).or_default().insert(owner.node);
         self.contradictions += 1;

@@ -12,6 +12,7 @@ use zbelastic_types::{
 
 use crate::checkpoint::LayerDigest;
 use crate::codec;
+use crate::duty::Solution;
 use crate::entry::{Entry, ReadyRecord, RewindReason};
 use crate::job::{JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
@@ -58,6 +59,12 @@ pub(crate) fn chunks(stage_count: u32) -> Vec<LayerRange> {
     let each = LAYERS / stage_count;
     let end = |stage| if stage + 1 == stage_count { LAYERS } else { (stage + 1) * each };
     (0..stage_count).map(|stage| LayerRange::new(stage * each, end(stage))).collect()
+}
+
+/// What a solver answers for so many nodes.
+pub(crate) fn solution(stage_count: u32, window: Window) -> Solution {
+    let (program, chunks) = (program(stage_count, window), chunks(stage_count));
+    Solution { program, chunks, op_ticks_max: 50 }
 }
 
 /// The state of a layer at a version, as a digest.

@@ -15,6 +15,8 @@
 
 mod briefed;
 mod order;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -15,6 +15,10 @@ impl Checker {
     pub(super) fn check_seal(&mut self, seal: &Seal, is_repeated: bool) {
         self.verdicts = (self.verdicts.1, Some(seal.verdict));
         self.was_leaderless = std::mem::take(&mut self.is_leaderless);
+        if !self.resumed.contains(&seal.turn.generation) {
+            let turn = seal.turn;
+            self.fail(Invariant::S4, || format!("{turn} is sealed, and its plan does not run"));
+        }
         self.check_order(seal, is_repeated);
         if !seal.verdict.is_final() || self.failure.is_some() {
             return;

@@ -11,6 +11,7 @@ use super::{Armed, Event, World};
 use crate::faults::{CrashPoint, Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
+use crate::options::FaultClass;
 use crate::queue::Moment;
 
 /// Within this time a disk that was set back is found out.
@@ -98,7 +99,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
             Fault::LoseMajority { draw } => self.lose_majority(draw),
-            Fault::Retire { draw } => self.retire(draw),
+            Fault::Retire { draw, cut_us } => self.retire(draw, cut_us),
             Fault::Transfer { draw } => {
                 let to = pick(&self.controllers_in_use(), draw);
                 if let (Some(leader), Some(to)) = (self.leader(), to) {
@@ -172,7 +173,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.checker.disturbed(node);
     }
 
-    fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
+    pub(super) fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
@@ -301,7 +302,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
     /// heard of that, and think that it still votes.
-    fn retire(&mut self, draw: u64) {
+    fn retire(&mut self, draw: u64, cut_us: u64) {
         let leader = self.leader();
         let mut nodes = self.controllers_in_use();
         nodes.retain(|node| Some(*node) != leader);
@@ -311,6 +312,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.controller_input(leader, Input::Command(Command::Remove(node)));
         }
         self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
+        if self.case.options.has(FaultClass::Partitions) {
+            self.queue.push(self.now.after(cut_us), Event::Cut { draw });
+        }
     }
 
     pub(super) fn retired(&mut self, node: NodeId) {

@@ -62,6 +62,14 @@ pub enum InputRefusal {
         /// Layers there are.
         layer_count: u32,
     },
+    /// It names more layers than the model has: no entry could hold it.
+    #[error("{found} layers of {layer_count}")]
+    TooManyLayers {
+        /// Layers named.
+        found: usize,
+        /// Layers there are.
+        layer_count: u32,
+    },
     /// The report contradicts another.
     #[error(transparent)]
     Report(#[from] ReportRefusal),
@@ -90,6 +98,7 @@ impl InputRefusal {
             Self::OtherTurn { .. } => "other-turn",
             Self::NotItsTensor { .. } => "not-its-tensor",
             Self::UnknownLayer { .. } => "unknown-layer",
+            Self::TooManyLayers { .. } => "too-many-layers",
             Self::Report(_) => "contradicting-report",
             Self::Unasked => "unasked",
             Self::TooManyJoins => "too-many-joins",
@@ -235,9 +244,11 @@ impl Duties {
     /// A holder has loaded its layers.
     ///
     /// # Errors
-    /// If it is about another plan, or it has no part in it.
+    /// If it is about another plan, it has no part in it, or a layer is unknown.
     pub fn handle_ready(&mut self, state: &State, ready: ReadyRecord) -> Result<(), InputRefusal> {
         let stage = check_loading(state, ready.holder, ready.generation)?;
+        check_record(state, &ready.layers)?;
+        check_record(state, &ready.copies)?;
         self.ready.insert(stage, ready);
         Ok(())
     }
@@ -275,7 +286,7 @@ impl Duties {
         layers: Vec<LayerDigest>,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
-        check_layers(state, layers.iter().map(|(layer, _)| *layer))?;
+        check_record(state, &layers)?;
         let pending = state.pending().iter().find(|pending| pending.version == version);
         let expected = pending.ok_or(InputRefusal::Unasked)?.generation();
         if generation != expected {
@@ -317,11 +328,24 @@ fn check_tensors(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result
     }
 }
 
+fn layer_count(state: &State) -> u32 {
+    state.job().map_or(0, |job| job.spec.layer_count())
+}
+
+/// What is to be proposed fits into an entry.
+fn check_record(state: &State, layers: &[LayerDigest]) -> Result<(), InputRefusal> {
+    let (layer_count, found) = (layer_count(state), layers.len());
+    if found > layer_count as usize {
+        return Err(InputRefusal::TooManyLayers { found, layer_count });
+    }
+    check_layers(state, layers.iter().map(|(layer, _)| *layer))
+}
+
 fn check_layers(
     state: &State,
     mut layers: impl Iterator<Item = LayerId>,
 ) -> Result<(), InputRefusal> {
-    let layer_count = state.job().map_or(0, |job| job.spec.layer_count());
+    let layer_count = layer_count(state);
     match layers.find(|layer| layer.0 >= layer_count) {
         Some(layer) => Err(InputRefusal::UnknownLayer { layer, layer_count }),
         None => Ok(()),

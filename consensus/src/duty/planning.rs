@@ -331,8 +331,10 @@ impl Duties {
         let spec = state.running_spec()?;
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
-        let used = &draft.nodes[..solution.program.placement.stage_count() as usize];
-        if used == plan.stages && solution.program.window == plan.window() {
+        // None of the nodes offered stands at a stage beyond them: such a solution is none.
+        let used = draft.nodes.get(..solution.program.placement.stage_count() as usize);
+        let is_same_window = solution.program.window == plan.window();
+        if used.is_none_or(|used| used == plan.stages && is_same_window) {
             self.planning.settled = self.planning.draft.take().map(|draft| draft.basis);
             return None;
         }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod job;
+mod malformed;
 mod members;
 mod plans;
 mod rewind;

@@ -1,0 +1,6 @@
+//! The bytes themselves, and what becomes of bytes that are not what they should be.
+
+mod damage;
+mod golden;
+mod samples;
+mod words;

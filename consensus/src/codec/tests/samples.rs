@@ -1,0 +1,151 @@
+//! One of each: messages, entries, and the words they are made of.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
+
+use crate::entry::Entry;
+use crate::fixture::{CLUSTER, Log, RESOURCES, admit, digest, digests, lost, spec, sum, turn};
+use crate::job::{HaltReason, JobChange, JobPhase};
+use crate::member::{Holder, LossReason, MemberChange, Role};
+use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, Message, Pulse};
+use crate::raft::{Hello, RaftMessage};
+use crate::state::State;
+use crate::validation::{Report, Verdict};
+
+/// Messages by name. Whoever adds one gives it an example here.
+pub(super) const MESSAGES: [&str; 12] = [
+    "raft",
+    "join",
+    "beat",
+    "report",
+    "held",
+    "inventory",
+    "ready",
+    "load-failed",
+    "saved",
+    "drain",
+    "leave",
+    "briefing",
+];
+
+/// Entries by name, in the order of their numbers.
+pub(super) const ENTRIES: [&str; 9] =
+    ["members", "adopt", "ready", "resume", "seal", "durable", "checkpoint", "rewind", "job"];
+
+pub(super) fn message_name(message: &Message) -> &'static str {
+    match message {
+        Message::Raft(_) => "raft",
+        Message::Join { .. } => "join",
+        Message::Beat { .. } => "beat",
+        Message::Report { .. } => "report",
+        Message::Held { .. } => "held",
+        Message::Inventory { .. } => "inventory",
+        Message::Ready(_) => "ready",
+        Message::LoadFailed { .. } => "load-failed",
+        Message::Saved { .. } => "saved",
+        Message::Drain { .. } => "drain",
+        Message::Leave { .. } => "leave",
+        Message::Briefing(_) => "briefing",
+    }
+}
+
+fn layer(layer: u32) -> LayerId {
+    LayerId(layer)
+}
+
+/// Two workers run the first plan; three steps are sealed, one of them clipped.
+pub(super) fn running() -> Log {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(1);
+    log.apply(Entry::Seal(log.seal(Verdict::Clip { coefficient: 0.5 })));
+    log.keep(1);
+    log
+}
+
+/// A state with something in each of its parts: a plan that loads, a checkpoint, one under way.
+pub(super) fn state() -> State {
+    let mut log = Log::running(spec(), &[1, 2, 3]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.keep(4);
+    let holder = log.holder(2);
+    let layers = digests([layer(1)], 8);
+    log.apply(log.durable(8, holder, layers));
+    let reason = LossReason::Untrusted { partners: 2 };
+    log.apply(Entry::Members(vec![MemberChange::Lost { holder: log.holder(3), reason }]));
+    log.adopt(log.plan(&[1, 2]));
+    log.apply(Entry::Ready(log.ready(0)));
+    log.state.with_controllers(&[NodeId(100), NodeId(101)])
+}
+
+pub(super) fn entries() -> Vec<Entry> {
+    let log = running();
+    let holder = log.holder(1);
+    let drained = MemberChange::Drain { holder };
+    vec![
+        Entry::Members(vec![admit(9, 300), lost(log.holder(2)), drained]),
+        Entry::Adopt(Box::new(log.plan(&[2, 1]))),
+        Entry::Ready(log.ready(1)),
+        Entry::Resume { generation: Generation(1) },
+        Entry::Seal(log.seal(Verdict::Clip { coefficient: 0.25 })),
+        log.durable(4, holder, digests([layer(0)], 4)),
+        Entry::Checkpoint { version: Step(4) },
+        log.rewind(0),
+        Entry::Job(JobChange::Start(Arc::new(spec()))),
+    ]
+}
+
+pub(super) fn briefing() -> Briefing {
+    let log = running();
+    let plan = log.state.plan().map(|plan| plan.record.clone());
+    Briefing {
+        index: log.state.applied(),
+        leader: Some(NodeId(100)),
+        you: Some((1, Incarnation(2))),
+        spec: Some(Arc::new(spec())),
+        job: Some(JobPhase::Halted(HaltReason::DiffersFromLog { step: Step(2) })),
+        generation: log.state.generation(),
+        plan,
+        is_running: true,
+        open: log.state.open_turn(),
+        updates: 3,
+        seal: log.state.last_seal().copied(),
+        asks_inventory: true,
+        durable: Step(3),
+    }
+}
+
+pub(super) fn messages() -> Vec<Message> {
+    let log = running();
+    let holder: Holder = log.holder(1);
+    let (stage, generation) = (StageIndex(0), Generation(1));
+    let sums = vec![sum(layer(0), 0.25), sum(layer(1), f64::INFINITY)];
+    let report = Report { turn: turn(3, 1), stage, sums: sums.clone(), loss_sum: Some(2.5) };
+    let state = digests([layer(0), layer(1)], 3);
+    let update = HeldUpdate { turn: turn(3, 1), of: stage, sums, state: state.clone() };
+    let held = HeldLayer { layer: layer(2), version: Step(3), digest: digest(2, 3) };
+    let hello = Hello { boot: 2, life: 1 << 40, term: 3, last_index: 300 };
+    vec![
+        Message::Raft(RaftMessage::Hello(hello)),
+        Message::Join { boot: 300, role: Role::Worker, resources: RESOURCES },
+        Message::Beat { holder, known: 300, generation, pulse: pulse() },
+        Message::Report { holder, report, state: state.clone() },
+        Message::Held { holder, update },
+        Message::Inventory { holder, index: 300, layers: vec![held] },
+        Message::Ready(log.ready(0)),
+        Message::LoadFailed { holder, generation, layer: layer(3) },
+        Message::Saved { holder, version: Step(4), generation, layers: state },
+        Message::Drain { holder },
+        Message::Leave { holder },
+        Message::Briefing(Box::new(briefing())),
+    ]
+}
+
+fn pulse() -> Pulse {
+    Pulse { busy_ticks: 1, wait_ticks: 300 }
+}
+
+pub(super) fn envelope(message: Message) -> Envelope {
+    Envelope { cluster: CLUSTER, message }
+}

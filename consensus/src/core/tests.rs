@@ -1,0 +1,9 @@
+//! A controller alone, and three of them with workers, in one thread.
+
+mod entries;
+mod host;
+mod pump;
+mod refusals;
+mod repeat;
+mod run;
+mod snapshots;

@@ -1,0 +1,247 @@
+//! What the log holds and cannot be applied: by a newer program, by a broken one, or too late.
+
+use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output, Start};
+use super::pump::{CONTROLLER, disk, leader, n, persist, setup};
+use crate::codec::{self, DecodeError, FORMAT_VERSION};
+use crate::duty::Solution;
+use crate::entry::Entry;
+use crate::fixture::{Log, chunks, program, solution, spec};
+use crate::job::JobChange;
+use crate::message::{Envelope, Message};
+use crate::plan::PlanRefusal;
+use crate::state::{EntryRefusal, State};
+use zbelastic_schedule::Window;
+
+/// A controller that starts from `state` and finds these entries agreed.
+fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
+    let node = n(CONTROLLER);
+    let log = disk(node, &[node], codec::encode(state), later);
+    Core::new(setup(node), Start::Recover(Box::new(log))).expect("the disk is usable")
+}
+
+fn state() -> State {
+    Log::running(spec(), &[1, 2]).state.with_controllers(&[n(CONTROLLER)])
+}
+
+fn pause() -> Vec<u8> {
+    codec::encode(&Entry::Job(JobChange::Pause))
+}
+
+/// An entry that this program does not read ends it: leaving it out would be another history.
+fn check_fatal(bad: Vec<u8>, expected: DecodeError) {
+    let mut core = with_later(&state(), &[pause(), bad, pause()]);
+    let outputs = persist(&mut core);
+    let mut good = state();
+    good.apply(1001, Entry::Job(JobChange::Pause)).expect("it fits");
+    assert_eq!(codec::encode(core.state()), codec::encode(&good), "what came before is applied");
+    let last = Output::Fatal(FatalCause::Version(expected));
+    assert_eq!(outputs.last(), Some(&last));
+    for input in [Input::Tick, Input::Closed { node: n(1) }] {
+        assert!(matches!(core.handle(input), Err(CoreRefusal::Stopped)));
+    }
+    assert_eq!((core.poll_output(), core.duties().is_none()), (None, true));
+}
+
+#[test]
+fn an_entry_of_an_unknown_version_is_fatal_before_it_is_applied() {
+    let found = FORMAT_VERSION + 1;
+    let newer = [&[found], &pause()[1..]].concat();
+    check_fatal(newer, DecodeError::Version { found });
+}
+
+#[test]
+fn an_entry_that_is_none_is_fatal_before_it_is_applied() {
+    check_fatal(vec![FORMAT_VERSION, 0xff], DecodeError::Form);
+    check_fatal([pause(), vec![0]].concat(), DecodeError::Trailing { count: 1 });
+}
+
+#[test]
+fn entries_on_disk_are_applied_as_they_were_the_first_time() {
+    let log = Log::running(spec(), &[1, 2]);
+    let seal = Entry::Seal(log.seal(crate::validation::Verdict::Keep));
+    let mut core = with_later(&state(), &[pause(), codec::encode(&seal)]);
+    persist(&mut core);
+    let mut expected = state();
+    expected.apply(1001, Entry::Job(JobChange::Pause)).expect("it fits");
+    expected.apply(1002, seal).expect("it fits");
+    assert_eq!(core.state(), &expected);
+}
+
+/// The leader of a job without a plan asks for one; the workers hold nothing, and say so.
+fn asked_for_a_plan() -> (Core, u64) {
+    let log = Log::with_job(spec(), &[1, 2]);
+    let node = n(CONTROLLER);
+    let log_state = log.state.clone().with_controllers(&[node]);
+    let recovered = disk(node, &[node], codec::encode(&log_state), &[]);
+    let start = Start::Recover(Box::new(recovered));
+    let mut core = Core::new(setup(node), start).expect("the disk is usable");
+    let mut outputs = Vec::new();
+    while core.duties().is_none() {
+        outputs.extend(persist(&mut core));
+        core.handle(Input::Tick).expect("a tick is taken");
+    }
+    outputs.extend(persist(&mut core));
+    let number = asked_number(&outputs).expect("a plan is asked for");
+    for worker in [1, 2] {
+        let (holder, index) = (log.holder(worker), core.state().applied());
+        let message = Message::Inventory { holder, index, layers: Vec::new() };
+        let message = Envelope { cluster: core.state().cluster(), message };
+        let input = Input::Message { from: n(worker), message: Box::new(message) };
+        core.handle(input).expect("it was asked");
+    }
+    persist(&mut core);
+    (core, number)
+}
+
+fn asked_number(outputs: &[Output]) -> Option<u64> {
+    outputs.iter().rev().find_map(|output| {
+        let Output::Solve(request) = output else { return None };
+        Some(request.number)
+    })
+}
+
+/// The plan is proposed, refused by whoever applies it, and another is asked for.
+fn check_refused(solution: Solution, expected: PlanRefusal) {
+    let (mut core, number) = asked_for_a_plan();
+    let mut before = core.state().clone();
+    let solution = Box::new(Ok(solution));
+    core.handle(Input::Solved { number, solution }).expect("it was asked for");
+    let outputs = persist(&mut core);
+    before.pass(core.state().applied());
+    assert_eq!(codec::encode(core.state()), codec::encode(&before));
+    let (index, refusal) = (before.applied(), EntryRefusal::Plan(expected));
+    let event = Output::Event(Event::Refused { index, entry: "adopt", refusal });
+    assert!(outputs.contains(&event), "{outputs:#?}");
+    assert_eq!(asked_number(&outputs), Some(number + 1), "another plan is asked for");
+}
+
+#[test]
+fn a_solution_that_fails_its_check_when_applied_changes_nothing() {
+    let good = solution(2, Window::One);
+    let other_batch = zbelastic_schedule::generate(zbelastic_schedule::ScheduleKind::ZbH1, 2, 4);
+    let other_batch = Solution { program: other_batch.expect("it is legal"), ..good.clone() };
+    check_refused(other_batch, PlanRefusal::Microbatches { expected: 2, found: 4 });
+    let window = Solution { program: program(2, Window::Zero), ..good.clone() };
+    check_refused(window, PlanRefusal::Window { found: Some(Window::Zero) });
+    let chunks = Solution { chunks: chunks(4), ..good.clone() };
+    let refusal = PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 };
+    check_refused(chunks, refusal);
+    let mut short = good;
+    short.program.stages[1].pop();
+    let (mut core, number) = asked_for_a_plan();
+    let solution = Box::new(Ok(short));
+    core.handle(Input::Solved { number, solution }).expect("it was asked for");
+    let is_refusal = |output: &Output| {
+        let Output::Event(Event::Refused { refusal, .. }) = output else { return false };
+        matches!(refusal, EntryRefusal::Plan(PlanRefusal::Program { .. }))
+    };
+    assert!(persist(&mut core).iter().any(is_refusal));
+}
+
+#[test]
+fn a_solution_for_more_nodes_than_were_offered_changes_nothing() {
+    let refusal = PlanRefusal::Stages { expected: 3, found: 2, copies: 3 };
+    check_refused(solution(3, Window::One), refusal);
+}
+
+/// The same for a plan that is to begin at a later step.
+#[test]
+fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
+    let mut log = Log::running(spec(), &[1]);
+    log.join(2);
+    let mut core = leader(&log.state);
+    let mut outputs = Vec::new();
+    for _ in 0..20 {
+        for worker in [1, 2] {
+            let holder = log.holder(worker);
+            let (known, generation) = (u64::MAX, log.state.generation());
+            let message = Message::Beat { holder, known, generation, pulse: Default::default() };
+            let message = Box::new(Envelope { cluster: core.state().cluster(), message });
+            core.handle(Input::Message { from: n(worker), message }).expect("a beat is heard");
+        }
+        core.handle(Input::Tick).expect("a tick is taken");
+        outputs.extend(persist(&mut core));
+    }
+    let number = asked_number(&outputs).expect("a plan with both is asked for");
+    let solution = Box::new(Ok(solution(3, Window::One)));
+    let before = codec::encode(core.state());
+    core.handle(Input::Solved { number, solution }).expect("it was asked for");
+    let outputs = persist(&mut core);
+    assert_eq!(asked_number(&outputs), None, "no better plan was found for this");
+    assert_eq!(codec::encode(core.state()), before);
+}
+
+fn told(core: &Core, from: u64, message: Message) -> Input {
+    let message = Box::new(Envelope { cluster: core.state().cluster(), message });
+    Input::Message { from: n(from), message }
+}
+
+fn refused_entries(outputs: &[Output]) -> usize {
+    let is_refused = |output: &&Output| matches!(output, Output::Event(Event::Refused { .. }));
+    outputs.iter().filter(is_refused).count()
+}
+
+/// A worker tells what does not fit until it is told that it is known: each telling may cost an
+/// entry, and no more than one.
+#[test]
+fn a_ready_record_that_is_refused_is_not_proposed_again_by_itself() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let mut core = leader(&log.state);
+    let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..log.ready(0) };
+    for _ in 0..3 {
+        let input = told(&core, 1, Message::Ready(wrong.clone()));
+        core.handle(input).expect("it stands at a stage of the plan");
+        assert_eq!(refused_entries(&persist(&mut core)), 1);
+    }
+    for (worker, stage) in [(1, 0), (2, 1)] {
+        let input = told(&core, worker, Message::Ready(log.ready(stage)));
+        core.handle(input).expect("it stands at a stage of the plan");
+        assert_eq!(refused_entries(&persist(&mut core)), 0);
+    }
+    assert!(core.state().is_running());
+}
+
+/// Owner and copy made the same layer durable, with different bits.
+#[test]
+fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
+    use crate::fixture::{digest, digests};
+    use zbelastic_types::{LayerId, Step};
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    let mut core = leader(&log.state);
+    let version = Step(4);
+    let generation = log.state.generation();
+    let saved = |worker, layers| {
+        let holder = log.holder(worker);
+        Message::Saved { holder, version, generation, layers }
+    };
+    let input = told(&core, 1, saved(1, digests([LayerId(0)], 4)));
+    core.handle(input).expect("a checkpoint is under way");
+    assert_eq!(refused_entries(&persist(&mut core)), 0);
+    let other = [vec![(LayerId(0), digest(9, 9))], digests([LayerId(1)], 4)].concat();
+    for _ in 0..3 {
+        let input = told(&core, 2, saved(2, other.clone()));
+        core.handle(input).expect("a checkpoint is under way");
+        assert_eq!(refused_entries(&persist(&mut core)), 1);
+    }
+}
+
+/// What is too large to be an entry is refused when it comes: the leader would otherwise find it to
+/// be next forever, and do nothing else.
+#[test]
+fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
+    use crate::fixture::digest;
+    use zbelastic_types::{LayerId, Step};
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    let mut core = leader(&log.state);
+    let layers = vec![(LayerId(0), digest(0, 4)); 40_000];
+    let (holder, version, generation) = (log.holder(1), Step(4), log.state.generation());
+    let input = told(&core, 1, Message::Saved { holder, version, generation, layers });
+    core.handle(input).expect_err("there are four layers");
+    assert_eq!(core.refusals()["too-many-layers"], 1);
+    core.handle(Input::Closed { node: n(2) }).expect("it is noted");
+    let outputs = persist(&mut core);
+    assert!(asked_number(&outputs).is_some(), "a plan without node 2 is asked for: {outputs:#?}");
+}

@@ -1,0 +1,178 @@
+//! Whole runs: controllers agree, workers train, and whoever is lost is done without.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Generation, NodeId, Step};
+
+use super::super::{Command, Event, Start};
+use super::pump::{CONTROLLER, Pump, n};
+use crate::codec;
+use crate::fixture::spec;
+use crate::job::{JobChange, JobPhase, JobSpec};
+use crate::member::LossReason;
+use crate::plan::PlanReason;
+use crate::seat::Order;
+use crate::state::{Change, PlanPhase, State};
+use crate::validation::Verdict;
+
+fn start(pump: &mut Pump, step_count: u64) {
+    let spec = JobSpec { step_count, ..spec() };
+    pump.command(Command::Job(JobChange::Start(Arc::new(spec))));
+}
+
+fn head(pump: &Pump) -> u64 {
+    let heads = pump.controllers.values().map(|core| core.state().history().head().0);
+    heads.max().unwrap_or(0)
+}
+
+fn is_done(state: &State) -> bool {
+    state.job().is_some_and(|job| job.phase == JobPhase::Done)
+}
+
+fn all_done(pump: &Pump) -> bool {
+    let there = pump.controllers.iter().filter(|(node, _)| !pump.cut.contains(node));
+    there.into_iter().all(|(_, core)| is_done(core.state()))
+}
+
+/// The steps that were sealed, as one controller was told of them.
+fn sealed_at(pump: &Pump, node: NodeId) -> Vec<u64> {
+    let step = |(at, event): &(NodeId, Event)| {
+        let Event::Applied { change, .. } = event else { return None };
+        let Change::Sealed { seal, .. } = **change else { return None };
+        (*at == node).then_some(seal.turn.step.0)
+    };
+    pump.events.iter().filter_map(step).collect()
+}
+
+/// Once nothing is under way any more, all controllers have the same state.
+fn agree(pump: &mut Pump) {
+    pump.rounds(10);
+    let states: Vec<_> =
+        pump.controllers.values().map(|core| codec::encode(core.state())).collect();
+    assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "all agreed on the same");
+}
+
+fn check_run(controllers: u64, workers: u64) -> Pump {
+    let mut pump = Pump::new(controllers, workers);
+    start(&mut pump, 12);
+    pump.until("the job is done", all_done);
+    agree(&mut pump);
+    for node in pump.controllers.keys() {
+        assert_eq!(sealed_at(&pump, *node), (0..12).collect::<Vec<_>>(), "S1 at node {node}");
+    }
+    let state = pump.state();
+    assert!(state.history().seals().all(|seal| seal.verdict == Verdict::Keep));
+    assert_eq!(state.checkpoints().last().map(|found| found.version), Some(Step(12)));
+    pump
+}
+
+#[test]
+fn one_controller_alone_trains_a_job_to_its_end() {
+    check_run(1, 1);
+    check_run(1, 3);
+}
+
+#[test]
+fn three_controllers_agree_on_every_seal() {
+    let pump = check_run(3, 2);
+    for worker in pump.workers.values() {
+        let settled = worker.orders.iter().filter(|order| matches!(order, Order::Settle(_)));
+        assert_eq!(settled.count(), 12, "every seal reaches every worker once");
+    }
+}
+
+/// Whoever leads next begins with empty hands; what workers tell again fills them.
+#[test]
+fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
+    let mut pump = Pump::new(3, 2);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    let (gone, plan) = (pump.leader().expect("it leads"), pump.state().generation());
+    pump.cut.insert(gone);
+    pump.until("another leads", |pump| pump.leader().is_some_and(|node| node != gone));
+    pump.until("the job is done", all_done);
+    pump.cut.clear();
+    pump.until("who was gone knows as well", all_done);
+    agree(&mut pump);
+    assert_eq!(pump.state().generation(), plan, "no worker was lost, no plan was needed");
+    for node in pump.controllers.keys() {
+        assert_eq!(sealed_at(&pump, *node), (0..40).collect::<Vec<_>>(), "S1 at node {node}");
+    }
+}
+
+#[test]
+fn without_a_quorum_nothing_is_sealed_and_with_it_training_goes_on() {
+    let mut pump = Pump::new(3, 2);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    pump.cut.extend([n(CONTROLLER + 1), n(CONTROLLER + 2)]);
+    pump.rounds(1);
+    let before = head(&pump);
+    pump.rounds(200);
+    assert_eq!(head(&pump), before);
+    pump.cut.clear();
+    pump.until("the job is done", all_done);
+    agree(&mut pump);
+}
+
+#[test]
+fn a_lost_worker_is_done_without_and_nothing_sealed_is_lost() {
+    let mut pump = Pump::new(1, 3);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    pump.cut.insert(n(3));
+    pump.until("a plan without it runs", |pump| pump.state().generation() == Generation(2));
+    let before = head(&pump);
+    let plan = pump.state().plan().expect("there is a plan");
+    let reason = &plan.record.reason;
+    let PlanReason::Lost { holder, reason: LossReason::Silent { .. } } = reason else {
+        panic!("{reason}")
+    };
+    assert_eq!(holder.node, n(3));
+    assert_eq!(plan.record.from_step, Step(before), "nothing sealed is lost");
+    pump.until("the job is done", all_done);
+    let sealed = sealed_at(&pump, n(CONTROLLER));
+    assert_eq!(sealed, (0..40).collect::<Vec<_>>(), "nothing was sealed again");
+}
+
+#[test]
+fn a_worker_that_comes_is_planned_in_at_a_later_step() {
+    let mut pump = Pump::new(1, 1);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    pump.add_worker(2);
+    pump.until("a plan with it runs", |pump| {
+        let plan = pump.state().plan().expect("there is a plan");
+        plan.record.stages.len() == 2 && plan.phase == PlanPhase::Running
+    });
+    let reason = &pump.state().plan().expect("there is a plan").record.reason;
+    assert_eq!(*reason, PlanReason::Joined { count: 1 });
+    pump.until("the job is done", all_done);
+    assert_eq!(sealed_at(&pump, n(CONTROLLER)), (0..40).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
+    let mut pump = Pump::new(1, 1);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
+    pump.start(second, Start::Wait { controllers: vec![first], boot: 1 });
+    pump.until("it votes", |pump| {
+        let members = pump.controllers[&second].status().members;
+        members.voters.contains(&second) && members.outgoing.is_empty()
+    });
+    assert!(pump.state().is_controller(second));
+    pump.until("the job is done", all_done);
+    agree(&mut pump);
+}
+
+#[test]
+fn a_person_may_have_another_controller_lead() {
+    let mut pump = Pump::new(3, 1);
+    pump.until("somebody leads", |pump| pump.leader().is_some());
+    let leader = pump.leader().expect("it leads");
+    let other = pump.controllers.keys().copied().find(|node| *node != leader).expect("another");
+    pump.command(Command::TransferLeader(other));
+    pump.until("the other leads", |pump| pump.leader() == Some(other));
+}

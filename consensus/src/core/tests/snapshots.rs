@@ -1,0 +1,102 @@
+//! Snapshots that this program does not read: whoever would have to believe them stops.
+
+use super::super::{Core, FatalCause, Input, Output, Start, StartError};
+use super::pump::{CONTROLLER, disk, n, persist, setup};
+use crate::codec::{self, DecodeError, FORMAT_VERSION};
+use crate::fixture::{CLUSTER, Log, spec};
+use crate::message::{Envelope, Message};
+use crate::raft::{RaftNode, RaftOutput, VoterChange};
+use crate::state::State;
+
+fn start_from(data: Vec<u8>) -> Result<Core, StartError> {
+    let node = n(CONTROLLER);
+    Core::new(setup(node), Start::Recover(Box::new(disk(node, &[node], data, &[]))))
+}
+
+#[test]
+fn a_snapshot_on_disk_that_does_not_decode_is_no_start() {
+    let good = codec::encode(&Log::running(spec(), &[1]).state);
+    assert!(start_from(good.clone()).is_ok());
+    let check = |data: Vec<u8>, expected: DecodeError| match start_from(data) {
+        Err(StartError::Snapshot(found)) => assert_eq!(found, expected),
+        Err(StartError::Raft(_)) | Ok(_) => panic!("expected {expected:?}"),
+    };
+    let found = FORMAT_VERSION + 1;
+    check([&[found], &good[1..]].concat(), DecodeError::Version { found });
+    check(good[..good.len() - 1].to_vec(), DecodeError::Form);
+    check([good, vec![0]].concat(), DecodeError::Trailing { count: 1 });
+    check(Vec::new(), DecodeError::Empty);
+}
+
+/// A leader of another program: it votes and sends, and its state is nothing we know.
+struct Stranger(RaftNode, Vec<u8>);
+
+impl Stranger {
+    fn outputs(&mut self) -> Vec<Envelope> {
+        let mut sent = Vec::new();
+        while let Some(output) = self.0.poll() {
+            match output {
+                RaftOutput::Send { message, .. } => {
+                    sent.push(Envelope { cluster: CLUSTER, message: Message::Raft(message) });
+                }
+                RaftOutput::Persist { token, .. } => self.0.on_persisted(token),
+                RaftOutput::AskSnapshot => {
+                    let applied = self.0.status().applied;
+                    self.0.compact(applied, self.1.clone()).expect("there is something new");
+                }
+                RaftOutput::Trim { .. }
+                | RaftOutput::Committed(_)
+                | RaftOutput::Installed { .. }
+                | RaftOutput::LeaderChanged { .. }
+                | RaftOutput::Fatal(_) => {}
+            }
+        }
+        sent
+    }
+}
+
+/// A controller that waits is given `data` as the state. What it does then.
+fn install(data: Vec<u8>) -> (Core, Vec<Output>) {
+    let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
+    let raft = RaftNode::create(setup(first).raft, &[first], data.clone()).expect("it starts");
+    let mut stranger = Stranger(raft, data);
+    let start = Start::Wait { controllers: vec![first], boot: 1 };
+    let mut core = Core::new(setup(second), start).expect("it starts");
+    let mut outputs = Vec::new();
+    for _ in 0..100 {
+        stranger.0.tick();
+        // Asked for until it is done; what is done is refused.
+        let _ = stranger.0.change_voters(VoterChange::AddLearner(second));
+        for envelope in stranger.outputs() {
+            // What comes while the snapshot is written is refused, and sent again.
+            let _ = core.handle(Input::Message { from: first, message: Box::new(envelope) });
+            for output in persist(&mut core) {
+                if let Output::Send { message, .. } = &output
+                    && let Message::Raft(message) = &message.message
+                {
+                    stranger.0.handle(second, message.clone()).expect("an answer is taken");
+                }
+                outputs.push(output);
+            }
+        }
+    }
+    (core, outputs)
+}
+
+#[test]
+fn a_leaders_snapshot_that_does_not_decode_is_fatal_and_not_believed() {
+    let good = codec::encode(&Log::running(spec(), &[1]).state);
+    let (core, outputs) = install(good.clone());
+    assert!(core.state().plan().is_some(), "a snapshot that decodes is believed");
+    assert!(!outputs.iter().any(|output| matches!(output, Output::Fatal(_))));
+    let found = FORMAT_VERSION + 1;
+    let newer = [&[found], &good[1..]].concat();
+    for (bad, error) in [
+        (newer, DecodeError::Version { found }),
+        (good[..good.len() - 1].to_vec(), DecodeError::Form),
+    ] {
+        let (core, outputs) = install(bad);
+        assert_eq!(outputs.last(), Some(&Output::Fatal(FatalCause::Version(error))));
+        assert_eq!(core.state(), &State::new(CLUSTER), "it was not believed");
+    }
+}

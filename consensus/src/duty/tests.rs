@@ -1,0 +1,9 @@
+//! A leader's duties: what it hears, what it decides, and what it does not decide.
+
+mod bench;
+mod blame;
+mod hands;
+mod planning;
+mod restore;
+mod sealing;
+mod watch;

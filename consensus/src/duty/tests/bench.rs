@@ -1,0 +1,208 @@
+//! A leader without a log: what it proposes is agreed at once.
+
+use zbelastic_schedule::Window;
+use zbelastic_types::{NodeId, StageIndex, Step};
+
+use crate::duty::{Action, Duties, DutyTiming, InputRefusal, Need, SolveRequest, Unsolvable};
+use crate::entry::Entry;
+use crate::fixture::{Log, digest, digests, solution, sum};
+use crate::job::JobSpec;
+use crate::member::Holder;
+use crate::message::{HeldLayer, HeldUpdate, Pulse};
+use crate::plan::PlanRecord;
+use crate::validation::{Report, TensorSum};
+
+pub const TIMING: DutyTiming = DutyTiming {
+    lost_after_ticks: 10,
+    stall_ticks: 50,
+    load_ticks: 30,
+    settle_ticks: 5,
+    inventory_ticks: 8,
+};
+
+pub struct Bench {
+    pub log: Log,
+    pub duties: Duties,
+    pub asked: Option<SolveRequest>,
+    pub asks_inventory: bool,
+}
+
+impl Bench {
+    /// A leader elected just now.
+    pub fn new(log: Log) -> Self {
+        let duties = Duties::new(&log.state, TIMING);
+        Self { log, duties, asked: None, asks_inventory: false }
+    }
+
+    pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
+        Self::new(Log::running(spec, nodes))
+    }
+
+    /// Another leader takes over.
+    pub fn elect_anew(&mut self) {
+        self.duties = Duties::new(&self.log.state, TIMING);
+        (self.asked, self.asks_inventory) = (None, false);
+    }
+
+    pub fn decide(&mut self) -> Option<Action> {
+        self.duties.decide(&self.log.state)
+    }
+
+    /// An entry is agreed: the leader's own, or one that was under way before.
+    pub fn agree(&mut self, entry: Entry) {
+        let result = self.log.try_apply(entry.clone());
+        let (state, index) = (&self.log.state, self.log.state.applied());
+        self.duties.on_applied(state, index, &entry, result.as_ref().map(|_| ()));
+    }
+
+    /// Does everything that is due. What was proposed.
+    pub fn act(&mut self) -> Vec<Entry> {
+        const ACTIONS_MAX: usize = 50;
+        let mut proposed = Vec::new();
+        for _ in 0..ACTIONS_MAX {
+            match self.decide() {
+                None => return proposed,
+                Some(Action::Solve(request)) => self.asked = Some(request),
+                Some(Action::AskInventory) => self.asks_inventory = true,
+                Some(Action::Propose(entry)) => {
+                    self.duties.on_proposed(self.log.state.applied() + 1, &entry);
+                    self.agree(entry.clone());
+                    proposed.push(entry);
+                }
+            }
+        }
+        panic!("there is no end of it: {proposed:#?}");
+    }
+
+    /// Ticks, all of these nodes beating in each.
+    pub fn tick(&mut self, count: u32, beating: &[u64]) {
+        for _ in 0..count {
+            beating.iter().for_each(|node| self.beat(*node, 0, 0));
+            self.duties.handle_tick(&self.log.state);
+        }
+    }
+
+    pub fn beat(&mut self, node: u64, busy_ticks: u32, wait_ticks: u32) {
+        let holder = self.log.holder(node);
+        let pulse = Pulse { busy_ticks, wait_ticks };
+        self.duties.handle_beat(&self.log.state, holder, pulse).expect("it is a member");
+    }
+
+    pub fn need(&self) -> Option<Need> {
+        self.duties.need(&self.log.state)
+    }
+
+    pub fn plan(&self) -> &PlanRecord {
+        &self.log.state.plan().expect("there is a plan").record
+    }
+
+    /// The sums of a stage; `scale` other than 1 makes them differ.
+    pub fn sums(&self, stage: usize, scale: f64) -> Vec<TensorSum> {
+        let layers = self.plan().layers_of(StageIndex(stage as u32));
+        layers.map(|layer| sum(layer, scale * 0.01 * f64::from(layer.0 + 1))).collect()
+    }
+
+    fn attested(&self, stage: usize, version: u64) -> Vec<crate::checkpoint::LayerDigest> {
+        digests(self.plan().layers_of(StageIndex(stage as u32)), version)
+    }
+
+    /// Who stands at a stage tells its sums of the open turn.
+    pub fn try_report(&mut self, stage: usize, scale: f64) -> Result<(), InputRefusal> {
+        let turn = self.log.state.open_turn();
+        let sums = self.sums(stage, scale);
+        let is_last = stage + 1 == self.plan().stages.len();
+        let loss_sum = is_last.then_some(2.0);
+        let report = Report { turn, stage: StageIndex(stage as u32), sums, loss_sum };
+        let (holder, attested) = (self.plan().stages[stage], self.attested(stage, turn.step.0));
+        self.duties.handle_report(&self.log.state, holder, &report, attested)
+    }
+
+    pub fn report(&mut self, stage: usize) {
+        self.try_report(stage, 1.0).expect("it is counted");
+    }
+
+    /// Who keeps the copy of a stage holds the update, with these sums and that state.
+    pub fn hold_with(&mut self, of: usize, scale: f64, version: u64) {
+        let turn = self.log.state.open_turn();
+        let (sums, state) = (self.sums(of, scale), self.attested(of, version));
+        let of = StageIndex(of as u32);
+        let holder = self.plan().copy_holder(of).expect("somebody keeps it");
+        let update = HeldUpdate { turn, of, sums, state };
+        self.duties.handle_held(&self.log.state, holder, update).expect("it is counted");
+    }
+
+    pub fn hold(&mut self, of: usize) {
+        self.hold_with(of, 1.0, self.log.state.open_turn().step.0);
+    }
+
+    /// Everything that a step needs.
+    pub fn report_all(&mut self) {
+        let has_copies = self.plan().copies.iter().any(Option::is_some);
+        for stage in 0..self.plan().stages.len() {
+            self.report(stage);
+            if has_copies {
+                self.hold(stage);
+            }
+        }
+    }
+
+    /// The plan asked for is found.
+    pub fn solve(&mut self) {
+        let SolveRequest { number, nodes, window, .. } =
+            self.asked.take().expect("one was asked for");
+        let solution = solution(nodes.len() as u32, window);
+        assert!(self.duties.handle_solution(number, Ok(solution)), "it is wanted");
+    }
+
+    pub fn solve_not(&mut self) {
+        let SolveRequest { number, nodes, .. } = self.asked.take().expect("one was asked for");
+        let unsolvable = Unsolvable { nodes: nodes.len(), reason: "too large".to_owned() };
+        assert!(self.duties.handle_solution(number, Err(unsolvable)), "it is wanted");
+    }
+
+    /// A node tells which layers it holds at a version.
+    pub fn tell_held(&mut self, node: u64, layers: &[u32], version: u64) {
+        let held = |layer: &u32| HeldLayer {
+            layer: zbelastic_types::LayerId(*layer),
+            version: Step(version),
+            digest: digest(*layer, version),
+        };
+        let layers = layers.iter().map(held).collect();
+        let (holder, index) = (self.log.holder(node), self.log.state.applied());
+        let told = self.duties.handle_inventory(&self.log.state, holder, index, layers);
+        told.expect("it was asked");
+    }
+
+    /// A plan that is needed now comes about: everybody holds everything, and is ready.
+    pub fn replan_now(&mut self) -> PlanRecord {
+        self.act();
+        assert!(self.asks_inventory, "nobody knows yet who holds what");
+        let version = self.log.state.open_turn().step.0;
+        let nodes: Vec<u64> =
+            self.log.state.live_workers().map(|(holder, _)| holder.node.0).collect();
+        nodes.into_iter().for_each(|node| self.tell_held(node, &[0, 1, 2, 3], version));
+        self.solve();
+        let proposed = self.act();
+        let [Entry::Adopt(plan)] = &proposed[..] else { panic!("{proposed:#?}") };
+        self.asks_inventory = false;
+        (**plan).clone()
+    }
+
+    /// Everybody in the plan is ready, and it runs.
+    pub fn load(&mut self) {
+        for stage in 0..self.plan().stages.len() {
+            let ready = self.log.ready(stage);
+            self.duties.handle_ready(&self.log.state, ready).expect("it loads");
+        }
+        let proposed = self.act();
+        assert!(matches!(proposed.last(), Some(Entry::Resume { .. })), "{proposed:#?}");
+    }
+
+    pub fn nodes(plan: &PlanRecord) -> Vec<NodeId> {
+        plan.stages.iter().map(|holder: &Holder| holder.node).collect()
+    }
+
+    pub fn asked_window(&self) -> Window {
+        self.asked.as_ref().expect("a plan is asked for").window
+    }
+}

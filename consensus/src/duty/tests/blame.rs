@@ -1,0 +1,117 @@
+//! Two nodes contradict each other: others are paired, until it is clear who is at fault.
+
+use zbelastic_types::{LayerId, NodeId, StageIndex};
+
+use crate::duty::{Need, PAIR_CONTRADICTIONS_MAX};
+use crate::entry::Entry;
+use crate::fixture::spec;
+use crate::job::{HaltReason, JobChange, JobSpec};
+use crate::member::{LossReason, MemberChange};
+use crate::plan::PlanReason;
+
+use super::bench::Bench;
+
+/// Whatever node `liar` computes of other stages is wrong.
+fn tell_all(bench: &mut Bench, liar: u64) {
+    for stage in 0..bench.plan().stages.len() {
+        bench.report(stage);
+    }
+    for stage in 0..bench.plan().stages.len() {
+        let copy = bench.plan().copy_holder(StageIndex(stage as u32)).expect("somebody keeps it");
+        let scale = if copy.node == NodeId(liar) { 0.5 } else { 1.0 };
+        bench.hold_with(stage, scale, bench.log.state.open_turn().step.0);
+    }
+}
+
+fn partner_of(bench: &Bench, liar: u64) -> NodeId {
+    let stages = bench.plan().stage_indices();
+    let copies = |stage: &StageIndex| {
+        bench.plan().copy_holder(*stage).is_some_and(|holder| holder.node == NodeId(liar))
+    };
+    let of = stages.into_iter().find(copies).expect("it keeps a copy");
+    bench.plan().stages[of.index()].node
+}
+
+fn running(nodes: &[u64]) -> Bench {
+    Bench::running(JobSpec { attest_every: 0, ..spec() }, nodes)
+}
+
+#[test]
+fn a_contradiction_of_sums_leads_to_other_pairs() {
+    let mut bench = running(&[1, 2, 3]);
+    let first = partner_of(&bench, 2);
+    tell_all(&mut bench, 2);
+    let plan = bench.replan_now();
+    assert!(matches!(plan.reason, PlanReason::Contradiction { .. }), "{}", plan.reason);
+    assert_eq!(plan.from_step, bench.log.state.open_turn().step, "nothing is lost");
+    bench.load();
+    assert_ne!(partner_of(&bench, 2), first);
+    assert_eq!(Bench::nodes(bench.plan()).len(), 3, "nobody is at fault yet");
+}
+
+/// Workers tell again what is not sealed. That is the same contradiction, not another: counted
+/// again it would turn the pairs back, or hold the run.
+#[test]
+fn a_contradiction_that_is_told_again_is_the_same_one() {
+    let mut bench = running(&[1, 2, 3]);
+    let first = partner_of(&bench, 2);
+    for _ in 0..2 {
+        tell_all(&mut bench, 2);
+        bench.act();
+    }
+    bench.replan_now();
+    bench.load();
+    assert_ne!(partner_of(&bench, 2), first);
+    let mut bench = running(&[1, 2]);
+    for _ in 0..=PAIR_CONTRADICTIONS_MAX {
+        tell_all(&mut bench, 2);
+        assert_eq!(bench.act(), [], "a plan is asked for, and the run is not held");
+    }
+}
+
+#[test]
+fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
+    let mut bench = running(&[1, 2, 3]);
+    let liar = bench.log.holder(2);
+    tell_all(&mut bench, 2);
+    bench.replan_now();
+    bench.load();
+    tell_all(&mut bench, 2);
+    let proposed = bench.act();
+    let reason = LossReason::Untrusted { partners: 2 };
+    assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
+    assert!(bench.log.state.quarantined().contains(&NodeId(2)));
+    assert!(
+        matches!(bench.need(), Some(Need::Now(PlanReason::Lost { holder, .. })) if holder == liar)
+    );
+    bench.replan_now();
+    bench.load();
+    bench.report_all();
+    assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "the others go on");
+}
+
+/// With two nodes nobody can tell who is right: after so many contradictions the run is held.
+#[test]
+fn a_pair_that_contradicts_itself_again_and_again_is_held() {
+    let mut bench = running(&[1, 2]);
+    for _ in 0..PAIR_CONTRADICTIONS_MAX {
+        tell_all(&mut bench, 2);
+        bench.replan_now();
+        bench.load();
+    }
+    tell_all(&mut bench, 2);
+    let proposed = bench.act();
+    assert_eq!(proposed, [Entry::Job(JobChange::Halt(HaltReason::Untrusted))]);
+}
+
+#[test]
+fn the_first_layer_that_differs_is_named() {
+    let mut bench = running(&[1, 2]);
+    bench.report(0);
+    bench.report(1);
+    bench.hold(0);
+    bench.hold_with(1, 0.5, 0);
+    bench.act();
+    let layer = LayerId(2);
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Contradiction { layer })));
+}

@@ -1,0 +1,355 @@
+//! When a plan is needed, and the way to it.
+
+use zbelastic_schedule::Window;
+use zbelastic_types::{LayerId, NodeId, Step};
+
+use crate::duty::window::ROLLBACKS_TO_WAIT;
+use crate::duty::{Action, Need};
+use crate::entry::{Entry, RewindReason};
+use crate::fixture::{Log, lost, solution, spec};
+use crate::history::ROLLBACK_WINDOW;
+use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
+use crate::member::{LossReason, MemberChange};
+use crate::plan::{LayerSource, PlanReason, PlanRecord};
+use crate::state::{PLANNED_AHEAD_MAX, PlanPhase};
+use crate::validation::Verdict;
+
+use super::bench::{Bench, TIMING};
+
+fn long() -> JobSpec {
+    JobSpec { step_count: 1000, ..spec() }
+}
+
+fn adopted(proposed: &[Entry]) -> PlanRecord {
+    let [.., Entry::Adopt(plan)] = proposed else { panic!("{proposed:#?}") };
+    (**plan).clone()
+}
+
+#[test]
+fn the_first_plan_waits_for_a_solution_and_for_what_everybody_holds() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::First)));
+    assert_eq!(bench.act(), []);
+    assert!(bench.asks_inventory && bench.asked.is_some());
+    bench.solve();
+    assert_eq!(bench.act(), []);
+    bench.tell_held(1, &[], 0);
+    assert!(
+        bench.duties.asks_inventory_of(NodeId(2)) && !bench.duties.asks_inventory_of(NodeId(1))
+    );
+    assert_eq!(bench.act(), []);
+    bench.tell_held(2, &[], 0);
+    let plan = adopted(&bench.act());
+    assert_eq!((plan.reason, plan.from_step), (PlanReason::First, Step(0)));
+    assert!(plan.sources.iter().all(|source| *source == LayerSource::Initial));
+}
+
+#[test]
+fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
+    bench.act();
+    bench.solve();
+    bench.tell_held(1, &[], 0);
+    bench.tick(TIMING.inventory_ticks, &[1, 2]);
+    assert_eq!(bench.act(), []);
+    bench.tick(1, &[1, 2]);
+    adopted(&bench.act());
+}
+
+#[test]
+fn nothing_is_planned_without_a_job_or_workers_or_while_the_job_is_held() {
+    assert_eq!(Bench::new(Log::empty()).decide(), None);
+    assert_eq!(Bench::new(Log::with_job(spec(), &[])).decide(), None);
+    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    bench.agree(Entry::Job(JobChange::Pause));
+    assert_eq!((bench.need(), bench.decide()), (None, None));
+    bench.agree(Entry::Job(JobChange::Continue));
+    assert!(matches!(bench.decide(), Some(Action::Solve(_))));
+}
+
+#[test]
+fn a_loss_is_planned_at_once_from_the_open_step() {
+    let mut bench = Bench::running(long(), &[1, 2, 3]);
+    bench.log.keep(5);
+    let holder = bench.log.holder(2);
+    bench.agree(Entry::Members(vec![lost(holder)]));
+    let reason = PlanReason::Lost { holder, reason: LossReason::Closed };
+    assert_eq!(bench.need(), Some(Need::Now(reason.clone())));
+    let plan = bench.replan_now();
+    assert_eq!((plan.reason, plan.from_step), (reason, Step(5)));
+    let nodes = [NodeId(1), NodeId(3)];
+    assert!(plan.sources.iter().all(|source| *source == LayerSource::Nodes(nodes.to_vec())));
+    assert_eq!(bench.log.state.generation(), plan.generation, "it loads now");
+}
+
+#[test]
+fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
+    let mut log = Log::running(long(), &[1, 2]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.keep(2);
+    let mut bench = Bench::new(log);
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
+    bench.act();
+    bench.solve();
+    bench.tell_held(1, &[0, 1], 6);
+    let (generation, to) = (bench.log.state.generation(), Step(4));
+    let reason = RewindReason::LayerLost { layer: LayerId(2) };
+    assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Rewound)));
+    bench.solve();
+    bench.tell_held(1, &[0, 1], 6);
+    let plan = adopted(&bench.act());
+    assert_eq!(plan.from_step, Step(4));
+    let is_saved =
+        |source: &LayerSource| matches!(source, LayerSource::Checkpoint { version: Step(4), .. });
+    assert!(plan.sources.iter().all(is_saved), "memory is not believed after a rewind");
+}
+
+/// Node 2 holds nothing, and a plan is found.
+fn find_sources(bench: &mut Bench) -> Vec<Entry> {
+    bench.act();
+    bench.tell_held(2, &[], 0);
+    bench.solve();
+    bench.act()
+}
+
+fn fail_to_load(bench: &mut Bench, version: u64) {
+    let is_it = |source: &LayerSource| match source {
+        LayerSource::Checkpoint { version: found, .. } => *found == Step(version),
+        LayerSource::Nodes(_) | LayerSource::Initial => false,
+    };
+    assert!(bench.plan().sources.iter().all(is_it), "{:?}", bench.plan().sources);
+    let (state, holder) = (&bench.log.state, bench.log.holder(2));
+    let failed = bench.duties.handle_load_failed(state, holder, state.generation(), LayerId(0));
+    failed.expect("it loads");
+}
+
+/// A checkpoint that could not be read is not tried again; when the last is gone, so is the run.
+#[test]
+fn a_run_with_nowhere_to_go_back_to_is_held() {
+    let mut log = Log::running(long(), &[1]);
+    for version in [4, 8, 12] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    assert_eq!(log.state.history().base(), Step(8));
+    log.lose(1);
+    log.join(2);
+    let mut bench = Bench::new(log);
+    adopted(&find_sources(&mut bench));
+    fail_to_load(&mut bench, 12);
+    let proposed = find_sources(&mut bench);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
+    adopted(&find_sources(&mut bench));
+    fail_to_load(&mut bench, 8);
+    let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
+    assert_eq!(find_sources(&mut bench), [halt]);
+}
+
+#[test]
+fn those_who_join_are_planned_in_ahead_once_no_more_come() {
+    let mut bench = Bench::running(long(), &[1]);
+    bench.log.keep(5);
+    bench.tick(3, &[1]);
+    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    bench.tick(TIMING.settle_ticks - 1, &[1, 2]);
+    assert_eq!(bench.need(), None);
+    bench.tick(1, &[1, 2]);
+    let reason = PlanReason::Joined { count: 1 };
+    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    bench.act();
+    assert!(!bench.asks_inventory, "the plan in force says who holds what");
+    bench.solve();
+    let plan = adopted(&bench.act());
+    assert_eq!((&plan.reason, Bench::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
+    assert!((6..=5 + PLANNED_AHEAD_MAX).contains(&plan.from_step.0), "the open step is finished");
+    assert_eq!(plan.sources, vec![LayerSource::Nodes(vec![NodeId(1)]); 4]);
+    let state = &bench.log.state;
+    assert!(state.is_running() && state.next_plan().is_some(), "training goes on meanwhile");
+    for _ in 5..plan.from_step.0 {
+        bench.report_all();
+        assert!(matches!(bench.act()[..], [Entry::Seal(_)]));
+    }
+    assert_eq!(bench.plan().generation, plan.generation);
+    assert!(matches!(bench.log.state.plan().map(|p| &p.phase), Some(PlanPhase::Loading(_))));
+}
+
+#[test]
+fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
+    let mut bench = Bench::running(JobSpec { stages_max: 1, ..long() }, &[1]);
+    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    bench.tick(3 * TIMING.settle_ticks, &[1, 2]);
+    assert_eq!((bench.need(), bench.decide()), (None, None));
+}
+
+/// Who is lost while others are to be planned in is what matters.
+#[test]
+fn a_loss_comes_before_a_join() {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
+    bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
+    bench.act();
+    let first = bench.asked.take().expect("a plan with three");
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
+    bench.act();
+    let second = bench.asked.as_ref().expect("a plan with two");
+    assert_eq!(second.nodes.iter().map(|(node, _)| node.0).collect::<Vec<_>>(), [1, 3]);
+    let late = Ok(solution(3, Window::One));
+    assert!(!bench.duties.handle_solution(first.number, late), "nobody waits for it any more");
+}
+
+#[test]
+fn who_is_about_to_go_is_planned_out_and_then_gone() {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    let holder = bench.log.holder(2);
+    bench.duties.handle_change(&bench.log.state, MemberChange::Drain { holder }).expect("it may");
+    assert_eq!(bench.act(), [Entry::Members(vec![MemberChange::Drain { holder }])]);
+    let reason = PlanReason::Draining { count: 1 };
+    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    bench.solve();
+    let plan = adopted(&bench.act());
+    assert_eq!((&plan.reason, Bench::nodes(&plan)), (&reason, vec![NodeId(1)]));
+    for _ in 0..plan.from_step.0 {
+        bench.report_all();
+        bench.act();
+    }
+    assert!(bench.log.state.is_live(holder), "it is a source of layers still");
+    bench.duties.handle_ready(&bench.log.state, bench.log.ready(0)).expect("it loads");
+    let proposed = bench.act();
+    let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
+    assert_eq!(proposed.last(), Some(&Entry::Members(vec![gone])));
+}
+
+#[test]
+fn the_last_one_is_not_planned_out() {
+    let mut bench = Bench::running(long(), &[1]);
+    let holder = bench.log.holder(1);
+    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    assert_eq!((bench.need(), bench.decide()), (None, None));
+}
+
+/// A cluster whose last seals were so often no plain keeps.
+fn with_rollbacks(rollbacks: u32, seals: u32) -> Bench {
+    let mut log = Log::running(JobSpec { window: WindowPolicy::Auto, ..long() }, &[1, 2]);
+    for seal in 0..seals {
+        let clip = Verdict::Clip { coefficient: 0.5 };
+        let verdict = if seal < rollbacks { clip } else { Verdict::Keep };
+        log.apply(Entry::Seal(log.seal(verdict)));
+    }
+    Bench::new(log)
+}
+
+#[test]
+fn the_window_is_switched_when_going_ahead_does_not_pay_and_the_plan_says_why() {
+    let seals = ROLLBACK_WINDOW as u32;
+    let below = with_rollbacks(ROLLBACKS_TO_WAIT - 1, seals);
+    assert_eq!(below.need(), None);
+    let mut bench = with_rollbacks(ROLLBACKS_TO_WAIT, seals);
+    let (window, rollbacks, wait_ticks) = (Window::Zero, ROLLBACKS_TO_WAIT, 0);
+    let reason = PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks };
+    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    bench.act();
+    assert_eq!(bench.asked_window(), Window::Zero);
+    bench.solve();
+    let plan = adopted(&bench.act());
+    assert_eq!((plan.window(), plan.reason), (Some(Window::Zero), reason));
+}
+
+#[test]
+fn long_waits_for_verdicts_are_a_reason_to_go_ahead_whatever_is_rolled_back() {
+    let mut bench = with_rollbacks(ROLLBACK_WINDOW as u32, ROLLBACK_WINDOW as u32);
+    bench.beat(1, 0, 2);
+    assert_eq!(bench.need(), None);
+    bench.beat(1, 0, 1);
+    assert!(bench.need().is_some());
+}
+
+#[test]
+fn a_plan_that_stands_still_is_given_up_after_so_many_ticks() {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    bench.tick(TIMING.stall_ticks, &[1, 2]);
+    assert_eq!(bench.need(), None);
+    bench.tick(1, &[1, 2]);
+    let ticks = TIMING.stall_ticks + 1;
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
+    let plan = bench.replan_now();
+    assert_eq!(plan.reason, PlanReason::Stalled { ticks });
+}
+
+#[test]
+fn a_seal_shows_that_a_plan_moves() {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    bench.tick(TIMING.stall_ticks, &[1, 2]);
+    bench.report_all();
+    bench.act();
+    bench.tick(TIMING.stall_ticks, &[1, 2]);
+    assert_eq!(bench.need(), None);
+}
+
+fn loading() -> Bench {
+    let mut log = Log::with_job(long(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    Bench::new(log)
+}
+
+#[test]
+fn a_plan_that_does_not_load_is_given_up_after_so_many_ticks() {
+    let mut bench = loading();
+    bench.tick(TIMING.load_ticks, &[1, 2]);
+    assert_eq!(bench.need(), None);
+    bench.tick(1, &[1, 2]);
+    let ticks = TIMING.load_ticks + 1;
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
+}
+
+/// Whoever tells again and again that it has loaded something else does not hold the limit off.
+#[test]
+fn a_record_that_is_refused_does_not_show_that_a_plan_moves() {
+    let mut bench = loading();
+    let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..bench.log.ready(0) };
+    for _ in 0..=TIMING.load_ticks {
+        bench.tick(1, &[1, 2]);
+        bench.duties.handle_ready(&bench.log.state, wrong.clone()).expect("it has a stage");
+        bench.act();
+    }
+    assert!(matches!(bench.need(), Some(Need::Now(PlanReason::Stalled { .. }))));
+}
+
+#[test]
+fn a_layer_that_cannot_be_loaded_ends_the_plan_at_once() {
+    let mut bench = loading();
+    let (state, layer) = (&bench.log.state, LayerId(1));
+    let holder = bench.log.holder(1);
+    let failed = bench.duties.handle_load_failed(state, holder, state.generation(), layer);
+    failed.expect("it loads");
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::LoadFailed { layer })));
+    assert_eq!(bench.replan_now().reason, PlanReason::LoadFailed { layer });
+}
+
+#[test]
+fn where_there_is_no_plan_none_is_asked_for_again_until_something_changes() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    bench.act();
+    bench.tell_held(1, &[], 0);
+    bench.solve_not();
+    for _ in 0..20 {
+        bench.tick(1, &[1]);
+        assert_eq!((bench.act(), bench.asked.is_some()), (Vec::new(), false));
+    }
+    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    bench.act();
+    assert!(bench.asked.is_some(), "with another node there may be one");
+}
+
+#[test]
+fn no_change_is_planned_for_after_the_last_step() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(10);
+    let mut bench = Bench::new(log);
+    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    bench.tick(TIMING.settle_ticks, &[1, 2]);
+    bench.act();
+    bench.solve();
+    assert_eq!(bench.act(), []);
+}

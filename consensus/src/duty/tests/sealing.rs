@@ -1,0 +1,242 @@
+//! When the open turn is sealed, and why not yet.
+
+use std::sync::Arc;
+
+use zbelastic_types::{LayerId, StageIndex, Step};
+
+use crate::duty::sealing::RECOMPUTE_REPLAYS_MAX;
+use crate::duty::{Action, Withheld};
+use crate::entry::{Entry, RewindReason};
+use crate::fixture::{Log, spec};
+use crate::history::SEALS_KEPT_MAX;
+use crate::job::{HaltReason, JobChange, JobSpec};
+use crate::message::HeldUpdate;
+use crate::plan::{Promise, PromiseOff};
+use crate::validation::{Reason, Seal, Verdict};
+
+use super::bench::Bench;
+
+fn withheld(bench: &mut Bench, expected: Withheld) {
+    assert_eq!(bench.decide(), None);
+    assert_eq!(bench.duties.withheld(&bench.log.state), Some(expected));
+}
+
+fn sealed(bench: &mut Bench) -> Seal {
+    let proposed = bench.act();
+    let [Entry::Seal(seal)] = proposed[..] else { panic!("{proposed:?}") };
+    seal
+}
+
+/// A run that has sealed `count` steps; the open one attests nothing.
+fn running(count: u64) -> Bench {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(count);
+    Bench::new(log)
+}
+
+/// R3: what is promised to survive the loss of a node is elsewhere before it is sealed.
+#[test]
+fn r3_no_seal_is_proposed_before_every_stages_update_is_held() {
+    let mut bench = running(1);
+    assert_eq!(bench.plan().promise, Promise::Kept);
+    bench.report(0);
+    withheld(&mut bench, Withheld::Reports);
+    bench.report(1);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    bench.hold(0);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(1) });
+    bench.hold(1);
+    assert_eq!(sealed(&mut bench).verdict, Verdict::Keep);
+}
+
+/// The order in which it is told does not matter: an update may be held before it is reported.
+#[test]
+fn r3_an_update_that_is_held_but_not_reported_is_not_sealed() {
+    let mut bench = running(1);
+    bench.hold(0);
+    bench.hold(1);
+    bench.report(0);
+    withheld(&mut bench, Withheld::Reports);
+    bench.report(1);
+    sealed(&mut bench);
+}
+
+/// R3: if no update is held elsewhere the plan in the log says so, and nothing is waited for.
+#[test]
+fn r3_with_the_promise_off_reports_are_enough() {
+    let check = |spec: JobSpec, nodes: &[u64], expected: PromiseOff| {
+        let mut bench = Bench::running(spec, nodes);
+        assert_eq!(bench.plan().promise, Promise::Off(expected));
+        (0..nodes.len()).for_each(|stage| bench.report(stage));
+        sealed(&mut bench);
+    };
+    check(JobSpec { copies: false, ..spec() }, &[1, 2], PromiseOff::Configured);
+    check(spec(), &[1], PromiseOff::OneStage);
+}
+
+#[test]
+fn what_was_held_of_an_earlier_step_does_not_count() {
+    let mut bench = running(1);
+    bench.report_all();
+    sealed(&mut bench);
+    bench.report(0);
+    bench.report(1);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+}
+
+#[test]
+fn a_seal_is_proposed_once() {
+    let mut bench = running(1);
+    bench.report_all();
+    let Some(Action::Propose(entry)) = bench.decide() else { panic!("all is told") };
+    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
+    bench.report(0);
+    assert_eq!(bench.decide(), None, "it is under way");
+}
+
+/// The other half of R2: a seal that is under way when a plan is adopted is not proposed again, for
+/// the turn it is about is not open any more.
+#[test]
+fn r2_what_was_told_under_the_plan_before_is_not_sealed_under_the_next() {
+    let mut bench = running(1);
+    bench.report_all();
+    let plan = bench.log.plan(&[1, 2]);
+    bench.agree(Entry::Adopt(Box::new(plan)));
+    assert_eq!(bench.act(), []);
+    bench.load();
+    assert_eq!(bench.act(), []);
+    bench.report_all();
+    assert_eq!(sealed(&mut bench).turn, bench.log.state.last_seal().expect("sealed").turn);
+}
+
+#[test]
+fn nothing_is_sealed_while_the_job_is_held() {
+    let mut bench = running(1);
+    bench.report_all();
+    bench.agree(Entry::Job(JobChange::Pause));
+    withheld(&mut bench, Withheld::NotRunning);
+    bench.agree(Entry::Job(JobChange::Continue));
+    sealed(&mut bench);
+}
+
+#[test]
+fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
+    let mut bench = running(3);
+    bench.report(0);
+    bench.report(1);
+    bench.hold(1);
+    let (turn, sums) = (bench.log.state.open_turn(), bench.sums(0, 1.0));
+    let of = StageIndex(0);
+    let holder = bench.plan().copy_holder(of).expect("somebody keeps it");
+    let update = HeldUpdate { turn, of, sums, state: Vec::new() };
+    bench.duties.handle_held(&bench.log.state, holder, update).expect("it is counted");
+    withheld(&mut bench, Withheld::NotAttested { stage: of });
+    bench.hold(0);
+    sealed(&mut bench);
+}
+
+/// Nobody can tell which of two states is right: the run goes back to where both were the same.
+#[test]
+fn states_that_differ_take_the_run_back_to_a_checkpoint() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.keep(2);
+    let mut bench = Bench::new(log);
+    bench.report(0);
+    bench.report(1);
+    bench.hold(0);
+    bench.hold_with(1, 1.0, 99);
+    let reason = RewindReason::StateDiffers { layer: LayerId(2) };
+    let (generation, to) = (bench.log.state.generation(), Step(4));
+    let proposed = bench.act();
+    assert_eq!(proposed, [Entry::Rewind { generation, to, reason }]);
+    assert_eq!(bench.log.state.open_turn().step, to);
+}
+
+#[test]
+fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
+    let kept = SEALS_KEPT_MAX as u64;
+    let spec = JobSpec { step_count: 2 * kept, checkpoint_every: kept, ..spec() };
+    let mut log = Log::running(spec, &[1, 2]);
+    log.keep(kept - 1);
+    let mut bench = Bench::new(log);
+    bench.report_all();
+    sealed(&mut bench);
+    bench.report_all();
+    withheld(&mut bench, Withheld::CheckpointOverdue);
+    bench.log.checkpoint(kept, 1);
+    sealed(&mut bench);
+}
+
+/// A run that went back over one step, which was sealed with these sums.
+fn recomputing() -> (Bench, Seal) {
+    let mut bench = Bench::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
+    bench.report_all();
+    let logged = sealed(&mut bench);
+    bench.agree(bench.log.rewind(0));
+    bench.log.run_plan(&[1, 2]);
+    bench.elect_anew();
+    (bench, logged)
+}
+
+#[test]
+fn a_step_that_comes_out_as_it_was_sealed_is_sealed_again() {
+    let (mut bench, logged) = recomputing();
+    bench.report_all();
+    let turn = bench.log.state.open_turn();
+    assert_eq!(sealed(&mut bench), Seal { turn, ..logged });
+}
+
+/// It is run again a few times; then the run is held, for it is not the run that was sealed.
+#[test]
+fn a_step_that_comes_out_otherwise_is_replayed_and_then_the_run_is_held() {
+    let (mut bench, logged) = recomputing();
+    let tell_otherwise = |bench: &mut Bench| {
+        for stage in 0..2 {
+            bench.try_report(stage, 0.5).expect("it is counted");
+            bench.hold_with(stage, 0.5, 0);
+        }
+    };
+    for replays in 0..RECOMPUTE_REPLAYS_MAX {
+        tell_otherwise(&mut bench);
+        let seal = sealed(&mut bench);
+        assert_eq!(
+            (seal.verdict, seal.reason),
+            (Verdict::Replay, Reason::DiffersFromLog { replays })
+        );
+    }
+    tell_otherwise(&mut bench);
+    let step = logged.turn.step;
+    let halt = Entry::Job(JobChange::Halt(HaltReason::DiffersFromLog { step }));
+    assert_eq!(bench.act(), [halt]);
+    tell_otherwise(&mut bench);
+    assert_eq!(bench.act(), [], "nothing more until a person says so");
+}
+
+/// What spoiled a step that was left out need not come again: it is left out again.
+#[test]
+fn a_step_that_was_left_out_is_left_out_again_whatever_comes_out() {
+    let mut log = Log::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
+    let skipped = log.seal(Verdict::Skip);
+    log.apply(Entry::Seal(skipped));
+    log.apply(log.rewind(0));
+    log.run_plan(&[1, 2]);
+    let mut bench = Bench::new(log);
+    bench.report_all();
+    let turn = bench.log.state.open_turn();
+    assert_eq!(sealed(&mut bench), Seal { turn, ..skipped });
+}
+
+#[test]
+fn a_job_of_another_size_counts_its_own_tensors() {
+    let spec = JobSpec { layer_tensors: vec![1, 1, 1, 2], copies: false, ..spec() };
+    let mut log = Log::empty();
+    log.apply(Entry::Job(JobChange::Start(Arc::new(spec))));
+    [1, 2].into_iter().for_each(|node| _ = log.join(node));
+    log.run_plan(&[1, 2]);
+    let mut bench = Bench::new(log);
+    bench.report(0);
+    bench.report(1);
+    withheld(&mut bench, Withheld::Reports);
+}

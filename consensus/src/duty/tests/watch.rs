@@ -1,0 +1,133 @@
+//! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
+
+use crate::duty::{Action, Duties, InputRefusal};
+use crate::entry::Entry;
+use crate::fixture::{Log, admit, spec};
+use crate::member::{Holder, LossReason, MemberChange};
+use crate::message::Pulse;
+use zbelastic_types::NodeId;
+
+use super::bench::{Bench, TIMING};
+
+fn lost(holder: Holder, reason: LossReason) -> MemberChange {
+    MemberChange::Lost { holder, reason }
+}
+
+fn running() -> Bench {
+    Bench::running(spec(), &[1, 2, 3])
+}
+
+#[test]
+fn a_member_is_lost_after_so_many_ticks_of_silence_and_not_one_earlier() {
+    let mut bench = running();
+    bench.tick(TIMING.lost_after_ticks, &[1, 3]);
+    assert_eq!(bench.decide(), None);
+    bench.tick(1, &[1, 3]);
+    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    let expected = Entry::Members(vec![lost(bench.log.holder(2), reason)]);
+    assert_eq!(bench.act(), [expected]);
+    assert!(bench.log.state.holder_of(NodeId(2)).is_none());
+}
+
+#[test]
+fn a_pause_below_the_limit_changes_nothing() {
+    let mut bench = running();
+    for _ in 0..4 {
+        bench.tick(TIMING.lost_after_ticks, &[1, 3]);
+        bench.beat(2, 0, 0);
+        assert_eq!(bench.decide(), None);
+    }
+}
+
+#[test]
+fn an_operation_far_past_its_planned_time_is_a_loss_though_the_heart_beats() {
+    let mut bench = running();
+    let ticks_max = bench.plan().op_ticks_max;
+    bench.beat(2, ticks_max, 0);
+    bench.tick(1, &[1, 3]);
+    assert_eq!(bench.decide(), None);
+    bench.beat(2, ticks_max + 1, 0);
+    bench.tick(1, &[1, 3]);
+    let reason = LossReason::OpOverdue { ticks: ticks_max + 1, ticks_max };
+    let expected = Entry::Members(vec![lost(bench.log.holder(2), reason)]);
+    assert_eq!(bench.act(), [expected]);
+}
+
+#[test]
+fn an_operation_that_ends_in_time_is_forgotten() {
+    let mut bench = running();
+    bench.beat(2, bench.plan().op_ticks_max + 1, 0);
+    bench.beat(2, 0, 0);
+    bench.tick(1, &[1, 2, 3]);
+    assert_eq!(bench.decide(), None);
+}
+
+#[test]
+fn a_closed_connection_is_a_loss_at_once() {
+    let mut bench = running();
+    bench.duties.handle_closed(&bench.log.state, NodeId(2));
+    let expected = Entry::Members(vec![lost(bench.log.holder(2), LossReason::Closed)]);
+    assert_eq!(bench.act(), [expected]);
+    bench.duties.handle_closed(&bench.log.state, NodeId(2));
+    bench.duties.handle_closed(&bench.log.state, NodeId(9));
+    assert_eq!(bench.act(), [], "whoever is gone is not lost again");
+}
+
+#[test]
+fn those_who_go_together_go_in_one_entry_proposed_once() {
+    let mut bench = running();
+    bench.tick(TIMING.lost_after_ticks + 1, &[1]);
+    let Some(Action::Propose(entry)) = bench.decide() else { panic!("two are lost") };
+    let Entry::Members(changes) = &entry else { panic!("{entry:?}") };
+    assert_eq!(changes.len(), 2);
+    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
+    bench.tick(5, &[1]);
+    assert_eq!(bench.decide(), None, "it is under way");
+}
+
+#[test]
+fn a_proposal_that_was_lost_with_the_lead_is_made_again_by_whoever_leads_next() {
+    let mut bench = running();
+    bench.duties.handle_closed(&bench.log.state, NodeId(2));
+    let Some(Action::Propose(entry)) = bench.decide() else { panic!("one is lost") };
+    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
+    bench.elect_anew();
+    assert_eq!(bench.decide(), None, "empty hands");
+    bench.tick(TIMING.lost_after_ticks + 1, &[1, 3]);
+    let proposed = bench.act();
+    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
+    assert!(matches!(changes[..], [MemberChange::Lost { reason: found, .. }] if found == reason));
+}
+
+#[test]
+fn whoever_comes_is_watched_from_then_on() {
+    let mut bench = running();
+    bench.tick(9, &[1, 2, 3]);
+    bench.agree(Entry::Members(vec![admit(4, 1)]));
+    bench.tick(TIMING.lost_after_ticks, &[1, 2, 3]);
+    assert!(bench.act().iter().all(|entry| !matches!(entry, Entry::Members(_))));
+    bench.tick(1, &[1, 2, 3]);
+    let proposed = bench.act();
+    assert!(proposed.iter().any(|entry| matches!(entry, Entry::Members(_))), "{proposed:?}");
+}
+
+/// Failure 10: what an earlier life says keeps no later one alive.
+#[test]
+fn the_heart_of_an_earlier_life_does_not_count() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let earlier = log.holder(2);
+    log.join(2);
+    let mut duties = Duties::new(&log.state, TIMING);
+    let refused = duties.handle_beat(&log.state, earlier, Pulse::default());
+    assert_eq!(refused, Err(InputRefusal::Fenced { holder: earlier }));
+}
+
+#[test]
+fn controllers_are_nobody_to_be_watched() {
+    let mut log = Log::running(spec(), &[1]);
+    log.state = log.state.with_controllers(&[NodeId(100)]);
+    let mut bench = Bench::new(log);
+    bench.tick(3 * TIMING.lost_after_ticks, &[1]);
+    assert_eq!(bench.decide(), None);
+}

@@ -1,0 +1,6 @@
+//! A seat between the controllers and its host.
+
+mod bench;
+mod joining;
+mod orders;
+mod telling;

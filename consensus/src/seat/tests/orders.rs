@@ -1,0 +1,177 @@
+//! What is agreed, turned into orders: each once, in the sequence in which they must be done.
+
+use zbelastic_types::StageIndex;
+
+use super::bench::{Bench, CONTROLLERS, Told, briefing};
+use crate::entry::Entry;
+use crate::fixture::{Log, spec};
+use crate::message::Briefing;
+use crate::seat::{BriefingRefusal, LoadOrder, Order};
+use crate::validation::Verdict;
+
+/// The order to load what the plan in force gives node 1.
+fn load(log: &Log, stage: u32) -> Order {
+    let plan = log.state.plan().expect("there is a plan").record.clone();
+    let spec = log.state.job().expect("there is a job").spec.clone();
+    let (turn, updates) = (log.state.open_turn(), log.state.ledger().updates());
+    Order::Load(Box::new(LoadOrder { plan, stage: StageIndex(stage), spec, turn, updates }))
+}
+
+fn run(log: &Log) -> Order {
+    Order::Run { generation: log.state.generation() }
+}
+
+fn loading() -> Log {
+    let mut log = Log::with_job(spec(), &[1, 2, 3]);
+    log.adopt(log.plan(&[2, 1]));
+    log
+}
+
+#[test]
+fn a_plan_is_loaded_once_and_run_once() {
+    let mut log = loading();
+    let mut bench = Bench::briefed(&log);
+    assert_eq!(bench.taken_orders(), [load(&log, 1)]);
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), []);
+    log.load();
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.taken_orders(), [run(&log)]);
+    for told in [Told::Changes, Told::All] {
+        bench.brief(&log, told);
+        assert_eq!(bench.taken_orders(), []);
+    }
+}
+
+/// Whoever comes late, or lost every briefing but the last, gets the same orders in the same order.
+#[test]
+fn one_briefing_is_enough_to_load_and_run() {
+    let mut log = loading();
+    log.load();
+    let mut bench = Bench::briefed(&log);
+    assert_eq!(bench.taken_orders(), [load(&log, 1), run(&log)]);
+}
+
+#[test]
+fn a_new_plan_stops_the_work_and_then_loads() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    log.keep(1);
+    bench.brief(&log, Told::Changes);
+    bench.taken_orders();
+    log.adopt(log.plan(&[2, 1]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Stop, load(&log, 1)]);
+    log.load();
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.taken_orders(), [run(&log)]);
+}
+
+#[test]
+fn who_has_no_part_in_a_new_plan_stops_and_has_nothing_to_load() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    log.adopt(log.plan(&[2]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Stop]);
+    log.load();
+    bench.brief(&log, Told::All);
+    log.adopt(log.plan(&[2]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [], "there is no work to stop");
+}
+
+/// R8: however often a seal is told, and by whom, the host applies it once.
+#[test]
+fn r8_a_seal_is_settled_once_however_often_it_is_told() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    for verdict in [Verdict::Keep, Verdict::Replay, Verdict::Skip, Verdict::Keep] {
+        let seal = log.seal(verdict);
+        log.apply(Entry::Seal(seal));
+        bench.brief(&log, Told::Changes);
+        assert_eq!(bench.taken_orders(), [Order::Settle(seal)]);
+        bench.brief(&log, Told::Changes);
+        bench.try_tell(CONTROLLERS[1], briefing(&log, Told::All)).expect("it belongs");
+        assert_eq!(bench.taken_orders(), []);
+    }
+}
+
+/// R2: a seal of the plan before is nothing to whoever runs the next one.
+#[test]
+fn r2_a_seal_of_the_plan_before_is_not_settled_under_the_next() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(2);
+    log.run_plan(&[2, 1]);
+    let mut bench = Bench::briefed(&log);
+    assert!(log.state.last_seal().is_some());
+    assert_eq!(bench.taken_orders(), [load(&log, 1), run(&log)]);
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), []);
+}
+
+/// The step under way when a plan was to follow is finished first: settle, stop, load.
+#[test]
+fn the_seal_before_a_planned_change_is_settled_before_the_work_stops() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    let next = log.plan(&[2, 1]);
+    let from_step = log.state.open_turn().step.next();
+    log.adopt(crate::plan::PlanRecord { from_step, ..next });
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.taken_orders(), [], "training goes on");
+    let seal = log.seal(Verdict::Keep);
+    log.apply(Entry::Seal(seal));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Settle(seal), Order::Stop, load(&log, 1)]);
+}
+
+#[test]
+fn a_plan_that_is_named_but_not_told_is_asked_for_and_nothing_is_done() {
+    let mut log = loading();
+    let mut bench = Bench::new();
+    let found = log.state.generation();
+    let named = briefing(&log, Told::Changes);
+    let refusal = BriefingRefusal::UnknownPlan { found };
+    assert_eq!(bench.try_tell(CONTROLLERS[0], named), Err(refusal.clone()));
+    let without_job = Briefing { spec: None, ..briefing(&log, Told::All) };
+    assert_eq!(bench.try_tell(CONTROLLERS[0], without_job), Err(refusal));
+    assert_eq!(bench.taken_orders(), []);
+    assert_ne!(bench.seat.generation(), Some(found), "its heart says that it lacks the plan");
+    log.load();
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [load(&log, 1), run(&log)]);
+}
+
+#[test]
+fn an_inventory_is_taken_whenever_it_is_asked_for() {
+    let log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    let index = log.state.applied();
+    for _ in 0..2 {
+        let asked = Briefing { asks_inventory: true, ..briefing(&log, Told::Changes) };
+        bench.try_tell(CONTROLLERS[0], asked).expect("it belongs");
+        assert_eq!(bench.taken_orders(), [Order::TakeInventory { index }]);
+    }
+}
+
+/// After a rewind the seat waits for the plan that follows; what it settled is not settled again.
+#[test]
+fn a_rewind_orders_nothing_until_the_next_plan() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    log.keep(2);
+    bench.brief(&log, Told::Changes);
+    bench.taken_orders();
+    log.apply(log.rewind(0));
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.taken_orders(), []);
+    log.adopt(log.plan(&[1, 2]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Stop, load(&log, 0)]);
+}

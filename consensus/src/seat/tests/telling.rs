@@ -1,0 +1,234 @@
+//! What the host reports is told until it is known to be agreed, and no longer.
+
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
+
+use super::bench::{Bench, CONTROLLERS, TIMING, Told, briefing};
+use crate::entry::{Entry, ReadyRecord};
+use crate::fixture::{Log, digest, digests, spec, sum};
+use crate::member::MemberChange;
+use crate::message::{Briefing, HeldLayer, HeldUpdate, Message, Pulse};
+use crate::seat::{News, SeatInput};
+use crate::validation::{Report, Turn};
+
+fn running() -> (Log, Bench) {
+    let log = Log::running(spec(), &[1, 2]);
+    let bench = Bench::briefed(&log);
+    (log, bench)
+}
+
+fn report(turn: Turn) -> Report {
+    let sums = vec![sum(LayerId(0), 0.25), sum(LayerId(1), 0.5)];
+    Report { turn, stage: StageIndex(0), sums, loss_sum: None }
+}
+
+fn held(turn: Turn) -> HeldUpdate {
+    HeldUpdate { turn, of: StageIndex(1), sums: vec![sum(LayerId(2), 0.25)], state: Vec::new() }
+}
+
+/// News are told to who leads at once, and to all until a briefing says that they are known.
+fn check_told(bench: &mut Bench, news: News, expected: &Message) {
+    bench.taken_messages();
+    bench.news(news);
+    assert_eq!(bench.taken_messages(), [(CONTROLLERS[0], expected.clone())]);
+    assert_eq!(bench.told_again(), std::slice::from_ref(expected));
+    assert_eq!(bench.told_again(), std::slice::from_ref(expected));
+}
+
+#[test]
+fn reports_and_held_updates_are_told_until_their_turn_is_sealed() {
+    let (mut log, mut bench) = running();
+    let (holder, turn) = (log.holder(1), log.state.open_turn());
+    let (report, state) = (report(turn), digests([LayerId(0)], 0));
+    let reported = Message::Report { holder, report: report.clone(), state: state.clone() };
+    check_told(&mut bench, News::Reported { report, state }, &reported);
+    let update = held(turn);
+    bench.news(News::Held(update.clone()));
+    let told = [reported, Message::Held { holder, update }];
+    assert_eq!(bench.told_again(), told);
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), told, "it is not sealed yet");
+    log.keep(1);
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), []);
+}
+
+#[test]
+fn an_update_of_the_turn_that_follows_is_kept_when_the_one_before_is_sealed() {
+    let (mut log, mut bench) = running();
+    let (holder, turn) = (log.holder(1), log.state.open_turn());
+    let next = held(Turn { step: turn.step.next(), ..turn });
+    bench.news(News::Held(next.clone()));
+    log.keep(1);
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), [Message::Held { holder, update: next }]);
+}
+
+#[test]
+fn to_whom_nobody_is_known_to_lead_everybody_is_told() {
+    let (log, mut bench) = running();
+    let nobody = Briefing { leader: None, ..briefing(&log, Told::Changes) };
+    bench.try_tell(CONTROLLERS[1], nobody).expect("it belongs");
+    bench.news(News::Held(held(log.state.open_turn())));
+    let to: Vec<NodeId> = bench.taken_messages().into_iter().map(|(to, _)| to).collect();
+    assert_eq!(to, CONTROLLERS);
+}
+
+#[test]
+fn that_a_plan_is_loaded_is_told_until_it_runs() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let mut bench = Bench::briefed(&log);
+    let ready: ReadyRecord = log.ready(0);
+    let ReadyRecord { generation, layers, copies, .. } = ready.clone();
+    check_told(
+        &mut bench,
+        News::Loaded { generation, layers, copies },
+        &Message::Ready(ready.clone()),
+    );
+    log.apply(Entry::Ready(ready.clone()));
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), [Message::Ready(ready)]);
+    log.apply(Entry::Ready(log.ready(1)));
+    log.resume();
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), []);
+}
+
+#[test]
+fn that_a_layer_cannot_be_had_is_told_until_there_is_another_plan() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let mut bench = Bench::briefed(&log);
+    let (holder, generation, layer) = (log.holder(1), log.state.generation(), LayerId(1));
+    let failed = Message::LoadFailed { holder, generation, layer };
+    check_told(&mut bench, News::LoadFailed { generation, layer }, &failed);
+    log.adopt(log.plan(&[2, 1]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.told_again(), []);
+}
+
+#[test]
+fn an_inventory_is_told_until_there_is_another_plan() {
+    let (mut log, mut bench) = running();
+    let held = HeldLayer { layer: LayerId(0), version: Step(0), digest: digest(0, 0) };
+    let (holder, index, layers) = (log.holder(1), log.state.applied(), vec![held]);
+    let told = Message::Inventory { holder, index, layers: layers.clone() };
+    check_told(&mut bench, News::Inventory { index, layers }, &told);
+    log.adopt(log.plan(&[2, 1]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.told_again(), []);
+}
+
+#[test]
+fn what_is_durable_is_told_until_nobody_waits_for_it() {
+    let (log, mut bench) = running();
+    let (holder, generation) = (log.holder(1), log.state.generation());
+    let saved = |version| {
+        let layers = digests([LayerId(0)], version);
+        Message::Saved { holder, version: Step(version), generation, layers }
+    };
+    for version in [4, 8] {
+        let layers = digests([LayerId(0)], version);
+        bench.news(News::Saved { version: Step(version), generation, layers });
+    }
+    let durable = |durable| Briefing { durable: Step(durable), ..briefing(&log, Told::Changes) };
+    bench.try_tell(CONTROLLERS[0], durable(3)).expect("it belongs");
+    assert_eq!(bench.told_again(), [saved(4), saved(8)]);
+    bench.try_tell(CONTROLLERS[0], durable(4)).expect("it belongs");
+    assert_eq!(bench.told_again(), [saved(8)]);
+    bench.try_tell(CONTROLLERS[0], durable(8)).expect("it belongs");
+    assert_eq!(bench.told_again(), []);
+}
+
+#[test]
+fn so_many_versions_are_told_and_the_oldest_is_given_up() {
+    let (log, mut bench) = running();
+    let generation = log.state.generation();
+    for version in (1..=5).map(Step) {
+        bench.news(News::Saved { version, generation, layers: Vec::new() });
+    }
+    let versions: Vec<_> = bench.told_again();
+    let version = |message: &Message| {
+        let Message::Saved { version, .. } = message else { panic!("{message:?}") };
+        version.0
+    };
+    assert_eq!(versions.iter().map(version).collect::<Vec<_>>(), [2, 3, 4, 5]);
+}
+
+#[test]
+fn a_plan_that_ends_takes_what_was_about_it_along_but_not_what_is_durable() {
+    let (mut log, mut bench) = running();
+    let (turn, generation) = (log.state.open_turn(), log.state.generation());
+    bench.news(News::Reported { report: report(turn), state: Vec::new() });
+    bench.news(News::Held(held(turn)));
+    let version = Step(4);
+    bench.news(News::Saved { version, generation, layers: Vec::new() });
+    log.adopt(log.plan(&[2, 1]));
+    bench.brief(&log, Told::All);
+    let holder = log.holder(1);
+    assert_eq!(
+        bench.told_again(),
+        [Message::Saved { holder, version, generation, layers: vec![] }]
+    );
+}
+
+/// R2: what a host still says of a plan that is over goes no further.
+#[test]
+fn r2_news_of_another_plan_are_not_told() {
+    let (log, mut bench) = running();
+    let turn = Turn { generation: Generation(9), ..log.state.open_turn() };
+    let generation = turn.generation;
+    for news in [
+        News::Reported { report: report(turn), state: Vec::new() },
+        News::Held(held(turn)),
+        News::Loaded { generation, layers: Vec::new(), copies: Vec::new() },
+        News::LoadFailed { generation, layer: LayerId(0) },
+    ] {
+        bench.news(news);
+    }
+    assert_eq!((bench.taken_messages(), bench.told_again()), (vec![], vec![]));
+}
+
+#[test]
+fn that_the_machine_is_about_to_go_is_told_on() {
+    let (mut log, mut bench) = running();
+    let holder = log.holder(1);
+    bench.input(SeatInput::Drain).expect("it is taken");
+    let drain = Message::Drain { holder };
+    assert_eq!(bench.taken_messages(), CONTROLLERS.map(|to| (to, drain.clone())));
+    assert_eq!(bench.told_again(), std::slice::from_ref(&drain));
+    log.apply(Entry::Members(vec![MemberChange::Drain { holder }]));
+    bench.brief(&log, Told::Changes);
+    assert_eq!(bench.told_again(), [drain], "until it goes; a leader that knows refuses it");
+}
+
+#[test]
+fn who_is_no_member_has_nothing_to_tell() {
+    let mut bench = Bench::new();
+    let (log, _) = running();
+    bench.news(News::Held(held(log.state.open_turn())));
+    assert_eq!(bench.taken_messages(), []);
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.told_again(), []);
+}
+
+fn pulse(bench: &mut Bench) -> Pulse {
+    bench.sent.clear();
+    bench.tick(TIMING.beat_ticks);
+    let Some((_, Message::Beat { pulse, .. })) = bench.sent.first() else { panic!("no beat") };
+    *pulse
+}
+
+#[test]
+fn the_heart_says_how_long_an_operation_takes_and_how_long_a_verdict_was_waited_for() {
+    let (_, mut bench) = running();
+    assert_eq!(pulse(&mut bench), Pulse { busy_ticks: 0, wait_ticks: 0 });
+    bench.news(News::Busy { is_busy: true });
+    assert_eq!(pulse(&mut bench).busy_ticks, 1 + TIMING.beat_ticks);
+    assert_eq!(pulse(&mut bench).busy_ticks, 1 + 2 * TIMING.beat_ticks);
+    bench.news(News::Busy { is_busy: true });
+    assert_eq!(pulse(&mut bench).busy_ticks, 1 + TIMING.beat_ticks, "another operation");
+    bench.news(News::Busy { is_busy: false });
+    bench.news(News::Waited { ticks: 3 });
+    assert_eq!(pulse(&mut bench), Pulse { busy_ticks: 0, wait_ticks: 3 });
+}
