@@ -22,7 +22,7 @@ const FLOAT_EVERY: u64 = 30;
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 every life passed, 2 usage, 10 safety: an invariant was broken, 11 liveness: nothing
 moved, 12 panic, 13 the same seed led to something else, 14 the campaign itself: in 1000 lives or
-more, something that must happen sometimes never did. Of several kinds of failure, the lowest code.";
+more, something never happened that must happen now and then. Of several codes, the lowest.";
 
 /// `chaos`, and `zbelastic chaos sim`.
 #[derive(Args, Clone, Debug)]

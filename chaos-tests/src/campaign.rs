@@ -153,7 +153,7 @@ mod tests {
     use crate::failure::{Failure, FailureKind, Invariant};
     use crate::markers::{Marker, Markers};
     use crate::options::Model;
-    use crate::report::{Ending, LIVES_FOR_MARKERS, Report};
+    use crate::report::{Ending, LIVES_FOR_MARKERS, LIVES_FOR_RARE_MARKERS, Report};
     use crate::world::Outcome;
 
     fn life(digest: u64, failure: Option<Failure>) -> Life {
@@ -212,18 +212,26 @@ mod tests {
 
     #[test]
     fn a_large_campaign_must_have_seen_every_marker() {
-        let live = |_: &Case| life(0, None);
-        let ending = |count| campaign(2, &live).run(tickets(count), |_| ()).ending();
-        assert_eq!(ending(LIVES_FOR_MARKERS - 1), Ending::Passed);
-        assert_eq!(ending(LIVES_FOR_MARKERS), Ending::MarkersMissed);
-        assert_eq!(Ending::MarkersMissed.exit_code(), 14);
-        let sees_all = |_: &Case| {
-            let mut life = life(0, None);
-            Marker::ALL.into_iter().for_each(|marker| life.outcome.markers.hit(marker));
-            life
+        let ending = |count: u64, model, unseen: &[Marker]| {
+            let live = |_: &Case| {
+                let mut life = life(0, None);
+                life.outcome.markers = Markers::default();
+                let seen = Marker::ALL.into_iter().filter(|marker| !unseen.contains(marker));
+                seen.for_each(|marker| life.outcome.markers.hit(marker));
+                life
+            };
+            let tickets = (0..count).map(|seed| Ticket { seed, model });
+            campaign(2, &live).run(tickets, |_| ()).ending()
         };
-        let report = campaign(2, &sees_all).run(tickets(LIVES_FOR_MARKERS), |_| ());
-        assert_eq!(report.ending(), Ending::Passed);
+        let check = |marker, lives| {
+            assert_eq!(ending(lives - 1, Model::Digest, &[marker]), Ending::Passed);
+            assert_eq!(ending(lives, Model::Digest, &[marker]), Ending::MarkersMissed);
+            assert_eq!(ending(lives, Model::Digest, &[]), Ending::Passed);
+            assert_eq!(ending(lives, Model::Float, &[marker]), Ending::Passed);
+        };
+        check(Marker::Clipped, LIVES_FOR_MARKERS);
+        check(Marker::RolledBackTwice, LIVES_FOR_RARE_MARKERS);
+        assert_eq!(Ending::MarkersMissed.exit_code(), 14);
     }
 
     #[test]

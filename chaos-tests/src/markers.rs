@@ -117,6 +117,9 @@ impl Marker {
         Self::Stalled,
         Self::WitnessLost,
     ];
+
+    /// Those that fewer than one life in two hundred comes to.
+    pub const RARE: [Self; 1] = [Self::RolledBackTwice];
 }
 
 /// How often each was seen.

@@ -6,10 +6,14 @@ use std::fmt;
 use crate::campaign::{Life, Ticket};
 use crate::failure::{Failure, FailureKind, Invariant};
 use crate::markers::{Marker, Markers};
+use crate::options::Model;
 
-/// Lives from which on a marker that was never seen is a failure of the campaign: with fewer, what
-/// happens once in a hundred lives may be missing by chance.
+/// Lives of the digest model from which on a marker that was never seen is a failure of the
+/// campaign. What one life in a hundred comes to is missing by chance once in twenty thousand such
+/// campaigns. Lives of the float model are few and do not have all faults, so they do not count.
 pub const LIVES_FOR_MARKERS: u64 = 1000;
+/// The same for rare markers: of ten thousand lives nineteen came to the rarest.
+pub const LIVES_FOR_RARE_MARKERS: u64 = 5000;
 /// Failures that are kept, the first by order of their tickets; the rest are counted.
 const FAILURES_KEPT: usize = 100;
 
@@ -37,6 +41,8 @@ pub struct Report {
     pub virtual_us: u64,
     /// What was seen.
     pub markers: Markers,
+    /// Lives of the digest model.
+    digest_lives: u64,
     /// How many failed, by kind.
     failed: BTreeMap<FailureKind, u64>,
     /// The first that failed, by the number of their ticket.
@@ -74,6 +80,7 @@ impl Report {
     pub(crate) fn add(&mut self, number: usize, ticket: Ticket, life: Life) {
         let outcome = life.outcome;
         self.lives += 1;
+        self.digest_lives += u64::from(ticket.model == Model::Digest);
         self.steps += outcome.steps;
         self.faults += outcome.faults;
         self.events += outcome.events;
@@ -116,7 +123,11 @@ impl Report {
     /// Markers that were never seen, in a campaign that is large enough to have seen them.
     #[must_use]
     pub fn missed(&self) -> Vec<Marker> {
-        if self.lives < LIVES_FOR_MARKERS { Vec::new() } else { self.markers.missing() }
+        let lives_for = |marker: &Marker| {
+            if Marker::RARE.contains(marker) { LIVES_FOR_RARE_MARKERS } else { LIVES_FOR_MARKERS }
+        };
+        let missing = self.markers.missing().into_iter();
+        missing.filter(|marker| self.digest_lives >= lives_for(marker)).collect()
     }
 
     /// How the campaign ends.

@@ -1,13 +1,16 @@
 //! The sample of lives that every change has to pass. `zbelastic chaos sim` lives any number more.
 
+use std::fs;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::thread;
 
 use chaos_tests::campaign::{Campaign, Life, Ticket};
+use chaos_tests::case::Case;
 use chaos_tests::options::Model;
 use chaos_tests::report::{Ending, LIVES_FOR_MARKERS};
 
-/// Lives with hashes: with fewer, rare markers may be missing.
+/// Lives with hashes: as many as have to show every marker but the rare ones.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
 /// Lives with real kernels, which take longer.
 const FLOAT_LIVES: u64 = 50;
@@ -27,25 +30,37 @@ fn tickets(count: u64, model: Model) -> impl Iterator<Item = Ticket> + Send {
     (1..=count).map(move |seed| Ticket { seed, model })
 }
 
-/// The lines of `regressions.txt`: seed, model, why; what follows a `#` is a comment.
-fn regressions() -> Vec<Ticket> {
-    let lines = REGRESSIONS.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    let ticket = |line: &str| {
+/// A life that failed once.
+struct Regression {
+    ticket: Ticket,
+    case: Case,
+    why: &'static str,
+}
+
+/// The lines of `regressions.txt`, seed, model and why, each with its case.
+fn regressions() -> Vec<Regression> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    let lines = REGRESSIONS.lines().filter(|line| !line.starts_with('#'));
+    let regression = |line: &'static str| {
         let (seed, rest) = line.split_once(' ').expect("a seed");
         let (model, why) = rest.split_once(' ').expect("a model");
-        assert!(!why.trim().is_empty(), "why: {line}");
         let model = match model {
             "digest" => Model::Digest,
             "float" => Model::Float,
             other => panic!("no model is called {other}: {line}"),
         };
-        Ticket { seed: seed.parse().expect("a number"), model }
+        let ticket = Ticket { seed: seed.parse().expect("a number"), model };
+        let case = Case::load(&folder.join(ticket.file_name()));
+        Regression { ticket, case: case.unwrap_or_else(|error| panic!("{error}")), why }
     };
-    lines.map(ticket).collect()
+    let regressions: Vec<_> = lines.map(regression).collect();
+    let files = fs::read_dir(&folder).expect("a folder").count();
+    assert_eq!(files, regressions.len(), "every case has its line");
+    regressions
 }
 
 #[test]
-fn a_thousand_clusters_live_through_their_faults_and_show_everything_rare() {
+fn a_thousand_clusters_live_through_their_faults_and_show_every_marker() {
     pass(false, tickets(DIGEST_LIVES, Model::Digest));
 }
 
@@ -55,10 +70,12 @@ fn clusters_that_compute_live_through_their_faults() {
 }
 
 #[test]
-fn seeds_that_failed_once_pass() {
-    let tickets = regressions();
-    assert!(!tickets.is_empty());
-    pass(false, tickets.into_iter());
+fn lives_that_failed_once_pass() {
+    for Regression { ticket, case, why } in regressions() {
+        let life = Life::of(&case);
+        assert_eq!(life.outcome.failure, None, "{ticket} again; it was: {why}");
+        assert!(life.outcome.steps >= case.options.steps, "{ticket} ends before its last step");
+    }
 }
 
 #[test]
