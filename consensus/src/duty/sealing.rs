@@ -16,8 +16,9 @@ use crate::validation::{
     Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, Turn, Verdict,
 };
 
-/// How often a step that was sealed before is run again if it does not come out the same.
-pub const RECOMPUTE_REPLAYS_MAX: u32 = 3;
+/// How often a step that was sealed before is run again if it does not come out the same: a device
+/// that stumbles is given time to recover.
+pub const RECOMPUTE_REPLAYS_MAX: u32 = 8;
 
 /// Why the open turn is not sealed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
