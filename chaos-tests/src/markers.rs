@@ -119,7 +119,7 @@ impl Marker {
     ];
 
     /// Those that fewer than one life in two hundred comes to.
-    pub const RARE: [Self; 1] = [Self::RolledBackTwice];
+    pub const RARE: [Self; 2] = [Self::RolledBackTwice, Self::LateEntryIgnored];
 }
 
 /// How often each was seen.
