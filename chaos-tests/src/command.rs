@@ -103,11 +103,18 @@ fn live_many(
 ) -> Result<u8, SimError> {
     let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &Life::of };
     let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
+    let mut failures_told = 0;
     let report = campaign.run(seeds.map(|seed| args.model.ticket(seed)), |report| {
         let elapsed = watch.elapsed();
         if elapsed >= told + PROGRESS_EVERY {
             told = elapsed;
             tell_progress(progress, &pace(report, elapsed));
+        }
+        if report.failed() > failures_told {
+            failures_told = report.failed();
+            let failed = report.failures().map(|life| life.ticket.to_string());
+            let failed: Vec<_> = failed.take(FAILURES_SHRUNK).collect();
+            tell_progress(progress, &format!("failed so far: {}", failed.join(", ")));
         }
     });
     let elapsed = watch.elapsed();

@@ -19,6 +19,10 @@ use crate::state::{PlanPhase, State};
 /// and one more, so that nothing that ran ahead crosses the change.
 const PLANNED_AHEAD: u64 = 2;
 
+/// How many times longer than usual an inventory waits for members that are heard and do not
+/// answer, before sealed steps are given up for want of what they hold.
+const PATIENCE: u32 = 4;
+
 /// Why and when a plan is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
@@ -304,7 +308,11 @@ impl Duties {
             bad: &self.bad_checkpoints,
             base: state.history().base(),
         };
+        let waited = self.now - draft.since;
+        let is_patient = waited <= u64::from(PATIENCE * self.timing.inventory_ticks);
+        let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
         match restore_point(&inventory) {
+            Restore::Back { .. } | Restore::Nowhere if is_patient && !has_all => None,
             Restore::Here(sources) => {
                 let from = state.open_turn().step;
                 Some(self.adopt(state, reason, solution, sources, from))
