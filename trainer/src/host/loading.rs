@@ -52,8 +52,9 @@ impl Loading {
         self.order.plan.from_step
     }
 
+    /// What has come, and what was here before, whether the plan gives it to this node or not.
     pub(super) fn images(&self) -> impl Iterator<Item = &Arc<LayerImage>> {
-        self.images.values()
+        self.images.values().chain(self.offered.values())
     }
 
     pub(super) fn into_images(self) -> BTreeMap<LayerId, Arc<LayerImage>> {
