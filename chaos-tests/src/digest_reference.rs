@@ -39,12 +39,6 @@ impl DigestReference {
         self.versions.get(version.index()).map(Vec::as_slice)
     }
 
-    /// Versions it knows: one more than steps.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.versions.len() as u64
-    }
-
     /// Updates applied.
     #[must_use]
     pub fn updates(&self) -> u64 {
@@ -57,7 +51,10 @@ impl DigestReference {
     /// If the seal is not final, or of another step.
     pub fn advance(&mut self, seal: &Seal) -> ReferenceSums {
         let step = seal.turn.step;
-        assert!(seal.verdict.is_final() && step.0 + 1 == self.len(), "one step after the other");
+        assert!(
+            seal.verdict.is_final() && step.0 + 1 == self.versions.len() as u64,
+            "one step after the other"
+        );
         let (gradients, loss_sum) = self.gradients(step);
         let sums = (0..).map(LayerId).zip(&gradients);
         let sums = sums.flat_map(|(layer, g)| self.shape.sums(layer, *g));
@@ -108,7 +105,7 @@ impl DigestReference {
     }
 
     fn remember(&mut self) {
-        let version = Step(self.len());
+        let version = Step(self.versions.len() as u64);
         let layers = (0..).map(LayerId).zip(&self.layers);
         let digests = layers.map(|(layer, numbers)| layer_digest(&numbers.image(layer, version)));
         self.versions.push(digests.collect());

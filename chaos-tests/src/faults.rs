@@ -302,7 +302,7 @@ pub fn draw_faults(seed: u64, options: &Options) -> Vec<TimedFault> {
     }
     if options.has(FaultClass::MajorityLost) {
         let at_us = draws.between(options.storm_us / 3, options.storm_us);
-        faults.push(TimedFault { at_us, fault: Fault::LoseMajority { draw: draws.next() } });
+        faults.push(TimedFault { at_us, fault: Fault::LoseMajority { draw: draws.number() } });
     }
     if options.has(FaultClass::Churn) {
         faults.extend(crate::traces::churn(&mut draws, options));
@@ -334,7 +334,7 @@ fn is_timed(class: &FaultClass) -> bool {
 }
 
 fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option<Fault> {
-    let draw = draws.next();
+    let draw = draws.number();
     let down_us = draws.between(50_000, 6_000_000);
     let us = draws.between(50_000, 5_000_000);
     let fault = match class {

@@ -86,7 +86,7 @@ fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
         faults: faults.clone(),
     });
     let setup = Setup { spec: Arc::new(spec), stage, model, source: corpus };
-    World::new(case, setup, Reference::Float(reference), log).run()
+    World::new(case, setup, Reference::Float(Box::new(reference)), log).run()
 }
 
 /// The job and the run of a case.

@@ -31,12 +31,12 @@ impl Draws {
     #[must_use]
     pub fn new(seed: u64, purpose: Purpose) -> Self {
         let mut draws = Self { state: seed ^ (purpose as u64).wrapping_mul(0xA076_1D64_78BD_642F) };
-        draws.state = draws.next() ^ seed.rotate_left(32);
+        draws.state = draws.number() ^ seed.rotate_left(32);
         draws
     }
 
     /// Sixty-four bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut x = self.state;
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -46,7 +46,7 @@ impl Draws {
 
     /// A number in `[0, 1)`.
     pub fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// True so often.
@@ -56,7 +56,7 @@ impl Draws {
 
     /// A number below `limit`, which is not zero.
     pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+        ((u128::from(self.number()) * u128::from(limit)) >> 64) as u64
     }
 
     /// A number from `low` to `high`, both included.

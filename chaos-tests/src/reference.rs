@@ -20,7 +20,7 @@ pub enum Reference {
     /// On hashes.
     Digest(DigestReference),
     /// With the real kernels.
-    Float(FloatReference),
+    Float(Box<FloatReference>),
 }
 
 impl Reference {

@@ -76,7 +76,7 @@ pub fn churn(draws: &mut Draws, options: &Options) -> Vec<TimedFault> {
         } else {
             // The trace says when a machine came back; here that is a join of its own.
             let down_us = options.storm_us;
-            Fault::CrashWorkers { draw: draws.next(), count, contiguous, down_us }
+            Fault::CrashWorkers { draw: draws.number(), count, contiguous, down_us }
         };
         TimedFault { at_us, fault }
     });

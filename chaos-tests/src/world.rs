@@ -6,6 +6,7 @@
 mod applied;
 mod controllers;
 mod crash;
+mod damage;
 mod hosts;
 mod storm;
 mod workers;
@@ -103,6 +104,8 @@ struct ControllerMachine {
     election_ticks: u32,
     /// Its disk cannot be used any more: it comes back as another node.
     is_condemned: bool,
+    /// It is to go, and counts as gone.
+    is_retiring: bool,
     /// One that was never admitted has nothing to come back to.
     was_admitted: bool,
 }
@@ -392,7 +395,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                 self.queue.push(self.undisturbed_until, Event::Fault(index));
             }
             Event::Fault(index) => self.strike(self.case.faults[index].fault),
-            Event::StaleDisk { node, imaged_at } => self.strike_stale_disk(node, imaged_at),
+            Event::StaleDisk { node, imaged_at } => self.set_disk_back(node, imaged_at),
             Event::Restart(node) => self.restart(node),
             Event::Leave { node, life } => self.handle_leave(node, life),
             Event::HealLinks(links) => {

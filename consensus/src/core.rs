@@ -553,6 +553,16 @@ impl Core {
             return false;
         }
         let is_wanted = |node: &NodeId| self.state.is_controller(*node);
+        if voters.contains(&status.node) && !is_wanted(&status.node) {
+            // A leader does not take itself away: another one does.
+            let heir = status.matched.iter().filter(|(node, _)| {
+                *node != status.node && voters.contains(node) && is_wanted(node)
+            });
+            if let Some((node, _)) = heir.max_by_key(|(_, matched)| *matched) {
+                self.raft.transfer_leader(*node);
+            }
+            return false;
+        }
         let known = || voters.iter().chain(learners);
         let gone = known().find(|node| !is_wanted(node) && **node != status.node);
         let new = self.state.controllers().find(|node| !known().any(|known| known == node));

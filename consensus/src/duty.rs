@@ -19,6 +19,7 @@ use std::sync::Arc;
 use zbelastic_schedule::{Program, Window};
 use zbelastic_types::{Generation, LayerId, LayerRange, NodeId, StageIndex, Step};
 
+use crate::checkpoint::LayerDigest;
 use crate::entry::{Entry, ReadyRecord};
 use crate::job::{HaltReason, JobChange, JobSpec};
 use crate::member::{Holder, LossReason, MemberChange, Resources};
@@ -122,7 +123,7 @@ pub struct Duties {
     sealing: Option<Sealing>,
     planning: planning::Planning,
     ready: BTreeMap<StageIndex, ReadyRecord>,
-    saved: BTreeMap<(Step, NodeId), (Holder, Vec<(LayerId, zbelastic_types::Digest)>)>,
+    saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
     /// Why the plan of this generation must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
     /// A state that owner and copy tell differently.

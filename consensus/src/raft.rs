@@ -14,14 +14,14 @@
 //! ```
 //!
 //! What it promises:
-//! - R1: a message that tells what this node remembers leaves only once that is durable.
-//! - R2: entries are handed out in order of index, without a gap, each once per start.
-//! - R3: no input makes raft-rs panic: what it would panic on is refused before, with the reason.
-//! - R4: bytes of others are never parsed as protobuf: messages and records have their own strict
+//! - P1: a message that tells what this node remembers leaves only once that is durable.
+//! - P2: entries are handed out in order of index, without a gap, each once per start.
+//! - P3: no input makes raft-rs panic: what it would panic on is refused before, with the reason.
+//! - P4: bytes of others are never parsed as protobuf: messages and records have their own strict
 //!   form, and entries that change the voters are rebuilt from it.
-//! - R5: a disk that was set back is found out by a majority before the node takes part again, as
+//! - P5: a disk that was set back is found out by those who answer before the node takes part, as
 //!   long as one of them remembers what the disk forgot. See [`Hello`].
-//! - R6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
+//! - P6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
 //!   the joint state is left without being asked.
 //!
 //! What it does not do: check signatures (a member that lies about what it has may break a

@@ -28,7 +28,7 @@ use crate::job::JobSpec;
 use crate::member::{Holder, Resources, Role};
 use crate::message::{Envelope, HeldUpdate, Message, Pulse};
 use crate::plan::PlanRecord;
-use crate::validation::{Report, Turn};
+use crate::validation::Turn;
 
 pub use briefed::BriefingRefusal;
 pub use order::{LoadOrder, News, Order};
@@ -129,11 +129,11 @@ struct Membership {
 /// What the controllers may not know yet. Told until they do.
 #[derive(Debug, Default)]
 struct Untold {
-    report: Option<Message>,
+    report: Option<(Turn, Message)>,
     held: BTreeMap<StageIndex, HeldUpdate>,
     ready: Option<ReadyRecord>,
     load_failed: Option<Message>,
-    saved: VecDeque<Message>,
+    saved: VecDeque<(Step, Message)>,
     inventory: Option<Message>,
     is_draining: bool,
 }
@@ -321,8 +321,9 @@ impl Membership {
                 if report.turn.generation != generation {
                     return None;
                 }
+                let turn = report.turn;
                 let message = Message::Report { holder, report, state };
-                untold.report = Some(message.clone());
+                untold.report = Some((turn, message.clone()));
                 message
             }
             News::Held(update) => {
@@ -358,7 +359,7 @@ impl Membership {
                 if untold.saved.len() == SAVED_MAX {
                     untold.saved.pop_front();
                 }
-                untold.saved.push_back(message.clone());
+                untold.saved.push_back((version, message.clone()));
                 message
             }
         };
@@ -372,25 +373,17 @@ impl Untold {
         let held = held.map(|update| Message::Held { holder, update });
         let ready = self.ready.clone().map(Message::Ready);
         let drain = self.is_draining.then_some(Message::Drain { holder });
-        let others = [self.report.clone(), self.load_failed.clone(), self.inventory.clone()];
+        let saved = self.saved.iter().map(|(_, message)| message.clone());
+        let report = self.report.as_ref().map(|(_, message)| message.clone());
+        let others = [report, self.load_failed.clone(), self.inventory.clone()];
         let others = others.into_iter().flatten();
-        others.chain(held).chain(ready).chain(drain).chain(self.saved.iter().cloned()).collect()
+        others.chain(held).chain(ready).chain(drain).chain(saved).collect()
     }
 
     /// Forgets what needs no telling once `open` waits for its seal.
     fn forget_before(&mut self, open: Turn, durable: Step) {
-        let report_turn = match &self.report {
-            Some(Message::Report { report: Report { turn, .. }, .. }) => Some(*turn),
-            Some(_) | None => None,
-        };
-        if report_turn.is_some_and(|turn| turn < open) {
-            self.report = None;
-        }
+        self.report.take_if(|(turn, _)| *turn < open);
         self.held.retain(|_, update| update.turn >= open);
-        let is_awaited = |message: &Message| match message {
-            Message::Saved { version, .. } => *version > durable,
-            _ => false,
-        };
-        self.saved.retain(is_awaited);
+        self.saved.retain(|(version, _)| *version > durable);
     }
 }

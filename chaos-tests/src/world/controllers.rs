@@ -70,6 +70,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             sync_us_extra: 0,
             election_ticks: 10 + 4 * (index % 5),
             is_condemned: false,
+            is_retiring: false,
             was_admitted: false,
         };
         self.controllers.insert(node, machine);

@@ -127,7 +127,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         // Whoever does not know of a change yet would count on those who went with it.
         let knows = |core: &Core| core.status().members == members;
         let up = voters.iter().filter_map(|voter| self.controllers.get(voter)).filter(|machine| {
-            let is_fit = machine.paused_until <= self.now && !machine.disk.fails;
+            let is_fit =
+                !machine.is_retiring && machine.paused_until <= self.now && !machine.disk.fails;
             is_fit && machine.core.as_ref().is_some_and(knows)
         });
         let is_whole = up.count() == voters.len() && voters.len() >= 3 && outgoing.is_empty();

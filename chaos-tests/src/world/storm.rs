@@ -1,7 +1,6 @@
 //! Faults strike.
 
 use zbelastic_consensus::core::{Command, Input};
-use zbelastic_consensus::plan::Promise;
 use zbelastic_consensus::seat::SeatInput;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -11,10 +10,7 @@ use super::{Armed, Event, World};
 use crate::faults::{CrashPoint, Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
-use crate::queue::Moment;
 
-/// Within this time a disk that was set back is found out.
-const FOUND_OUT_US: u64 = 4_000_000;
 /// How long a controller that was replaced goes on.
 const RETIRED_US: u64 = 5_000_000;
 /// Machines of workers there may be.
@@ -71,11 +67,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.close_connection(node);
                 }
             }
-            Fault::SlowDisk { .. }
-            | Fault::FailDisk { .. }
-            | Fault::StaleDisk { .. }
-            | Fault::LostDisk { .. }
-            | Fault::FlipDisk { .. } => self.strike_disk(fault),
+            Fault::SlowDisk { draw, sync_us, us } => self.slow_disk(draw, sync_us, us),
+            Fault::FailDisk { draw } => self.fail_disk(draw),
+            Fault::StaleDisk { draw, age_us } => self.set_disk_back_later(draw, age_us),
+            Fault::LostDisk { draw } => self.lose_disk(draw),
+            Fault::FlipDisk { draw } => self.flip_disk(draw),
             Fault::FailStore { us } => {
                 self.store.fails = true;
                 self.queue.push(self.now.after(us), Event::StoreRecovers);
@@ -85,10 +81,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
                 }
             }
-            Fault::Mark { .. }
-            | Fault::WrongSum { .. }
-            | Fault::FlipState { .. }
-            | Fault::AlwaysWrong { .. } => self.strike_numbers(fault),
+            Fault::Mark { draw, infinite, times } => self.mark_gradients(draw, infinite, times),
+            Fault::WrongSum { draw, factor } => {
+                self.spoil(draw, NumericFault::SumFactor(factor));
+            }
+            Fault::FlipState { draw, bit } => self.flip_state(draw, bit),
+            Fault::AlwaysWrong { draw } => self.break_device(draw),
             Fault::Join { count } => {
                 for _ in 0..count {
                     if self.workers.values().filter(|m| !m.is_gone).count() < WORKERS_MAX {
@@ -114,7 +112,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         up.map(|(node, _)| *node).collect()
     }
 
-    fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
+    pub(super) fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
         let node = pick(&self.up_workers(), draw)?;
         self.workers.get_mut(&node)
     }
@@ -222,100 +220,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.queue.push(self.now.after(us), Event::HealLinks(links));
     }
 
-    fn strike_disk(&mut self, fault: Fault) {
-        let draw = match fault {
-            Fault::SlowDisk { draw, .. }
-            | Fault::FailDisk { draw }
-            | Fault::StaleDisk { draw, .. }
-            | Fault::LostDisk { draw }
-            | Fault::FlipDisk { draw } => draw,
-            _ => unreachable!("a fault of disks"),
-        };
-        let Some(node) = pick(&self.controllers_in_use(), draw) else { return };
-        let is_spare = self.can_lose(node);
-        match fault {
-            Fault::SlowDisk { sync_us, us, .. } => {
-                if let Some(machine) = self.controllers.get_mut(&node) {
-                    machine.sync_us_extra = sync_us;
-                    self.queue.push(self.now.after(us), Event::DiskRecovers(node));
-                }
-            }
-            Fault::FailDisk { .. } if is_spare => {
-                self.controllers.get_mut(&node).expect("in use").disk.fails = true;
-                self.checker.disturbed(node);
-            }
-            Fault::StaleDisk { age_us, .. } if is_spare => {
-                self.controllers.get_mut(&node).expect("in use").disk.take_image();
-                self.queue
-                    .push(self.now.after(age_us), Event::StaleDisk { node, imaged_at: self.now });
-            }
-            Fault::LostDisk { .. } if is_spare => {
-                self.crash(node, None);
-                self.condemn(node);
-            }
-            Fault::FlipDisk { .. } if is_spare => {
-                self.crash(node, Some(200_000));
-                let machine = self.controllers.get_mut(&node).expect("in use");
-                machine.disk.flip(&mut self.draws_disk);
-            }
-            _ => self.faults_struck -= 1,
-        }
-    }
-
-    /// A disk that was set back within its present boot is found out by those who saw what came
-    /// after, if they are there to be asked. So they are.
-    pub(super) fn strike_stale_disk(&mut self, node: NodeId, imaged_at: Moment) {
-        let are_witnesses = self.controllers.iter().all(|(other, machine)| {
-            let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
-            machine.is_condemned || *other == node || is_fit
-        });
-        let is_busy = self.is_calm || self.now < self.undisturbed_until || !self.network.is_whole();
-        if is_busy || !are_witnesses || !self.can_lose(node) {
-            return;
-        }
-        self.undisturbed_until = self.now.after(FOUND_OUT_US);
-        self.crash(node, None);
-        let machine = self.controllers.get_mut(&node).expect("a controller");
-        let is_older = machine.disk.restore_image();
-        self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
-        self.restart_controller(node);
-    }
-
-    /// Numbers go wrong only where somebody is there to notice: what is wrong and promised to
-    /// nobody is right by definition.
-    fn strike_numbers(&mut self, fault: Fault) {
-        let plan = self.newest_core().and_then(|core| core.state().plan());
-        let stages = plan.map_or(0, |plan| plan.record.stages.len());
-        let is_kept = plan.is_some_and(|plan| plan.record.promise == Promise::Kept);
-        let planned = match fault {
-            Fault::Mark { draw, infinite, times } => {
-                let mark = if infinite { f32::INFINITY } else { f32::NAN };
-                Some((draw, NumericFault::Mark(mark, times)))
-            }
-            Fault::WrongSum { draw, factor } if is_kept => {
-                Some((draw, NumericFault::SumFactor(factor)))
-            }
-            Fault::FlipState { draw, bit } if is_kept => {
-                Some((draw, NumericFault::StateFlip(1 << bit)))
-            }
-            Fault::AlwaysWrong { draw } if is_kept && stages >= 3 => {
-                let others = self.workers.values().any(|m| m.faults.borrow().always_wrong);
-                if let Some(machine) = self.some_worker(draw).filter(|_| !others) {
-                    machine.faults.borrow_mut().always_wrong = true;
-                }
-                None
-            }
-            _ => None,
-        };
-        if let Some((draw, fault)) = planned {
-            let is_float = self.case.options.model == crate::options::Model::Float;
-            let is_state = matches!(fault, NumericFault::StateFlip(_));
-            if let Some(machine) = self.some_worker(draw).filter(|_| !(is_float && is_state)) {
-                machine.faults.borrow_mut().plan(fault);
-            }
-        }
-    }
-
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
     /// heard of that, and think that it still votes.
     fn retire(&mut self, draw: u64, cut_us: Option<u64>) {
@@ -323,6 +227,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let mut nodes = self.controllers_in_use();
         nodes.retain(|node| Some(*node) != leader);
         let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else { return };
+        self.controllers.get_mut(&node).expect("in use").is_retiring = true;
         let new = self.add_controller(&[]);
         if let Some(leader) = leader {
             self.controller_input(leader, Input::Command(Command::Remove(node)));
@@ -356,6 +261,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 }
 
 /// Whom a draw names.
-fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
+pub(super) fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
     nodes.get(draw as usize % nodes.len().max(1)).copied()
 }

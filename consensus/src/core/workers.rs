@@ -34,7 +34,14 @@ impl Core {
                 self.with_duties(|duties, core| duties.handle_change(&core.state, change))
             }
             Message::Briefing(_) => Err(CoreRefusal::NotForControllers),
-            message => self.handle_news(from, message),
+            message @ (Message::Report { .. }
+            | Message::Held { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. }) => self.handle_news(from, message),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Entries and snapshots in their own form, as they are written and sent.
 //!
 //! raft-rs keeps changes of voters as protobuf inside an entry. Here such an entry names the
-//! changes, and the protobuf is made from them on the way in (R4).
+//! changes, and the protobuf is made from them on the way in (P4).
 
 use ::protobuf::Message as _;
 use ::raft::eraftpb::{
@@ -86,7 +86,7 @@ impl NodeChange {
     }
 }
 
-/// raft-rs's form of `changes`: through the joint state, which is left by itself (R6).
+/// raft-rs's form of `changes`: through the joint state, which is left by itself (P6).
 pub(super) fn joint_change(changes: &[NodeChange]) -> ConfChangeV2 {
     let mut change = ConfChangeV2::default();
     if !changes.is_empty() {

@@ -22,7 +22,7 @@ pub(super) struct Flight {
     pub installs: Option<Install>,
     /// Whether all records before are replaced by its records.
     pub replaces: bool,
-    /// What may be sent once it is durable (R1).
+    /// What may be sent once it is durable (P1).
     pub held: Vec<(NodeId, RaftMessage)>,
 }
 

@@ -1,4 +1,4 @@
-//! A node that started asks whether its disk remembers what it should (R5).
+//! A node that started asks whether its disk remembers what it should (P5).
 //!
 //! A disk can be set back: a virtual machine returns to yesterday, a folder is copied back. Such
 //! a node has forgotten votes and entries that others count on, and would break agreement by

@@ -1,4 +1,4 @@
-//! What is checked before raft-rs sees a message (R3).
+//! What is checked before raft-rs sees a message (P3).
 //!
 //! raft-rs trusts its peers: a commit index beyond the log, a gap between entries or a snapshot
 //! with strange members ends the process. Each check here names the assertion it stands before.

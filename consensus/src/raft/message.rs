@@ -25,7 +25,7 @@ pub(super) struct WireMessage {
     pub from: NodeId,
     pub term: u64,
     /// The last entry that a sender who leads has made durable itself; 0 from others. Receivers
-    /// remember it: it counts towards agreement like an acknowledgement (R5).
+    /// remember it: it counts towards agreement like an acknowledgement (P5).
     pub durable: u64,
     pub body: Body,
 }

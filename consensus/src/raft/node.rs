@@ -280,7 +280,7 @@ impl RaftNode {
         Guard { raw: &self.raw, members: self.members(), is_log_under_way }
     }
 
-    /// Remembers what others have written down, in case they forget (R5).
+    /// Remembers what others have written down, in case they forget (P5).
     fn witness(&mut self, message: &WireMessage) {
         let raft = &self.raw.raft;
         if message.body.tells_term() {

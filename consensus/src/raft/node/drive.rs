@@ -75,7 +75,7 @@ impl RaftNode {
         }
     }
 
-    /// Sends once all that was handed out so far is durable (R1).
+    /// Sends once all that was handed out so far is durable (P1).
     pub(super) fn hold(&mut self, messages: impl IntoIterator<Item = (NodeId, RaftMessage)>) {
         match self.flights.last() {
             Some(flight) => flight.held.extend(messages),

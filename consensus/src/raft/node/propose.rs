@@ -92,7 +92,7 @@ impl RaftNode {
         Ok(())
     }
 
-    /// Proposes a change of members, through the joint state and out of it again (R6).
+    /// Proposes a change of members, through the joint state and out of it again (P6).
     ///
     /// # Errors
     /// If this node cannot propose it now, or it makes no sense.

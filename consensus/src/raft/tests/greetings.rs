@@ -1,4 +1,4 @@
-//! Disks that were set back, wiped or copied (R5).
+//! Disks that were set back, wiped or copied (P5).
 
 use super::super::{FatalReason, RaftMessage, StaleCause};
 use super::cluster::{Cluster, n};

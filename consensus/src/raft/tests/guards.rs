@@ -1,4 +1,4 @@
-//! What others may send without doing harm (R3).
+//! What others may send without doing harm (P3).
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Members come and go through the joint state (R6).
+//! Members come and go through the joint state (P6).
 
 use zbelastic_types::NodeId;
 

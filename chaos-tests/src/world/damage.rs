@@ -1,0 +1,124 @@
+//! Faults of disks and of numbers.
+
+use zbelastic_consensus::plan::Promise;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_types::NodeId;
+
+use super::storm::pick;
+use super::{Event, World};
+use crate::numeric::NumericFault;
+use crate::options::Model;
+use crate::queue::Moment;
+
+/// Within this time a disk that was set back is found out.
+const FOUND_OUT_US: u64 = 4_000_000;
+/// Until a controller starts again whose disk has a flipped bit.
+const FLIPPED_US: u64 = 200_000;
+/// Stages from which on a device that is always wrong can be told from those it contradicts.
+const STAGES_TO_BLAME: usize = 3;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn slow_disk(&mut self, draw: u64, sync_us: u64, us: u64) {
+        let Some(node) = pick(&self.controllers_in_use(), draw) else { return };
+        self.controllers.get_mut(&node).expect("in use").sync_us_extra = sync_us;
+        self.queue.push(self.now.after(us), Event::DiskRecovers(node));
+    }
+
+    /// A controller that may lose its disk, so that a majority stays. If there is none, nothing
+    /// strikes.
+    fn spare_controller(&mut self, draw: u64) -> Option<NodeId> {
+        let node = pick(&self.controllers_in_use(), draw);
+        let node = node.filter(|node| self.can_lose(*node));
+        self.faults_struck -= u64::from(node.is_none());
+        node
+    }
+
+    pub(super) fn fail_disk(&mut self, draw: u64) {
+        let Some(node) = self.spare_controller(draw) else { return };
+        self.controllers.get_mut(&node).expect("in use").disk.fails = true;
+        self.checker.disturbed(node);
+    }
+
+    pub(super) fn lose_disk(&mut self, draw: u64) {
+        let Some(node) = self.spare_controller(draw) else { return };
+        self.crash(node, None);
+        self.condemn(node);
+    }
+
+    pub(super) fn flip_disk(&mut self, draw: u64) {
+        let Some(node) = self.spare_controller(draw) else { return };
+        self.crash(node, Some(FLIPPED_US));
+        let machine = self.controllers.get_mut(&node).expect("in use");
+        machine.disk.flip(&mut self.draws_disk);
+    }
+
+    pub(super) fn set_disk_back_later(&mut self, draw: u64, age_us: u64) {
+        let Some(node) = self.spare_controller(draw) else { return };
+        self.controllers.get_mut(&node).expect("in use").disk.take_image();
+        let imaged_at = self.now;
+        self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at });
+    }
+
+    /// A disk that was set back within its present boot is found out by those who saw what came
+    /// after, if they are there to be asked. So they are.
+    pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: Moment) {
+        let are_witnesses = self.controllers.iter().all(|(other, machine)| {
+            let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
+            machine.is_condemned || *other == node || is_fit
+        });
+        let is_busy = self.is_calm || self.now < self.undisturbed_until || !self.network.is_whole();
+        if is_busy || !are_witnesses || !self.can_lose(node) {
+            return;
+        }
+        self.undisturbed_until = self.now.after(FOUND_OUT_US);
+        self.crash(node, None);
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let is_older = machine.disk.restore_image();
+        self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
+        self.restart_controller(node);
+    }
+
+    pub(super) fn mark_gradients(&mut self, draw: u64, infinite: bool, times: u32) {
+        let mark = if infinite { f32::INFINITY } else { f32::NAN };
+        if let Some(machine) = self.some_worker(draw) {
+            machine.faults.borrow_mut().plan(NumericFault::Mark(mark, times));
+        }
+    }
+
+    /// Numbers go wrong only where somebody is there to notice: what is wrong and promised to
+    /// nobody is right by definition.
+    pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) {
+        if self.stages_with_copies() == 0 {
+            return;
+        }
+        if let Some(machine) = self.some_worker(draw) {
+            machine.faults.borrow_mut().plan(fault);
+        }
+    }
+
+    /// The real kernels have no place where a bit of a state can be flipped from outside.
+    pub(super) fn flip_state(&mut self, draw: u64, bit: u32) {
+        match self.case.options.model {
+            Model::Digest => self.spoil(draw, NumericFault::StateFlip(1 << bit)),
+            Model::Float => {}
+        }
+    }
+
+    pub(super) fn break_device(&mut self, draw: u64) {
+        let is_one_broken = self.workers.values().any(|m| m.faults.borrow().always_wrong);
+        if is_one_broken || self.stages_with_copies() < STAGES_TO_BLAME {
+            return;
+        }
+        if let Some(machine) = self.some_worker(draw) {
+            machine.faults.borrow_mut().always_wrong = true;
+        }
+    }
+
+    /// Stages of the plan in force, if others keep their updates.
+    fn stages_with_copies(&self) -> usize {
+        let plan = self.newest_core().and_then(|core| core.state().plan());
+        let kept = plan.filter(|plan| plan.record.promise == Promise::Kept);
+        kept.map_or(0, |plan| plan.record.stages.len())
+    }
+}
