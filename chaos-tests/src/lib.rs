@@ -15,6 +15,7 @@ pub mod digest_bench;
 pub mod digest_model;
 pub mod digest_reference;
 pub mod disk;
+pub mod exhaustive;
 pub mod failure;
 pub mod faults;
 pub mod float_model;

@@ -29,7 +29,7 @@ use crate::validation::Turn;
 
 pub use inbox::InputRefusal;
 pub use planning::Need;
-pub use restore::{Restore, restore_point};
+pub use restore::{Inventory, Restore, restore_point};
 pub use sealing::{Sealing, Withheld};
 pub use window::switched_window;
 

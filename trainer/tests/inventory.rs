@@ -68,9 +68,9 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
 
 fn inventory<M: ComputeModel>(host: &mut Host<M, Arc<Corpus>>) -> BTreeSet<LayerId> {
     host.handle(HostInput::Order(Order::TakeInventory { index: 1 })).expect("an order");
-    let told = std::iter::from_fn(|| host.poll_output()).find_map(|output| match output {
-        HostOutput::News(News::Inventory { layers, .. }) => Some(layers),
-        _ => None,
+    let told = std::iter::from_fn(|| host.poll_output()).find_map(|output| {
+        let HostOutput::News(News::Inventory { layers, .. }) = output else { return None };
+        Some(layers)
     });
     told.expect("it answers").into_iter().map(|held| held.layer).collect()
 }

@@ -1,0 +1,58 @@
+//! Every order of events of a small world, gone through breadth first.
+//!
+//! The replicated state is the real one, and so is what decides: [`State::apply`] takes the entries,
+//! `StageHalf` applies seals, `Sealing` says when one may be proposed, `restore_point` says where a
+//! run goes on. What is made up is small: workers hold versions in place of tensors, and the log
+//! is a list of proposals that are agreed on in order, or lost from the end with their leader.
+//!
+//! ```text
+//!  report -> held elsewhere -> proposed -> agreed on -> learned by each worker, one by one
+//!                                 |  lost with its leader, or late: after the next plan
+//!  a worker dies -> noticed -> plan proposed -> agreed on -> layers fetched -> ready -> resumed
+//! ```
+//!
+//! At every point a worker may die, the leader may change, and a plan may be given up, as often as
+//! [`Bounds`] say. In every state that can be reached the checks of `check.rs` hold, and the run can
+//! end from it. The first violation comes with a shortest way to it.
+//!
+//! The promise is that of the last plan that ran: what is sealed is held by somebody who lives, as
+//! long as owner or copy does. If both are dead, the run may go back.
+//!
+//! Not modelled: activations and the order of operations within a step, gradients that come before
+//! the seal of the step before, workers that are taken for dead and are not, checkpoints, planned
+//! changes, skips and replays.
+//!
+//! [`State::apply`]: zbelastic_consensus::State::apply
+
+mod actions;
+mod book;
+mod check;
+mod decide;
+mod entries;
+mod search;
+mod stages;
+mod steps;
+mod worker;
+mod world;
+
+pub use check::Violation;
+pub use search::{Exploration, Finding, explore};
+
+/// How small the world is.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Stages of the first plan, and layers of the model.
+    pub stages: u32,
+    /// Workers without a stage at the beginning.
+    pub spares: u32,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Workers that may die.
+    pub deaths: u8,
+    /// Leaders that may die.
+    pub elections: u8,
+    /// Plans that take too long though nobody died.
+    pub stalls: u8,
+    /// States at which the search gives up.
+    pub states_max: usize,
+}

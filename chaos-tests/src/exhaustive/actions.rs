@@ -1,0 +1,83 @@
+//! What can happen in the small world.
+
+use zbelastic_consensus::Entry;
+use zbelastic_types::{LayerId, NodeId};
+
+use super::book::{Book, EntryId};
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// A stage computes, if it has not, and the leader hears of it.
+    Report { node: NodeId },
+    /// A worker holds the update whose copy it keeps, if it does not, and the leader hears of it.
+    Hold { node: NodeId },
+    /// The leader proposes.
+    Propose { entry: EntryId },
+    /// A proposal is agreed on.
+    Agree { entry: EntryId },
+    /// The leader dies, and with it as many of the last proposals. Another one begins with empty
+    /// hands.
+    Elect { lost: usize },
+    /// A worker dies.
+    Die { node: NodeId },
+    /// It is agreed on that it is lost.
+    Notice { node: NodeId },
+    /// A worker learns what is agreed on.
+    Learn { node: NodeId },
+    /// A worker learns of the last seal, and not yet of the plan that came after it.
+    LearnSeal { node: NodeId },
+    /// A worker learns of a seal that is only proposed. Nobody tells it but a leader with rule R1
+    /// off.
+    LearnProposal { node: NodeId, entry: EntryId },
+    /// A layer of a new plan comes to a worker.
+    Fetch { node: NodeId, layer: LayerId },
+    /// A worker is ready for a new plan.
+    Ready { node: NodeId },
+}
+
+impl Action {
+    /// The sentence for people.
+    pub(super) fn text(self, book: &Book) -> String {
+        let name = |entry: EntryId| entry_text(book.entry(entry));
+        match self {
+            Self::Report { node } => format!("worker {node} reports"),
+            Self::Hold { node } => format!("worker {node} holds the update that it copies"),
+            Self::Propose { entry } => format!("{} is proposed", name(entry)),
+            Self::Agree { entry } => format!("{} is agreed on", name(entry)),
+            Self::Elect { lost: 0 } => {
+                "the leader dies, and none of its proposals is lost".to_owned()
+            }
+            Self::Elect { lost } => {
+                format!("the leader dies, and with it the last {lost} of its proposals")
+            }
+            Self::Die { node } => format!("worker {node} dies"),
+            Self::Notice { node } => format!("it is agreed on that worker {node} is lost"),
+            Self::Learn { node } => format!("worker {node} learns what is agreed on"),
+            Self::LearnSeal { node } => format!("worker {node} learns of the last seal"),
+            Self::LearnProposal { node, entry } => {
+                format!("worker {node} learns of {}, which is only proposed", name(entry))
+            }
+            Self::Fetch { node, layer } => format!("worker {node} gets layer {layer}"),
+            Self::Ready { node } => format!("worker {node} is ready"),
+        }
+    }
+}
+
+fn entry_text(entry: &Entry) -> String {
+    match entry {
+        Entry::Seal(seal) => format!("the {} of {}", seal.verdict.name(), seal.turn),
+        Entry::Adopt(plan) => {
+            let nodes: Vec<String> = plan.stages.iter().map(|h| h.node.to_string()).collect();
+            let workers = nodes.join(", ");
+            format!("plan {} from step {} over workers {workers}", plan.generation, plan.from_step)
+        }
+        Entry::Resume { generation } => format!("the start of plan {generation}"),
+        Entry::Rewind { to, .. } => format!("the way back to step {to}"),
+        Entry::Members(_)
+        | Entry::Ready(_)
+        | Entry::Durable { .. }
+        | Entry::Checkpoint { .. }
+        | Entry::Job(_) => entry.name().to_owned(),
+    }
+}

@@ -1,0 +1,199 @@
+//! What must hold in every state, and what is wrong if it does not.
+
+use std::fmt;
+
+use zbelastic_consensus::Entry;
+use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::Turn;
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
+
+use super::book::Book;
+use super::worker::{Copied, Phase, Station, Worker};
+use super::world::World;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// S1: a step was sealed twice, or one was left out.
+    HistoryBroken {
+        /// The step that was open.
+        open: Step,
+        /// The step that is open now.
+        found: Step,
+    },
+    /// A turn was sealed that a stage never computed.
+    SealedUncomputed {
+        /// The stage.
+        stage: StageIndex,
+        /// The turn.
+        turn: Turn,
+    },
+    /// A candidate that was computed in another attempt became the state.
+    OtherAttempt {
+        /// The stage.
+        stage: StageIndex,
+        /// The turn that was sealed.
+        turn: Turn,
+    },
+    /// R8: an update was applied to a state that is not the one before it.
+    AppliedTwice {
+        /// The stage.
+        stage: StageIndex,
+        /// The step.
+        step: Step,
+        /// The version of the state.
+        found: Step,
+    },
+    /// A stage that runs has another version than the log says.
+    OtherVersion {
+        /// The stage.
+        stage: StageIndex,
+        /// What the log says.
+        expected: Step,
+        /// What it has.
+        found: Step,
+    },
+    /// An undecided step must begin anew, and who lives has gone past it for good.
+    CannotGoBack {
+        /// The layer.
+        layer: LayerId,
+        /// The version that is needed.
+        needed: Step,
+        /// The version there is.
+        found: Step,
+    },
+    /// What was sealed is nowhere, though of those who promised to hold it one lives.
+    SealedLost {
+        /// The layer.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+    },
+    /// The leader takes the run back, though nothing is lost.
+    NeedlessRewind {
+        /// The layer that it takes for lost.
+        layer: LayerId,
+    },
+    /// The run can never end from here.
+    NoWayToTheEnd,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HistoryBroken { open, found } => {
+                write!(f, "step {open} was sealed, and step {found} is open")
+            }
+            Self::SealedUncomputed { stage, turn } => {
+                write!(f, "{turn} was sealed, and stage {stage} never computed it")
+            }
+            Self::OtherAttempt { stage, turn } => {
+                write!(f, "stage {stage} takes a candidate that is not of {turn}")
+            }
+            Self::AppliedTwice { stage, step, found } => {
+                write!(f, "step {step} is applied to version {found} of stage {stage}")
+            }
+            Self::OtherVersion { stage, expected, found } => {
+                write!(f, "stage {stage} runs version {found}, the log says {expected}")
+            }
+            Self::CannotGoBack { layer, needed, found } => write!(
+                f,
+                "step {needed} must begin anew, layer {layer} is at version {found} and its \
+                 pre-image is gone"
+            ),
+            Self::SealedLost { layer, version } => {
+                write!(f, "version {version} of layer {layer} was sealed and is lost")
+            }
+            Self::NeedlessRewind { layer } => {
+                write!(f, "the run goes back for layer {layer}, which is not lost")
+            }
+            Self::NoWayToTheEnd => write!(f, "the run cannot end any more"),
+        }
+    }
+}
+
+/// Looks at a state.
+pub(super) fn check(book: &Book, world: &World) -> Result<(), Violation> {
+    let state = book.state(world.agreed);
+    world.workers.values().try_for_each(|worker| check_version(state, worker))?;
+    let layer_count = state.job().expect("there is a job").spec.layer_count();
+    (0..layer_count).map(LayerId).try_for_each(|layer| check_layer(book, world, layer))
+}
+
+/// A stage of the plan in force has the version of the log, or is one seal behind and has what the
+/// seal needs. One that ran ahead of a proposal is not wrong yet: the same sums lead to the same
+/// seal. It is once the attempt is over, and [`check_layer`] looks at that.
+fn check_version(state: &State, worker: &Worker) -> Result<(), Violation> {
+    let Some(station) = worker.station().filter(|_| worker.generation == state.generation()) else {
+        return Ok(());
+    };
+    let (stage, expected, found) = (station.stage, state.open_turn().step, station.version);
+    let is_behind = state.last_seal().is_some_and(|seal| station.half.check(seal).is_ok());
+    let is_fit = if is_behind { station.half.is_reported() } else { found >= expected };
+    if is_fit { Ok(()) } else { Err(Violation::OtherVersion { stage, expected, found }) }
+}
+
+/// Every layer can be had at the version of the log from somebody who lives, unless all who
+/// promised to hold it are dead.
+fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violation> {
+    let state = book.state(world.agreed);
+    let version = state.open_turn().step;
+    if version == Step(0) || is_within_reach(world, state, layer) || is_excused(world, layer) {
+        return Ok(());
+    }
+    let held = world.workers.values().filter_map(|worker| worker.layers().remove(&layer));
+    match held.flatten().max().filter(|found| *found > version) {
+        Some(_) if is_sealing(book, world, state.open_turn()) => Ok(()),
+        Some(found) => Err(Violation::CannotGoBack { layer, needed: version, found }),
+        None => Err(Violation::SealedLost { layer, version }),
+    }
+}
+
+/// Whether the seal of a turn is under way, and may be agreed on yet.
+pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
+    world.flight.iter().any(|flying| match book.entry(flying.entry) {
+        Entry::Seal(seal) => seal.turn == turn,
+        Entry::Members(_)
+        | Entry::Adopt(_)
+        | Entry::Ready(_)
+        | Entry::Resume { .. }
+        | Entry::Durable { .. }
+        | Entry::Checkpoint { .. }
+        | Entry::Rewind { .. }
+        | Entry::Job(_) => false,
+    })
+}
+
+/// Whether somebody has the layer at the open version, or will once it learns the last seal.
+fn is_within_reach(world: &World, state: &State, layer: LayerId) -> bool {
+    let version = state.open_turn().step;
+    world.workers.values().any(|worker| {
+        let has = worker.layers().get(&layer).is_some_and(|found| found.contains(&version));
+        has || will_have(worker, state, layer)
+    })
+}
+
+fn will_have(worker: &Worker, state: &State, layer: LayerId) -> bool {
+    let (Phase::Stationed(station), Some(seal)) = (&worker.phase, state.last_seal()) else {
+        return false;
+    };
+    let Station { plan, half, copy, .. } = station;
+    let is_next = seal.next_turn().step == state.open_turn().step;
+    let own_will = half.check(seal).is_ok() && half.is_reported();
+    let is_own = plan.layers_of(station.stage).any(|own| own == layer);
+    let copy_will = |copy: &&Copied| copy.held == Some(seal.turn) && copy.open == seal.turn;
+    let copy = copy.as_ref().filter(copy_will);
+    let is_copied = copy.is_some_and(|copy| plan.layers_of(copy.of).any(|of| of == layer));
+    is_next && station.is_running && (own_will && is_own || is_copied)
+}
+
+/// Whether all are dead who hold the layer by the last plan that ran.
+pub(super) fn is_excused(world: &World, layer: LayerId) -> bool {
+    let plan = &world.ran;
+    let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));
+    let stage = stage.expect("every layer stands somewhere");
+    let owner: NodeId = plan.stages[stage.index()].node;
+    let copy = plan.copy_holder(stage).map(|holder| holder.node);
+    let lives = |node: &NodeId| world.workers.contains_key(node);
+    !lives(&owner) && !copy.is_some_and(|node| lives(&node))
+}

@@ -1,0 +1,115 @@
+//! What a leader decides: when to seal, and when to make another plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_consensus::Entry;
+use zbelastic_consensus::duty::{Inventory, Restore, Sealing, restore_point};
+use zbelastic_consensus::entry::RewindReason;
+use zbelastic_consensus::member::LossReason;
+use zbelastic_consensus::message::{HeldLayer, HeldUpdate};
+use zbelastic_consensus::plan::PlanReason;
+use zbelastic_consensus::state::{PlanPhase, State};
+use zbelastic_consensus::validation::Seal;
+use zbelastic_types::{LayerId, NodeId, Step};
+
+use super::book::Book;
+use super::check::is_sealing;
+use super::entries;
+use super::stages::sources;
+use super::world::World;
+
+/// The seal that is due.
+pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
+    let spec = state.running_spec()?;
+    let mut sealing = Sealing::new(state, spec);
+    for told in world.leader.reports.values() {
+        let (report, attested) = &**told;
+        sealing.handle_report(state, report, attested.clone()).expect("of the open turn");
+    }
+    world.leader.held.values().for_each(|held| sealing.handle_held(HeldUpdate::clone(held)));
+    sealing.decide(state).ok()
+}
+
+/// What a leader does about the plan: it starts one that is loaded, and makes another if the one in
+/// force cannot go on. Everybody who lives has answered by then, and so knows what is agreed on.
+pub(super) fn decide_plan(book: &Book, state: &State, world: &World) -> Option<Entry> {
+    state.running_spec()?;
+    let plan = state.plan()?;
+    let generation = plan.record.generation;
+    let lost = state.lost_holder();
+    let lost = lost.map(|holder| PlanReason::Lost { holder, reason: LossReason::Closed });
+    let lacking = || lacking_layer(state, world).map(|layer| PlanReason::LoadFailed { layer });
+    let reason = match &plan.phase {
+        PlanPhase::Closed => Some(PlanReason::Rewound),
+        PlanPhase::Running => lost,
+        PlanPhase::Loading(_) => lost.or_else(lacking),
+    };
+    match (reason, &plan.phase) {
+        (Some(reason), _) => replan(book, state, world, reason),
+        (None, PlanPhase::Loading(ready)) if ready.iter().all(Option::is_some) => {
+            Some(Entry::Resume { generation })
+        }
+        (None, PlanPhase::Loading(_) | PlanPhase::Running | PlanPhase::Closed) => None,
+    }
+}
+
+/// What a leader does about a plan that takes too long, though nobody is to blame.
+pub(super) fn decide_plan_for_stall(book: &Book, state: &State, world: &World) -> Option<Entry> {
+    state.running_spec()?;
+    let is_blameless = world.stalls_left > 0 && state.lost_holder().is_none();
+    let ticks = state.generation().0 as u32;
+    is_blameless.then(|| replan(book, state, world, PlanReason::Stalled { ticks }))?
+}
+
+fn replan(book: &Book, state: &State, world: &World, reason: PlanReason) -> Option<Entry> {
+    if world.workers.values().any(|worker| worker.lacks(state)) {
+        return None;
+    }
+    let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
+    let held = world.workers.values().map(|worker| (worker.me, worker.inventory())).collect();
+    let (to, reason) = match restore(state, believes.then_some(&held)) {
+        Restore::Here(sources) => {
+            return Some(Entry::Adopt(Box::new(entries::plan(state, sources, reason))));
+        }
+        // Whether something is lost that a seal under way would bring back is seen when the seal is
+        // agreed on or lost.
+        Restore::Back { .. } if is_sealing(book, world, state.open_turn()) => return None,
+        Restore::Back { to, layer } => (to, RewindReason::LayerLost { layer }),
+        Restore::Differs { layer } => (Step(0), RewindReason::StateDiffers { layer }),
+        Restore::Nowhere => unreachable!("the beginning is never forgotten here"),
+    };
+    Some(Entry::Rewind { generation: state.generation(), to, reason })
+}
+
+type Held = BTreeMap<NodeId, Vec<HeldLayer>>;
+
+fn restore(state: &State, held: Option<&Held>) -> Restore {
+    restore_point(&Inventory {
+        open: open(state),
+        layer_count: state.job().expect("there is a job").spec.layer_count(),
+        held,
+        checkpoints: state.checkpoints(),
+        bad: &BTreeSet::new(),
+        base: state.history().base(),
+    })
+}
+
+/// A layer that a worker asks for in vain: whoever the plan names is dead, or has it not.
+fn lacking_layer(state: &State, world: &World) -> Option<LayerId> {
+    let comes = |source: NodeId, layer: LayerId| {
+        let source = world.workers.get(&source);
+        source.is_some_and(|source| source.lacks(state) || source.offers(layer, open(state)))
+    };
+    world.workers.values().filter(|worker| worker.generation == state.generation()).find_map(
+        |worker| {
+            let lacks = |layer: &LayerId| {
+                !sources(world, worker.me, *layer).any(|source| comes(source, *layer))
+            };
+            worker.loading()?.missing().into_iter().find(lacks)
+        },
+    )
+}
+
+fn open(state: &State) -> Step {
+    state.open_turn().step
+}

@@ -1,0 +1,123 @@
+//! What is written in the log of the small world: its job, its plans, and numbers for tensors.
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::job::{JobSpec, WindowPolicy};
+use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, TensorSum};
+use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
+use zbelastic_types::{
+    Bytes, ClusterId, Digest, LayerId, LayerRange, NodeId, StageIndex, Step, TensorIndex,
+};
+
+use super::Bounds;
+
+pub(super) const CLUSTER: ClusterId = ClusterId(1);
+const MICROBATCH_COUNT: u32 = 2;
+const CLIP_NORM: f64 = 1.0;
+
+/// One layer a stage and one tensor a layer. Owners and copies attest every step.
+pub(super) fn spec(bounds: &Bounds) -> JobSpec {
+    let policy = GuardPolicy {
+        clip_norm: clip_norm(),
+        nonfinite: NonfinitePolicy::Skip,
+        replays_max: 0,
+        spike_deviations: None,
+    };
+    JobSpec {
+        config: Digest([1; 32]),
+        layer_tensors: vec![1; bounds.stages as usize],
+        microbatch_count: MICROBATCH_COUNT,
+        step_count: bounds.steps,
+        policy,
+        window: WindowPolicy::Fixed(Window::One),
+        copies: true,
+        checkpoint_every: 0,
+        checkpoints_kept: 1,
+        attest_every: 1,
+        stages_max: bounds.stages,
+    }
+}
+
+pub(super) const fn clip_norm() -> Option<f64> {
+    Some(CLIP_NORM)
+}
+
+pub(super) fn admit(node: NodeId) -> MemberChange {
+    let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+    MemberChange::Admit { node, boot: 1, role: Role::Worker, resources }
+}
+
+/// The gradient of a step is a function of the step: the first is kept as it is, the second is
+/// clipped, and so on in turns.
+pub(super) fn sums(layers: impl Iterator<Item = LayerId>, step: Step) -> Vec<TensorSum> {
+    let square_sum = if step.0.is_multiple_of(2) { CLIP_NORM / 64.0 } else { CLIP_NORM * 4.0 };
+    let sum = |layer: LayerId| TensorSum { tensor: TensorIndex(layer.0), square_sum, nonfinite: 0 };
+    layers.map(sum).collect()
+}
+
+pub(super) fn digest(layer: LayerId, version: Step) -> Digest {
+    let mut bytes = [layer.0 as u8; 32];
+    bytes[..8].copy_from_slice(&version.0.to_le_bytes());
+    Digest(bytes)
+}
+
+/// Digests in model order.
+pub(super) fn digests(layers: impl Iterator<Item = LayerId>, version: Step) -> Vec<LayerDigest> {
+    let mut layers: Vec<LayerId> = layers.collect();
+    layers.sort_unstable();
+    layers.into_iter().map(|layer| (layer, digest(layer, version))).collect()
+}
+
+/// The plan over these workers, as the product's leader makes it: who stays keeps its place, who
+/// comes fills the places of those who went, and each stage's copy is with the next.
+pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason) -> PlanRecord {
+    let spec = &state.job().expect("there is a job").spec;
+    let mut stages = seating(state);
+    stages.truncate(spec.stages_max as usize);
+    let stage_count = stages.len() as u32;
+    let (promise, copies) = match stage_count {
+        0 | 1 => (Promise::Off(PromiseOff::OneStage), vec![None; stages.len()]),
+        _ => {
+            let next = |stage| Some(StageIndex((stage + 1) % stage_count));
+            (Promise::Kept, (0..stage_count).map(next).collect())
+        }
+    };
+    PlanRecord {
+        generation: state.generation_next(),
+        stages,
+        copies,
+        promise,
+        chunks: chunks(spec.layer_count(), stage_count),
+        program: program(stage_count),
+        from_step: state.open_turn().step,
+        sources,
+        op_ticks_max: 1,
+        reason,
+    }
+}
+
+fn seating(state: &State) -> Vec<Holder> {
+    let stages = state.plan().map_or(&[][..], |plan| &plan.record.stages);
+    let live = || state.live_workers().map(|(holder, _)| holder);
+    let mut newcomers = live().filter(|holder| !stages.contains(holder));
+    let stays = |holder: &Holder| state.is_live(*holder).then_some(*holder);
+    let mut seated: Vec<Holder> =
+        stages.iter().filter_map(|holder| stays(holder).or_else(|| newcomers.next())).collect();
+    seated.extend(newcomers);
+    seated
+}
+
+/// One chunk a stage; the last takes what does not divide.
+fn chunks(layer_count: u32, stage_count: u32) -> Vec<LayerRange> {
+    let each = layer_count / stage_count;
+    let end = |stage| if stage + 1 == stage_count { layer_count } else { (stage + 1) * each };
+    (0..stage_count).map(|stage| LayerRange::new(stage * each, end(stage))).collect()
+}
+
+fn program(stage_count: u32) -> Program {
+    let compute =
+        generate(ScheduleKind::ZbH1, stage_count, MICROBATCH_COUNT).expect("the size is legal");
+    lower(&compute, LowerOptions { window: Window::One, early_head_weights: false })
+}

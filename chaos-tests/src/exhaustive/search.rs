@@ -1,0 +1,138 @@
+//! Breadth first through all states, each once.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::Bounds;
+use super::actions::Action;
+use super::check::{Violation, check};
+use super::steps::Model;
+use super::world::World;
+
+/// What a search came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exploration {
+    /// States seen.
+    pub states: usize,
+    /// Actions taken from them, those that led to a known state included.
+    pub actions: usize,
+    /// Actions from the beginning to the state that is farthest.
+    pub depth: u32,
+    /// What was found.
+    pub finding: Finding,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Everything holds in every state, and the run can end from each.
+    Sound,
+    /// The first thing that is wrong.
+    Broken {
+        /// What.
+        violation: Violation,
+        /// A shortest way to it.
+        path: Vec<String>,
+    },
+    /// There are more states than were allowed.
+    TooMany,
+}
+
+/// Where a state was first seen.
+struct Seen {
+    /// The state before it, and what happened there.
+    from: Option<(u32, Action)>,
+    depth: u32,
+    is_over: bool,
+}
+
+struct Search {
+    model: Model,
+    known: BTreeMap<Box<[u8]>, u32>,
+    seen: Vec<Seen>,
+    /// From which state to which.
+    edges: Vec<(u32, u32)>,
+    queue: VecDeque<(u32, World)>,
+}
+
+/// Goes through all states.
+#[must_use]
+pub fn explore(bounds: Bounds) -> Exploration {
+    let mut search = Search {
+        model: Model::new(bounds),
+        known: BTreeMap::new(),
+        seen: Vec::new(),
+        edges: Vec::new(),
+        queue: VecDeque::new(),
+    };
+    let finding = search.run();
+    let depth = search.seen.iter().map(|seen| seen.depth).max().unwrap_or(0);
+    Exploration { states: search.seen.len(), actions: search.edges.len(), depth, finding }
+}
+
+impl Search {
+    fn run(&mut self) -> Finding {
+        let first = self.model.begin();
+        self.visit(first, None);
+        while let Some((from, world)) = self.queue.pop_front() {
+            if self.seen.len() > self.model.bounds.states_max {
+                return Finding::TooMany;
+            }
+            for (action, after) in self.model.next(&world) {
+                let checked =
+                    after.and_then(|after| check(&self.model.book, &after).map(|()| after));
+                match checked {
+                    Ok(after) => self.visit(after, Some((from, action))),
+                    Err(violation) => {
+                        let mut path = self.path(from);
+                        path.push(action.text(&self.model.book));
+                        return Finding::Broken { violation, path };
+                    }
+                }
+            }
+        }
+        match self.stuck() {
+            Some(state) => {
+                Finding::Broken { violation: Violation::NoWayToTheEnd, path: self.path(state) }
+            }
+            None => Finding::Sound,
+        }
+    }
+
+    fn visit(&mut self, world: World, from: Option<(u32, Action)>) {
+        let next = self.seen.len() as u32;
+        let id = *self.known.entry(world.key()).or_insert(next);
+        self.edges.extend(from.map(|(from, _)| (from, id)));
+        if id == next {
+            let depth = from.map_or(0, |(from, _)| self.seen[from as usize].depth + 1);
+            self.seen.push(Seen { from, depth, is_over: self.model.is_over(&world) });
+            self.queue.push_back((id, world));
+        }
+    }
+
+    /// How a state is reached.
+    fn path(&self, state: u32) -> Vec<String> {
+        let before = |(state, _): &(u32, Action)| self.seen[*state as usize].from;
+        let steps = std::iter::successors(self.seen[state as usize].from, before);
+        let mut path: Vec<_> = steps.map(|(_, action)| action.text(&self.model.book)).collect();
+        path.reverse();
+        path
+    }
+
+    /// The nearest state from which the run cannot end.
+    fn stuck(&mut self) -> Option<u32> {
+        self.edges.sort_unstable_by_key(|(_, to)| *to);
+        let mut can_end: Vec<bool> = self.seen.iter().map(|seen| seen.is_over).collect();
+        let mut queue: Vec<u32> =
+            (0..can_end.len() as u32).filter(|state| can_end[*state as usize]).collect();
+        while let Some(state) = queue.pop() {
+            let start = self.edges.partition_point(|(_, to)| *to < state);
+            let into = self.edges[start..].iter().take_while(|(_, to)| *to == state);
+            for (from, _) in into {
+                if !std::mem::replace(&mut can_end[*from as usize], true) {
+                    queue.push(*from);
+                }
+            }
+        }
+        can_end.iter().position(|can| !can).map(|state| state as u32)
+    }
+}

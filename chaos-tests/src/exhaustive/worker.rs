@@ -1,0 +1,358 @@
+//! A worker of the small world: its seat and its host, with versions in place of layers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::entry::ReadyRecord;
+use zbelastic_consensus::message::{HeldLayer, HeldUpdate};
+use zbelastic_consensus::plan::{LayerSource, PlanRecord};
+use zbelastic_consensus::state::{PlanPhase, State, copied_layers};
+use zbelastic_consensus::validation::{
+    CandidateOrder, Gate, Prefix, Report, Seal, StageHalf, Turn,
+};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
+
+use super::check::Violation;
+use super::entries;
+
+/// A worker that lives.
+#[derive(Clone)]
+pub(super) struct Worker {
+    pub me: NodeId,
+    /// The plan it knows.
+    pub generation: Generation,
+    /// Layers that no stage uses now.
+    pub shelf: BTreeMap<LayerId, Step>,
+    pub phase: Phase,
+}
+
+#[derive(Clone)]
+pub(super) enum Phase {
+    Idle,
+    Loading(Loading),
+    Stationed(Station),
+}
+
+/// A plan whose layers are on their way.
+#[derive(Clone)]
+pub(super) struct Loading {
+    pub plan: Arc<PlanRecord>,
+    pub stage: StageIndex,
+    pub turn: Turn,
+    updates: u64,
+    pub images: BTreeMap<LayerId, Step>,
+}
+
+/// A stage, and the copy it keeps of another.
+#[derive(Clone)]
+pub(super) struct Station {
+    pub plan: Arc<PlanRecord>,
+    pub stage: StageIndex,
+    pub half: StageHalf,
+    pub version: Step,
+    /// What was reported on the open turn, with the state it began with.
+    pub told: Option<Arc<(Report, Vec<LayerDigest>)>>,
+    /// The turn for which there is a candidate.
+    pub candidate: Option<Turn>,
+    pub copy: Option<Copied>,
+    pub is_running: bool,
+}
+
+/// The copy of a stage's layers.
+#[derive(Clone)]
+pub(super) struct Copied {
+    pub of: StageIndex,
+    pub version: Step,
+    /// The turn whose seal it applies next.
+    pub open: Turn,
+    /// The turn whose gradient it holds.
+    pub held: Option<Turn>,
+}
+
+impl Worker {
+    pub(super) fn new(me: NodeId) -> Self {
+        Self { me, generation: Generation(0), shelf: BTreeMap::new(), phase: Phase::Idle }
+    }
+
+    pub(super) fn station(&self) -> Option<&Station> {
+        match &self.phase {
+            Phase::Stationed(station) => Some(station),
+            Phase::Idle | Phase::Loading(_) => None,
+        }
+    }
+
+    pub(super) fn station_mut(&mut self) -> Option<&mut Station> {
+        match &mut self.phase {
+            Phase::Stationed(station) => Some(station),
+            Phase::Idle | Phase::Loading(_) => None,
+        }
+    }
+
+    pub(super) fn loading(&self) -> Option<&Loading> {
+        match &self.phase {
+            Phase::Loading(loading) => Some(loading),
+            Phase::Idle | Phase::Stationed(_) => None,
+        }
+    }
+
+    /// Whether a briefing would change something.
+    pub(super) fn lacks(&self, state: &State) -> bool {
+        let Some(plan) = state.plan() else { return false };
+        let awaits_run =
+            |station: &Station| !station.is_running && plan.phase == PlanPhase::Running;
+        let awaits = |station: &Station| {
+            awaits_run(station) || state.last_seal().is_some_and(|seal| station.awaits(seal))
+        };
+        plan.record.generation > self.generation || self.station().is_some_and(awaits)
+    }
+
+    /// Takes in a briefing: the last seal first, then the plan.
+    pub(super) fn learn(&mut self, state: &State) -> Result<(), Violation> {
+        if let Some(seal) = state.last_seal() {
+            self.settle(seal)?;
+        }
+        let Some(plan) = state.plan() else { return Ok(()) };
+        if plan.record.generation > self.generation {
+            self.change_plan(state, &plan.record);
+        }
+        if let Phase::Stationed(station) = &mut self.phase
+            && plan.phase == PlanPhase::Running
+            && !station.is_running
+        {
+            station.is_running = true;
+            self.shelf.clear();
+        }
+        Ok(())
+    }
+
+    /// Applies a seal of the plan that runs here.
+    pub(super) fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
+        let Phase::Stationed(station) = &mut self.phase else { return Ok(()) };
+        if !station.is_running || seal.turn.generation != station.plan.generation {
+            return Ok(());
+        }
+        station.settle(seal)?;
+        match &mut station.copy {
+            Some(copy) => copy.settle(seal),
+            None => Ok(()),
+        }
+    }
+
+    fn change_plan(&mut self, state: &State, plan: &Arc<PlanRecord>) {
+        self.stop();
+        self.generation = plan.generation;
+        let stage = plan.stages.iter().position(|holder| holder.node == self.me);
+        let Some(stage) = stage.map(|index| StageIndex(index as u32)) else { return };
+        let (turn, updates) = (state.open_turn(), state.ledger().updates());
+        let (plan, images) = (plan.clone(), BTreeMap::new());
+        let mut loading = Loading { plan, stage, turn, updates, images };
+        for layer in loading.missing() {
+            if self.is_at_hand(&loading, layer) {
+                loading.images.insert(layer, loading.plan.from_step);
+            }
+        }
+        self.take_station_once_complete(loading);
+    }
+
+    /// Gives up what is not sealed; what is stays on the shelf.
+    fn stop(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Idle => {}
+            Phase::Loading(loading) => self.shelf.extend(loading.images),
+            Phase::Stationed(station) => self.shelf.extend(station.layers()),
+        }
+    }
+
+    fn is_at_hand(&self, loading: &Loading, layer: LayerId) -> bool {
+        match &loading.plan.sources[layer.index()] {
+            LayerSource::Nodes(nodes) => {
+                nodes.contains(&self.me) && self.shelf.get(&layer) == Some(&loading.plan.from_step)
+            }
+            LayerSource::Initial => true,
+            LayerSource::Checkpoint { .. } => false,
+        }
+    }
+
+    /// A layer that was awaited has come.
+    pub(super) fn fetched(&mut self, layer: LayerId) {
+        if let Phase::Loading(mut loading) = std::mem::replace(&mut self.phase, Phase::Idle) {
+            loading.images.insert(layer, loading.plan.from_step);
+            self.take_station_once_complete(loading);
+        }
+    }
+
+    fn take_station_once_complete(&mut self, loading: Loading) {
+        if !loading.missing().is_empty() {
+            self.phase = Phase::Loading(loading);
+            return;
+        }
+        let Loading { plan, stage, turn, updates, images } = loading;
+        let version = plan.from_step;
+        let of = plan.copied_by(stage).next();
+        let copy = of.map(|of| Copied { of, version, open: turn, held: None });
+        let half = StageHalf::new(turn, updates, entries::clip_norm());
+        self.shelf.extend(images);
+        let (told, candidate, is_running) = (None, None, false);
+        self.phase = Phase::Stationed(Station {
+            plan,
+            stage,
+            half,
+            version,
+            told,
+            candidate,
+            copy,
+            is_running,
+        });
+    }
+
+    /// Whether it gives this layer at this version to whoever asks.
+    pub(super) fn offers(&self, layer: LayerId, version: Step) -> bool {
+        let shelved = self.shelf.get(&layer) == Some(&version);
+        match &self.phase {
+            Phase::Idle | Phase::Stationed(_) => shelved,
+            Phase::Loading(loading) => shelved || loading.images.get(&layer) == Some(&version),
+        }
+    }
+
+    /// What it holds, with versions.
+    pub(super) fn layers(&self) -> BTreeMap<LayerId, Vec<Step>> {
+        let mut layers: BTreeMap<LayerId, Vec<Step>> = BTreeMap::new();
+        let shelved = self.shelf.iter().map(|(layer, version)| (*layer, *version));
+        let others: Vec<_> = match &self.phase {
+            Phase::Idle => Vec::new(),
+            Phase::Loading(loading) => loading.images.clone().into_iter().collect(),
+            Phase::Stationed(station) => station.layers().collect(),
+        };
+        for (layer, version) in shelved.chain(others) {
+            layers.entry(layer).or_default().push(version);
+        }
+        layers
+    }
+
+    /// What it says it holds.
+    pub(super) fn inventory(&self) -> Vec<HeldLayer> {
+        let held = |(layer, versions): (LayerId, Vec<Step>)| {
+            versions.into_iter().map(move |version| {
+                let digest = entries::digest(layer, version);
+                HeldLayer { layer, version, digest }
+            })
+        };
+        self.layers().into_iter().flat_map(held).collect()
+    }
+
+    /// That it has loaded what the plan gives it.
+    pub(super) fn ready(&self) -> Option<ReadyRecord> {
+        let station = self.station().filter(|station| !station.is_running)?;
+        let Station { plan, stage, version, .. } = station;
+        let layers = entries::digests(plan.layers_of(*stage), *version);
+        let copies = entries::digests(copied_layers(plan, *stage).into_iter(), *version);
+        let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
+        Some(ReadyRecord { generation, holder, layers, copies })
+    }
+}
+
+impl Loading {
+    /// Layers that have not come yet.
+    pub(super) fn missing(&self) -> Vec<LayerId> {
+        let own = self.plan.layers_of(self.stage);
+        let wanted = own.chain(copied_layers(&self.plan, self.stage));
+        wanted.filter(|layer| !self.images.contains_key(layer)).collect()
+    }
+}
+
+impl Station {
+    /// Computes the open step: reports, and goes ahead if the gate is open.
+    pub(super) fn compute(&mut self) -> Result<(), Violation> {
+        let turn = self.half.open_turn();
+        if self.version != turn.step {
+            let (stage, found) = (self.stage, self.version);
+            return Err(Violation::OtherVersion { stage, expected: turn.step, found });
+        }
+        let is_last = self.stage.index() + 1 == self.plan.stages.len();
+        let sums = entries::sums(self.plan.layers_of(self.stage), turn.step);
+        let report = self.half.report(self.stage, sums, is_last.then_some(1.0));
+        let before = (0..self.stage.0).map(StageIndex).flat_map(|stage| self.plan.layers_of(stage));
+        let before = entries::sums(before, turn.step).iter().fold(0.0, |sum, t| sum + t.square_sum);
+        let received = Prefix { turn, square_sum: before };
+        if self.half.gate(&Prefix::of(&report, Some(&received))) == Gate::Open {
+            self.candidate = Some(turn);
+        }
+        let state = entries::digests(self.plan.layers_of(self.stage), self.version);
+        self.told = Some(Arc::new((report, state)));
+        Ok(())
+    }
+
+    /// Whether a seal would change something here.
+    pub(super) fn awaits(&self, seal: &Seal) -> bool {
+        let copy_awaits = |copy: &Copied| copy.held == Some(seal.turn);
+        self.is_running
+            && seal.turn.generation == self.plan.generation
+            && (self.half.check(seal).is_ok() || self.copy.as_ref().is_some_and(copy_awaits))
+    }
+
+    fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
+        let (stage, turn) = (self.stage, seal.turn);
+        if self.half.check(seal).is_err() {
+            return Ok(());
+        }
+        if !self.half.is_reported() {
+            return Err(Violation::SealedUncomputed { stage, turn });
+        }
+        let application = self.half.apply(seal).expect("checked above");
+        if application.candidate == CandidateOrder::Stay && self.candidate != Some(turn) {
+            return Err(Violation::OtherAttempt { stage, turn });
+        }
+        if self.version != turn.step {
+            let (step, found) = (turn.step, self.version);
+            return Err(Violation::AppliedTwice { stage, step, found });
+        }
+        if seal.verdict.is_final() {
+            self.version = turn.step.next();
+        }
+        (self.told, self.candidate) = (None, None);
+        Ok(())
+    }
+
+    /// What it holds: its layers and those of the copy.
+    pub(super) fn layers(&self) -> impl Iterator<Item = (LayerId, Step)> + '_ {
+        let own = self.plan.layers_of(self.stage).map(|layer| (layer, self.version));
+        let copied = self
+            .copy
+            .iter()
+            .flat_map(|copy| self.plan.layers_of(copy.of).map(move |layer| (layer, copy.version)));
+        own.chain(copied)
+    }
+}
+
+impl Copied {
+    /// Holds the gradient of its open turn.
+    pub(super) fn hold(&mut self, plan: &PlanRecord) -> HeldUpdate {
+        self.held = Some(self.open);
+        self.update(plan)
+    }
+
+    /// What is told of the gradient that is held.
+    pub(super) fn update(&self, plan: &PlanRecord) -> HeldUpdate {
+        let (turn, of) = (self.open, self.of);
+        let sums = entries::sums(plan.layers_of(of), turn.step);
+        HeldUpdate { turn, of, sums, state: entries::digests(plan.layers_of(of), self.version) }
+    }
+
+    /// Applies a seal, if its gradient is here. Otherwise the copy stays behind for good.
+    fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
+        if seal.turn != self.open || self.held != Some(seal.turn) {
+            return Ok(());
+        }
+        if self.version != seal.turn.step {
+            let (stage, step, found) = (self.of, seal.turn.step, self.version);
+            return Err(Violation::AppliedTwice { stage, step, found });
+        }
+        if seal.verdict.is_final() {
+            self.version = seal.turn.step.next();
+        }
+        self.open = seal.next_turn();
+        self.held = None;
+        Ok(())
+    }
+}

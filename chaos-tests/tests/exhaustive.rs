@@ -1,0 +1,117 @@
+//! Every order of events of a world of two, three or four stages.
+
+use chaos_tests::exhaustive::{Bounds, Exploration, Finding, explore};
+
+/// Two stages, a spare and one death; the leader may change, and a plan may be given up.
+const TWO_STAGES: Bounds = Bounds {
+    stages: 2,
+    spares: 1,
+    steps: 3,
+    deaths: 1,
+    elections: 1,
+    stalls: 1,
+    states_max: 1_000_000,
+};
+/// Three stages and two deaths; there is no spare, so the plan shrinks.
+const THREE_STAGES: Bounds =
+    Bounds { stages: 3, spares: 0, steps: 3, deaths: 2, stalls: 0, ..TWO_STAGES };
+/// In a ring of four, two may die who keep no copy of each other.
+const FOUR_STAGES: Bounds = Bounds { stages: 4, steps: 1, elections: 0, ..THREE_STAGES };
+
+/// Explores, and tells what came of it.
+fn explored(bounds: Bounds) -> Exploration {
+    let exploration = explore(bounds);
+    let Exploration { states, actions, depth, finding } = &exploration;
+    println!("{bounds:?}: {states} states, {actions} actions, up to {depth} in a row");
+    if let Finding::Broken { violation, path } = finding {
+        let numbered = path.iter().enumerate();
+        numbered.for_each(|(index, action)| println!("{:>3}. {action}", index + 1));
+        println!("     {violation}");
+    }
+    exploration
+}
+
+/// All states were seen, and at least so many.
+fn check_sound(bounds: Bounds, states_min: usize) {
+    let Exploration { states, finding, .. } = explored(bounds);
+    assert_eq!(finding, Finding::Sound);
+    assert!(states >= states_min, "{states} states");
+}
+
+#[test]
+fn one_death_breaks_nothing_in_two_stages() {
+    check_sound(TWO_STAGES, 50_000);
+}
+
+#[test]
+fn two_deaths_break_nothing_in_three_stages() {
+    check_sound(THREE_STAGES, 100_000);
+}
+
+/// A worker that loads a plan holds layers that the plan does not give it. Its inventory once left
+/// them out, and the run went back when their new owner died.
+#[test]
+fn two_deaths_break_nothing_in_four_stages() {
+    check_sound(FOUR_STAGES, 100_000);
+}
+
+#[test]
+fn a_search_that_sees_too_much_says_so() {
+    let exploration = explored(Bounds { states_max: 1000, ..TWO_STAGES });
+    assert_eq!(exploration.finding, Finding::TooMany);
+}
+
+#[cfg(feature = "mutants")]
+mod without_a_rule {
+    use super::{Bounds, Finding, TWO_STAGES, explored};
+    use chaos_tests::exhaustive::Violation;
+    use zbelastic_consensus::mutant::{self, Mutant};
+    use zbelastic_types::{Generation, Step};
+
+    /// Takes a rule away. Nobody is to blame but who dies, so no plan is given up.
+    fn counterexample(mutant: Mutant) -> (Violation, Vec<String>) {
+        mutant::set(Some(mutant));
+        let exploration = explored(Bounds { stalls: 0, ..TWO_STAGES });
+        mutant::set(None);
+        match exploration.finding {
+            Finding::Broken { violation, path } => (violation, path),
+            Finding::Sound | Finding::TooMany => panic!("{mutant:?} was not noticed"),
+        }
+    }
+
+    /// Stages give up what undoes step 1 when its seal is proposed, the proposal is lost, and step 1
+    /// must begin anew.
+    #[test]
+    fn r1_a_stage_that_trusts_a_proposal_cannot_go_back() {
+        let (violation, path) = counterexample(Mutant::M24UndoFreedAtProposal);
+        let Violation::CannotGoBack { needed, found, .. } = violation else {
+            panic!("{violation}");
+        };
+        assert_eq!((needed, found), (Step(1), Step(2)));
+        assert!(path.iter().any(|action| action.ends_with("which is only proposed")));
+        let last = path.last().expect("something happened");
+        assert_eq!(last, "the leader dies, and with it the last 1 of its proposals");
+    }
+
+    /// The seal of a turn that was given up comes after the plan that gave it up.
+    #[test]
+    fn r2_a_late_seal_counts_for_a_turn_that_nobody_computed() {
+        let (violation, path) = counterexample(Mutant::R2GenerationUnchecked);
+        let Violation::SealedUncomputed { turn, .. } = violation else { panic!("{violation}") };
+        assert_eq!((turn.generation, turn.step), (Generation(2), Step(0)));
+        let [.., plan, seal] = &path[..] else { panic!("{path:?}") };
+        assert_eq!(plan, "plan 2 from step 0 over workers 3, 2 is agreed on");
+        assert_eq!(seal, "the keep of step 0 attempt 0 of generation 1 is agreed on");
+    }
+
+    /// A stage dies with the only copy of an update that was sealed.
+    #[test]
+    fn r3_a_sealed_step_dies_with_the_only_holder_of_its_update() {
+        let (violation, path) = counterexample(Mutant::R3SealedBeforeHeld);
+        let Violation::SealedLost { version, .. } = violation else { panic!("{violation}") };
+        assert_eq!(version, Step(1));
+        let [.., seal, death] = &path[..] else { panic!("{path:?}") };
+        assert_eq!(seal, "the keep of step 0 attempt 0 of generation 1 is agreed on");
+        assert_eq!(death, "worker 1 dies");
+    }
+}
