@@ -447,7 +447,10 @@ impl Core {
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::AskSnapshot => {
                 // A snapshot that is too large leaves the log as it is; it is asked for again.
-                let _ = self.raft.compact(self.state.applied(), codec::encode(&self.state));
+                let data = codec::encode(&self.state);
+                if data.len() <= SNAPSHOT_BYTES_MAX {
+                    let _ = self.raft.compact(self.state.applied(), data);
+                }
             }
             RaftOutput::LeaderChanged { leader, term } => {
                 self.outbox.push_back(Output::Event(Event::Leader { leader, term }));

@@ -41,7 +41,7 @@ pub fn case_09_a_recomputed_step_that_comes_out_otherwise_is_not_sealed() {
     let spoilt = play.stage(0);
     play.crash(play.stage(1));
     play.run_until(Goal::Stages(2));
-    play.spoil(spoilt, NumericFault::Mark(f32::INFINITY));
+    play.spoil(spoilt, NumericFault::Mark(f32::INFINITY, 1));
     play.finish();
     play.expect(Claim::Verdicts(6, &["keep", "replay", "keep"]));
     play.expect(Claim::SameAsUndisturbed);
@@ -53,7 +53,7 @@ pub fn case_09_a_recomputed_step_that_comes_out_otherwise_is_not_sealed() {
 pub fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_node() {
     let mut play = Play::new(Cast { replays: 2, ..Cast::default() });
     play.run_until(Goal::Sealed(4));
-    play.spoil(play.stage(1), NumericFault::Mark(f32::NAN));
+    play.spoil(play.stage(1), NumericFault::Mark(f32::NAN, 1));
     play.finish();
     play.expect(Claim::Verdicts(4, &["replay", "keep"]));
     play.expect(Claim::Redone(&[4, 5]));

@@ -19,7 +19,7 @@ fn a_rollback_is_not_overlooked() {
 fn a_batch_left_out_is_not_overlooked() {
     let mut play = Play::new(Cast::default());
     play.run_until(Goal::Sealed(4));
-    play.spoil(play.stage(1), NumericFault::Mark(f32::NAN));
+    play.spoil(play.stage(1), NumericFault::Mark(f32::NAN, 1));
     play.finish();
     play.expect(Claim::SameAsUndisturbed);
 }

@@ -87,7 +87,7 @@ impl Script {
         let (spec, stage) = parts(&case);
         let spec = JobSpec { stages_max: cast.stages, ..spec };
         let layer_tensors = spec.layer_tensors.clone();
-        let shape = DigestShape { seed: SEED, layer_tensors, norm_scale: 1.0 };
+        let shape = DigestShape { seed: SEED, layer_tensors, spike_share: 0.0 };
         Self { spec: Arc::new(spec), stage, shape, options: case.options }
     }
 }
