@@ -387,7 +387,11 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
             }
         },
         FaultClass::Churn => match draws.below(4) {
-            0 => Fault::Retire { draw, cut_us: draws.chance(0.5).then_some(us) },
+            0 => {
+                // Long enough for those who are cut off to elect somebody.
+                let cut_us = draws.chance(0.5).then_some(2_000_000 + us);
+                Fault::Retire { draw, cut_us }
+            }
             1 => Fault::Join { count: draws.between(1, 3) as u32 },
             _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
         },

@@ -75,6 +75,7 @@ enum Event {
     Leave { node: NodeId, life: u64 },
     HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
+    RemoveReplaced(NodeId),
     Retired(NodeId),
     StoreRecovers,
     Recover,
@@ -193,6 +194,8 @@ pub struct World<'a, M: ComputeModel, S> {
     boot_next: u64,
     solver: Solver,
     armed: Vec<Armed>,
+    /// A controller that comes, and the one that goes for it.
+    replaced: Option<(NodeId, NodeId)>,
     /// Whom a partition waits for to have caught up, and how long it is to last.
     cut_at_install: Option<(NodeId, u64)>,
     checker: Checker,
@@ -261,6 +264,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             solver: Solver::new(options, &setup.stage),
             setup,
             armed: Vec::new(),
+            replaced: None,
             cut_at_install: None,
             checker,
             markers: Markers::default(),
@@ -407,6 +411,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                     machine.sync_us_extra = 0;
                 }
             }
+            Event::RemoveReplaced(node) => self.remove_replaced(node),
             Event::Retired(node) => self.retired(node),
             Event::StoreRecovers => self.store.fails = false,
             Event::Recover => self.recover_by_force(),

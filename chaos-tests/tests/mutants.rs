@@ -6,7 +6,7 @@
 use chaos_tests::hunt::{Known, hunt};
 
 /// Lives for each.
-const LIVES_MAX: u64 = 1_500;
+const LIVES_MAX: u64 = 6_000;
 
 #[test]
 fn every_known_bug_is_caught() {

@@ -11,7 +11,7 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{NodeId, Step};
 
-use super::World;
+use super::{Event, World};
 use crate::failure::{Failure, Invariant};
 use crate::markers::Marker;
 
@@ -49,6 +49,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Job(_) => {}
         }
         self.mark_change(node, change);
+    }
+
+    /// Likewise what a host loaded after it had told what it holds.
+    pub(super) fn look_for_witness(&mut self, node: NodeId) {
+        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        let Some(station) = process.and_then(|process| process.host.station()) else { return };
+        let plan = station.plan().clone();
+        self.look_for_witnesses(&plan);
     }
 
     /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
@@ -185,6 +193,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             MemberChange::Admit { node, .. } => {
                 if let Some(machine) = self.controllers.get_mut(node) {
                     machine.was_admitted = true;
+                }
+                if let Some((_, old)) = self.replaced.take_if(|(new, _)| new == node) {
+                    self.queue.push(self.now.after(1), Event::RemoveReplaced(old));
                 }
                 if self.checker.admitted(*node) {
                     self.mark(Marker::FencedNodeCameBack);

@@ -8,7 +8,7 @@ use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::NodeId;
 
-use super::{Event, Packet, World};
+use super::{Event, Packet, WorkerMachine, World};
 use crate::bug::{self, Bug};
 use crate::faults::CrashPoint;
 use crate::markers::Marker;
@@ -230,6 +230,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let advanced = process.checked.is_some_and(|(of, _)| of == generation.0);
         process.checked = Some(found);
+        let is_flipped =
+            |machine: &WorkerMachine<M, S>| machine.faults.borrow().flipped().is_some();
+        if !advanced && self.workers.values().any(is_flipped) {
+            self.look_for_witness(node);
+            if self.is_excused {
+                return;
+            }
+        }
+        let Some(machine) = self.workers.get(&node) else { return };
+        let Some(process) = &machine.process else { return };
+        let Some(station) = process.host.station() else { return };
+        let bench = station.engine().bench();
         self.checker.holds(node, bench.version(), &bench.digests());
         for copy in station.copies() {
             self.checker.holds(node, copy.version(), &[(copy.layer(), copy.digest())]);

@@ -12,7 +12,7 @@ use crate::markers::Marker;
 use crate::numeric::NumericFault;
 
 /// How long a controller that was replaced goes on.
-const RETIRED_US: u64 = 5_000_000;
+const RETIRED_US: u64 = 8_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
 
@@ -229,11 +229,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else { return };
         self.controllers.get_mut(&node).expect("in use").is_retiring = true;
         let new = self.add_controller(&[]);
-        if let Some(leader) = leader {
-            self.controller_input(leader, Input::Command(Command::Remove(node)));
-        }
+        self.replaced = Some((new, node));
         self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
         self.cut_at_install = cut_us.map(|us| (new, us));
+    }
+
+    /// Whoever runs the cluster takes the old one away as soon as the new one is admitted.
+    pub(super) fn remove_replaced(&mut self, old: NodeId) {
+        if let Some(leader) = self.leader() {
+            self.controller_input(leader, Input::Command(Command::Remove(old)));
+        }
     }
 
     pub(super) fn retired(&mut self, node: NodeId) {
