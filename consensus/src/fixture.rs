@@ -188,6 +188,7 @@ impl Log {
             program: program(stage_count, window),
             from_step: open,
             sources: vec![source; LAYERS as usize],
+            expected: vec![None; LAYERS as usize],
             op_ticks_max: 50,
             reason: PlanReason::First,
         }

@@ -145,6 +145,8 @@ pub struct PlanRecord {
     pub from_step: Step,
     /// Where each layer comes from.
     pub sources: Vec<LayerSource>,
+    /// What each layer must be loaded with, where an inventory told it.
+    pub expected: Vec<Option<Digest>>,
     /// Ticks after which an operation of this plan hangs.
     pub op_ticks_max: u32,
     /// Why it was made.
@@ -299,7 +301,8 @@ impl PlanRecord {
             LayerSource::Checkpoint { .. } | LayerSource::Initial => true,
         };
         let expected = spec.layer_count();
-        if self.sources.len() != expected as usize || !self.sources.iter().all(is_bounded) {
+        let is_whole = [self.sources.len(), self.expected.len()] == [expected as usize; 2];
+        if !is_whole || !self.sources.iter().all(is_bounded) {
             return Err(PlanRefusal::Sources { expected, found: self.sources.len() });
         }
         Ok(())

@@ -36,6 +36,7 @@ fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> 
         program: plan.program,
         from_step: Step(0),
         sources: vec![source; model_layers(&model).len()],
+        expected: vec![None; model_layers(&model).len()],
         op_ticks_max: 1,
         reason: PlanReason::First,
     }

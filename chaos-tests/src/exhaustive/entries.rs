@@ -92,6 +92,7 @@ pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason)
         chunks: chunks(spec.layer_count(), stage_count),
         program: program(stage_count),
         from_step: state.open_turn().step,
+        expected: vec![None; sources.len()],
         sources,
         op_ticks_max: 1,
         reason,

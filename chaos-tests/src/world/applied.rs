@@ -51,14 +51,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.mark_change(node, change);
     }
 
-    /// Likewise what a host loaded after it had told what it holds.
-    pub(super) fn look_for_witness(&mut self, node: NodeId) {
-        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
-        let Some(station) = process.and_then(|process| process.host.station()) else { return };
-        let plan = station.plan().clone();
-        self.look_for_witnesses(&plan);
-    }
-
     /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
     /// promised: two things went wrong within one step.
     fn look_for_witnesses(&mut self, plan: &PlanRecord) {

@@ -138,11 +138,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// A majority of the voters and their disks are gone; whoever runs the cluster notices, sees
     /// that nothing moves, and begins anew from the newest checkpoint.
     pub(super) fn lose_majority(&mut self, draw: u64) {
-        if self.is_majority_lost || self.controllers.is_empty() {
-            return;
-        }
+        let Some(nodes) = self.settled_voters().filter(|_| !self.is_majority_lost) else { return };
         self.is_majority_lost = true;
-        let nodes: Vec<NodeId> = self.controllers_in_use();
         let count = nodes.len() / 2 + 1;
         let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
         let last_index = cores.map(|core| core.status().last_index).max().unwrap_or(0);
@@ -156,6 +153,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.checker.quorum_is_lost(last_index);
         let wait = self.draws_target.between(2_000_000, 6_000_000);
         self.queue.push(self.now.after(wait), Event::Recover);
+    }
+
+    /// The voters, if everybody who may vote agrees on them.
+    fn settled_voters(&self) -> Option<Vec<NodeId>> {
+        let members = self.newest_core()?.status().members;
+        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let mut known = cores.map(|core| core.status().members);
+        let agrees = |found: Members| found.voters.is_empty() || found == members;
+        let is_settled = members.outgoing.is_empty() && known.all(agrees);
+        is_settled.then(|| members.voters.into_iter().collect())
     }
 
     pub(super) fn recover_by_force(&mut self) {

@@ -8,7 +8,7 @@ use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::NodeId;
 
-use super::{Event, Packet, WorkerMachine, World};
+use super::{Event, Packet, World};
 use crate::bug::{self, Bug};
 use crate::faults::CrashPoint;
 use crate::markers::Marker;
@@ -221,7 +221,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn look_at_host(&mut self, node: NodeId) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        let Some(station) = process.host.station() else { return };
+        // What was loaded and does not run yet is compared by the log itself.
+        let station = process.host.station().filter(|station| station.is_running());
+        let Some(station) = station else { return };
         let bench = station.engine().bench();
         let generation = station.plan().generation;
         let found = (generation.0, bench.version());
@@ -230,18 +232,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let advanced = process.checked.is_some_and(|(of, _)| of == generation.0);
         process.checked = Some(found);
-        let is_flipped =
-            |machine: &WorkerMachine<M, S>| machine.faults.borrow().flipped().is_some();
-        if !advanced && self.workers.values().any(is_flipped) {
-            self.look_for_witness(node);
-            if self.is_excused {
-                return;
-            }
-        }
-        let Some(machine) = self.workers.get(&node) else { return };
-        let Some(process) = &machine.process else { return };
-        let Some(station) = process.host.station() else { return };
-        let bench = station.engine().bench();
         self.checker.holds(node, bench.version(), &bench.digests());
         for copy in station.copies() {
             self.checker.holds(node, copy.version(), &[(copy.layer(), copy.digest())]);

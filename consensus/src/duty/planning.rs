@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{Digest, Generation, NodeId, Step};
 
-use super::restore::{Inventory, Restore, restore_point};
+use super::restore::{Inventory, Restore, expected_digests, restore_point};
 use super::seating::{copies, seating};
 use super::{Action, Duties, Lane, Solution, SolveRequest, Unsolvable, switched_window};
 use crate::entry::{Entry, RewindReason};
@@ -308,6 +308,7 @@ impl Duties {
             bad: &self.bad_checkpoints,
             base: state.history().base(),
         };
+        let expected = expected_digests(&inventory);
         let waited = self.now - draft.since;
         let is_patient = waited <= u64::from(PATIENCE * self.timing.inventory_ticks);
         let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
@@ -315,7 +316,7 @@ impl Duties {
             Restore::Back { .. } | Restore::Nowhere if is_patient && !has_all => None,
             Restore::Here(sources) => {
                 let from = state.open_turn().step;
-                Some(self.adopt(state, reason, solution, sources, from))
+                Some(self.adopt(state, reason, solution, (sources, expected), from))
             }
             Restore::Back { to, layer } => {
                 let reason = RewindReason::LayerLost { layer };
@@ -351,7 +352,8 @@ impl Duties {
             return None;
         }
         let sources = sources_in(plan, spec.layer_count());
-        Some(self.adopt(state, reason, solution, sources, from))
+        let expected = vec![None; sources.len()];
+        Some(self.adopt(state, reason, solution, (sources, expected), from))
     }
 
     fn adopt(
@@ -359,7 +361,7 @@ impl Duties {
         state: &State,
         reason: PlanReason,
         solution: Solution,
-        sources: Vec<LayerSource>,
+        (sources, expected): (Vec<LayerSource>, Vec<Option<Digest>>),
         from_step: Step,
     ) -> Entry {
         let draft = self.planning.draft.take().expect("a plan is under way");
@@ -385,6 +387,7 @@ impl Duties {
             program,
             from_step,
             sources,
+            expected,
             op_ticks_max,
             reason,
         }))

@@ -69,6 +69,15 @@ pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
     }
 }
 
+/// What each layer must be loaded with, as far as anybody has told: whoever holds it may be struck
+/// after having told.
+#[must_use]
+pub fn expected_digests(inventory: &Inventory<'_>) -> Vec<Option<Digest>> {
+    let Inventory { open, held, .. } = *inventory;
+    let told = |layer| holders(held, layer, open).map(|(_, digest)| digest).next();
+    (0..inventory.layer_count).map(LayerId).map(told).collect()
+}
+
 /// Who holds a layer at a version, with which bits.
 fn holders(
     held: Option<&BTreeMap<NodeId, Vec<HeldLayer>>>,

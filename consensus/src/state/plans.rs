@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Generation, LayerId, StageIndex, Step};
+use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 use super::apply::Change;
 use super::{EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, PlanState, State};
@@ -134,7 +134,8 @@ fn names(found: &[LayerDigest], expected: impl Iterator<Item = LayerId>) -> bool
     found.iter().map(|(layer, _)| *layer).eq(expected)
 }
 
-/// The first layer that somebody loaded with other bits than another, or than its checkpoint.
+/// The first layer that somebody loaded with other bits than another, or than its checkpoint or an
+/// inventory has.
 #[must_use]
 pub fn differing_layer(record: &PlanRecord, ready: &[Option<ReadyRecord>]) -> Option<LayerId> {
     let loaded = || ready.iter().flatten();
@@ -142,11 +143,12 @@ pub fn differing_layer(record: &PlanRecord, ready: &[Option<ReadyRecord>]) -> Op
         loaded().flat_map(|ready| ready.layers.iter().copied()).collect();
     let mut copies = loaded().flat_map(|ready| &ready.copies);
     let copy = copies.find(|(layer, digest)| owned.get(layer) != Some(digest));
-    let from_checkpoint = || {
-        owned.iter().find(|(layer, found)| match &record.sources[layer.index()] {
-            LayerSource::Checkpoint { digest, .. } => digest != *found,
-            LayerSource::Nodes(_) | LayerSource::Initial => false,
-        })
+    let expected = |layer: &LayerId| match &record.sources[layer.index()] {
+        LayerSource::Checkpoint { digest, .. } => Some(*digest),
+        LayerSource::Nodes(_) | LayerSource::Initial => record.expected[layer.index()],
     };
-    copy.map(|(layer, _)| *layer).or_else(|| from_checkpoint().map(|(layer, _)| *layer))
+    let is_other = |(layer, found): &(&LayerId, &Digest)| {
+        expected(layer).is_some_and(|expected| expected != **found)
+    };
+    copy.map(|(layer, _)| *layer).or_else(|| owned.iter().find(is_other).map(|(layer, _)| *layer))
 }

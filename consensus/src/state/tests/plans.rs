@@ -1,10 +1,12 @@
 //! Plans: adopted at once or ahead, loaded, resumed.
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Digest, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
+use zbelastic_types::{
+    Digest, Generation, Incarnation, LayerId, LayerRange, NodeId, StageIndex, Step,
+};
 
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{Log, digest, program, spec};
+use crate::fixture::{LAYERS, Log, digest, program, spec};
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff, SOURCES_MAX};
@@ -293,4 +295,16 @@ fn a_plan_does_not_run_on_layers_that_differ() {
     log.adopt(plan);
     load(&mut log, &|_, _| {});
     log.refuse(resume, differ(2));
+}
+
+#[test]
+fn what_was_struck_after_it_was_told_of_does_not_run() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(1);
+    let plan =
+        PlanRecord { expected: vec![Some(digest(9, 9)); LAYERS as usize], ..log.plan(&[1, 2]) };
+    log.adopt(plan);
+    (0..2).for_each(|stage| drop(log.apply(Entry::Ready(log.ready(stage)))));
+    let generation = log.state.generation();
+    log.refuse(Entry::Resume { generation }, EntryRefusal::DigestsDiffer { layer: LayerId(0) });
 }
