@@ -1,8 +1,9 @@
-//! Entries a second through three Raft nodes in one thread: memory only, each write durable at
-//! once. It is the cost of the log itself, and so a bound on what a cluster of machines can do.
+//! Seals a second through three Raft nodes and their replicated states in one thread: memory only,
+//! each write durable at once. It is the cost of the log itself, and so a bound on what a cluster
+//! of machines can do.
 //!
 //! ```text
-//! cargo run --release -p zbelastic-consensus --example seals_per_second [entries]
+//! cargo run --release -p zbelastic-consensus --example seals_per_second [seals]
 //! ```
 
 #![allow(
@@ -11,31 +12,40 @@
 )]
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
+use zbelastic_consensus::codec;
+use zbelastic_consensus::core::ENTRY_BYTES_MAX;
+use zbelastic_consensus::entry::{Entry, ReadyRecord};
+use zbelastic_consensus::job::{JobChange, JobSpec, WindowPolicy};
+use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::raft::{RaftMessage, RaftNode, RaftOutput, RaftSetup};
-use zbelastic_types::NodeId;
+use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, Turn, Verdict};
+use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
+use zbelastic_types::{
+    Bytes, ClusterId, Digest, Generation, Incarnation, LayerId, LayerRange, NodeId,
+};
 
-const ENTRY_BYTES: usize = 200;
-const IN_FLIGHT: u64 = 64;
+const WORKER: NodeId = NodeId(9);
 
 struct Trio {
     nodes: Vec<RaftNode>,
+    states: Vec<State>,
     network: VecDeque<(NodeId, NodeId, RaftMessage)>,
-    /// The last index each node has handed out.
-    applied: [u64; 3],
-    state_bytes: usize,
 }
 
 impl Trio {
-    fn new() -> Self {
+    fn new(steps: u64) -> Self {
         let voters: Vec<_> = (1..=3).map(NodeId).collect();
+        let state = running(steps);
         let nodes = voters.iter().map(|&node| {
             let setup = RaftSetup::new(node, node.0, 9 + node.0 as u32);
-            RaftNode::create(setup, &voters, Vec::new()).expect("the setup is usual")
+            RaftNode::create(setup, &voters, codec::encode(&state)).expect("the setup is usual")
         });
-        let nodes = nodes.collect();
-        Self { nodes, network: VecDeque::new(), applied: [1; 3], state_bytes: 0 }
+        Self { nodes: nodes.collect(), states: vec![state; 3], network: VecDeque::new() }
     }
 
     fn perform(&mut self, at: usize) {
@@ -45,19 +55,27 @@ impl Trio {
                     self.network.push_back((NodeId(at as u64 + 1), to, message));
                 }
                 RaftOutput::Persist { token, .. } => self.nodes[at].on_persisted(token),
-                RaftOutput::Committed(entry) => {
-                    self.applied[at] = entry.index;
-                    self.state_bytes += entry.data.len();
-                }
-                RaftOutput::Installed { index, .. } => self.applied[at] = index,
+                RaftOutput::Committed(entry) => self.apply(at, &entry.data),
                 RaftOutput::AskSnapshot => {
-                    let state = vec![0; 1024];
-                    self.nodes[at].compact(self.applied[at], state).expect("it was handed out");
+                    let applied = self.nodes[at].status().applied;
+                    let data = codec::encode(&self.states[at]);
+                    self.nodes[at].compact(applied, data).expect("it was handed out");
                 }
-                RaftOutput::Trim { .. } | RaftOutput::LeaderChanged { .. } => {}
+                RaftOutput::Installed { .. }
+                | RaftOutput::Trim { .. }
+                | RaftOutput::LeaderChanged { .. } => {}
                 RaftOutput::Fatal(reason) => panic!("nothing went wrong here: {reason:?}"),
             }
         }
+    }
+
+    fn apply(&mut self, at: usize, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let entry = codec::decode(data, ENTRY_BYTES_MAX).expect("it was encoded here");
+        let state = &mut self.states[at];
+        state.apply(state.applied() + 1, entry).expect("seals come in order");
     }
 
     fn deliver(&mut self) {
@@ -82,14 +100,21 @@ impl Trio {
         }
     }
 
-    fn run(&mut self, leader: usize, entries: u64) {
-        let first = self.applied[leader];
-        let mut proposed = 0;
-        while self.applied[leader] - first < entries {
-            while proposed < entries && proposed - (self.applied[leader] - first) < IN_FLIGHT {
-                let taken = self.nodes[leader].propose(vec![7; ENTRY_BYTES]);
-                taken.expect("fewer are in flight than may be");
-                proposed += 1;
+    /// Seals so many steps, with so many seals under way at once.
+    fn run(&mut self, leader: usize, seals: u64, in_flight: u64) {
+        let first = self.states[leader].open_turn().step.0;
+        let mut turn = self.states[leader].open_turn();
+        let mut updates = self.states[leader].ledger().updates();
+        loop {
+            let sealed = self.states[leader].open_turn().step.0 - first;
+            if sealed == seals {
+                return;
+            }
+            while turn.step.0 - first < seals && turn.step.0 - first - sealed < in_flight {
+                updates += 1;
+                let entry = codec::encode(&Entry::Seal(seal(turn, updates)));
+                self.nodes[leader].propose(entry).expect("fewer are in flight than may be");
+                turn = turn.after(Verdict::Keep);
             }
             self.perform(leader);
             self.deliver();
@@ -97,18 +122,93 @@ impl Trio {
     }
 }
 
+fn seal(turn: Turn, updates_after: u64) -> Seal {
+    Seal {
+        turn,
+        verdict: Verdict::Keep,
+        reason: Reason::Sound,
+        square_sum_bits: 0.25f64.to_bits(),
+        loss_sum_bits: 2.0f64.to_bits(),
+        updates_after,
+        cursor_after: turn.after(Verdict::Keep).step,
+    }
+}
+
+/// The state of a cluster whose one worker runs a plan.
+fn running(step_count: u64) -> State {
+    let mut state = State::new(ClusterId(7));
+    let spec = Arc::new(spec(step_count));
+    let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+    let admit = MemberChange::Admit { node: WORKER, boot: 1, role: Role::Worker, resources };
+    let holder = Holder { node: WORKER, incarnation: Incarnation(2) };
+    let generation = Generation(1);
+    let layers = vec![(LayerId(0), Digest([1; 32]))];
+    let ready = ReadyRecord { generation, holder, layers, copies: Vec::new() };
+    let entries = [
+        Entry::Job(JobChange::Start(spec)),
+        Entry::Members(vec![admit]),
+        Entry::Adopt(Box::new(plan(holder))),
+        Entry::Ready(ready),
+        Entry::Resume { generation },
+    ];
+    for entry in entries {
+        state.apply(state.applied() + 1, entry).expect("it fits");
+    }
+    state
+}
+
+fn spec(step_count: u64) -> JobSpec {
+    let policy = GuardPolicy {
+        clip_norm: Some(1.0),
+        nonfinite: NonfinitePolicy::Skip,
+        replays_max: 0,
+        spike_deviations: None,
+    };
+    JobSpec {
+        config: Digest([9; 32]),
+        layer_tensors: vec![1],
+        microbatch_count: 1,
+        step_count,
+        policy,
+        window: WindowPolicy::Fixed(Window::One),
+        copies: false,
+        checkpoint_every: 0,
+        checkpoints_kept: 1,
+        attest_every: 0,
+        stages_max: 1,
+    }
+}
+
+fn plan(holder: Holder) -> PlanRecord {
+    let compute = generate(ScheduleKind::OneFOneB, 1, 1).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    PlanRecord {
+        generation: Generation(1),
+        stages: vec![holder],
+        copies: vec![None],
+        promise: Promise::Off(PromiseOff::Configured),
+        chunks: vec![LayerRange::new(0, 1)],
+        program: lower(&compute, options),
+        from_step: zbelastic_types::Step(0),
+        sources: vec![LayerSource::Initial],
+        expected: vec![None],
+        op_ticks_max: 1,
+        reason: PlanReason::First,
+    }
+}
+
 fn main() {
-    let entries = std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(200_000);
-    let mut trio = Trio::new();
+    let seals: u64 =
+        std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(100_000);
+    let mut trio = Trio::new(4 * seals);
     let leader = trio.elect();
-    let start = Instant::now();
-    trio.run(leader, entries);
-    let seconds = start.elapsed().as_secs_f64();
-    println!(
-        "{entries} entries of {ENTRY_BYTES} bytes, {IN_FLIGHT} in flight: {seconds:.2} s, {:.0} \
-         entries a second, the followers at {:?}",
-        entries as f64 / seconds,
-        trio.applied
-    );
-    assert_eq!(trio.state_bytes % ENTRY_BYTES, 0, "all entries came whole");
+    for in_flight in [1, 64] {
+        let start = Instant::now();
+        trio.run(leader, seals, in_flight);
+        let seconds = start.elapsed().as_secs_f64();
+        let rate = seals as f64 / seconds;
+        println!("{seals} seals, {in_flight} in flight: {seconds:.2} s, {rate:.0} seals a second");
+    }
+    trio.deliver();
+    assert!(trio.states.windows(2).all(|pair| pair[0].history() == pair[1].history()));
 }
