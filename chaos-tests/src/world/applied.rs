@@ -74,9 +74,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let record = state.checkpoints().iter().find(|found| found.version == version);
         let spec = state.job().map(|job| job.spec.clone());
         let oldest = state.checkpoints().first().map(|checkpoint| checkpoint.version);
-        if let (Some(record), Some(spec)) = (record, spec) {
-            self.store.put_manifest(version, codec::encode(&(spec, record)));
-        }
+        // A controller that applied many entries at once may have let it go already.
+        let (Some(record), Some(spec)) = (record, spec) else { return };
+        self.store.put_manifest(version, codec::encode(&(spec, record)));
         if let Some(oldest) = oldest {
             self.store.remove_before(oldest);
             self.referred.retain(|version| *version >= oldest);
