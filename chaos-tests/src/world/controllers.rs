@@ -25,6 +25,10 @@ use crate::markers::Marker;
 use crate::network::Lane;
 use crate::queue::Moment;
 
+/// Ticks to an election of the first controller, and between those of two.
+const ELECTION_TICKS_MIN: u32 = 10;
+const ELECTION_TICKS_APART: u32 = 4;
+
 /// How long a leader of a life waits for what.
 const TIMING: DutyTiming = DutyTiming {
     lost_after_ticks: 24,
@@ -39,8 +43,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn create_controllers(&mut self, count: u32, state: Option<State>) {
         let nodes: Vec<NodeId> = (0..count).map(|_| self.new_node()).collect();
         let state = state.unwrap_or_else(|| State::new(self.cluster)).with_controllers(&nodes);
-        for (index, node) in nodes.iter().enumerate() {
-            self.add_controller_machine(*node, index as u32);
+        for node in &nodes {
+            self.add_controller_machine(*node);
             self.controllers.get_mut(node).expect("added above").was_admitted = true;
             self.start_anew(*node, nodes.clone(), state.clone());
         }
@@ -54,7 +58,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.start_core(node, Start::Create { voters, state: Box::new(state) });
     }
 
-    fn add_controller_machine(&mut self, node: NodeId, index: u32) {
+    /// Ticks to an election, other ones than any controller in use has: two with the same would stand
+    /// against each other for ever.
+    fn election_ticks(&self) -> u32 {
+        let in_use = self.controllers.values().filter(|machine| !machine.is_condemned);
+        let taken: Vec<u32> = in_use.map(|machine| machine.election_ticks).collect();
+        let mut ticks = (0..).map(|index| ELECTION_TICKS_MIN + ELECTION_TICKS_APART * index);
+        ticks.find(|ticks| !taken.contains(ticks)).expect("there are enough numbers")
+    }
+
+    fn add_controller_machine(&mut self, node: NodeId) {
+        let election_ticks = self.election_ticks();
         let tick_us = self.draw_tick_us();
         let machine = ControllerMachine {
             life: 0,
@@ -68,7 +82,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             started_at: Moment(0),
             first: None,
             sync_us_extra: 0,
-            election_ticks: 10 + 4 * (index % 5),
+            election_ticks,
             is_condemned: false,
             is_retiring: false,
             was_admitted: false,
@@ -154,7 +168,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let new = self.new_node();
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         let controllers = controllers.into_iter().filter(|node| !gone.contains(node)).collect();
-        self.add_controller_machine(new, new.0 as u32);
+        self.add_controller_machine(new);
         self.note(|| format!("n{new} is to become a controller"));
         let boot = self.new_boot();
         self.start_core(new, Start::Wait { controllers, boot });
