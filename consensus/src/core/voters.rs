@@ -1,0 +1,48 @@
+//! Who votes.
+
+use zbelastic_types::NodeId;
+
+use super::Core;
+use crate::raft::{Members, VoterChange};
+
+impl Core {
+    /// Voters follow the members: who is admitted learns first and votes when it has caught up. Who
+    /// goes is replaced in one step if somebody comes, so that a majority never becomes smaller.
+    pub(super) fn change_voters(&mut self) -> bool {
+        let status = self.raft.status();
+        let Members { voters, outgoing, learners } = &status.members;
+        if !outgoing.is_empty() {
+            return false;
+        }
+        let is_wanted = |node: &NodeId| self.state.is_controller(*node);
+        if voters.contains(&status.node) && !is_wanted(&status.node) {
+            // A leader does not take itself away: another one does.
+            let heir = status.matched.iter().filter(|(node, _)| {
+                *node != status.node && voters.contains(node) && is_wanted(node)
+            });
+            if let Some((node, _)) = heir.max_by_key(|(_, matched)| *matched) {
+                self.raft.transfer_leader(*node);
+            }
+            return false;
+        }
+        let known = || voters.iter().chain(learners);
+        let gone = known().find(|node| !is_wanted(node) && **node != status.node);
+        let new = self.state.controllers().find(|node| !known().any(|known| known == node));
+        let caught_up = |node: &&NodeId| {
+            let matched = status.matched.iter().find(|(of, _)| of == *node);
+            matched.is_some_and(|(_, index)| *index >= status.commit)
+        };
+        let ready = learners.iter().find(|node| is_wanted(node) && caught_up(node));
+        let is_coming = learners.iter().any(is_wanted);
+        let change = match (gone, ready, new) {
+            (Some(node), _, _) if learners.contains(node) => VoterChange::Remove(*node),
+            (Some(old), Some(new), _) => VoterChange::Replace { old: *old, new: *new },
+            (None, Some(node), _) => VoterChange::Promote(*node),
+            (_, None, Some(node)) => VoterChange::AddLearner(node),
+            (Some(_), None, None) if is_coming => return false,
+            (Some(node), None, None) => VoterChange::Remove(*node),
+            (None, None, None) => return false,
+        };
+        self.raft.change_voters(change).is_ok()
+    }
+}
