@@ -266,10 +266,6 @@ impl Workbench for DigestBench {
         self.layers().next().expect("a stage has layers").version
     }
 
-    fn layer_ids(&self) -> Vec<LayerId> {
-        self.layers().map(|layer| layer.id).collect()
-    }
-
     fn images(&self) -> Vec<LayerImage> {
         self.layers().map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
@@ -296,6 +292,13 @@ impl ComputeModel for DigestModel {
 
     fn initial(&self, layer: LayerId) -> LayerImage {
         self.shape.initial(layer).image(layer, Step(0))
+    }
+
+    fn fits(&self, image: &LayerImage) -> bool {
+        let model = self.shape.initial(image.layer).image(image.layer, image.version);
+        [(&image.w, &model.w), (&image.m, &model.m), (&image.v, &model.v)]
+            .iter()
+            .all(|(found, expected)| found.len() == expected.len())
     }
 
     fn workbench(

@@ -44,6 +44,10 @@ impl ComputeModel for FloatModel {
         self.model.initial(layer)
     }
 
+    fn fits(&self, image: &LayerImage) -> bool {
+        self.model.fits(image)
+    }
+
     fn workbench(
         &self,
         setup: &StageSetup,
@@ -154,10 +158,6 @@ impl Workbench for FloatBench {
 
     fn version(&self) -> Step {
         self.bench.version()
-    }
-
-    fn layer_ids(&self) -> Vec<LayerId> {
-        self.bench.layer_ids()
     }
 
     fn images(&self) -> Vec<LayerImage> {

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zbelastic_consensus::codec;
-use zbelastic_consensus::core::ENTRY_BYTES_MAX;
 use zbelastic_consensus::entry::{Entry, ReadyRecord};
 use zbelastic_consensus::job::{JobChange, JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::raft::ENTRY_BYTES_MAX;
 use zbelastic_consensus::raft::{RaftMessage, RaftNode, RaftOutput, RaftSetup};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, Turn, Verdict};

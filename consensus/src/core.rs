@@ -18,22 +18,20 @@ use std::collections::{BTreeMap, VecDeque};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::codec::{self, DecodeError};
-use crate::duty::{Action, Duties, DutyTiming, InputRefusal, Solution, SolveRequest, Unsolvable};
+use crate::duty::{
+    Action, Duties, DutyTiming, InputRefusal, NoPlan, Solution, SolveRequest, Unsolvable,
+};
 use crate::entry::Entry;
 use crate::job::JobChange;
 use crate::member::{LossReason, MemberChange, Resources, Role};
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::raft::{
-    FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal, RaftSetup,
-    RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog,
+    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal,
+    RaftSetup, RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
 };
 use crate::state::{Change, EntryRefusal, State};
 
-/// Bytes of an entry at most.
-pub const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a snapshot at most.
-pub const SNAPSHOT_BYTES_MAX: usize = 6 << 20;
 /// Ticks between two requests of a controller that waits to be admitted.
 const JOIN_TICKS: u64 = 10;
 
@@ -168,6 +166,8 @@ pub enum Event {
         /// Why.
         refusal: EntryRefusal,
     },
+    /// A plan that is needed is not there.
+    NoPlan(NoPlan),
     /// A snapshot took the place of entries.
     Installed {
         /// Its index.
@@ -530,6 +530,11 @@ impl Core {
             }
             Some(Action::AskInventory) => {
                 self.brief_all();
+                true
+            }
+            Some(Action::GiveUp(none)) => {
+                *self.refusals.entry(none.name()).or_default() += 1;
+                self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }
             None => self.change_voters(),

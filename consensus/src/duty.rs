@@ -82,6 +82,38 @@ pub struct Unsolvable {
     pub reason: String,
 }
 
+/// Why a plan that is needed is not proposed. None is asked for again until members, the open step
+/// or the plan in force change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlan {
+    /// There is none.
+    #[error(transparent)]
+    Unsolvable(#[from] Unsolvable),
+    /// The one there is would change nothing.
+    #[error("the plan that was found would be refused: {0}")]
+    Refused(EntryRefusal),
+    /// The one there is does not fit into an entry.
+    #[error("the plan that was found takes {found} bytes, an entry holds {bytes_max}")]
+    TooLarge {
+        /// Bytes of its entry.
+        found: usize,
+        /// Bytes an entry holds.
+        bytes_max: usize,
+    },
+}
+
+impl NoPlan {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Unsolvable(_) => "plan-unsolvable",
+            Self::Refused(_) => "plan-refused",
+            Self::TooLarge { .. } => "plan-too-large",
+        }
+    }
+}
+
 /// What a decision leads to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -91,6 +123,8 @@ pub enum Action {
     Solve(SolveRequest),
     /// Ask all workers which layers they hold.
     AskInventory,
+    /// Go on without the plan that was asked for, and say why.
+    GiveUp(NoPlan),
 }
 
 /// What is proposed at most once at a time.

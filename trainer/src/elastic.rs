@@ -87,6 +87,9 @@ pub trait ComputeModel {
     /// A layer before the first step.
     fn initial(&self, layer: LayerId) -> LayerImage;
 
+    /// Whether a layer has the size that the model gives it.
+    fn fits(&self, image: &LayerImage) -> bool;
+
     /// The workbench of a stage with these layers, in the order of its chunks.
     ///
     /// # Errors

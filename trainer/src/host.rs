@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, Order};
 use zbelastic_kernels::AllocateError;
@@ -62,6 +63,8 @@ pub enum HostInput {
         version: Step,
         /// The layer.
         layer: LayerId,
+        /// The digest that the order to write it named.
+        digest: Digest,
         /// Whether it is durable.
         is_durable: bool,
     },
@@ -100,7 +103,7 @@ pub enum HostOutput {
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// The loss on held-out text.
+    /// The loss on held-out text. A change of plans may have it told twice, with the same bits.
     Evaluated {
         /// After so many steps.
         steps_done: u64,
@@ -139,6 +142,8 @@ pub struct Host<M: ComputeModel, S> {
     setup: HostSetup,
     model: M,
     source: S,
+    /// Who it was in the last plan that it has a part in.
+    me: Option<Holder>,
     /// Layers that no stage uses now, as sealed.
     shelf: BTreeMap<LayerId, Arc<LayerImage>>,
     phase: Phase<M, S>,
@@ -154,6 +159,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             setup,
             model,
             source,
+            me: None,
             shelf: BTreeMap::new(),
             phase: Phase::Idle,
             writing: VecDeque::new(),
@@ -171,8 +177,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             HostInput::Order(order) => self.handle_order(order),
             HostInput::Peer(frame) => return self.handle_peer(frame),
             HostInput::Read { version, layer, bytes } => self.handle_read(version, layer, bytes),
-            HostInput::Written { version, layer, is_durable } => {
-                self.handle_written(version, layer, is_durable);
+            HostInput::Written { version, layer, digest, is_durable } => {
+                self.handle_written(version, (layer, digest), is_durable);
             }
         }
         Ok(())
@@ -234,6 +240,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             }
             Order::Forget => {
                 self.phase = Phase::Idle;
+                self.me = None;
                 self.shelf.clear();
                 self.writing.clear();
             }
@@ -242,6 +249,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
 
     /// Gives up what is not sealed; what is stays, under the names of layers.
     fn stop(&mut self) {
+        if let Phase::Stationed(station) = &mut self.phase {
+            station.stand_down();
+            self.collect();
+        }
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Idle => {}
             Phase::Loading(loading) => self.shelf.extend(loading.into_images()),
@@ -311,15 +322,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.writing.push_back(Writing { version, generation, missing, layers });
     }
 
-    fn handle_written(&mut self, version: Step, layer: LayerId, is_durable: bool) {
-        let position = self.writing.iter().position(|writing| writing.version == version);
+    fn handle_written(&mut self, version: Step, written: LayerDigest, is_durable: bool) {
+        // What was written before a rewind came to this version again has another digest.
+        let is_it = |w: &Writing| w.version == version && w.layers.contains(&written);
+        let position = self.writing.iter().position(is_it);
         let Some(position) = position else { return };
         if !is_durable {
             self.writing.remove(position);
             return;
         }
         let writing = &mut self.writing[position];
-        writing.missing.retain(|missing| *missing != layer);
+        writing.missing.retain(|missing| *missing != written.0);
         if writing.missing.is_empty() {
             let Writing { version, generation, layers, .. } =
                 self.writing.remove(position).expect("found above");

@@ -349,6 +349,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::LateEntryIgnored);
                 }
             }
+            CoreEvent::NoPlan(none) => self.note(|| format!("n{node} has no plan: {none}")),
             CoreEvent::Installed { index } => {
                 self.note(|| format!("n{node} has a snapshot up to #{index}"));
                 self.mark(Marker::SnapshotInstalled);

@@ -187,7 +187,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn begin_write(&mut self, node: NodeId, life: u64, key: PieceKey, bytes: Vec<u8>) {
-        let (version, layer, _) = key;
+        let (version, layer, digest) = key;
         self.store.put(key, bytes, node);
         if self.hits(CrashPoint::PiecesHalf) {
             self.crash_here(node);
@@ -201,7 +201,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let at = self.now.after(self.draws_store.between(5_000, 900_000));
         self.queue.push(at, Event::WriteDone { node, life, key });
         if bug::is(Bug::M8ToldBeforeDurable) {
-            let told = HostInput::Written { version, layer, is_durable: true };
+            let told = HostInput::Written { version, layer, digest, is_durable: true };
             let machine = self.workers.get_mut(&node).expect("a worker");
             if let Some(process) = &mut machine.process {
                 process.backlog.push(told);
@@ -213,8 +213,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
             return;
         }
-        let (is_durable, (version, layer, _)) = (self.store.finish(key), key);
-        self.host_input(node, life, HostInput::Written { version, layer, is_durable });
+        let (is_durable, (version, layer, digest)) = (self.store.finish(key), key);
+        self.host_input(node, life, HostInput::Written { version, layer, digest, is_durable });
     }
 
     /// Compares what a host holds with the reference, whenever that changed.

@@ -1,5 +1,7 @@
 //! What workers tell a leader.
 
+use std::collections::BTreeSet;
+
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
 use super::sealing::Sealing;
@@ -62,6 +64,12 @@ pub enum InputRefusal {
         /// Layers there are.
         layer_count: u32,
     },
+    /// It names a layer twice.
+    #[error("layer {layer} is named twice")]
+    LayerTwice {
+        /// The layer.
+        layer: LayerId,
+    },
     /// It names more layers than the model has: no entry could hold it.
     #[error("{found} layers of {layer_count}")]
     TooManyLayers {
@@ -98,6 +106,7 @@ impl InputRefusal {
             Self::OtherTurn { .. } => "other-turn",
             Self::NotItsTensor { .. } => "not-its-tensor",
             Self::UnknownLayer { .. } => "unknown-layer",
+            Self::LayerTwice { .. } => "layer-twice",
             Self::TooManyLayers { .. } => "too-many-layers",
             Self::Report(_) => "contradicting-report",
             Self::Unasked => "unasked",
@@ -332,11 +341,15 @@ fn layer_count(state: &State) -> u32 {
     state.job().map_or(0, |job| job.spec.layer_count())
 }
 
-/// What is to be proposed fits into an entry.
+/// What is to be proposed fits into an entry, and does not contradict itself.
 fn check_record(state: &State, layers: &[LayerDigest]) -> Result<(), InputRefusal> {
     let (layer_count, found) = (layer_count(state), layers.len());
     if found > layer_count as usize {
         return Err(InputRefusal::TooManyLayers { found, layer_count });
+    }
+    let mut named = BTreeSet::new();
+    if let Some((layer, _)) = layers.iter().find(|(layer, _)| !named.insert(*layer)) {
+        return Err(InputRefusal::LayerTwice { layer: *layer });
     }
     check_layers(state, layers.iter().map(|(layer, _)| *layer))
 }

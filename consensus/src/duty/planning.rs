@@ -7,12 +7,14 @@ use zbelastic_types::{Digest, Generation, NodeId, Step};
 
 use super::restore::{Inventory, Restore, expected_digests, restore_point};
 use super::seating::{copies, seating};
-use super::{Action, Duties, Lane, Solution, SolveRequest, Unsolvable, switched_window};
+use super::{Action, Duties, Lane, NoPlan, Solution, SolveRequest, Unsolvable, switched_window};
+use crate::codec;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
 use crate::message::HeldLayer;
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
+use crate::raft::ENTRY_BYTES_MAX;
 use crate::state::{PlanPhase, State};
 
 /// Steps between a planned change's proposal and its first one: the step under way is finished,
@@ -68,6 +70,11 @@ impl Planning {
     pub(super) fn on_plan_changed(&mut self) {
         self.draft = None;
         self.settled = None;
+    }
+
+    /// Nothing better than what there is was found, and nothing will be as things stand.
+    fn settle(&mut self) {
+        self.settled = self.draft.take().map(|draft| draft.basis);
     }
 
     /// Whether this node is asked what it holds, and has not answered.
@@ -279,16 +286,16 @@ impl Duties {
         }
         let solution = match draft.solution.as_ref()? {
             Ok(solution) => solution.clone(),
-            Err(_) => {
-                self.planning.settled = self.planning.draft.take().map(|draft| draft.basis);
-                return None;
+            Err(none) => {
+                let none = none.clone();
+                self.planning.settle();
+                return Some(Action::GiveUp(none.into()));
             }
         };
         match need {
             Need::Now(reason) => self.finish_now(state, reason, solution),
             Need::Planned(reason) => self.finish_planned(state, reason, solution),
         }
-        .map(Action::Propose)
     }
 
     fn finish_now(
@@ -296,7 +303,7 @@ impl Duties {
         state: &State,
         reason: PlanReason,
         solution: Solution,
-    ) -> Option<Entry> {
+    ) -> Option<Action> {
         let spec = state.running_spec()?;
         let draft = self.planning.draft.as_ref()?;
         let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
@@ -319,15 +326,18 @@ impl Duties {
                 Some(self.adopt(state, reason, solution, (sources, expected), from))
             }
             Restore::Back { to, layer } => {
-                let reason = RewindReason::LayerLost { layer };
-                Some(Entry::Rewind { generation: state.generation(), to, reason })
+                let (generation, reason) = (state.generation(), RewindReason::LayerLost { layer });
+                Some(Action::Propose(Entry::Rewind { generation, to, reason }))
             }
             Restore::Differs { layer } => {
                 self.differing = Some((state.generation(), layer));
-                self.decide_rewind(state)
+                self.decide_rewind(state).map(Action::Propose)
             }
             Restore::Nowhere if self.is_in_flight(Lane::Job) => None,
-            Restore::Nowhere => Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore))),
+            Restore::Nowhere => {
+                let halt = JobChange::Halt(HaltReason::NothingToRestore);
+                Some(Action::Propose(Entry::Job(halt)))
+            }
         }
     }
 
@@ -336,15 +346,14 @@ impl Duties {
         state: &State,
         reason: PlanReason,
         solution: Solution,
-    ) -> Option<Entry> {
+    ) -> Option<Action> {
         let spec = state.running_spec()?;
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
-        // None of the nodes offered stands at a stage beyond them: such a solution is none.
         let used = draft.nodes.get(..solution.program.placement.stage_count() as usize);
         let is_same_window = solution.program.window == plan.window();
-        if used.is_none_or(|used| used == plan.stages && is_same_window) {
-            self.planning.settled = self.planning.draft.take().map(|draft| draft.basis);
+        if used.is_some_and(|used| used == plan.stages && is_same_window) {
+            self.planning.settle();
             return None;
         }
         let from = Step(state.open_turn().step.0 + PLANNED_AHEAD);
@@ -363,8 +372,8 @@ impl Duties {
         solution: Solution,
         (sources, expected): (Vec<LayerSource>, Vec<Option<Digest>>),
         from_step: Step,
-    ) -> Entry {
-        let draft = self.planning.draft.take().expect("a plan is under way");
+    ) -> Action {
+        let nodes = self.planning.draft.as_ref().expect("a plan is under way").nodes.clone();
         let Solution { program, chunks, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
         let is_wanted = state.job().is_some_and(|job| job.spec.copies);
@@ -378,9 +387,9 @@ impl Duties {
         } else {
             vec![None; stage_count as usize]
         };
-        Entry::Adopt(Box::new(PlanRecord {
+        let record = PlanRecord {
             generation: state.generation_next(),
-            stages: draft.nodes.into_iter().take(stage_count as usize).collect(),
+            stages: nodes.into_iter().take(stage_count as usize).collect(),
             copies,
             promise,
             chunks,
@@ -390,7 +399,26 @@ impl Duties {
             expected,
             op_ticks_max,
             reason,
-        }))
+        };
+        self.proposal(state, record)
+    }
+
+    /// What would be refused by whoever applies it is not proposed.
+    fn proposal(&mut self, state: &State, record: PlanRecord) -> Action {
+        let refusal = state.check_adopt(&record).err().map(NoPlan::Refused);
+        let entry = Entry::Adopt(Box::new(record));
+        let (found, bytes_max) = (codec::encode(&entry).len(), ENTRY_BYTES_MAX);
+        let is_too_large = found > bytes_max;
+        match refusal.or(is_too_large.then_some(NoPlan::TooLarge { found, bytes_max })) {
+            Some(none) => {
+                self.planning.settle();
+                Action::GiveUp(none)
+            }
+            None => {
+                self.planning.draft = None;
+                Action::Propose(entry)
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::members::MembersFault;
 /// Bytes of one proposal. A larger one is refused.
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a state machine's snapshot. A larger one is refused, and the log keeps growing.
-pub const SNAPSHOT_BYTES_MAX: usize = 16 << 20;
+pub const SNAPSHOT_BYTES_MAX: usize = 6 << 20;
 /// Bytes of one message: a snapshot and what surrounds it. A larger one is refused.
 pub const MESSAGE_BYTES_MAX: usize = SNAPSHOT_BYTES_MAX + (64 << 10);
 /// Voters and learners of a cluster together. A change beyond is refused.

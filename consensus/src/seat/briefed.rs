@@ -91,8 +91,13 @@ impl Seat {
         }
         match (&self.standing, mine) {
             (Standing::Outside, None) => return Err(BriefingRefusal::NotMine),
-            (Standing::Outside, Some(holder)) => self.enter(holder),
-            (Standing::Member(member), Some(holder)) if member.holder == holder => {}
+            (Standing::Outside, Some(holder)) => {
+                self.check_plan(Generation(0), &briefing)?;
+                self.enter(holder);
+            }
+            (Standing::Member(member), Some(holder)) if member.holder == holder => {
+                self.check_plan(member.generation, &briefing)?;
+            }
             (Standing::Member(_), _) => {
                 self.leave_membership();
                 return Ok(());
@@ -102,7 +107,19 @@ impl Seat {
         if let Some(spec) = &briefing.spec {
             self.spec = Some(spec.clone());
         }
-        self.follow(&briefing)
+        self.follow(&briefing);
+        Ok(())
+    }
+
+    /// A plan later than the one known, and the configuration it is for, are in the briefing.
+    fn check_plan(&self, known: Generation, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+        let found = briefing.generation;
+        let has_spec = briefing.spec.is_some() || self.spec.is_some();
+        if found <= known || (briefing.plan.is_some() && has_spec) {
+            Ok(())
+        } else {
+            Err(BriefingRefusal::UnknownPlan { found })
+        }
     }
 
     fn enter(&mut self, holder: Holder) {
@@ -121,10 +138,10 @@ impl Seat {
         }
     }
 
-    fn follow(&mut self, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+    fn follow(&mut self, briefing: &Briefing) {
         self.settle(briefing);
-        self.change_plan(briefing)?;
-        let Standing::Member(member) = &mut self.standing else { return Ok(()) };
+        self.change_plan(briefing);
+        let Standing::Member(member) = &mut self.standing else { return };
         member.known = briefing.index;
         member.untold.forget_before(briefing.open, briefing.durable);
         if briefing.is_running {
@@ -139,7 +156,6 @@ impl Seat {
         if briefing.asks_inventory {
             self.order(Order::TakeInventory { index: briefing.index });
         }
-        Ok(())
     }
 
     /// Passes the last seal on, once, if it is of the plan that runs here.
@@ -156,22 +172,18 @@ impl Seat {
     }
 
     /// Takes up the part that a new plan gives, if there is a new plan.
-    fn change_plan(&mut self, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+    fn change_plan(&mut self, briefing: &Briefing) {
         let found = briefing.generation;
-        let Standing::Member(member) = &mut self.standing else { return Ok(()) };
+        let Standing::Member(member) = &mut self.standing else { return };
+        let (Some(plan), Some(spec)) = (briefing.plan.clone(), self.spec.clone()) else { return };
         if found <= member.generation {
-            return Ok(());
+            return;
         }
-        let Some(plan) = briefing.plan.clone() else {
-            return Err(BriefingRefusal::UnknownPlan { found });
-        };
-        let Some(spec) = self.spec.clone() else {
-            return Err(BriefingRefusal::UnknownPlan { found });
-        };
         let was_at_work = !matches!(member.work, Work::Idle);
         member.generation = found;
         member.untold.leave_plan();
-        let stage = plan.stage_of(member.holder);
+        // A plan that was closed before this worker heard of it has nothing to load any more.
+        let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
         member.work = match stage {
             Some(_) => Work::Loading { plan: plan.clone() },
             None => Work::Idle,
@@ -182,7 +194,6 @@ impl Seat {
         if let Some(stage) = stage {
             self.order(load_order(plan, stage, spec, briefing));
         }
-        Ok(())
     }
 }
 

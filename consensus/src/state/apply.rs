@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Generation, LayerId, NodeId, Step};
+use zbelastic_types::{Generation, NodeId, Step};
 
 use super::{EntryRefusal, PlanPhase, State};
 use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckpoint};
@@ -276,14 +276,14 @@ impl State {
         if generation != expected {
             return Err(EntryRefusal::OtherGeneration { expected, found: generation });
         }
-        let is_wrong = |(layer, digest): &&(LayerId, _)| {
-            let known = pending.layers.get(layer);
-            layer.0 >= layer_count || known.is_some_and(|known| known != digest)
-        };
-        if let Some((layer, _)) = layers.iter().find(is_wrong) {
-            return Err(EntryRefusal::DurableLayer { version, layer: *layer });
+        let mut durable = pending.layers.clone();
+        for (layer, digest) in layers {
+            let known = *durable.entry(*layer).or_insert(*digest);
+            if layer.0 >= layer_count || known != *digest {
+                return Err(EntryRefusal::DurableLayer { version, layer: *layer });
+            }
         }
-        pending.layers.extend(layers.iter().copied());
+        pending.layers = durable;
         Ok(Change::Durable { version })
     }
 

@@ -7,7 +7,7 @@ use zbelastic_kernels::{AllocateError, Backend, ViewMut};
 use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
-use crate::model::{LayerState, ModelConfig, model_layers};
+use crate::model::{LayerSpec, LayerState, ModelConfig, model_layers};
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
@@ -36,6 +36,12 @@ impl<B: Backend, F: Fn() -> B> ComputeModel for BackendModel<F> {
         let w = self.weights.of_layer(spec).into_owned();
         let (m, v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
         LayerImage { layer, version: Step(0), w, m, v }
+    }
+
+    fn fits(&self, image: &LayerImage) -> bool {
+        let layers = model_layers(&self.model);
+        let len = layers.get(image.layer.index()).map(LayerSpec::len);
+        [&image.w, &image.m, &image.v].iter().all(|part| Some(part.len()) == len)
     }
 
     fn workbench(

@@ -51,7 +51,7 @@ impl<C: LayerCopy> StageCopy<C> {
         gradients: Arc<Vec<LayerGradient>>,
         attests: bool,
     ) -> Result<Option<HeldUpdate>, PeerRefusal> {
-        if turn < self.open {
+        if turn < self.open || self.held == Some(turn) {
             return Err(PeerRefusal::Gradient { of: self.of, turn });
         }
         if turn > self.open {
@@ -67,12 +67,13 @@ impl<C: LayerCopy> StageCopy<C> {
         gradients: &[LayerGradient],
         attests: bool,
     ) -> Result<HeldUpdate, PeerRefusal> {
-        let refusal = PeerRefusal::Gradient { of: self.of, turn };
+        let refusal = || PeerRefusal::Gradient { of: self.of, turn };
         let mut sums = Vec::new();
+        // A gradient taken half-way is not held: the whole of another may take its place.
         for copy in &mut self.layers {
             let gradient = gradients.iter().find(|gradient| gradient.layer == copy.layer());
-            let gradient = gradient.ok_or(refusal.clone())?;
-            sums.extend(copy.hold(gradient).map_err(|_| refusal.clone())?);
+            let gradient = gradient.ok_or_else(refusal)?;
+            sums.extend(copy.hold(gradient).map_err(|_| refusal())?);
         }
         self.held = Some(turn);
         let state = if attests { self.digests() } else { Vec::new() };
@@ -90,7 +91,7 @@ impl<C: LayerCopy> StageCopy<C> {
             return None;
         }
         for copy in &mut self.layers {
-            copy.apply(seal).ok()?;
+            copy.apply(seal).expect("the copy holds the open turn's gradient");
         }
         self.open = seal.next_turn();
         self.held = None;

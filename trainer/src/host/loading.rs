@@ -7,23 +7,27 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::LayerSource;
 use zbelastic_consensus::seat::{LoadOrder, News};
 use zbelastic_consensus::state::copied_layers;
-use zbelastic_types::{Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
-use super::peers::{PeerBody, PeerFrame};
+use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::station::Station;
 use super::{Host, HostOutput, Phase, digests_of, first_layer};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerImage, layer_digest};
 
-/// Times a layer is asked for before it counts as not to be had.
-const ASKS_MAX: u32 = 60;
-/// Ticks between two times.
+/// Ticks until a layer that does not come is asked for again; twice as many each time.
 const ASK_TICKS: u32 = 3;
+/// How often they are doubled.
+const ASK_DOUBLINGS: u32 = 3;
+/// Ticks without any layer coming until those missing count as not to be had.
+const SILENCE_TICKS_MAX: u32 = 180;
 
 /// A layer on its way.
 struct Awaited {
     source: LayerSource,
     asks: u32,
+    /// When it is asked for again.
+    due: u32,
 }
 
 /// A plan whose layers are on their way.
@@ -33,6 +37,8 @@ pub(super) struct Loading {
     images: BTreeMap<LayerId, Arc<LayerImage>>,
     awaited: BTreeMap<LayerId, Awaited>,
     tick: u32,
+    /// When a layer came last.
+    arrived: u32,
     /// What others asked for and may ask for until everybody is ready.
     offered: BTreeMap<LayerId, Arc<LayerImage>>,
 }
@@ -72,6 +78,7 @@ impl Loading {
     fn ask(&mut self, layer: LayerId) -> Option<HostOutput> {
         let version = self.version();
         let awaited = self.awaited.get_mut(&layer)?;
+        awaited.due = self.tick + (ASK_TICKS << awaited.asks.min(ASK_DOUBLINGS));
         awaited.asks += 1;
         match &awaited.source {
             LayerSource::Nodes(nodes) => {
@@ -89,19 +96,49 @@ impl Loading {
         }
     }
 
-    /// Asks again for what has not come, or gives it up.
+    /// Asks others again for what has not come, or gives it up. A read is answered, so it is asked
+    /// for once.
     pub(super) fn ask_again(&mut self) -> Vec<HostOutput> {
         self.tick += 1;
-        if !self.tick.is_multiple_of(ASK_TICKS) {
-            return Vec::new();
-        }
-        let is_late = |(_, awaited): &(&LayerId, &Awaited)| awaited.asks >= ASKS_MAX;
-        if let Some((layer, _)) = self.awaited.iter().find(is_late) {
-            let (generation, layer) = (self.order.plan.generation, *layer);
+        if self.tick - self.arrived >= SILENCE_TICKS_MAX
+            && let Some(layer) = self.awaited.keys().next().copied()
+        {
+            let generation = self.order.plan.generation;
+            self.arrived = self.tick;
             return vec![HostOutput::News(News::LoadFailed { generation, layer })];
         }
-        let layers: Vec<LayerId> = self.awaited.keys().copied().collect();
+        let is_due = |awaited: &Awaited| match awaited.source {
+            LayerSource::Nodes(_) => awaited.due <= self.tick,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let due = self.awaited.iter().filter(|(_, awaited)| is_due(awaited));
+        let layers: Vec<LayerId> = due.map(|(layer, _)| *layer).collect();
         layers.into_iter().filter_map(|layer| self.ask(layer)).collect()
+    }
+
+    /// S3: a layer is taken in for the plan that asked for it, from those it names. Whether its bits
+    /// are the right ones is for the log to say, when all have told what they loaded.
+    pub(super) fn check_sent(
+        &self,
+        found: Generation,
+        sender: Holder,
+        image: &LayerImage,
+    ) -> Result<(), PeerRefusal> {
+        let expected = self.order.plan.generation;
+        if expected != found {
+            return Err(PeerRefusal::OtherGeneration { expected, found });
+        }
+        let (layer, version) = (image.layer, image.version);
+        let is_from = |awaited: &Awaited| match &awaited.source {
+            LayerSource::Nodes(nodes) => nodes.contains(&sender.node),
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let is_awaited = self.awaited.get(&layer).is_some_and(is_from);
+        if is_awaited && version == self.version() {
+            Ok(())
+        } else {
+            Err(PeerRefusal::Unasked { layer, version, sender })
+        }
     }
 
     pub(super) fn handle_image(&mut self, image: Arc<LayerImage>) -> Arrival {
@@ -109,6 +146,7 @@ impl Loading {
         if !is_wanted || self.awaited.remove(&image.layer).is_none() {
             return Arrival::Waiting;
         }
+        self.arrived = self.tick;
         self.images.insert(image.layer, image);
         if self.awaited.is_empty() { Arrival::Complete } else { Arrival::Waiting }
     }
@@ -139,6 +177,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.stop();
         let plan = order.plan.clone();
         let me = plan.stages[order.stage.index()];
+        self.me = Some(me);
         let mut layers: Vec<LayerId> = plan.layers_of(order.stage).collect();
         layers.extend(copied_layers(&plan, order.stage));
         let mut loading = Loading {
@@ -147,6 +186,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             images: BTreeMap::new(),
             awaited: BTreeMap::new(),
             tick: 0,
+            arrived: 0,
             offered: std::mem::take(&mut self.shelf),
         };
         for layer in layers {
@@ -156,7 +196,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     loading.images.insert(layer, image);
                 }
                 None => {
-                    let awaited = Awaited { source: source.clone(), asks: 0 };
+                    let awaited = Awaited { source: source.clone(), asks: 0, due: 0 };
                     loading.awaited.insert(layer, awaited);
                     self.outbox.extend(loading.ask(layer));
                 }

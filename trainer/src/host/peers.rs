@@ -78,6 +78,22 @@ pub enum PeerRefusal {
         /// The version.
         version: Step,
     },
+    /// A layer that nobody asked this sender for.
+    #[error("layer {layer} of version {version} is not awaited from {sender}")]
+    Unasked {
+        /// The layer.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+        /// Who sent it.
+        sender: Holder,
+    },
+    /// A layer of another size than the model's.
+    #[error("layer {layer} has another size in the model")]
+    Form {
+        /// The layer.
+        layer: LayerId,
+    },
     /// A gradient that no copy here waits for.
     #[error("no copy of stage {of} waits for {turn}")]
     Gradient {
@@ -99,6 +115,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 let Phase::Loading(loading) = &mut self.phase else {
                     return Err(PeerRefusal::NoStage);
                 };
+                loading.check_sent(frame.generation, frame.sender, &image)?;
+                if !self.model.fits(&image) {
+                    return Err(PeerRefusal::Form { layer: image.layer });
+                }
                 let arrival = loading.handle_image(image);
                 self.after_loading(arrival);
                 Ok(())
@@ -122,13 +142,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         version: Step,
     ) -> Result<(), PeerRefusal> {
         let shelved = || self.shelf.get(&layer).filter(|i| i.version == version).cloned();
-        let (found, me) = match &self.phase {
-            Phase::Idle => (shelved(), None),
-            Phase::Loading(loading) => (loading.offer(layer, version), None),
-            Phase::Stationed(station) => (shelved(), Some(station.holder())),
+        let found = match &self.phase {
+            Phase::Idle | Phase::Stationed(_) => shelved(),
+            Phase::Loading(loading) => loading.offer(layer, version),
         };
-        let image = found.ok_or(PeerRefusal::Lacking { layer, version })?;
-        let (generation, sender) = (frame.generation, me.unwrap_or(frame.sender));
+        let (Some(image), Some(sender)) = (found, self.me) else {
+            return Err(PeerRefusal::Lacking { layer, version });
+        };
+        let generation = frame.generation;
         let frame_back = PeerFrame { generation, sender, body: PeerBody::Layer(image) };
         self.outbox.push_back(HostOutput::Peer { to: frame.sender.node, frame: frame_back });
         Ok(())

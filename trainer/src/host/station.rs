@@ -180,7 +180,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     let body = PeerBody::Gradients { turn, of, gradients };
                     outbox.push_back(self.to_stage(to, body));
                 }
-                Output::Sealed { version, .. } => {
+                Output::Sealed { version } => {
                     let ticks = std::mem::take(&mut self.waited_ticks);
                     self.news.push_back(News::Waited { ticks });
                     written = Some(version).filter(|version| self.spec.checkpoints(*version));
@@ -219,9 +219,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     /// seal the program runs on, because its own report may be sealed yet.
     pub(super) fn stand_by_for_inventory(&mut self) {
         if self.engine.has_seal_waiting() {
-            self.engine.stand_down();
-            self.is_running = false;
+            self.stand_down();
         }
+    }
+
+    /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
+    pub(super) fn stand_down(&mut self) {
+        self.engine.stand_down();
+        self.is_running = false;
     }
 
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {

@@ -49,6 +49,14 @@ pub struct StageSetup {
     pub attest_every: u64,
 }
 
+impl StageSetup {
+    /// Whether held-out text is read at this version.
+    fn evaluates_at(&self, version: Step) -> bool {
+        let (done, every) = (version.0, self.evaluate_every);
+        done == self.step_count || (every > 0 && done > 0 && done.is_multiple_of(every))
+    }
+}
+
 /// Where weights begin.
 #[derive(Clone, Debug)]
 pub enum InitialWeights {
@@ -123,11 +131,9 @@ pub enum Output {
     Sealed {
         /// Steps sealed.
         version: Step,
-        /// Updates among them.
-        updates: u64,
     },
     /// The loss on held-out text, from the stage that holds the head. Nothing sealed later can
-    /// change it (rule R5).
+    /// change it (rule R5); a change of plans may have it told twice.
     Evaluated {
         /// After so many steps.
         steps_done: u64,
@@ -293,8 +299,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let chunk_count = bench.chunk_indices().len();
         let passes = chunk_count * setup.plan.batch.microbatch_count as usize;
         let inbox = Inbox::new(bench.frame_len(), passes * FRAMES_PER_PASS);
-        let is_over = turn.step.0 >= setup.step_count;
-        let phase = if is_over { Phase::Finished } else { Phase::Program { cursor: 0 } };
+        let phase = first_phase(&setup, turn);
         Self {
             half: StageHalf::new(turn, updates, setup.clip_norm),
             losses: vec![None; setup.plan.batch.microbatch_count as usize],
@@ -447,9 +452,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Whether held-out text is read after `step`: a function of the configuration, so that all
     /// stages agree.
     pub(super) fn evaluates_after(&self, step: Step) -> bool {
-        let done = step.0 + 1;
-        let every = self.setup.evaluate_every;
-        done == self.setup.step_count || (every > 0 && done.is_multiple_of(every))
+        self.setup.evaluates_at(step.next())
     }
 
     /// Whether nothing of the next step may run before `step` is sealed.
@@ -482,5 +485,17 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let to = to.expect("a chunk that is sent to stands somewhere");
         let frame = Frame { turn: self.turn, lap, flow, pass, floats };
         self.outbox.push_back(Output::Frame { to, frame });
+    }
+}
+
+/// Where a stage begins. The stages of the plan before may have stopped short of the evaluation at
+/// this version; so it is made, once more if they had not.
+fn first_phase(setup: &StageSetup, turn: Turn) -> Phase {
+    match turn.step.0.checked_sub(1) {
+        Some(before) if setup.evaluates_at(turn.step) => {
+            Phase::Evaluating(Evaluation::new(turn, Step(before)))
+        }
+        Some(_) | None if turn.step.0 >= setup.step_count => Phase::Finished,
+        Some(_) | None => Phase::Program { cursor: 0 },
     }
 }

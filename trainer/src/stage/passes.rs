@@ -234,10 +234,6 @@ impl<B: Backend> Workbench for Bench<B> {
         first
     }
 
-    fn layer_ids(&self) -> Vec<LayerId> {
-        self.layers().map(|layer| layer.spec.layer).collect()
-    }
-
     fn images(&self) -> Vec<LayerImage> {
         self.layers().map(|layer| layer.image(&self.backend)).collect()
     }

@@ -273,7 +273,6 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             None if seal.verdict.is_final() => self.bench.skip(step),
             None => return,
         }
-        let (version, updates) = (step.next(), seal.updates_after);
-        self.outbox.push_back(Output::Sealed { version, updates });
+        self.outbox.push_back(Output::Sealed { version: step.next() });
     }
 }

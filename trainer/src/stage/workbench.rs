@@ -86,9 +86,6 @@ pub trait Workbench {
     /// Steps sealed before the state.
     fn version(&self) -> Step;
 
-    /// The layers here.
-    fn layer_ids(&self) -> Vec<LayerId>;
-
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 

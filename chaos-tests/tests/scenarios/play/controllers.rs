@@ -89,7 +89,9 @@ impl Play {
                 Output::Event(Event::Refused { index, entry, refusal }) => {
                     self.record.ignored(index, entry, refusal);
                 }
-                Output::Event(Event::Installed { .. } | Event::Leader { .. }) => {}
+                Output::Event(
+                    Event::NoPlan(_) | Event::Installed { .. } | Event::Leader { .. },
+                ) => {}
                 Output::Fatal(cause) => panic!("controller {node} must stop: {cause:?}"),
             }
         }

@@ -67,6 +67,8 @@ impl Process {
             Err(
                 PeerRefusal::NoStage
                 | PeerRefusal::Lacking { .. }
+                | PeerRefusal::Unasked { .. }
+                | PeerRefusal::Form { .. }
                 | PeerRefusal::Gradient { .. }
                 | PeerRefusal::Engine(_),
             ) => around.record.refused("frame"),
@@ -105,7 +107,7 @@ impl Process {
             HostOutput::Write { version, layer, digest, bytes } => {
                 around.store.put((version, layer, digest), bytes, self.node);
                 let is_durable = around.store.finish((version, layer, digest));
-                self.host_input(HostInput::Written { version, layer, is_durable }, around);
+                self.host_input(HostInput::Written { version, layer, digest, is_durable }, around);
             }
             HostOutput::Evaluated { .. } => {}
         }

@@ -3,7 +3,7 @@
 use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output, Start};
 use super::pump::{CONTROLLER, disk, leader, n, persist, setup};
 use crate::codec::{self, DecodeError, FORMAT_VERSION};
-use crate::duty::Solution;
+use crate::duty::{NoPlan, Solution};
 use crate::entry::Entry;
 use crate::fixture::{Log, chunks, program, solution, spec};
 use crate::job::JobChange;
@@ -11,6 +11,8 @@ use crate::message::{Envelope, Message};
 use crate::plan::PlanRefusal;
 use crate::state::{EntryRefusal, State};
 use zbelastic_schedule::Window;
+
+const TICKS_WITHOUT_A_PLAN: u32 = 5;
 
 /// A controller that starts from `state` and finds these entries agreed.
 fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
@@ -100,51 +102,63 @@ fn asked_number(outputs: &[Output]) -> Option<u64> {
     })
 }
 
-/// The plan is proposed, refused by whoever applies it, and another is asked for.
-fn check_refused(solution: Solution, expected: PlanRefusal) {
+/// The plan is not proposed, why is told and counted, and none is asked for again.
+fn check_refused(solution: Solution, is_expected: impl Fn(&PlanRefusal) -> bool) {
     let (mut core, number) = asked_for_a_plan();
-    let mut before = core.state().clone();
+    let before = codec::encode(core.state());
     let solution = Box::new(Ok(solution));
     core.handle(Input::Solved { number, solution }).expect("it was asked for");
-    let outputs = persist(&mut core);
-    before.pass(core.state().applied());
-    assert_eq!(codec::encode(core.state()), codec::encode(&before));
-    let (index, refusal) = (before.applied(), EntryRefusal::Plan(expected));
-    let event = Output::Event(Event::Refused { index, entry: "adopt", refusal });
-    assert!(outputs.contains(&event), "{outputs:#?}");
-    assert_eq!(asked_number(&outputs), Some(number + 1), "another plan is asked for");
+    let mut outputs = persist(&mut core);
+    for _ in 0..TICKS_WITHOUT_A_PLAN {
+        core.handle(Input::Tick).expect("a tick is taken");
+        outputs.extend(persist(&mut core));
+    }
+    assert_eq!(codec::encode(core.state()), before);
+    let is_reason = |output: &&Output| match output {
+        Output::Event(Event::NoPlan(NoPlan::Refused(EntryRefusal::Plan(found)))) => {
+            is_expected(found)
+        }
+        _ => false,
+    };
+    assert_eq!(outputs.iter().filter(is_reason).count(), 1, "{outputs:#?}");
+    assert_eq!((asked_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
 }
 
 #[test]
-fn a_solution_that_fails_its_check_when_applied_changes_nothing() {
+fn a_solution_that_would_be_refused_is_not_proposed() {
     let good = solution(2, Window::One);
+    let check =
+        |solution, expected: PlanRefusal| check_refused(solution, |found| *found == expected);
     let other_batch = zbelastic_schedule::generate(zbelastic_schedule::ScheduleKind::ZbH1, 2, 4);
     let other_batch = Solution { program: other_batch.expect("it is legal"), ..good.clone() };
-    check_refused(other_batch, PlanRefusal::Microbatches { expected: 2, found: 4 });
+    check(other_batch, PlanRefusal::Microbatches { expected: 2, found: 4 });
     let window = Solution { program: program(2, Window::Zero), ..good.clone() };
-    check_refused(window, PlanRefusal::Window { found: Some(Window::Zero) });
+    check(window, PlanRefusal::Window { found: Some(Window::Zero) });
     let chunks = Solution { chunks: chunks(4), ..good.clone() };
-    let refusal = PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 };
-    check_refused(chunks, refusal);
+    check(chunks, PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 });
+    check(solution(3, Window::One), PlanRefusal::Stages { expected: 3, found: 2, copies: 3 });
     let mut short = good;
     short.program.stages[1].pop();
-    let (mut core, number) = asked_for_a_plan();
-    let solution = Box::new(Ok(short));
-    core.handle(Input::Solved { number, solution }).expect("it was asked for");
-    let is_refusal = |output: &Output| {
-        let Output::Event(Event::Refused { refusal, .. }) = output else { return false };
-        matches!(refusal, EntryRefusal::Plan(PlanRefusal::Program { .. }))
-    };
-    assert!(persist(&mut core).iter().any(is_refusal));
+    check_refused(short, |found| matches!(found, PlanRefusal::Program { .. }));
 }
 
+/// A plan that the leader found sound and that does not fit what was agreed meanwhile.
 #[test]
-fn a_solution_for_more_nodes_than_were_offered_changes_nothing() {
-    let refusal = PlanRefusal::Stages { expected: 3, found: 2, copies: 3 };
-    check_refused(solution(3, Window::One), refusal);
+fn a_plan_that_fails_its_check_when_applied_changes_nothing() {
+    let log = Log::running(spec(), &[1, 2]);
+    let record = crate::plan::PlanRecord { chunks: chunks(4), ..log.plan(&[1, 2]) };
+    let mut core = with_later(&state(), &[codec::encode(&Entry::Adopt(Box::new(record)))]);
+    let outputs = persist(&mut core);
+    let mut before = state();
+    before.pass(core.state().applied());
+    assert_eq!(codec::encode(core.state()), codec::encode(&before));
+    let refusal = PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 };
+    let (index, refusal) = (before.applied(), EntryRefusal::Plan(refusal));
+    let event = Output::Event(Event::Refused { index, entry: "adopt", refusal });
+    assert!(outputs.contains(&event), "{outputs:#?}");
 }
 
-/// The same for a plan that is to begin at a later step.
+/// A plan that is to begin at a later step is checked the same way.
 #[test]
 fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
     let mut log = Log::running(spec(), &[1]);
@@ -167,7 +181,7 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
     let before = codec::encode(core.state());
     core.handle(Input::Solved { number, solution }).expect("it was asked for");
     let outputs = persist(&mut core);
-    assert_eq!(asked_number(&outputs), None, "no better plan was found for this");
+    assert_eq!((asked_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
     assert_eq!(codec::encode(core.state()), before);
 }
 

@@ -3,7 +3,9 @@
 use zbelastic_schedule::Window;
 use zbelastic_types::{NodeId, StageIndex, Step};
 
-use crate::duty::{Action, Duties, DutyTiming, InputRefusal, Need, SolveRequest, Unsolvable};
+use crate::duty::{
+    Action, Duties, DutyTiming, InputRefusal, Need, NoPlan, SolveRequest, Unsolvable,
+};
 use crate::entry::Entry;
 use crate::fixture::{Log, digest, digests, solution, sum};
 use crate::job::JobSpec;
@@ -25,13 +27,14 @@ pub struct Bench {
     pub duties: Duties,
     pub asked: Option<SolveRequest>,
     pub asks_inventory: bool,
+    pub given_up: Vec<NoPlan>,
 }
 
 impl Bench {
     /// A leader elected just now.
     pub fn new(log: Log) -> Self {
         let duties = Duties::new(&log.state, TIMING);
-        Self { log, duties, asked: None, asks_inventory: false }
+        Self { log, duties, asked: None, asks_inventory: false, given_up: Vec::new() }
     }
 
     pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
@@ -64,6 +67,7 @@ impl Bench {
                 None => return proposed,
                 Some(Action::Solve(request)) => self.asked = Some(request),
                 Some(Action::AskInventory) => self.asks_inventory = true,
+                Some(Action::GiveUp(none)) => self.given_up.push(none),
                 Some(Action::Propose(entry)) => {
                     self.duties.on_proposed(self.log.state.applied() + 1, &entry);
                     self.agree(entry.clone());
