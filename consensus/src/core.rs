@@ -64,7 +64,14 @@ pub enum Start {
         boot: u64,
     },
     /// From what it has on disk.
-    Recover(Box<RecoveredLog>),
+    Recover {
+        /// What it has.
+        log: Box<RecoveredLog>,
+        /// Whom to ask, if it stopped before it was ever admitted.
+        controllers: Vec<NodeId>,
+        /// Grows with each start of the node.
+        boot: u64,
+    },
 }
 
 /// Why a controller does not begin.
@@ -277,13 +284,16 @@ impl Core {
                 let raft = RaftNode::create(setup.raft.clone(), &[], codec::encode(&state))?;
                 (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
             }
-            Start::Recover(recovered) => {
-                let state = match recovered.snapshot_data() {
+            Start::Recover { log, controllers, boot } => {
+                let state = match log.snapshot_data() {
                     Some(data) => codec::decode(data, SNAPSHOT_BYTES_MAX),
                     None => Ok(State::new(cluster)),
                 };
                 let state = state.map_err(StartError::Snapshot)?;
-                (RaftNode::recover(setup.raft.clone(), *recovered)?, state, None)
+                let raft = RaftNode::recover(setup.raft.clone(), *log)?;
+                let is_known = !raft.status().members.voters.is_empty();
+                let waiting = (!is_known).then_some(Waiting { controllers, boot, tick: 0 });
+                (raft, state, waiting)
             }
         };
         let mut core = Self {

@@ -82,13 +82,19 @@ pub struct Unsolvable {
     pub reason: String,
 }
 
-/// Why a plan that is needed is not proposed. None is asked for again until members, the open step
-/// or the plan in force change.
+/// Why a plan that is needed is not proposed. Unless it says otherwise, none is asked for again
+/// until members, the open step or the plan in force change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
     /// There is none.
     #[error(transparent)]
     Unsolvable(#[from] Unsolvable),
+    /// Nobody answered. It is asked for again.
+    #[error("no answer to a request for a plan within {ticks} ticks")]
+    Unanswered {
+        /// Ticks waited.
+        ticks: u32,
+    },
     /// The one there is would change nothing.
     #[error("the plan that was found would be refused: {0}")]
     Refused(EntryRefusal),
@@ -108,6 +114,7 @@ impl NoPlan {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Unsolvable(_) => "plan-unsolvable",
+            Self::Unanswered { .. } => "plan-unanswered",
             Self::Refused(_) => "plan-refused",
             Self::TooLarge { .. } => "plan-too-large",
         }
@@ -147,6 +154,9 @@ const PAIR_CONTRADICTIONS_MAX: u32 = 6;
 /// Partners with whom a node must have been in contradiction to be the one at fault.
 const PARTNERS_AT_FAULT: usize = 2;
 
+/// Plans that could not load from a checkpoint, until another one is gone back to.
+const PLANS_FAILED_MAX: usize = 2;
+
 /// The duties of a leader.
 #[derive(Debug)]
 pub struct Duties {
@@ -162,7 +172,8 @@ pub struct Duties {
     trouble: Option<(Generation, PlanReason)>,
     /// A state that owner and copy tell differently.
     differing: Option<(Generation, LayerId)>,
-    bad_checkpoints: BTreeSet<Step>,
+    /// Checkpoints that could not be read, and in which plans.
+    unread: BTreeMap<Step, BTreeSet<Generation>>,
     marks: Marks,
     contradictions: u32,
     /// The plan in which two contradicted each other. They tell it again until there is another.
@@ -191,7 +202,7 @@ impl Duties {
             saved: BTreeMap::new(),
             trouble: None,
             differing: None,
-            bad_checkpoints: BTreeSet::new(),
+            unread: BTreeMap::new(),
             marks: Marks::new(),
             contradictions: 0,
             contradicted: None,
@@ -241,12 +252,21 @@ impl Duties {
             Entry::Durable { version, holder, .. } if result.is_err() => {
                 self.saved.remove(&(*version, holder.node));
             }
-            Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_) => {
+            Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_)
+                if result.is_ok() =>
+            {
                 self.moved = self.now;
                 self.planning.on_plan_changed();
             }
-            Entry::Seal(_) | Entry::Durable { .. } | Entry::Checkpoint { .. } => {}
+            Entry::Adopt(_)
+            | Entry::Rewind { .. }
+            | Entry::Resume { .. }
+            | Entry::Job(_)
+            | Entry::Seal(_)
+            | Entry::Durable { .. }
+            | Entry::Checkpoint { .. } => {}
         }
+        self.forgive_checkpoints(entry, result.is_ok());
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             self.note_digests_differ(state, *layer);
         }
@@ -305,7 +325,8 @@ impl Duties {
             return Some(Entry::Ready(ready.clone()));
         }
         let is_complete = slots.iter().all(Option::is_some) && state.lost_holder().is_none();
-        let is_free = !self.is_in_flight(Lane::Plan) && self.trouble.is_none();
+        let is_sound = self.trouble.is_none() && self.differing.is_none();
+        let is_free = !self.is_in_flight(Lane::Plan) && is_sound;
         (is_complete && is_free).then_some(Entry::Resume { generation })
     }
 
@@ -402,6 +423,32 @@ impl Duties {
         self.trouble.get_or_insert((state.generation(), reason));
     }
 
+    /// Checkpoints that are not to be gone back to.
+    fn bad_checkpoints(&self) -> BTreeSet<Step> {
+        let failed = self.unread.iter().filter(|(_, plans)| plans.len() >= PLANS_FAILED_MAX);
+        failed.map(|(version, _)| *version).collect()
+    }
+
+    /// What was written anew may be read, and whoever orders the run to go on may have repaired
+    /// what could not be.
+    fn forgive_checkpoints(&mut self, entry: &Entry, is_applied: bool) {
+        match entry {
+            Entry::Checkpoint { version } if is_applied => {
+                self.unread.remove(version);
+            }
+            Entry::Job(JobChange::Continue) if is_applied => self.unread.clear(),
+            Entry::Members(_)
+            | Entry::Adopt(_)
+            | Entry::Ready(_)
+            | Entry::Resume { .. }
+            | Entry::Seal(_)
+            | Entry::Durable { .. }
+            | Entry::Checkpoint { .. }
+            | Entry::Rewind { .. }
+            | Entry::Job(_) => {}
+        }
+    }
+
     /// Two loaded the same layer with different bits, or not what the checkpoint has.
     fn note_digests_differ(&mut self, state: &State, layer: LayerId) {
         self.differing = Some((state.generation(), layer));
@@ -412,10 +459,7 @@ impl Duties {
 /// Whether a change would still change something.
 fn is_pending(state: &State, change: &MemberChange) -> bool {
     match change {
-        MemberChange::Admit { node, boot, .. } => {
-            let is_known = state.members().get(node).is_some_and(|member| member.boot >= *boot);
-            !is_known && !state.quarantined().contains(node)
-        }
+        MemberChange::Admit { node, boot, .. } => state.admits(*node, *boot),
         MemberChange::Lost { holder, .. } => state.is_live(*holder),
         MemberChange::Drain { holder } => {
             let member = state.members().get(&holder.node);

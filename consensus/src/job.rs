@@ -15,6 +15,9 @@ pub const LAYERS_MAX: usize = 1024;
 /// Tensors a model may have.
 pub const TENSORS_MAX: u32 = 1 << 16;
 
+/// Steps from one checkpoint to the next at most: one may fail, and there is room for another.
+pub const CHECKPOINT_EVERY_MAX: u64 = SEALS_KEPT_MAX as u64 / 2;
+
 /// Whether steps run ahead of their verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowPolicy {
@@ -78,8 +81,9 @@ pub enum JobRefusal {
         /// Which.
         what: &'static str,
     },
-    /// Checkpoints lie further apart than seals are remembered: the run could not go on to one.
-    #[error("a checkpoint every {found} steps, at most every {SEALS_KEPT_MAX}")]
+    /// Checkpoints lie so far apart that the seals since the last one could not be remembered if
+    /// one were missed.
+    #[error("a checkpoint every {found} steps, at least every {CHECKPOINT_EVERY_MAX} is one due")]
     Every {
         /// Steps from one to the next.
         found: u64,
@@ -144,7 +148,7 @@ impl JobSpec {
             return Err(JobRefusal::Zero { what });
         }
         let found = self.checkpoint_every;
-        if found > SEALS_KEPT_MAX as u64 { Err(JobRefusal::Every { found }) } else { Ok(()) }
+        if found > CHECKPOINT_EVERY_MAX { Err(JobRefusal::Every { found }) } else { Ok(()) }
     }
 }
 

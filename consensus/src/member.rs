@@ -69,6 +69,8 @@ pub enum LossReason {
     },
     /// Somebody ordered it.
     Removed,
+    /// Its memory did not hold what its plan gave it.
+    OutOfMemory,
 }
 
 impl fmt::Display for LossReason {
@@ -83,6 +85,7 @@ impl fmt::Display for LossReason {
             Self::Drained => write!(f, "drained"),
             Self::Untrusted { partners } => write!(f, "contradicted by {partners} others"),
             Self::Removed => write!(f, "removed by order"),
+            Self::OutOfMemory => write!(f, "its memory did not hold its stage"),
         }
     }
 }

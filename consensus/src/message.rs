@@ -39,6 +39,15 @@ pub struct HeldLayer {
     pub digest: Digest,
 }
 
+/// Why a layer cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LoadFault {
+    /// Nobody who is named gives it, or what its checkpoint has is not it.
+    Source,
+    /// Memory does not hold the stage.
+    Memory,
+}
+
 /// A stage's sums as whoever keeps its copy computed them, once the update is held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeldUpdate {
@@ -79,8 +88,8 @@ pub struct Briefing {
     pub seal: Option<Seal>,
     /// Whether a leader asks which layers the receiver holds.
     pub asks_inventory: bool,
-    /// The newest version all of whose layers are durable, or on which nobody waits any more.
-    pub durable: Step,
+    /// Versions that become checkpoints once all their layers are durable.
+    pub pending: Vec<Step>,
 }
 
 /// What one node tells another.
@@ -143,6 +152,8 @@ pub enum Message {
         generation: Generation,
         /// The layer.
         layer: LayerId,
+        /// Why.
+        cause: LoadFault,
     },
     /// Layers are durable.
     Saved {
@@ -167,6 +178,12 @@ pub enum Message {
     },
     /// What a worker needs to know.
     Briefing(Box<Briefing>),
+    /// The start named in a request to be admitted is used up: whoever was admitted with it is not
+    /// counted on any more. A request with a later one is taken.
+    Spent {
+        /// The last start that was admitted.
+        boot: u64,
+    },
 }
 
 impl Message {
@@ -183,7 +200,7 @@ impl Message {
             | Self::Drain { holder }
             | Self::Leave { holder } => Some(*holder),
             Self::Ready(ready) => Some(ready.holder),
-            Self::Raft(_) | Self::Join { .. } | Self::Briefing(_) => None,
+            Self::Raft(_) | Self::Join { .. } | Self::Briefing(_) | Self::Spent { .. } => None,
         }
     }
 }

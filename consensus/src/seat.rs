@@ -143,6 +143,8 @@ struct Untold {
 enum Work {
     /// None.
     Idle,
+    /// None in this plan; others may still ask for what it held before.
+    Left,
     /// Loading, or waiting for the others.
     Loading { plan: Arc<PlanRecord> },
     /// Running.
@@ -346,11 +348,11 @@ impl Membership {
                 untold.ready = Some(ready.clone());
                 Message::Ready(ready)
             }
-            News::LoadFailed { generation: of, layer } => {
+            News::LoadFailed { generation: of, layer, cause } => {
                 if of != generation {
                     return None;
                 }
-                let message = Message::LoadFailed { holder, generation, layer };
+                let message = Message::LoadFailed { holder, generation, layer, cause };
                 untold.load_failed = Some(message.clone());
                 message
             }
@@ -381,9 +383,10 @@ impl Untold {
     }
 
     /// Forgets what needs no telling once `open` waits for its seal.
-    fn forget_before(&mut self, open: Turn, durable: Step) {
+    fn forget_before(&mut self, open: Turn, pending: &[Step]) {
         self.report.take_if(|(turn, _)| *turn < open);
         self.held.retain(|_, update| update.turn >= open);
-        self.saved.retain(|(version, _)| *version > durable);
+        let is_waited_for = |version| pending.contains(&version) || version > open.step;
+        self.saved.retain(|(version, _)| is_waited_for(*version));
     }
 }

@@ -24,7 +24,6 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, Order};
-use zbelastic_kernels::AllocateError;
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
@@ -230,6 +229,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.shelf.clear();
                 }
             }
+            Order::Release => {
+                if let Phase::Idle = self.phase {
+                    self.shelf.clear();
+                }
+            }
             Order::TakeInventory { index } => {
                 if let Phase::Stationed(station) = &mut self.phase {
                     station.stand_by_for_inventory();
@@ -353,9 +357,4 @@ fn digests_of<'a>(images: impl Iterator<Item = &'a Arc<LayerImage>>) -> Vec<Laye
         images.map(|image| (image.layer, layer_digest(image))).collect();
     digests.sort_unstable_by_key(|(layer, _)| *layer);
     digests
-}
-
-/// A failure to get memory, told as a layer that cannot be had.
-fn first_layer(images: &[Arc<LayerImage>], _error: &AllocateError) -> LayerId {
-    images.first().map_or(LayerId(0), |image| image.layer)
 }

@@ -64,6 +64,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         spec: Arc::new(spec),
         turn: Turn { generation: plan.generation, attempt: Attempt(0), step: Step(0) },
         updates: 0,
+        is_pending: false,
     })))
 }
 

@@ -140,7 +140,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
                 machine.disk.renumber();
                 self.note(|| format!("n{node} starts again"));
-                self.start_core(node, Start::Recover(Box::new(recovered)));
+                let others = self.controllers.keys().copied().filter(|other| *other != node);
+                let (log, controllers) = (Box::new(recovered), others.collect());
+                let boot = self.new_boot();
+                self.start_core(node, Start::Recover { log, controllers, boot });
             }
             Err(error) => {
                 self.note(|| format!("n{node} cannot use its disk: {error}"));
@@ -402,6 +405,7 @@ fn teller_of(input: &Input) -> Option<Holder> {
         | Message::Saved { .. }
         | Message::Drain { .. }
         | Message::Leave { .. }
-        | Message::Briefing(_) => None,
+        | Message::Briefing(_)
+        | Message::Spent { .. } => None,
     }
 }

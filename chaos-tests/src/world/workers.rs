@@ -190,7 +190,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn note_order(&mut self, node: NodeId, order: &Order) {
         match order {
-            Order::Settle(_) | Order::TakeInventory { .. } => {}
+            Order::Settle(_) | Order::Release | Order::TakeInventory { .. } => {}
             Order::Stop => self.note(|| format!("w{node} stops")),
             Order::Load(load) => {
                 let (generation, stage) = (load.plan.generation, load.stage);

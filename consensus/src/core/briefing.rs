@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{Generation, NodeId};
 
 use super::Core;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
-use crate::state::{Change, PlanPhase, State};
+use crate::state::{Change, PlanPhase};
 use crate::validation::Seal;
 
 /// Whether the receiver knows the plan in force.
@@ -72,14 +72,15 @@ impl Core {
         }
     }
 
-    /// Tells a worker that it was admitted.
+    /// Tells a worker that it was admitted, or that it was and is lost.
     pub(super) fn answer_join(&mut self, node: NodeId, boot: u64) {
-        let member = self.state.members().get(&node);
-        let is_admitted = member.is_some_and(|member| {
-            member.is_live() && member.boot == boot && member.role == Role::Worker
-        });
-        if is_admitted {
+        let Some(member) = self.state.members().get(&node) else { return };
+        let (is_live, is_worker, last) =
+            (member.is_live(), member.role == Role::Worker, member.boot);
+        if is_live && is_worker && last == boot {
             self.brief_node(node, Knows::Nothing);
+        } else if !is_live && is_worker && last >= boot {
+            self.send(node, Message::Spent { boot: last });
         }
     }
 
@@ -101,7 +102,7 @@ impl Core {
             updates: state.ledger().updates(),
             seal: state.last_seal().copied(),
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
-            durable: durable(state),
+            pending: state.pending().iter().map(|pending| pending.version).collect(),
         }
     }
 
@@ -113,13 +114,5 @@ impl Core {
             let told = Briefing { seal: Some(seal), ..briefing };
             self.send(node, Message::Briefing(Box::new(told)));
         }
-    }
-}
-
-/// The newest version that nobody has to be told of any more.
-fn durable(state: &State) -> Step {
-    match state.pending().first() {
-        Some(pending) => Step(pending.version.0 - 1),
-        None => state.open_turn().step,
     }
 }

@@ -22,8 +22,8 @@ impl Core {
             });
             if let Some((node, _)) = heir.max_by_key(|(_, matched)| *matched) {
                 self.raft.transfer_leader(*node);
+                return false;
             }
-            return false;
         }
         let known = || voters.iter().chain(learners);
         let gone = known().find(|node| !is_wanted(node) && **node != status.node);

@@ -33,7 +33,7 @@ impl Core {
                 let change = MemberChange::Admit { node: from, boot, role, resources };
                 self.with_duties(|duties, core| duties.handle_change(&core.state, change))
             }
-            Message::Briefing(_) => Err(CoreRefusal::NotForControllers),
+            Message::Briefing(_) | Message::Spent { .. } => Err(CoreRefusal::NotForControllers),
             message @ (Message::Report { .. }
             | Message::Held { .. }
             | Message::Inventory { .. }
@@ -61,8 +61,8 @@ impl Core {
                     duties.handle_inventory(state, holder, index, layers)
                 }
                 Message::Ready(ready) => duties.handle_ready(state, ready),
-                Message::LoadFailed { holder, generation, layer } => {
-                    duties.handle_load_failed(state, holder, generation, layer)
+                Message::LoadFailed { holder, generation, layer, cause } => {
+                    duties.handle_load_failed(state, holder, generation, (layer, cause))
                 }
                 Message::Saved { holder, version, generation, layers } => {
                     duties.handle_saved(state, holder, (version, generation), layers)
@@ -77,7 +77,8 @@ impl Core {
                 Message::Raft(_)
                 | Message::Join { .. }
                 | Message::Beat { .. }
-                | Message::Briefing(_) => unreachable!("taken in before"),
+                | Message::Briefing(_)
+                | Message::Spent { .. } => unreachable!("taken in before"),
             }
         })
     }

@@ -9,7 +9,7 @@ use super::{Duties, is_pending};
 use crate::checkpoint::LayerDigest;
 use crate::entry::ReadyRecord;
 use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange};
-use crate::message::{HeldLayer, HeldUpdate, Pulse};
+use crate::message::{HeldLayer, HeldUpdate, LoadFault, Pulse};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason};
 use crate::state::{PlanPhase, State};
@@ -271,13 +271,20 @@ impl Duties {
         state: &State,
         holder: Holder,
         generation: Generation,
-        layer: LayerId,
+        (layer, cause): (LayerId, LoadFault),
     ) -> Result<(), InputRefusal> {
         check_loading(state, holder, generation)?;
         check_layers(state, std::iter::once(layer))?;
         let plan = state.plan().expect("it loads");
-        if let LayerSource::Checkpoint { version, .. } = plan.record.sources[layer.index()] {
-            self.bad_checkpoints.insert(version);
+        match (cause, &plan.record.sources[layer.index()]) {
+            (LoadFault::Memory, _) => {
+                let reason = LossReason::OutOfMemory;
+                self.note_change(MemberChange::Lost { holder, reason });
+            }
+            (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
+                self.unread.entry(*version).or_default().insert(generation);
+            }
+            (LoadFault::Source, LayerSource::Nodes(_) | LayerSource::Initial) => {}
         }
         self.note_trouble(state, PlanReason::LoadFailed { layer });
         Ok(())

@@ -21,9 +21,13 @@ use crate::state::{PlanPhase, State};
 /// and one more, so that nothing that ran ahead crosses the change.
 const PLANNED_AHEAD: u64 = 2;
 
-/// How many times longer than usual an inventory waits for members that are heard and do not
-/// answer, before sealed steps are given up for want of what they hold.
+/// How many times longer than an inventory takes a cluster that stands still waits: for members
+/// that are heard and do not answer, before sealed steps are given up for want of what they hold;
+/// and for those who come and go, before it goes on with those who were there when it began.
 const PATIENCE: u32 = 4;
+
+/// Ticks an answer to a request for a plan is waited for; then it is asked for anew.
+const SOLVE_TICKS_MAX: u64 = 1200;
 
 /// Why and when a plan is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,11 +61,42 @@ struct Draft {
     solution: Option<Result<Solution, Unsolvable>>,
 }
 
+/// That the cluster stands still for want of a plan.
+#[derive(Debug)]
+struct Standstill {
+    since: u64,
+    /// Who was there when it began.
+    workers: BTreeSet<Holder>,
+}
+
+impl Draft {
+    /// Whether what it was begun for is so still. A cluster that has stood still for long lets
+    /// those come and go who have no stage in it.
+    fn goes_on(&mut self, now: &Basis, is_late: bool) -> bool {
+        let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
+        if is_late && has_all && self.basis.workers != now.workers {
+            self.basis.workers.retain(|holder| now.workers.contains(holder));
+            let workers = &self.basis.workers;
+            self.inventory.retain(|node, _| workers.iter().any(|holder| holder.node == *node));
+            let workers = self.basis.workers.clone();
+            return self.basis == Basis { workers, ..now.clone() };
+        }
+        self.basis == *now
+    }
+
+    fn asks(&self, node: NodeId) -> bool {
+        let is_counted = self.basis.workers.iter().any(|holder| holder.node == node);
+        let is_missing = is_counted && !self.inventory.contains_key(&node);
+        self.asked.is_some() && self.basis.is_now && is_missing
+    }
+}
+
 /// The plan under way, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
     number: u64,
     draft: Option<Draft>,
+    standstill: Option<Standstill>,
     /// What no better plan was found for.
     settled: Option<Basis>,
 }
@@ -70,6 +105,18 @@ impl Planning {
     pub(super) fn on_plan_changed(&mut self) {
         self.draft = None;
         self.settled = None;
+        self.standstill = None;
+    }
+
+    fn note_need(&mut self, state: &State, need: Option<&Need>, now: u64) {
+        match need {
+            Some(Need::Now(_)) => {
+                let workers = || state.live_workers().map(|(holder, _)| holder).collect();
+                let begun = || Standstill { since: now, workers: workers() };
+                self.standstill.get_or_insert_with(begun);
+            }
+            Some(Need::Planned(_)) | None => self.standstill = None,
+        }
     }
 
     /// Nothing better than what there is was found, and nothing will be as things stand.
@@ -79,9 +126,7 @@ impl Planning {
 
     /// Whether this node is asked what it holds, and has not answered.
     fn asks_inventory_of(&self, node: NodeId) -> bool {
-        self.draft.as_ref().is_some_and(|draft| {
-            draft.asked.is_some() && draft.basis.is_now && !draft.inventory.contains_key(&node)
-        })
+        self.draft.as_ref().is_some_and(|draft| draft.asks(node))
     }
 
     pub(super) fn handle_inventory(
@@ -190,12 +235,16 @@ impl Duties {
             self.note_change(change);
             return self.decide_members(state).map(Action::Propose);
         }
-        let need = self.need(state)?;
+        let need = self.need(state);
+        self.planning.note_need(state, need.as_ref(), self.now);
+        let need = need?;
         let basis = basis_of(state, &need);
         if self.planning.settled.as_ref() == Some(&basis) {
             return None;
         }
-        if self.planning.draft.as_ref().is_none_or(|draft| draft.basis != basis) {
+        let is_late = self.long_standstill().is_some();
+        let draft = self.planning.draft.as_mut();
+        if draft.is_none_or(|draft| !draft.goes_on(&basis, is_late)) {
             return self.begin_draft(state, basis);
         }
         self.continue_draft(state, need)
@@ -210,9 +259,8 @@ impl Duties {
         }
         let open = state.open_turn().step;
         let base = state.history().base();
-        let is_usable = |version: Step| {
-            (base..=open).contains(&version) && !self.bad_checkpoints.contains(&version)
-        };
+        let bad = self.bad_checkpoints();
+        let is_usable = |version: Step| (base..=open).contains(&version) && !bad.contains(&version);
         let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
         let to = versions.into_iter().find(|version| is_usable(*version));
         let to = to.or((base == Step(0)).then_some(Step(0)));
@@ -239,11 +287,22 @@ impl Duties {
         (!self.is_in_flight(Lane::Members)).then_some(change)
     }
 
+    /// A standstill that has lasted for longer than those who come and go are waited for.
+    fn long_standstill(&self) -> Option<&Standstill> {
+        let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
+        self.planning.standstill.as_ref().filter(|found| self.now - found.since > patience)
+    }
+
     fn begin_draft(&mut self, state: &State, basis: Basis) -> Option<Action> {
         let spec = state.running_spec()?.clone();
         let plan = state.plan().map(|plan| &*plan.record);
         let mut available = available_workers(state);
         available.sort_unstable();
+        if let Some(Standstill { workers, .. }) = self.long_standstill()
+            && available.iter().any(|holder| workers.contains(holder))
+        {
+            available.retain(|holder| workers.contains(holder));
+        }
         let mut nodes = seating(plan, &available);
         nodes.truncate(spec.stages_max as usize);
         if nodes.is_empty() {
@@ -284,6 +343,11 @@ impl Duties {
         if draft.basis.is_now && !has_all && !is_late {
             return None;
         }
+        if draft.solution.is_none() && waited > SOLVE_TICKS_MAX {
+            let ticks = waited as u32;
+            self.planning.draft = None;
+            return Some(Action::GiveUp(NoPlan::Unanswered { ticks }));
+        }
         let solution = match draft.solution.as_ref()? {
             Ok(solution) => solution.clone(),
             Err(none) => {
@@ -306,13 +370,14 @@ impl Duties {
     ) -> Option<Action> {
         let spec = state.running_spec()?;
         let draft = self.planning.draft.as_ref()?;
+        let bad = self.bad_checkpoints();
         let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
         let inventory = Inventory {
             open: state.open_turn().step,
             layer_count: spec.layer_count(),
             held: believes.then_some(&draft.inventory),
             checkpoints: state.checkpoints(),
-            bad: &self.bad_checkpoints,
+            bad: &bad,
             base: state.history().base(),
         };
         let expected = expected_digests(&inventory);

@@ -64,6 +64,7 @@ impl Seat {
         }
         match envelope.message {
             Message::Briefing(briefing) => self.handle_briefing(*briefing),
+            Message::Spent { boot } => self.handle_spent(boot),
             Message::Raft(_)
             | Message::Join { .. }
             | Message::Beat { .. }
@@ -75,6 +76,17 @@ impl Seat {
             | Message::Saved { .. }
             | Message::Drain { .. }
             | Message::Leave { .. } => Err(BriefingRefusal::NotForWorkers),
+        }
+    }
+
+    /// Its request cannot be granted: it was, and that life is over before it began.
+    fn handle_spent(&mut self, boot: u64) -> Result<(), BriefingRefusal> {
+        match &self.standing {
+            Standing::Outside if boot >= self.setup.boot => {
+                self.setup.boot = boot + 1;
+                Ok(())
+            }
+            Standing::Outside | Standing::Member(_) => Err(BriefingRefusal::NotMine),
         }
     }
 
@@ -143,14 +155,19 @@ impl Seat {
         self.change_plan(briefing);
         let Standing::Member(member) = &mut self.standing else { return };
         member.known = briefing.index;
-        member.untold.forget_before(briefing.open, briefing.durable);
+        member.untold.forget_before(briefing.open, &briefing.pending);
         if briefing.is_running {
             member.untold.ready = None;
-            if let Work::Loading { plan } = &member.work
-                && plan.generation == briefing.generation
-            {
-                member.work = Work::Running { plan: plan.clone() };
-                self.order(Order::Run { generation: briefing.generation });
+            match &member.work {
+                Work::Loading { plan } if plan.generation == briefing.generation => {
+                    member.work = Work::Running { plan: plan.clone() };
+                    self.order(Order::Run { generation: briefing.generation });
+                }
+                Work::Left => {
+                    member.work = Work::Idle;
+                    self.order(Order::Release);
+                }
+                Work::Idle | Work::Loading { .. } | Work::Running { .. } => {}
             }
         }
         if briefing.asks_inventory {
@@ -179,14 +196,18 @@ impl Seat {
         if found <= member.generation {
             return;
         }
-        let was_at_work = !matches!(member.work, Work::Idle);
+        let was_at_work = match member.work {
+            Work::Loading { .. } | Work::Running { .. } => true,
+            Work::Idle | Work::Left => false,
+        };
         member.generation = found;
         member.untold.leave_plan();
         // A plan that was closed before this worker heard of it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
         member.work = match stage {
             Some(_) => Work::Loading { plan: plan.clone() },
-            None => Work::Idle,
+            None if was_at_work => Work::Left,
+            None => std::mem::replace(&mut member.work, Work::Idle),
         };
         if was_at_work {
             self.order(Order::Stop);
@@ -204,7 +225,8 @@ fn load_order(
     briefing: &Briefing,
 ) -> Order {
     let (turn, updates) = (briefing.open, briefing.updates);
-    Order::Load(Box::new(LoadOrder { plan, stage, spec, turn, updates }))
+    let is_pending = briefing.pending.contains(&turn.step);
+    Order::Load(Box::new(LoadOrder { plan, stage, spec, turn, updates, is_pending }))
 }
 
 impl Untold {

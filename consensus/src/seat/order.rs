@@ -6,7 +6,7 @@ use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 use crate::checkpoint::LayerDigest;
 use crate::job::JobSpec;
-use crate::message::{HeldLayer, HeldUpdate};
+use crate::message::{HeldLayer, HeldUpdate, LoadFault};
 use crate::plan::PlanRecord;
 use crate::validation::{Report, Seal, Turn};
 
@@ -23,6 +23,8 @@ pub struct LoadOrder {
     pub turn: Turn,
     /// Updates before it.
     pub updates: u64,
+    /// Whether the version it begins with becomes a checkpoint, and is to be written.
+    pub is_pending: bool,
 }
 
 /// What the host must do, in this order.
@@ -39,6 +41,8 @@ pub enum Order {
         /// The plan.
         generation: Generation,
     },
+    /// Let go of layers that no stage here uses: everybody has what the plan gives them.
+    Release,
     /// Say which layers there are; answered by [`News::Inventory`]. The plan is about to change, so
     /// what ran ahead of a seal that waits for its gate may be given up.
     TakeInventory {
@@ -93,6 +97,8 @@ pub enum News {
         generation: Generation,
         /// The layer.
         layer: LayerId,
+        /// Why.
+        cause: LoadFault,
     },
     /// Layers are durable.
     Saved {

@@ -8,7 +8,7 @@ use super::{EntryRefusal, PlanPhase, State};
 use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckpoint};
 use crate::entry::{CHANGES_MAX, Entry, RewindReason};
 use crate::history::History;
-use crate::job::{Job, JobChange, JobPhase, JobRefusal};
+use crate::job::{CHECKPOINT_EVERY_MAX, Job, JobChange, JobPhase, JobRefusal};
 use crate::member::{Holder, LossReason, MEMBERS_MAX, Member, MemberChange, Role, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
@@ -248,9 +248,28 @@ impl State {
     /// Begins to collect a checkpoint, if the version that is open now is to become one.
     fn open_checkpoint(&mut self, spec: &crate::job::JobSpec) {
         let version = self.open_turn().step;
-        let is_there = self.checkpoints.iter().any(|found| found.version == version)
-            || self.pending.iter().any(|found| found.version == version);
-        if !spec.checkpoints(version) || is_there {
+        let is_under_way = self.pending.iter().any(|found| found.version == version);
+        if spec.checkpoints(version) && !is_under_way {
+            self.await_checkpoint(version);
+        }
+    }
+
+    /// A plan's holders write the version it begins with, if those of the plan before have begun to
+    /// and cannot end it, or if so much was sealed since the last checkpoint that one is due.
+    pub(super) fn renew_checkpoint(&mut self) {
+        let version = self.open_turn().step;
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.checkpoint_every > 0);
+        let is_due = self.history.seals().len() >= CHECKPOINT_EVERY_MAX as usize;
+        let position = self.pending.iter().position(|found| found.version == version);
+        match position {
+            Some(position) => self.pending[position].ledger = self.ledger.clone(),
+            None if is_asked && is_due => self.await_checkpoint(version),
+            None => {}
+        }
+    }
+
+    fn await_checkpoint(&mut self, version: Step) {
+        if self.checkpoints.iter().any(|found| found.version == version) {
             return;
         }
         if self.pending.len() == PENDING_MAX {

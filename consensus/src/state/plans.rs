@@ -54,6 +54,7 @@ impl State {
     fn load(&mut self, record: Arc<PlanRecord>) {
         // R2: from here on nothing of an earlier generation is applied.
         self.ledger.adopt(record.generation);
+        self.renew_checkpoint();
         let phase = PlanPhase::Loading(vec![None; record.stages.len()]);
         self.plan = Some(PlanState { record, phase });
         self.next = None;

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::LoadFault;
 use zbelastic_consensus::plan::LayerSource;
 use zbelastic_consensus::seat::{LoadOrder, News};
 use zbelastic_consensus::state::copied_layers;
+use zbelastic_kernels::AllocateError;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
 use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::station::Station;
-use super::{Host, HostOutput, Phase, digests_of, first_layer};
+use super::{Host, HostOutput, Phase, digests_of};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerImage, layer_digest};
 
@@ -105,7 +107,8 @@ impl Loading {
         {
             let generation = self.order.plan.generation;
             self.arrived = self.tick;
-            return vec![HostOutput::News(News::LoadFailed { generation, layer })];
+            let cause = LoadFault::Source;
+            return vec![HostOutput::News(News::LoadFailed { generation, layer, cause })];
         }
         let is_due = |awaited: &Awaited| match awaited.source {
             LayerSource::Nodes(_) => awaited.due <= self.tick,
@@ -230,7 +233,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let generation = loading.order.plan.generation;
         match arrival {
             Arrival::Waiting => {}
-            Arrival::Failed(layer) => self.tell(News::LoadFailed { generation, layer }),
+            Arrival::Failed(layer) => {
+                let cause = LoadFault::Source;
+                self.tell(News::LoadFailed { generation, layer, cause });
+            }
             Arrival::Complete => self.take_station(),
         }
     }
@@ -240,7 +246,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             return;
         };
         let Loading { order, images, offered, .. } = *loading;
-        let generation = order.plan.generation;
+        let (generation, version, is_pending) =
+            (order.plan.generation, order.turn.step, order.is_pending);
         let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
         let is_own = |image: &&Arc<LayerImage>| own.contains(&image.layer);
         let layers = digests_of(images.values().filter(is_own));
@@ -252,11 +259,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             Ok(station) => {
                 self.phase = Phase::Stationed(Box::new(station));
                 self.tell(News::Loaded { generation, layers, copies });
+                if is_pending {
+                    self.write(version);
+                }
             }
-            Err(error) => {
-                let images: Vec<_> = images.into_values().collect();
-                let layer = first_layer(&images, &error);
-                self.tell(News::LoadFailed { generation, layer });
+            Err(AllocateError { .. }) => {
+                let (layer, cause) = (own[0], LoadFault::Memory);
+                self.tell(News::LoadFailed { generation, layer, cause });
             }
         }
     }

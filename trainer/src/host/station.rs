@@ -42,7 +42,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         order: LoadOrder,
         images: &BTreeMap<LayerId, Arc<LayerImage>>,
     ) -> Result<Self, AllocateError> {
-        let LoadOrder { plan, stage, spec, turn, updates } = order;
+        let LoadOrder { plan, stage, spec, turn, updates, is_pending: _ } = order;
         let image = |layer: LayerId| Arc::clone(&images[&layer]);
         let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
         let own: Vec<_> = plan.layers_of(stage).map(image).collect();

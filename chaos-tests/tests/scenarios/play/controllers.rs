@@ -51,7 +51,8 @@ impl Play {
         let recovered = RecoveredLog::from_records(controller.disk.records());
         controller.disk.renumber();
         let recovered = recovered.expect("its disk is whole");
-        self.start_controller(node, Start::Recover(Box::new(recovered)));
+        let (log, controllers) = (Box::new(recovered), Vec::new());
+        self.start_controller(node, Start::Recover { log, controllers, boot: 1 });
     }
 
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {

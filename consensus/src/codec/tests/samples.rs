@@ -8,13 +8,13 @@ use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, RESOURCES, admit, digest, digests, lost, spec, sum, turn};
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
-use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, Message, Pulse};
+use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::raft::{Hello, RaftMessage};
 use crate::state::State;
 use crate::validation::{Report, Verdict};
 
 /// Messages by name. Whoever adds one gives it an example here.
-pub(super) const MESSAGES: [&str; 12] = [
+pub(super) const MESSAGES: [&str; 13] = [
     "raft",
     "join",
     "beat",
@@ -27,6 +27,7 @@ pub(super) const MESSAGES: [&str; 12] = [
     "drain",
     "leave",
     "briefing",
+    "spent",
 ];
 
 /// Entries by name, in the order of their numbers.
@@ -47,6 +48,7 @@ pub(super) fn message_name(message: &Message) -> &'static str {
         Message::Drain { .. } => "drain",
         Message::Leave { .. } => "leave",
         Message::Briefing(_) => "briefing",
+        Message::Spent { .. } => "spent",
     }
 }
 
@@ -112,7 +114,7 @@ pub(super) fn briefing() -> Briefing {
         updates: 3,
         seal: log.state.last_seal().copied(),
         asks_inventory: true,
-        durable: Step(3),
+        pending: vec![Step(3), Step(8)],
     }
 }
 
@@ -134,11 +136,12 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Held { holder, update },
         Message::Inventory { holder, index: 300, layers: vec![held] },
         Message::Ready(log.ready(0)),
-        Message::LoadFailed { holder, generation, layer: layer(3) },
+        Message::LoadFailed { holder, generation, layer: layer(3), cause: LoadFault::Memory },
         Message::Saved { holder, version: Step(4), generation, layers: state },
         Message::Drain { holder },
         Message::Leave { holder },
         Message::Briefing(Box::new(briefing())),
+        Message::Spent { boot: 7 },
     ]
 }
 

@@ -1,7 +1,7 @@
 //! What the log holds and cannot be applied: by a newer program, by a broken one, or too late.
 
-use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output, Start};
-use super::pump::{CONTROLLER, disk, leader, n, persist, setup};
+use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output};
+use super::pump::{CONTROLLER, disk, leader, n, persist, recover, setup};
 use crate::codec::{self, DecodeError, FORMAT_VERSION};
 use crate::duty::{NoPlan, Solution};
 use crate::entry::Entry;
@@ -18,7 +18,7 @@ const TICKS_WITHOUT_A_PLAN: u32 = 5;
 fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
     let node = n(CONTROLLER);
     let log = disk(node, &[node], codec::encode(state), later);
-    Core::new(setup(node), Start::Recover(Box::new(log))).expect("the disk is usable")
+    Core::new(setup(node), recover(log)).expect("the disk is usable")
 }
 
 fn state() -> State {
@@ -75,8 +75,7 @@ fn asked_for_a_plan() -> (Core, u64) {
     let node = n(CONTROLLER);
     let log_state = log.state.clone().with_controllers(&[node]);
     let recovered = disk(node, &[node], codec::encode(&log_state), &[]);
-    let start = Start::Recover(Box::new(recovered));
-    let mut core = Core::new(setup(node), start).expect("the disk is usable");
+    let mut core = Core::new(setup(node), recover(recovered)).expect("the disk is usable");
     let mut outputs = Vec::new();
     while core.duties().is_none() {
         outputs.extend(persist(&mut core));

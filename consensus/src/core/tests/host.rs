@@ -32,6 +32,10 @@ impl Host {
             Order::TakeInventory { index } => {
                 vec![News::Inventory { index, layers: self.held.clone() }]
             }
+            Order::Release => {
+                self.held.clear();
+                Vec::new()
+            }
             Order::Forget => {
                 *self = Self::default();
                 Vec::new()

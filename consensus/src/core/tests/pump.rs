@@ -65,7 +65,12 @@ pub fn recovered(state: &State) -> Result<Core, StartError> {
     let node = n(CONTROLLER);
     let state = state.clone().with_controllers(&[node]);
     let log = disk(node, &[node], codec::encode(&state), &[]);
-    Core::new(setup(node), Start::Recover(Box::new(log)))
+    Core::new(setup(node), recover(log))
+}
+
+/// A controller that was a voter and starts again.
+pub fn recover(log: RecoveredLog) -> Start {
+    Start::Recover { log: Box::new(log), controllers: Vec::new(), boot: 1 }
 }
 
 /// The same, and it leads.

@@ -13,7 +13,7 @@ use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{CLUSTER, Log, RESOURCES, digest, digests, spec, sum};
 use crate::job::{JobChange, JobSpec};
 use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role};
-use crate::message::{Envelope, HeldLayer, HeldUpdate, Message, Pulse};
+use crate::message::{Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::raft::RaftMessage;
 use crate::validation::{Report, Turn};
 
@@ -81,7 +81,7 @@ fn messages_of_strangers_and_of_the_fenced_are_refused() {
             Message::Held { holder, update },
             Message::Inventory { holder, index: u64::MAX, layers: Vec::new() },
             Message::Ready(ready),
-            Message::LoadFailed { holder, generation, layer: LayerId(0) },
+            Message::LoadFailed { holder, generation, layer: LayerId(0), cause: LoadFault::Source },
             Message::Saved { holder, version: Step(4), generation, layers: Vec::new() },
             Message::Drain { holder },
             Message::Leave { holder },
@@ -114,7 +114,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         updates: 0,
         seal: None,
         asks_inventory: false,
-        durable: Step(0),
+        pending: Vec::new(),
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
     check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft");
@@ -201,7 +201,8 @@ fn what_nobody_asked_for_is_refused() {
         let generation = Generation(generation);
         let ready = ReadyRecord { generation, holder, layers: Vec::new(), copies: Vec::new() };
         check(&mut core, from(1, Message::Ready(ready)), reason);
-        let failed = Message::LoadFailed { holder, generation, layer: LayerId(0) };
+        let failed =
+            Message::LoadFailed { holder, generation, layer: LayerId(0), cause: LoadFault::Source };
         check(&mut core, from(1, failed), reason);
     }
     let unsolvable = crate::duty::Unsolvable { nodes: 1, reason: "none".to_owned() };
@@ -219,7 +220,6 @@ fn join(boot: u64) -> Message {
 fn who_may_not_come_is_not_admitted() {
     let log = log();
     let mut core = leader(&log.state);
-    check(&mut core, from(3, join(1)), "not-admitted");
     check(&mut core, from(5, join(100)), "not-admitted");
     // Nothing is durable meanwhile, so nobody is admitted.
     for node in 0..MEMBERS_MAX as u64 {
@@ -227,6 +227,20 @@ fn who_may_not_come_is_not_admitted() {
     }
     while core.poll_output().is_some() {}
     check(&mut core, from(2000, join(1)), "too-many-joins");
+}
+
+/// It was admitted with this start, and counted as lost before it heard of that.
+#[test]
+fn who_asks_with_a_start_that_is_used_up_is_told_so() {
+    let mut core = leader(&log().state);
+    for boot in [0, 1] {
+        let refused = core.handle(from(3, join(boot)));
+        assert!(matches!(refused, Err(CoreRefusal::Worker(_))));
+        let outputs = persist(&mut core);
+        let [Output::Send { to, message }] = &outputs[..] else { panic!("{outputs:?}") };
+        assert_eq!((*to, &message.message), (n(3), &Message::Spent { boot: 1 }));
+    }
+    core.handle(from(3, join(2))).expect("a later start is admitted");
 }
 
 /// A member that asks again because the answer was lost is answered, and asks for nothing new.

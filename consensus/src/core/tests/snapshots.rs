@@ -1,7 +1,7 @@
 //! Snapshots that this program does not read: whoever would have to believe them stops.
 
 use super::super::{Core, FatalCause, Input, Output, Start, StartError};
-use super::pump::{CONTROLLER, disk, n, persist, setup};
+use super::pump::{CONTROLLER, disk, n, persist, recover, setup};
 use crate::codec::{self, DecodeError, FORMAT_VERSION};
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::message::{Envelope, Message};
@@ -10,7 +10,7 @@ use crate::state::State;
 
 fn start_from(data: Vec<u8>) -> Result<Core, StartError> {
     let node = n(CONTROLLER);
-    Core::new(setup(node), Start::Recover(Box::new(disk(node, &[node], data, &[]))))
+    Core::new(setup(node), recover(disk(node, &[node], data, &[])))
 }
 
 #[test]

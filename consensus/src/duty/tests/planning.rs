@@ -1,15 +1,16 @@
 //! When a plan is needed, and the way to it.
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::duty::window::ROLLBACKS_TO_WAIT;
-use crate::duty::{Action, Need};
+use crate::duty::{Action, Need, NoPlan, SolveRequest};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, lost, solution, spec};
+use crate::fixture::{Log, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{LossReason, MemberChange};
+use crate::message::LoadFault;
 use crate::plan::{LayerSource, PlanReason, PlanRecord};
 use crate::state::{PLANNED_AHEAD_MAX, PlanPhase};
 use crate::validation::Verdict;
@@ -121,7 +122,12 @@ fn fail_to_load(bench: &mut Bench, version: u64) {
     };
     assert!(bench.plan().sources.iter().all(is_it), "{:?}", bench.plan().sources);
     let (state, holder) = (&bench.log.state, bench.log.holder(2));
-    let failed = bench.duties.handle_load_failed(state, holder, state.generation(), LayerId(0));
+    let failed = bench.duties.handle_load_failed(
+        state,
+        holder,
+        state.generation(),
+        (LayerId(0), LoadFault::Source),
+    );
     failed.expect("it loads");
 }
 
@@ -139,12 +145,162 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     let mut bench = Bench::new(log);
     adopted(&find_sources(&mut bench));
     fail_to_load(&mut bench, 12);
+    adopted(&find_sources(&mut bench));
+    fail_to_load(&mut bench, 12);
     let proposed = find_sources(&mut bench);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
     adopted(&find_sources(&mut bench));
     fail_to_load(&mut bench, 8);
+    adopted(&find_sources(&mut bench));
+    fail_to_load(&mut bench, 8);
     let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
     assert_eq!(find_sources(&mut bench), [halt]);
+    bench.agree(Entry::Job(JobChange::Continue));
+    let plan = adopted(&find_sources(&mut bench));
+    assert_eq!(plan.from_step, Step(8), "whoever has it go on may have repaired it");
+}
+
+/// A checkpoint that was written anew is another one.
+#[test]
+fn a_checkpoint_that_is_made_again_is_believed_again() {
+    let mut log = Log::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut bench = Bench::new(log);
+    for _ in 0..2 {
+        adopted(&find_sources(&mut bench));
+        fail_to_load(&mut bench, 8);
+    }
+    let proposed = find_sources(&mut bench);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
+    adopted(&find_sources(&mut bench));
+    bench.log.load();
+    bench.log.keep(4);
+    bench.log.save(8, 2);
+    bench.agree(Entry::Checkpoint { version: Step(8) });
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), crate::fixture::admit(3, 1)]));
+    bench.act();
+    bench.tell_held(3, &[], 0);
+    bench.solve();
+    assert_eq!(adopted(&bench.act()).from_step, Step(8));
+}
+
+#[test]
+fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blamed() {
+    let mut log = Log::running(long(), &[1]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.lose(1);
+    log.join(2);
+    log.join(3);
+    let mut bench = Bench::new(log);
+    bench.act();
+    bench.tell_held(2, &[], 0);
+    bench.tell_held(3, &[], 0);
+    bench.solve();
+    adopted(&bench.act());
+    for node in [2, 3] {
+        let (state, holder) = (&bench.log.state, bench.log.holder(node));
+        let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Memory));
+        bench.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+    }
+    let changes = [2, 3].map(|node| {
+        let (holder, reason) = (bench.log.holder(node), LossReason::OutOfMemory);
+        MemberChange::Lost { holder, reason }
+    });
+    assert_eq!(bench.act(), [Entry::Members(changes.to_vec())]);
+    bench.agree(Entry::Members(vec![crate::fixture::admit(4, 1)]));
+    bench.act();
+    bench.tell_held(4, &[], 0);
+    bench.solve();
+    assert_eq!(adopted(&bench.act()).from_step, Step(4));
+}
+
+/// Owner and copy loaded different bits: the run goes back, whatever else could be proposed.
+#[test]
+fn a_plan_whose_holders_loaded_different_bits_goes_back() {
+    let mut log = Log::running(long(), &[1, 2]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.keep(1);
+    let plan = log.plan(&[2, 1]);
+    let expected = vec![None; plan.sources.len()];
+    log.adopt(PlanRecord { expected, ..plan });
+    let mut bench = Bench::new(log);
+    let mut records = [0, 1].map(|stage| bench.log.ready(stage));
+    records[0].layers[0].1 = digest(99, 99);
+    for ready in records {
+        let (state, duties) = (&bench.log.state, &mut bench.duties);
+        duties.handle_ready(state, ready).expect("it is awaited");
+    }
+    let proposed = bench.act();
+    let generation = bench.log.state.generation();
+    let reason = RewindReason::StateDiffers { layer: LayerId(0) };
+    let rewind = Entry::Rewind { generation, to: Step(4), reason };
+    assert_eq!(proposed[2..], [Entry::Resume { generation }, rewind], "{proposed:?}");
+}
+
+#[test]
+fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
+    let mut bench = Bench::running(long(), &[1, 2, 3]);
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
+    let mut boot = 0;
+    let mut requests = 0;
+    for _ in 0..8 * TIMING.inventory_ticks {
+        boot += 1;
+        bench.agree(Entry::Members(vec![crate::fixture::admit(9, boot)]));
+        bench.tick(1, &[1, 3, 9]);
+        bench.act();
+        requests += u32::from(bench.asked.is_some());
+        if bench.asked.is_some() {
+            bench.solve();
+        }
+        for node in [1, 3] {
+            if bench.duties.asks_inventory_of(NodeId(node)) {
+                bench.tell_held(node, &[0, 1, 2, 3], 0);
+            }
+        }
+        if bench.plan().generation == Generation(2) {
+            assert!(requests > 4 * TIMING.inventory_ticks, "newcomers are waited for at first");
+            return;
+        }
+    }
+    panic!("no plan in all that time");
+}
+
+#[test]
+fn a_plan_that_is_asked_for_and_not_answered_is_asked_for_anew() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    bench.act();
+    let first = bench.asked.take().expect("one is asked for").number;
+    bench.tell_held(1, &[], 0);
+    bench.tick(1201, &[1]);
+    bench.act();
+    assert_eq!(bench.given_up, [NoPlan::Unanswered { ticks: 1201 }]);
+    assert_eq!(bench.asked.as_ref().map(|asked| asked.number), Some(first + 1));
+    bench.tell_held(1, &[], 0);
+    bench.solve();
+    adopted(&bench.act());
+}
+
+#[test]
+fn a_plan_that_no_entry_holds_is_not_proposed() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    bench.act();
+    bench.tell_held(1, &[], 0);
+    let SolveRequest { number, window, .. } = bench.asked.take().expect("one is asked for");
+    let mut large = crate::fixture::solution(1, window);
+    large.op_ticks_max = u32::MAX;
+    let op = large.program.stages[0][0];
+    large.program.stages[0].extend(std::iter::repeat_n(op, 1 << 20));
+    assert!(bench.duties.handle_solution(number, Ok(large)));
+    assert_eq!(bench.act(), []);
+    assert!(matches!(bench.given_up[..], [NoPlan::Refused(_) | NoPlan::TooLarge { .. }]));
+    assert_eq!((bench.act(), bench.asked.is_some()), (Vec::new(), false));
 }
 
 #[test]
@@ -321,7 +477,12 @@ fn a_layer_that_cannot_be_loaded_ends_the_plan_at_once() {
     let mut bench = loading();
     let (state, layer) = (&bench.log.state, LayerId(1));
     let holder = bench.log.holder(1);
-    let failed = bench.duties.handle_load_failed(state, holder, state.generation(), layer);
+    let failed = bench.duties.handle_load_failed(
+        state,
+        holder,
+        state.generation(),
+        (layer, LoadFault::Source),
+    );
     failed.expect("it loads");
     assert_eq!(bench.need(), Some(Need::Now(PlanReason::LoadFailed { layer })));
     assert_eq!(bench.replan_now().reason, PlanReason::LoadFailed { layer });

@@ -157,7 +157,7 @@ fn states_that_differ_take_the_run_back_to_a_checkpoint() {
 #[test]
 fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     let kept = SEALS_KEPT_MAX as u64;
-    let spec = JobSpec { step_count: 2 * kept, checkpoint_every: kept, ..spec() };
+    let spec = JobSpec { step_count: 2 * kept, checkpoint_every: kept / 2, ..spec() };
     let mut log = Log::running(spec, &[1, 2]);
     log.keep(kept - 1);
     let mut bench = Bench::new(log);

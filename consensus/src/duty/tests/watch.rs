@@ -145,3 +145,16 @@ fn controllers_are_nobody_to_be_watched() {
     bench.tick(3 * TIMING.lost_after_ticks, &[1]);
     assert_eq!(bench.decide(), None);
 }
+
+/// With so many members that nobody can be forgotten, nobody else is admitted, and nothing is
+/// proposed again and again.
+#[test]
+fn nobody_is_admitted_where_there_is_no_room() {
+    let nodes: Vec<u64> = (1..=crate::member::MEMBERS_MAX as u64).collect();
+    let mut bench = Bench::new(Log::with_job(spec(), &nodes));
+    bench.agree(Entry::Job(crate::job::JobChange::Pause));
+    let (state, node) = (&bench.log.state, NodeId(1000));
+    let refused = bench.duties.handle_change(state, crate::fixture::admit(node.0, 1));
+    assert_eq!(refused, Err(InputRefusal::NotAdmitted { node }));
+    assert_eq!(bench.act(), []);
+}

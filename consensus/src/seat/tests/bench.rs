@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{ClusterId, Generation, NodeId, Step};
+use zbelastic_types::{ClusterId, Generation, NodeId};
 
 use crate::fixture::{CLUSTER, Log, RESOURCES};
 use crate::message::{Briefing, Envelope, Message};
@@ -43,7 +43,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         updates: state.ledger().updates(),
         seal: state.last_seal().copied(),
         asks_inventory: false,
-        durable: Step(0),
+        pending: state.pending().iter().map(|pending| pending.version).collect(),
     }
 }
 

@@ -177,3 +177,21 @@ fn who_leaves_says_so_if_it_is_a_member() {
     let unchanged: Holder = log.holder(1);
     assert_eq!(bench.seat.holder(), Some(unchanged), "it is a member until that is agreed");
 }
+
+/// It was admitted, and counted as lost before it heard of that.
+#[test]
+fn a_seat_whose_start_is_used_up_asks_with_a_later_one() {
+    let mut bench = Bench::new();
+    let tell = |bench: &mut Bench, boot| {
+        bench.try_tell_in(CLUSTER, CONTROLLERS[0], Message::Spent { boot })
+    };
+    assert_eq!(tell(&mut bench, BOOT - 1), Err(BriefingRefusal::NotMine));
+    asks(&mut bench, BOOT);
+    assert_eq!(tell(&mut bench, BOOT), Ok(()));
+    asks(&mut bench, BOOT + 1);
+    let mut log = Log::empty();
+    log.apply(Entry::Members(vec![crate::fixture::admit(NODE.0, BOOT + 1)]));
+    bench.brief(&log, Told::All);
+    assert_eq!(tell(&mut bench, BOOT + 1), Err(BriefingRefusal::NotMine), "it is a member");
+    assert_eq!(bench.seat.holder(), Some(log.holder(NODE.0)));
+}

@@ -14,7 +14,14 @@ fn load(log: &Log, stage: u32) -> Order {
     let plan = log.state.plan().expect("there is a plan").record.clone();
     let spec = log.state.job().expect("there is a job").spec.clone();
     let (turn, updates) = (log.state.open_turn(), log.state.ledger().updates());
-    Order::Load(Box::new(LoadOrder { plan, stage: StageIndex(stage), spec, turn, updates }))
+    Order::Load(Box::new(LoadOrder {
+        plan,
+        stage: StageIndex(stage),
+        spec,
+        turn,
+        updates,
+        is_pending: false,
+    }))
 }
 
 fn run(log: &Log) -> Order {
@@ -78,7 +85,10 @@ fn who_has_no_part_in_a_new_plan_stops_and_has_nothing_to_load() {
     assert_eq!(bench.taken_orders(), [Order::Stop]);
     log.load();
     bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Release]);
     log.adopt(log.plan(&[2]));
+    bench.brief(&log, Told::All);
+    log.load();
     bench.brief(&log, Told::All);
     assert_eq!(bench.taken_orders(), [], "there is no work to stop");
 }
@@ -174,4 +184,50 @@ fn a_rewind_orders_nothing_until_the_next_plan() {
     log.adopt(log.plan(&[1, 2]));
     bench.brief(&log, Told::All);
     assert_eq!(bench.taken_orders(), [Order::Stop, load(&log, 0)]);
+}
+
+/// A worker that was deaf while the plan that names it was adopted and given up hears of it late.
+#[test]
+fn a_plan_that_a_rewind_has_closed_is_not_loaded() {
+    let mut log = Log::running(spec(), &[2, 3]);
+    log.join(1);
+    let mut bench = Bench::briefed(&log);
+    log.keep(2);
+    log.adopt(log.plan(&[1, 2]));
+    log.apply(log.rewind(0));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), []);
+    log.run_plan(&[1, 2]);
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [load(&log, 0), run(&log)]);
+}
+
+#[test]
+fn who_has_no_part_in_a_plan_lets_go_of_its_layers_once_it_runs() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    log.join(3);
+    log.adopt(log.plan(&[2, 3]));
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Stop], "the others may ask for them");
+    log.load();
+    for expected in [vec![Order::Release], vec![]] {
+        bench.brief(&log, Told::Changes);
+        assert_eq!(bench.taken_orders(), expected);
+    }
+}
+
+#[test]
+fn a_plan_that_begins_with_a_version_to_be_saved_says_so() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    log.keep(4);
+    assert_eq!(log.pending_versions(), [4]);
+    log.adopt(log.plan(&[1, 2]));
+    bench.taken_orders();
+    bench.brief(&log, Told::All);
+    let orders = bench.taken_orders();
+    let Some(Order::Load(order)) = orders.last() else { panic!("{orders:?}") };
+    assert!(order.is_pending);
 }

@@ -6,7 +6,7 @@ use super::bench::{Bench, CONTROLLERS, TIMING, Told, briefing};
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{Log, digest, digests, spec, sum};
 use crate::member::MemberChange;
-use crate::message::{Briefing, HeldLayer, HeldUpdate, Message, Pulse};
+use crate::message::{Briefing, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::seat::{News, SeatInput};
 use crate::validation::{Report, Turn};
 
@@ -100,8 +100,9 @@ fn that_a_layer_cannot_be_had_is_told_until_there_is_another_plan() {
     log.adopt(log.plan(&[1, 2]));
     let mut bench = Bench::briefed(&log);
     let (holder, generation, layer) = (log.holder(1), log.state.generation(), LayerId(1));
-    let failed = Message::LoadFailed { holder, generation, layer };
-    check_told(&mut bench, News::LoadFailed { generation, layer }, &failed);
+    let cause = LoadFault::Source;
+    let failed = Message::LoadFailed { holder, generation, layer, cause };
+    check_told(&mut bench, News::LoadFailed { generation, layer, cause }, &failed);
     log.adopt(log.plan(&[2, 1]));
     bench.brief(&log, Told::All);
     assert_eq!(bench.told_again(), []);
@@ -131,13 +132,17 @@ fn what_is_durable_is_told_until_nobody_waits_for_it() {
         let layers = digests([LayerId(0)], version);
         bench.news(News::Saved { version: Step(version), generation, layers });
     }
-    let durable = |durable| Briefing { durable: Step(durable), ..briefing(&log, Told::Changes) };
-    bench.try_tell(CONTROLLERS[0], durable(3)).expect("it belongs");
-    assert_eq!(bench.told_again(), [saved(4), saved(8)]);
-    bench.try_tell(CONTROLLERS[0], durable(4)).expect("it belongs");
-    assert_eq!(bench.told_again(), [saved(8)]);
-    bench.try_tell(CONTROLLERS[0], durable(8)).expect("it belongs");
-    assert_eq!(bench.told_again(), []);
+    let step = |step| Turn { step: Step(step), ..log.state.open_turn() };
+    let mut brief = |pending: &[u64], open: u64| {
+        let pending = pending.iter().copied().map(Step).collect();
+        let briefing = Briefing { pending, open: step(open), ..briefing(&log, Told::Changes) };
+        bench.try_tell(CONTROLLERS[0], briefing).expect("it belongs");
+        bench.told_again()
+    };
+    assert_eq!(brief(&[4], 7), [saved(4), saved(8)], "8 is not open yet there");
+    assert_eq!(brief(&[4, 8], 9), [saved(4), saved(8)]);
+    assert_eq!(brief(&[8], 9), [saved(8)]);
+    assert_eq!(brief(&[], 9), []);
 }
 
 #[test]
@@ -182,7 +187,7 @@ fn r2_news_of_another_plan_are_not_told() {
         News::Reported { report: report(turn), state: Vec::new() },
         News::Held(held(turn)),
         News::Loaded { generation, layers: Vec::new(), copies: Vec::new() },
-        News::LoadFailed { generation, layer: LayerId(0) },
+        News::LoadFailed { generation, layer: LayerId(0), cause: LoadFault::Source },
     ] {
         bench.news(news);
     }

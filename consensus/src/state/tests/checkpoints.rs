@@ -5,7 +5,7 @@ use zbelastic_types::{Digest, Generation, LayerId, Step};
 use crate::checkpoint::{CHECKPOINTS_MAX, PENDING_MAX};
 use crate::entry::Entry;
 use crate::fixture::{LAYERS, Log, all_layers, digest, digests, spec};
-use crate::job::JobSpec;
+use crate::job::{CHECKPOINT_EVERY_MAX, JobSpec};
 use crate::state::{Change, EntryRefusal};
 use crate::validation::Verdict;
 
@@ -55,6 +55,8 @@ fn layers_are_durable_with_one_digest() {
     let holder = log.holder(1);
     log.refuse(log.durable(4, holder, wrong), refused(2));
     log.refuse(durable(&log, 4, &[3, LAYERS]), refused(LAYERS));
+    let twice = vec![(LayerId(3), digest(3, 4)), (LayerId(3), digest(3, 5))];
+    log.refuse(log.durable(4, holder, twice), refused(3));
     log.refuse(durable(&log, 8, &[0]), EntryRefusal::NoCheckpoint { version: Step(8) });
     assert_eq!(log.state.pending()[0].layers.len(), 3);
     log.lose(1);
@@ -142,4 +144,37 @@ fn without_an_interval_there_is_none() {
     let mut log = Log::running(JobSpec { checkpoint_every: 0, ..spec() }, &[1]);
     log.keep(12);
     assert!(log.pending_versions().is_empty());
+}
+
+/// Holders of the plan before were writing it, and were stopped.
+#[test]
+fn a_plan_that_begins_with_a_checkpoint_under_way_takes_it_over() {
+    let mut log = log();
+    log.keep(4);
+    log.apply(durable(&log, 4, &[0]));
+    log.run_plan(&[1, 2]);
+    assert_eq!(log.pending_versions(), [4]);
+    assert_eq!(log.state.pending()[0].generation(), Generation(2));
+    log.apply(durable(&log, 4, &[1, 2, 3]));
+    log.apply(Entry::Checkpoint { version: Step(4) });
+    assert_eq!(log.checkpoint_versions(), [4]);
+}
+
+/// The one checkpoint failed, and nothing can be sealed before there is another.
+#[test]
+fn a_run_that_waits_for_a_checkpoint_gets_one_with_the_next_plan() {
+    let every = CHECKPOINT_EVERY_MAX;
+    let spec = JobSpec { step_count: 1 << 20, checkpoint_every: every, ..spec() };
+    let mut log = Log::running(spec, &[1, 2]);
+    log.keep(every - 1);
+    log.run_plan(&[1, 2]);
+    assert_eq!(log.pending_versions(), [], "there is time");
+    while log.state.has_room_for_seal() {
+        log.keep(1);
+    }
+    let open = log.state.open_turn().step.0;
+    log.run_plan(&[1, 2]);
+    assert!(log.pending_versions().contains(&open), "{:?}", log.pending_versions());
+    log.checkpoint(open, 1);
+    assert!(log.state.has_room_for_seal());
 }

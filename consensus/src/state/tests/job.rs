@@ -6,8 +6,10 @@ use zbelastic_types::Step;
 
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
-use crate::history::SEALS_KEPT_MAX;
-use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec, LAYERS_MAX, TENSORS_MAX};
+use crate::job::{
+    CHECKPOINT_EVERY_MAX, HaltReason, JobChange, JobPhase, JobRefusal, JobSpec, LAYERS_MAX,
+    TENSORS_MAX,
+};
 use crate::state::{Change, State};
 use crate::validation::Verdict;
 
@@ -42,7 +44,7 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
     check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
     check(JobSpec { checkpoints_kept: 0, ..spec() }, zero("checkpoints_kept"));
-    let every = SEALS_KEPT_MAX as u64;
+    let every = CHECKPOINT_EVERY_MAX;
     check(JobSpec { checkpoint_every: every, ..spec() }, Ok(()));
     let found = every + 1;
     check(JobSpec { checkpoint_every: found, ..spec() }, Err(JobRefusal::Every { found }));
