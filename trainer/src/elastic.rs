@@ -15,7 +15,7 @@ use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 use crate::stage::{StageSetup, Workbench};
 
 pub use copy::{BackendCopy, BackendModel};
-pub use image::{ImageError, LayerImage, layer_digest};
+pub use image::{FLOATS_MAX, ImageError, LayerImage, layer_digest};
 
 /// A layer's gradient on its way to who keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]

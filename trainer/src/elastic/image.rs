@@ -6,8 +6,8 @@ use zbelastic_types::{Digest, LayerId, Step};
 const FORMAT_VERSION: u8 = 1;
 /// Version, layer, step and the length of one of three parts.
 const HEADER_LEN: usize = 1 + 4 + 8 + 8;
-/// Floats in one part at most: a gigabyte each of weights and moments.
-const FLOATS_MAX: u64 = 1 << 28;
+/// Floats in one part at most: 16 GiB each of weights and moments. No larger layer is trained.
+pub const FLOATS_MAX: u64 = 1 << 32;
 
 /// A layer's sealed state.
 #[derive(Clone, Debug, PartialEq)]

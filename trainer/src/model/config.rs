@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{AttentionShape, HEAD_WIDTH_MAX, MatrixShape, Norm};
 use zbelastic_types::LayerId;
 
+use crate::elastic::FLOATS_MAX;
+
 /// The two families of decoder-only transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -110,6 +112,14 @@ pub enum ModelError {
         /// Key heads.
         kv_heads: u32,
     },
+    /// A layer that could not be written.
+    #[error("layer {layer} has {found} weights, at most {FLOATS_MAX} fit into a checkpoint")]
+    LargeLayer {
+        /// The layer.
+        layer: LayerId,
+        /// Its weights.
+        found: u64,
+    },
     /// Not built yet.
     #[error("a head tied to the token embedding is not supported yet")]
     Tied,
@@ -164,7 +174,16 @@ impl ModelConfig {
                 errors.push(ModelError::NotPositive { name, found });
             }
         }
+        if errors.is_empty() {
+            errors.extend(self.large_layer());
+        }
         errors
+    }
+
+    fn large_layer(&self) -> Option<ModelError> {
+        let mut layers = super::model_layers(self).into_iter();
+        let large = layers.find(|spec| spec.len() as u64 > FLOATS_MAX)?;
+        Some(ModelError::LargeLayer { layer: large.layer, found: large.len() as u64 })
     }
 
     /// Layers in all: the embedding, two for each block, the head.

@@ -113,11 +113,12 @@ fn check_refused(solution: Solution, is_expected: impl Fn(&PlanRefusal) -> bool)
         outputs.extend(persist(&mut core));
     }
     assert_eq!(codec::encode(core.state()), before);
-    let is_reason = |output: &&Output| match output {
-        Output::Event(Event::NoPlan(NoPlan::Refused(EntryRefusal::Plan(found)))) => {
-            is_expected(found)
-        }
-        _ => false,
+    let is_reason = |output: &&Output| {
+        let Output::Event(Event::NoPlan(NoPlan::Refused(EntryRefusal::Plan(found)))) = output
+        else {
+            return false;
+        };
+        is_expected(found)
     };
     assert_eq!(outputs.iter().filter(is_reason).count(), 1, "{outputs:#?}");
     assert_eq!((asked_number(&outputs), core.refusals()["plan-refused"]), (None, 1));

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use zbelastic_types::{Generation, NodeId, Step};
 
-use super::super::{Command, CoreRefusal, Event, Input, Start};
-use super::pump::{CONTROLLER, Pump, n};
+use super::super::{Command, Core, CoreRefusal, Event, Input, Output, Start};
+use super::pump::{CONTROLLER, Pump, n, persist, setup};
 use crate::codec;
 use crate::fixture::spec;
 use crate::job::{JobChange, JobPhase, JobSpec};
 use crate::member::LossReason;
 use crate::plan::PlanReason;
+use crate::raft::{RecoveredLog, encode_record};
 use crate::seat::Order;
 use crate::state::{Change, PlanPhase, State};
 use crate::validation::Verdict;
@@ -169,6 +170,44 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
     assert!(pump.state().is_controller(second));
     pump.until("the job is done", all_done);
     agree(&mut pump);
+}
+
+/// The only voter is to go, and who is to follow it does not vote yet.
+#[test]
+fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
+    let mut pump = Pump::new(1, 1);
+    start(&mut pump, 40);
+    pump.until("some steps are sealed", |pump| head(pump) >= 5);
+    let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
+    pump.start(second, Start::Wait { controllers: vec![first], boot: 1 });
+    pump.until("it is admitted", |pump| pump.state().is_controller(second));
+    pump.command(Command::Remove(first));
+    pump.until("it alone votes", |pump| {
+        let members = pump.controllers[&second].status().members;
+        members.voters.iter().eq([&second]) && members.outgoing.is_empty()
+    });
+    pump.until("it leads", |pump| pump.controllers[&second].duties().is_some());
+}
+
+/// It stopped when it had asked, and before anybody answered.
+#[test]
+fn a_controller_that_starts_again_before_it_is_admitted_asks_again() {
+    let mut pump = Pump::new(1, 1);
+    pump.until("somebody leads", |pump| pump.leader().is_some());
+    let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
+    let start = Start::Wait { controllers: vec![first], boot: 1 };
+    let mut core = Core::new(setup(second), start).expect("it waits");
+    let records = persist(&mut core).into_iter().filter_map(|output| {
+        let Output::Persist { records, .. } = output else { return None };
+        Some(records)
+    });
+    let bytes: Vec<_> = records.flatten().map(|record| encode_record(&record)).collect();
+    let log = RecoveredLog::from_records(bytes.iter().map(Vec::as_slice));
+    let log = Box::new(log.expect("the records add up"));
+    pump.start(second, Start::Recover { log, controllers: vec![first], boot: 2 });
+    pump.until("it votes", |pump| {
+        pump.controllers[&second].status().members.voters.contains(&second)
+    });
 }
 
 #[test]

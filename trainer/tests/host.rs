@@ -1,0 +1,252 @@
+//! A worker while the layers of a plan are on their way: what it says it holds, what it takes from
+//! whom, and what it writes.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use zbelastic_consensus::job::{JobSpec, WindowPolicy};
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::LoadFault;
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
+use zbelastic_consensus::seat::{LoadOrder, News, Order};
+use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::elastic::{BackendModel, LayerImage};
+use zbelastic_trainer::host::{
+    Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
+};
+use zbelastic_trainer::model::{Family, model_layers};
+use zbelastic_types::{
+    Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
+};
+
+const STAGES: u32 = 3;
+
+/// The plan of this number over these workers, each stage copied by the next.
+fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> PlanRecord {
+    let model = common::tiny_model(Family::Llama);
+    let plan = common::plan(&model, ScheduleKind::ZbH1, STAGES, Window::One);
+    let holder = |node: u64| Holder { node: NodeId(node), incarnation: Incarnation(node) };
+    PlanRecord {
+        generation: Generation(generation),
+        stages: nodes.map(holder).to_vec(),
+        copies: (0..STAGES).map(|stage| Some(StageIndex((stage + 1) % STAGES))).collect(),
+        promise: Promise::Kept,
+        chunks: plan.chunks,
+        program: plan.program,
+        from_step: Step(0),
+        sources: vec![source; model_layers(&model).len()],
+        expected: vec![None; model_layers(&model).len()],
+        op_ticks_max: 1,
+        reason: PlanReason::First,
+    }
+}
+
+fn load(plan: &PlanRecord, node: u64) -> HostInput {
+    let layers = plan.sources.len();
+    let spec = JobSpec {
+        config: Digest([0; 32]),
+        layer_tensors: vec![1; layers],
+        microbatch_count: common::BATCH.microbatch_count,
+        step_count: 4,
+        policy: common::policy(None, NonfinitePolicy::Skip),
+        window: WindowPolicy::Fixed(Window::One),
+        copies: true,
+        checkpoint_every: 0,
+        checkpoints_kept: 1,
+        attest_every: 0,
+        stages_max: STAGES,
+    };
+    let stage = plan.stages.iter().position(|holder| holder.node == NodeId(node));
+    HostInput::Order(Order::Load(Box::new(LoadOrder {
+        plan: Arc::new(plan.clone()),
+        stage: StageIndex(stage.expect("it has a stage") as u32),
+        spec: Arc::new(spec),
+        turn: Turn { generation: plan.generation, attempt: Attempt(0), step: Step(0) },
+        updates: 0,
+        is_pending: false,
+    })))
+}
+
+fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
+    host.handle(HostInput::Order(Order::TakeInventory { index: 1 })).expect("an order");
+    let told = std::iter::from_fn(|| host.poll_output()).find_map(|output| {
+        let HostOutput::News(News::Inventory { layers, .. }) = output else { return None };
+        Some(layers)
+    });
+    told.expect("it answers").into_iter().map(|held| held.layer).collect()
+}
+
+type Worker = Host<BackendModel<fn() -> CpuBackend>, Arc<Corpus>>;
+
+fn host() -> Worker {
+    let model = common::tiny_model(Family::Llama);
+    let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let stage = common::setup(model.clone(), setup, 4);
+    let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
+    let device: fn() -> CpuBackend = || CpuBackend::new(1).expect("one thread");
+    let compute = BackendModel { model, optimizer, step_count: 4, weights, device };
+    Host::new(HostSetup { stage }, compute, common::corpus())
+}
+
+fn outputs(host: &mut Worker) -> Vec<HostOutput> {
+    std::iter::from_fn(|| host.poll_output()).collect()
+}
+
+/// Worker 3 held the last stage and the copy of the one before it, and moves to the first stage.
+/// Nobody else may have that copy any more; a plan that is made now must know of it.
+#[test]
+fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
+    let mut host = host();
+    let before = plan(1, [1, 2, 3], LayerSource::Initial);
+    host.handle(load(&before, 3)).expect("an order");
+    host.handle(HostInput::Order(Order::Run { generation: Generation(1) })).expect("an order");
+    let held = inventory(&mut host);
+    let copied: BTreeSet<LayerId> = before.layers_of(StageIndex(1)).collect();
+    assert!(held.is_superset(&copied));
+
+    let all = LayerSource::Nodes(vec![NodeId(1), NodeId(2), NodeId(3)]);
+    host.handle(HostInput::Order(Order::Stop)).expect("an order");
+    host.handle(load(&plan(2, [3, 2, 1], all), 3)).expect("an order");
+    assert_eq!(inventory(&mut host), held);
+}
+
+fn holder(node: u64) -> Holder {
+    Holder { node: NodeId(node), incarnation: Incarnation(node) }
+}
+
+fn frames(host: &mut Worker) -> Vec<(NodeId, PeerFrame)> {
+    let frame = |output| match output {
+        HostOutput::Peer { to, frame } => Some((to, frame)),
+        HostOutput::News(_)
+        | HostOutput::Read { .. }
+        | HostOutput::Write { .. }
+        | HostOutput::Evaluated { .. } => None,
+    };
+    outputs(host).into_iter().filter_map(frame).collect()
+}
+
+/// Worker 4 is to get what worker 1 holds, and has asked for it; the answers are on their way.
+fn handover() -> (Worker, Vec<PeerFrame>) {
+    let (mut giver, mut taker) = (host(), host());
+    giver.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("an order");
+    giver.handle(HostInput::Order(Order::Stop)).expect("an order");
+    outputs(&mut giver);
+    let second = plan(2, [4, 2, 3], LayerSource::Nodes(vec![NodeId(1)]));
+    taker.handle(load(&second, 4)).expect("an order");
+    for (to, frame) in frames(&mut taker) {
+        assert_eq!((to, frame.sender), (NodeId(1), holder(4)));
+        giver.handle(HostInput::Peer(frame)).expect("it has the layer");
+    }
+    let answers = frames(&mut giver).into_iter().map(|(to, frame)| {
+        assert_eq!((to, frame.sender), (NodeId(4), holder(1)), "whoever answers says who it is");
+        frame
+    });
+    (taker, answers.collect())
+}
+
+fn is_loaded(host: &mut Worker) -> bool {
+    outputs(host).iter().any(|o| matches!(o, HostOutput::News(News::Loaded { .. })))
+}
+
+#[test]
+fn a_plan_is_loaded_from_those_who_hold_its_layers() {
+    let (mut taker, answers) = handover();
+    for frame in answers {
+        assert!(!is_loaded(&mut taker));
+        taker.handle(HostInput::Peer(frame)).expect("it is awaited");
+    }
+    assert!(is_loaded(&mut taker));
+}
+
+/// S3, for layers: what does not belong leaves the host as it was, and the layer is still awaited.
+#[test]
+fn a_layer_that_nobody_asked_that_sender_for_is_not_taken_in() {
+    let (mut taker, answers) = handover();
+    let good = answers[0].clone();
+    let PeerBody::Layer(image) = &good.body else { panic!("{good:?}") };
+    let with =
+        |image: LayerImage| PeerFrame { body: PeerBody::Layer(Arc::new(image)), ..good.clone() };
+    let (layer, version, later) = (image.layer, image.version, image.version.next());
+    let unasked = |sender, version| PeerRefusal::Unasked { layer, version, sender };
+    let (expected, found) = (Generation(2), Generation(1));
+    let w = image.w[1..].to_vec();
+    let refused = [
+        (
+            PeerFrame { generation: found, ..good.clone() },
+            PeerRefusal::OtherGeneration { expected, found },
+        ),
+        (PeerFrame { sender: holder(3), ..good.clone() }, unasked(holder(3), version)),
+        (with(LayerImage { version: later, ..(**image).clone() }), unasked(holder(1), later)),
+        (with(LayerImage { w, ..(**image).clone() }), PeerRefusal::Form { layer }),
+    ];
+    for (frame, refusal) in refused {
+        assert_eq!(taker.handle(HostInput::Peer(frame)), Err(refusal));
+    }
+    for frame in answers {
+        taker.handle(HostInput::Peer(frame)).expect("it is awaited");
+    }
+    assert!(is_loaded(&mut taker));
+    let late = taker.handle(HostInput::Peer(good));
+    assert_eq!(late, Err(PeerRefusal::NoStage));
+}
+
+#[test]
+fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
+    let (mut taker, _) = handover();
+    let mut asked = Vec::new();
+    for tick in 1..=180 {
+        taker.handle(HostInput::Tick).expect("a tick");
+        for output in outputs(&mut taker) {
+            match output {
+                HostOutput::Peer { .. } if asked.last() != Some(&tick) => asked.push(tick),
+                HostOutput::Peer { .. } => {}
+                HostOutput::News(News::LoadFailed { layer, cause, .. }) => {
+                    assert_eq!((tick, layer, cause), (180, LayerId(0), LoadFault::Source));
+                    assert_eq!(asked[..5], [3, 9, 21, 45, 69]);
+                    return;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    panic!("it is never given up");
+}
+
+/// Two states of one version are two things; only the one that was ordered last is told of.
+#[test]
+fn what_was_written_of_another_state_is_not_told_as_durable() {
+    let mut host = host();
+    let HostInput::Order(Order::Load(mut order)) =
+        load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)
+    else {
+        panic!("an order to load")
+    };
+    order.is_pending = true;
+    host.handle(HostInput::Order(Order::Load(order))).expect("an order");
+    let writes: Vec<_> = outputs(&mut host)
+        .into_iter()
+        .filter_map(|output| {
+            let HostOutput::Write { version, layer, digest, .. } = output else { return None };
+            Some((version, layer, digest))
+        })
+        .collect();
+    assert!(!writes.is_empty(), "what becomes a checkpoint is written when it is loaded");
+    let mut written = |digest_of: &dyn Fn(Digest) -> Digest, is_durable| {
+        for (version, layer, digest) in writes.iter().copied() {
+            let digest = digest_of(digest);
+            let input = HostInput::Written { version, layer, digest, is_durable };
+            host.handle(input).expect("an answer");
+        }
+        outputs(&mut host)
+    };
+    let other = |_| Digest([9; 32]);
+    assert!(written(&other, true).is_empty());
+    assert!(written(&other, false).is_empty(), "nor does its failure count");
+    let told = written(&|digest| digest, true);
+    assert!(matches!(told[..], [HostOutput::News(News::Saved { version: Step(0), .. })]));
+}
