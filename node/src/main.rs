@@ -24,7 +24,11 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Config(command) => commands::config::run(command, &mut out)?,
         Command::Train(args) => return train::run(args, &mut out),
         Command::Bench(command) => bench::run(command, &mut out)?,
-        Command::Chaos(command) => return commands::chaos::run(command, &mut out),
+        // A life is told while it is lived, so its lines are not held back.
+        Command::Chaos(command) => {
+            drop(out);
+            return commands::chaos::run(command, &mut io::stdout().lock());
+        }
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

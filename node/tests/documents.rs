@@ -56,8 +56,16 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 7] =
-        ["types/", "schedule/", "kernels/", "consensus/", "trainer/", "node/", "docs/"];
+    const FOLDERS: [&str; 8] = [
+        "types/",
+        "schedule/",
+        "kernels/",
+        "consensus/",
+        "trainer/",
+        "node/",
+        "docs/",
+        "chaos-tests/",
+    ];
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|quote| {
         let is_path = FOLDERS.iter().any(|folder| quote.starts_with(folder));

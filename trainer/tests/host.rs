@@ -210,7 +210,10 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
                     assert_eq!(asked[..5], [3, 9, 21, 45, 69]);
                     return;
                 }
-                other => panic!("{other:?}"),
+                other @ (HostOutput::News(_)
+                | HostOutput::Read { .. }
+                | HostOutput::Write { .. }
+                | HostOutput::Evaluated { .. }) => panic!("{other:?}"),
             }
         }
     }
