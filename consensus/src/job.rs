@@ -8,12 +8,15 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
 
 use crate::history::SEALS_KEPT_MAX;
+use crate::plan::STAGES_MAX;
 use crate::validation::GuardPolicy;
 
 /// Layers a model may have.
 pub const LAYERS_MAX: usize = 1024;
 /// Tensors a model may have.
 pub const TENSORS_MAX: u32 = 1 << 16;
+/// Replays of one step that a job may allow: what does not come out finite by then never will.
+pub const REPLAYS_MAX: u32 = 1000;
 
 /// Whether steps run ahead of their verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,12 @@ pub enum JobRefusal {
     /// Every step of it is sealed.
     #[error("the job is done")]
     Done,
+    /// It is held for a reason that a pause would hide; it can be continued.
+    #[error("the job is held already: {reason}")]
+    Halted {
+        /// Why.
+        reason: HaltReason,
+    },
     /// Nothing is trained, or too much.
     #[error("{layers} layers with {tensors} tensors; 1 to {LAYERS_MAX} and {TENSORS_MAX} allowed")]
     Size {
@@ -77,6 +86,18 @@ pub enum JobRefusal {
     Zero {
         /// Which.
         what: &'static str,
+    },
+    /// No such number of stages can be planned.
+    #[error("up to {found} stages, a plan has up to {STAGES_MAX}")]
+    Stages {
+        /// Stages allowed by the job.
+        found: u32,
+    },
+    /// A step is run again too often.
+    #[error("up to {found} replays of a step, at most {REPLAYS_MAX}")]
+    Replays {
+        /// Replays allowed by the job.
+        found: u32,
     },
     /// Checkpoints lie further apart than seals are remembered: the run could not go on to one.
     #[error("a checkpoint every {found} steps, at most every {SEALS_KEPT_MAX}")]
@@ -134,7 +155,10 @@ impl JobSpec {
         if layers == 0 || layers > LAYERS_MAX || tensors > u64::from(TENSORS_MAX) {
             return Err(JobRefusal::Size { layers, tensors });
         }
+        let fewest = self.layer_tensors.iter().copied().min().unwrap_or(0);
         let counts = [
+            // A stage without tensors would have nothing to report, and nobody would wait for it.
+            ("layer_tensors", u64::from(fewest)),
             ("microbatch_count", u64::from(self.microbatch_count)),
             ("step_count", self.step_count),
             ("stages_max", u64::from(self.stages_max)),
@@ -142,6 +166,12 @@ impl JobSpec {
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(JobRefusal::Zero { what });
+        }
+        if self.stages_max as usize > STAGES_MAX {
+            return Err(JobRefusal::Stages { found: self.stages_max });
+        }
+        if self.policy.replays_max > REPLAYS_MAX {
+            return Err(JobRefusal::Replays { found: self.policy.replays_max });
         }
         let found = self.checkpoint_every;
         if found > SEALS_KEPT_MAX as u64 { Err(JobRefusal::Every { found }) } else { Ok(()) }
