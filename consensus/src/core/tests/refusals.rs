@@ -87,7 +87,7 @@ fn messages_of_strangers_and_of_the_fenced_are_refused() {
             Message::Leave { holder },
         ] {
             check(&mut core, from(holder.node.0, message.clone()), "fenced");
-            check(&mut core, from(2, message), "unknown-node");
+            check(&mut core, from(2, message), "wrong-sender");
         }
     }
 }
@@ -117,7 +117,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         durable: Step(0),
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
-    check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft");
+    check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft-malformed");
 }
 
 /// R2 and R8: only the open turn of the plan in force is counted.
@@ -251,7 +251,12 @@ fn commands_that_make_no_sense_are_refused() {
     }
     let large = JobSpec { layer_tensors: vec![1; 2 << 20], ..spec() };
     let large = Command::Job(JobChange::Start(Arc::new(large)));
-    check(&mut core, Input::Command(large), "propose");
+    check(&mut core, Input::Command(large), "propose-too-large");
+    for node in [1, 9].map(n) {
+        check(&mut core, Input::Command(Command::TransferLeader(node)), "not-a-voter");
+    }
+    let leads = Input::Command(Command::TransferLeader(n(CONTROLLER)));
+    core.handle(leads).expect("it leads already");
 }
 
 #[test]
