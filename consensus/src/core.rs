@@ -8,6 +8,7 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+mod refusal;
 #[cfg(test)]
 mod tests;
 mod voters;
@@ -18,19 +19,19 @@ use std::collections::{BTreeMap, VecDeque};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::codec::{self, DecodeError};
-use crate::duty::{
-    Action, Duties, DutyTiming, InputRefusal, NoPlan, Solution, SolveRequest, Unsolvable,
-};
+use crate::duty::{Action, Duties, DutyTiming, NoPlan, Solution, SolveRequest, Unsolvable};
 use crate::entry::Entry;
 use crate::job::JobChange;
 use crate::member::{LossReason, MemberChange, Resources, Role};
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::raft::{
-    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRefusal,
-    RaftSetup, RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
+    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftSetup,
+    RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
 };
 use crate::state::{Change, EntryRefusal, State};
+
+pub use refusal::CoreRefusal;
 
 /// Ticks between two requests of a controller that waits to be admitted.
 const JOIN_TICKS: u64 = 10;
@@ -83,6 +84,14 @@ pub enum StartError {
     /// The snapshot in the log is not usable.
     #[error("the snapshot on disk: {0}")]
     Snapshot(DecodeError),
+    /// The state to begin with is another cluster's.
+    #[error("a state of cluster {found}, this is {expected}")]
+    OtherCluster {
+        /// This cluster.
+        expected: ClusterId,
+        /// The state's.
+        found: ClusterId,
+    },
 }
 
 /// What happened.
@@ -150,7 +159,7 @@ pub enum Output {
     Solve(SolveRequest),
     /// For logs, status and tests: what was agreed, or why not.
     Event(Event),
-    /// This node must stop, and may come back as a new one only.
+    /// This node must stop. The cause says whether, and as what, it may come back.
     Fatal(FatalCause),
 }
 
@@ -192,56 +201,21 @@ pub enum Event {
 /// Why a node must stop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FatalCause {
-    /// Its log cannot be that of the voter it says it is.
+    /// Its log cannot be that of the voter it says it is. It may come back as a new one only.
     Log(FatalReason),
-    /// An entry or snapshot of a version that this program does not read. It must not be left out.
+    /// An entry or snapshot that is agreed on and that this program cannot read: of another version,
+    /// or not of the form that this program knows. It must not be left out, or this node would
+    /// apply something else than the others. The log is intact: the node may come back with the
+    /// program that wrote it, or with a newer one.
     Version(DecodeError),
-}
-
-/// Why an input was dropped. Nothing changed.
-#[derive(Debug, thiserror::Error)]
-pub enum CoreRefusal {
-    /// It is of another cluster.
-    #[error("of cluster {found}, this is {expected}")]
+    /// A snapshot of another cluster. What is on disk now is not this cluster's: the node may come
+    /// back as a new one only.
     OtherCluster {
         /// This cluster.
         expected: ClusterId,
-        /// The message's.
+        /// The snapshot's.
         found: ClusterId,
     },
-    /// The log does not take it.
-    #[error(transparent)]
-    Raft(#[from] RaftRefusal),
-    /// It cannot be proposed.
-    #[error(transparent)]
-    Propose(#[from] ProposeRefusal),
-    /// It does not fit what is agreed.
-    #[error(transparent)]
-    Worker(#[from] InputRefusal),
-    /// Only a leader takes it.
-    #[error("node {leader:?} leads, not this one")]
-    NotLeader {
-        /// Who leads, as far as is known.
-        leader: Option<NodeId>,
-    },
-    /// It is nothing a controller is told.
-    #[error("not a message for a controller")]
-    NotForControllers,
-    /// No such member.
-    #[error("node {node} is no member")]
-    UnknownNode {
-        /// The node.
-        node: NodeId,
-    },
-    /// Nobody waits for that plan any more.
-    #[error("nobody waits for plan {number}")]
-    Unasked {
-        /// Its number.
-        number: u64,
-    },
-    /// The node stopped.
-    #[error("this node has stopped")]
-    Stopped,
 }
 
 /// Whom a controller asks while it is no voter.
@@ -296,6 +270,10 @@ impl Core {
                 (raft, state, waiting)
             }
         };
+        let found = state.cluster();
+        if found != cluster {
+            return Err(StartError::OtherCluster { expected: cluster, found });
+        }
         let mut core = Self {
             setup,
             raft,
@@ -404,6 +382,9 @@ impl Core {
                 Ok(duties.handle_change(&self.state, change)?)
             }
             Command::TransferLeader(node) => {
+                if !status.members.is_voter(node) {
+                    return Err(CoreRefusal::NotAVoter { node });
+                }
                 self.raft.transfer_leader(node);
                 Ok(())
             }
@@ -505,7 +486,11 @@ impl Core {
     }
 
     fn install(&mut self, index: u64, data: &[u8]) {
-        match codec::decode(data, SNAPSHOT_BYTES_MAX) {
+        match codec::decode::<State>(data, SNAPSHOT_BYTES_MAX) {
+            Ok(state) if state.cluster() != self.setup.cluster => {
+                let (expected, found) = (self.setup.cluster, state.cluster());
+                self.stop(FatalCause::OtherCluster { expected, found });
+            }
             Ok(state) => {
                 self.state = state;
                 if self.state.applied() < index {
@@ -561,23 +546,5 @@ impl Core {
             self.tell_proposal(*seal);
         }
         Ok(())
-    }
-}
-
-impl CoreRefusal {
-    /// The word under which it is counted.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::OtherCluster { .. } => "other-cluster",
-            Self::Raft(_) => "raft",
-            Self::Propose(_) => "propose",
-            Self::Worker(refusal) => refusal.name(),
-            Self::NotLeader { .. } => "not-leader",
-            Self::NotForControllers => "not-for-controllers",
-            Self::UnknownNode { .. } => "unknown-node",
-            Self::Unasked { .. } => "unasked-plan",
-            Self::Stopped => "stopped",
-        }
     }
 }

@@ -3,8 +3,10 @@
 //! Nothing here is agreed on, and nothing is kept: a new leader begins with empty hands. Workers
 //! tell what matters until it is sealed, so empty hands fill again.
 
+mod blame;
 mod inbox;
 mod planning;
+mod refusal;
 mod restore;
 mod sealing;
 mod seating;
@@ -27,8 +29,10 @@ use crate::plan::PlanReason;
 use crate::state::{EntryRefusal, State};
 use crate::validation::Turn;
 
-pub use inbox::InputRefusal;
+pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
+pub use inbox::HELD_VERSIONS_MAX;
 pub use planning::Need;
+pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
 pub use sealing::{Sealing, Withheld};
 pub use window::switched_window;
@@ -146,14 +150,6 @@ enum Lane {
     Job,
 }
 
-/// Doubts about nodes that contradicted each other, by node: with whom.
-type Marks = BTreeMap<NodeId, BTreeSet<NodeId>>;
-
-/// Contradictions of one pair until the run is held.
-const PAIR_CONTRADICTIONS_MAX: u32 = 6;
-/// Partners with whom a node must have been in contradiction to be the one at fault.
-const PARTNERS_AT_FAULT: usize = 2;
-
 /// Plans that could not load from a checkpoint, until another one is gone back to.
 const PLANS_FAILED_MAX: usize = 2;
 
@@ -174,8 +170,7 @@ pub struct Duties {
     differing: Option<(Generation, LayerId)>,
     /// Checkpoints that could not be read, and in which plans.
     unread: BTreeMap<Step, BTreeSet<Generation>>,
-    marks: Marks,
-    contradictions: u32,
+    blame: blame::Blame,
     /// The plan in which two contradicted each other. They tell it again until there is another.
     contradicted: Option<Generation>,
     in_flight: BTreeMap<u64, Lane>,
@@ -203,8 +198,7 @@ impl Duties {
             trouble: None,
             differing: None,
             unread: BTreeMap::new(),
-            marks: Marks::new(),
-            contradictions: 0,
+            blame: blame::Blame::default(),
             contradicted: None,
             in_flight: BTreeMap::new(),
             moved: 0,
@@ -245,7 +239,10 @@ impl Duties {
                 self.watch.follow(state, self.now);
                 self.changes.retain(|change| is_pending(state, change));
             }
-            Entry::Seal(_) if result.is_ok() => self.moved = self.now,
+            Entry::Seal(_) if result.is_ok() => {
+                self.moved = self.now;
+                self.blame.on_sealed();
+            }
             Entry::Ready(_) if result.is_ok() => self.moved = self.now,
             // What is refused once is refused again: whoever told it may tell it again.
             Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
@@ -345,14 +342,12 @@ impl Duties {
                 is_free.then_some(Entry::Job(halt))
             }
             Err(Withheld::Sums { layer, owner, copy }) => {
-                self.mark(turn.generation, owner, copy);
                 self.note_trouble(state, PlanReason::Contradiction { layer });
-                self.decide_blame(state)
+                self.decide_blame(state, owner, copy)
             }
             Err(Withheld::State { layer, owner, copy }) => {
-                self.mark(turn.generation, owner, copy);
                 self.differing = Some((state.generation(), layer));
-                self.decide_blame(state)
+                self.decide_blame(state, owner, copy)
             }
             Err(
                 Withheld::Reports
@@ -366,28 +361,21 @@ impl Duties {
 
     /// Who is in contradiction with several is at fault; if a pair contradicts itself again and
     /// again, nobody can tell.
-    fn decide_blame(&mut self, state: &State) -> Option<Entry> {
-        let at_fault = self.marks.iter().find(|(_, with)| with.len() >= PARTNERS_AT_FAULT);
-        let at_fault = at_fault.map(|(node, with)| (*node, with.len() as u32));
+    fn decide_blame(&mut self, state: &State, owner: Holder, copy: Holder) -> Option<Entry> {
+        self.contradicted = Some(state.generation());
+        self.blame.mark(owner.node, copy.node);
+        let at_fault = self.blame.at_fault(|node| state.holder_of(node).is_some());
         if let Some((node, partners)) = at_fault
             && let Some(holder) = state.holder_of(node)
         {
-            self.marks.clear();
-            self.contradictions = 0;
+            self.blame.clear();
             let reason = LossReason::Untrusted { partners };
             self.note_change(MemberChange::Lost { holder, reason });
             return self.decide_members(state);
         }
-        let is_stuck = self.contradictions > PAIR_CONTRADICTIONS_MAX;
+        let is_stuck = self.blame.is_stuck(owner.node, copy.node);
         let is_free = !self.is_in_flight(Lane::Job);
         (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
-    }
-
-    fn mark(&mut self, generation: Generation, owner: Holder, copy: Holder) {
-        self.contradicted = Some(generation);
-        self.marks.entry(owner.node).or_default().insert(copy.node);
-        self.marks.entry(copy.node).or_default().insert(owner.node);
-        self.contradictions += 1;
     }
 
     fn decide_durable(&mut self, state: &State) -> Option<Entry> {
@@ -413,10 +401,43 @@ impl Duties {
         Some(Entry::Durable { version, generation, holder, layers })
     }
 
+    /// Notes a change to be agreed. What finds no room comes when it is told again.
     fn note_change(&mut self, change: MemberChange) {
-        if self.changes.len() < crate::entry::CHANGES_MAX && !self.changes.contains(&change) {
+        if self.is_noted(&change) {
+            return;
+        }
+        // Of two reasons for one loss the first would be applied: it must be the one that counts.
+        if let MemberChange::Lost { holder, .. } = change {
+            self.changes.retain(|noted| match noted {
+                MemberChange::Lost { holder: known, .. } => *known != holder,
+                MemberChange::Admit { .. } | MemberChange::Drain { .. } => true,
+            });
+        }
+        if self.changes.len() < crate::entry::CHANGES_MAX {
             self.changes.push(change);
         }
+    }
+
+    /// Whether a change waits that has the same outcome. Why a member is lost does not matter,
+    /// unless it is not to come back.
+    fn is_noted(&self, change: &MemberChange) -> bool {
+        self.changes.iter().any(|noted| match (noted, change) {
+            (
+                MemberChange::Admit { node: known, boot: latest, .. },
+                MemberChange::Admit { node, boot, .. },
+            ) => known == node && latest >= boot,
+            (
+                MemberChange::Lost { holder: known, reason: why },
+                MemberChange::Lost { holder, reason },
+            ) => known == holder && (is_for_good(*why) || !is_for_good(*reason)),
+            (MemberChange::Drain { holder: known }, MemberChange::Drain { holder }) => {
+                known == holder
+            }
+            (
+                MemberChange::Admit { .. } | MemberChange::Lost { .. } | MemberChange::Drain { .. },
+                MemberChange::Admit { .. } | MemberChange::Lost { .. } | MemberChange::Drain { .. },
+            ) => false,
+        })
     }
 
     fn note_trouble(&mut self, state: &State, reason: PlanReason) {
@@ -453,6 +474,20 @@ impl Duties {
     fn note_digests_differ(&mut self, state: &State, layer: LayerId) {
         self.differing = Some((state.generation(), layer));
         self.ready.clear();
+    }
+}
+
+/// Whether who is lost for this reason is not admitted again.
+const fn is_for_good(reason: LossReason) -> bool {
+    match reason {
+        LossReason::Untrusted { .. } => true,
+        LossReason::Closed
+        | LossReason::Silent { .. }
+        | LossReason::OpOverdue { .. }
+        | LossReason::Superseded
+        | LossReason::Drained
+        | LossReason::Removed
+        | LossReason::OutOfMemory => false,
     }
 }
 

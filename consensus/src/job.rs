@@ -8,12 +8,15 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
 
 use crate::history::SEALS_KEPT_MAX;
+use crate::plan::STAGES_MAX;
 use crate::validation::GuardPolicy;
 
 /// Layers a model may have.
 pub const LAYERS_MAX: usize = 1024;
 /// Tensors a model may have.
 pub const TENSORS_MAX: u32 = 1 << 16;
+/// Replays of one step that a job may allow: what does not come out finite by then never will.
+pub const REPLAYS_MAX: u32 = 1000;
 
 /// Steps from one checkpoint to the next at most: one may fail, and there is room for another.
 pub const CHECKPOINT_EVERY_MAX: u64 = SEALS_KEPT_MAX as u64 / 2;
@@ -67,6 +70,12 @@ pub enum JobRefusal {
     /// Every step of it is sealed.
     #[error("the job is done")]
     Done,
+    /// It is held for a reason that a pause would hide; it can be continued.
+    #[error("the job is held already: {reason}")]
+    Halted {
+        /// Why.
+        reason: HaltReason,
+    },
     /// Nothing is trained, or too much.
     #[error("{layers} layers with {tensors} tensors; 1 to {LAYERS_MAX} and {TENSORS_MAX} allowed")]
     Size {
@@ -80,6 +89,18 @@ pub enum JobRefusal {
     Zero {
         /// Which.
         what: &'static str,
+    },
+    /// No such number of stages can be planned.
+    #[error("up to {found} stages, a plan has up to {STAGES_MAX}")]
+    Stages {
+        /// Stages allowed by the job.
+        found: u32,
+    },
+    /// A step is run again too often.
+    #[error("up to {found} replays of a step, at most {REPLAYS_MAX}")]
+    Replays {
+        /// Replays allowed by the job.
+        found: u32,
     },
     /// Checkpoints lie so far apart that the seals since the last one could not be remembered if
     /// one were missed.
@@ -138,7 +159,10 @@ impl JobSpec {
         if layers == 0 || layers > LAYERS_MAX || tensors > u64::from(TENSORS_MAX) {
             return Err(JobRefusal::Size { layers, tensors });
         }
+        let fewest = self.layer_tensors.iter().copied().min().unwrap_or(0);
         let counts = [
+            // A stage without tensors would have nothing to report, and nobody would wait for it.
+            ("layer_tensors", u64::from(fewest)),
             ("microbatch_count", u64::from(self.microbatch_count)),
             ("step_count", self.step_count),
             ("stages_max", u64::from(self.stages_max)),
@@ -146,6 +170,12 @@ impl JobSpec {
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(JobRefusal::Zero { what });
+        }
+        if self.stages_max as usize > STAGES_MAX {
+            return Err(JobRefusal::Stages { found: self.stages_max });
+        }
+        if self.policy.replays_max > REPLAYS_MAX {
+            return Err(JobRefusal::Replays { found: self.policy.replays_max });
         }
         let found = self.checkpoint_every;
         if found > CHECKPOINT_EVERY_MAX { Err(JobRefusal::Every { found }) } else { Ok(()) }

@@ -123,6 +123,8 @@ struct Membership {
     work: Work,
     /// The seal that was passed on last.
     settled: Option<Turn>,
+    /// The order to take an inventory that the host has not answered.
+    inventory_due: Option<u64>,
     untold: Untold,
 }
 
@@ -134,8 +136,7 @@ struct Untold {
     ready: Option<ReadyRecord>,
     load_failed: Option<Message>,
     saved: VecDeque<(Step, Message)>,
-    inventory: Option<Message>,
-    is_draining: bool,
+    inventory: Option<(u64, Message)>,
 }
 
 /// Its part in the plan in force.
@@ -159,6 +160,8 @@ pub struct Seat {
     leader: Option<NodeId>,
     spec: Option<Arc<JobSpec>>,
     pulse: Pulse,
+    /// Whether the machine is about to go, in whatever life.
+    is_draining: bool,
     tick: u64,
     outbox: VecDeque<SeatOutput>,
 }
@@ -173,6 +176,7 @@ impl Seat {
             leader: None,
             spec: None,
             pulse: Pulse::default(),
+            is_draining: false,
             tick: 0,
             outbox: VecDeque::new(),
         }
@@ -238,12 +242,15 @@ impl Seat {
         let is_due = |ticks: u32| self.tick.is_multiple_of(u64::from(ticks));
         let (beats, resends) = (is_due(beat_ticks), is_due(resend_ticks));
         let (beat, untold) = match &self.standing {
+            // Who is about to go does not ask to come in: it would be sent away at once.
+            Standing::Outside if self.is_draining => (None, Vec::new()),
             Standing::Outside => (None, vec![self.join()]),
             Standing::Member(member) => {
                 let (holder, known) = (member.holder, member.known);
                 let (generation, pulse) = (member.generation, self.pulse);
                 let beat = Message::Beat { holder, known, generation, pulse };
-                (Some(beat), member.untold.messages(holder))
+                let drain = self.is_draining.then_some(Message::Drain { holder });
+                (Some(beat), drain.into_iter().chain(member.untold.messages(holder)).collect())
             }
         };
         if let Some(beat) = beat.filter(|_| beats) {
@@ -260,10 +267,10 @@ impl Seat {
     }
 
     fn handle_drain(&mut self) {
-        let Standing::Member(member) = &mut self.standing else { return };
-        member.untold.is_draining = true;
-        let message = Message::Drain { holder: member.holder };
-        self.tell_all(&message);
+        self.is_draining = true;
+        if let Some(holder) = self.holder() {
+            self.tell_all(&Message::Drain { holder });
+        }
     }
 
     fn handle_leave(&mut self) {
@@ -315,71 +322,83 @@ impl Seat {
 impl Membership {
     /// What to tell of news, remembered until it is known to be agreed.
     fn message_of(&mut self, holder: Holder, news: News) -> Option<Message> {
-        let generation = self.generation;
-        let untold = &mut self.untold;
+        if plan_of(&news).is_some_and(|generation| generation != self.generation) {
+            return None;
+        }
+        if let News::Inventory { index, .. } = news {
+            self.inventory_due.take_if(|due| *due == index);
+        }
+        self.untold.remember(holder, news)
+    }
+}
+
+/// The plan that news are about, if they are about one only.
+fn plan_of(news: &News) -> Option<Generation> {
+    match news {
+        News::Reported { report, .. } => Some(report.turn.generation),
+        News::Held(update) => Some(update.turn.generation),
+        News::Loaded { generation, .. } | News::LoadFailed { generation, .. } => Some(*generation),
+        News::Busy { .. } | News::Waited { .. } | News::Inventory { .. } | News::Saved { .. } => {
+            None
+        }
+    }
+}
+
+impl Untold {
+    fn remember(&mut self, holder: Holder, news: News) -> Option<Message> {
         let message = match news {
             News::Busy { .. } | News::Waited { .. } => return None,
             News::Reported { report, state } => {
-                if report.turn.generation != generation {
-                    return None;
-                }
                 let turn = report.turn;
                 let message = Message::Report { holder, report, state };
-                untold.report = Some((turn, message.clone()));
+                self.report = Some((turn, message.clone()));
                 message
             }
             News::Held(update) => {
-                if update.turn.generation != generation {
-                    return None;
-                }
-                untold.held.insert(update.of, update.clone());
+                self.held.insert(update.of, update.clone());
                 Message::Held { holder, update }
             }
             News::Inventory { index, layers } => {
                 let message = Message::Inventory { holder, index, layers };
-                untold.inventory = Some(message.clone());
+                self.inventory = Some((index, message.clone()));
                 message
             }
-            News::Loaded { generation: of, layers, copies } => {
-                if of != generation {
-                    return None;
-                }
+            News::Loaded { generation, layers, copies } => {
                 let ready = ReadyRecord { generation, holder, layers, copies };
-                untold.ready = Some(ready.clone());
+                self.ready = Some(ready.clone());
                 Message::Ready(ready)
             }
-            News::LoadFailed { generation: of, layer, cause } => {
-                if of != generation {
-                    return None;
-                }
+            News::LoadFailed { generation, layer, cause } => {
                 let message = Message::LoadFailed { holder, generation, layer, cause };
-                untold.load_failed = Some(message.clone());
+                self.load_failed = Some(message.clone());
                 message
             }
             News::Saved { version, generation, layers } => {
                 let message = Message::Saved { holder, version, generation, layers };
-                if untold.saved.len() == SAVED_MAX {
-                    untold.saved.pop_front();
-                }
-                untold.saved.push_back((version, message.clone()));
+                self.remember_saved(version, message.clone());
                 message
             }
         };
         Some(message)
     }
-}
 
-impl Untold {
+    fn remember_saved(&mut self, version: Step, message: Message) {
+        if self.saved.len() == SAVED_MAX {
+            self.saved.pop_front();
+        }
+        self.saved.push_back((version, message));
+    }
+
     fn messages(&self, holder: Holder) -> Vec<Message> {
         let held = self.held.values().cloned();
         let held = held.map(|update| Message::Held { holder, update });
         let ready = self.ready.clone().map(Message::Ready);
-        let drain = self.is_draining.then_some(Message::Drain { holder });
         let saved = self.saved.iter().map(|(_, message)| message.clone());
         let report = self.report.as_ref().map(|(_, message)| message.clone());
-        let others = [report, self.load_failed.clone(), self.inventory.clone()];
+        let inventory = self.inventory.as_ref().map(|(_, message)| message.clone());
+        let others = [report, self.load_failed.clone(), inventory];
         let others = others.into_iter().flatten();
-        others.chain(held).chain(ready).chain(drain).chain(saved).collect()
+        others.chain(held).chain(ready).chain(saved).collect()
     }
 
     /// Forgets what needs no telling once `open` waits for its seal.

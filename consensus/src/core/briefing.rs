@@ -21,15 +21,15 @@ impl Core {
     /// Tells workers of an entry that matters to them, if this node leads; others answer when asked.
     pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
         let (matters, knows) = match change {
-            Change::Members(_) | Change::Resumed(_) | Change::Job(_) | Change::Rewound { .. } => {
-                (true, Knows::Plan)
-            }
-            Change::Sealed { adopted: None, .. } => (true, Knows::Plan),
+            // Whoever saved layers of a checkpoint tells so until it hears that it is there.
+            Change::Members(_)
+            | Change::Resumed(_)
+            | Change::Job(_)
+            | Change::Checkpoint { .. }
+            | Change::Rewound { .. }
+            | Change::Sealed { adopted: None, .. } => (true, Knows::Plan),
             Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::Nothing),
-            Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Durable { .. }
-            | Change::Checkpoint { .. } => (false, Knows::Plan),
+            Change::Planned(_) | Change::Ready(_) | Change::Durable { .. } => (false, Knows::Plan),
         };
         if !matters {
             return;

@@ -98,6 +98,6 @@ impl Core {
 }
 
 /// Whoever speaks for a node is that node.
-fn check_sender(from: NodeId, node: NodeId) -> Result<(), CoreRefusal> {
-    if from == node { Ok(()) } else { Err(CoreRefusal::UnknownNode { node }) }
+fn check_sender(expected: NodeId, found: NodeId) -> Result<(), CoreRefusal> {
+    if expected == found { Ok(()) } else { Err(CoreRefusal::WrongSender { expected, found }) }
 }

@@ -4,117 +4,21 @@ use std::collections::BTreeSet;
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
+use super::refusal::InputRefusal;
 use super::sealing::Sealing;
 use super::{Duties, is_pending};
 use crate::checkpoint::LayerDigest;
-use crate::entry::ReadyRecord;
-use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange};
+use crate::entry::{CHANGES_MAX, ReadyRecord};
+use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::{HeldLayer, HeldUpdate, LoadFault, Pulse};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason};
 use crate::state::{PlanPhase, State};
-use crate::validation::{Report, ReportRefusal, TensorSum, Turn};
+use crate::validation::{Report, TensorSum, Turn};
 
-/// Why what a worker tells is dropped. Nothing changed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum InputRefusal {
-    /// It is a stranger, or was fenced off.
-    #[error("{holder} is no member that is counted on")]
-    Fenced {
-        /// Who.
-        holder: Holder,
-    },
-    /// It names a plan that is not in force.
-    #[error("about generation {found}, the plan is generation {expected}")]
-    OtherGeneration {
-        /// The plan in force.
-        expected: Generation,
-        /// The one named.
-        found: Generation,
-    },
-    /// It is not at that stage.
-    #[error("{holder} does not stand at stage {stage}")]
-    NotItsStage {
-        /// Who.
-        holder: Holder,
-        /// The stage named.
-        stage: StageIndex,
-    },
-    /// It is about another turn.
-    #[error("about {found}, open is {expected}")]
-    OtherTurn {
-        /// What is open.
-        expected: Turn,
-        /// What it is about.
-        found: Turn,
-    },
-    /// It names a tensor of another stage.
-    #[error("tensor {tensor} is not at stage {stage}")]
-    NotItsTensor {
-        /// The stage.
-        stage: StageIndex,
-        /// The tensor.
-        tensor: TensorIndex,
-    },
-    /// It names a layer the model does not have.
-    #[error("layer {layer} of {layer_count}")]
-    UnknownLayer {
-        /// The layer named.
-        layer: LayerId,
-        /// Layers there are.
-        layer_count: u32,
-    },
-    /// It names a layer twice.
-    #[error("layer {layer} is named twice")]
-    LayerTwice {
-        /// The layer.
-        layer: LayerId,
-    },
-    /// It names more layers than the model has: no entry could hold it.
-    #[error("{found} layers of {layer_count}")]
-    TooManyLayers {
-        /// Layers named.
-        found: usize,
-        /// Layers there are.
-        layer_count: u32,
-    },
-    /// The report contradicts another.
-    #[error(transparent)]
-    Report(#[from] ReportRefusal),
-    /// Nobody asked.
-    #[error("nobody asked for it")]
-    Unasked,
-    /// More nodes ask to be admitted than there can be.
-    #[error("more than {MEMBERS_MAX} nodes ask to be admitted")]
-    TooManyJoins,
-    /// The node may not come back, or a later start of it is a member.
-    #[error("node {node} is not admitted")]
-    NotAdmitted {
-        /// The node.
-        node: NodeId,
-    },
-}
-
-impl InputRefusal {
-    /// The word under which it is counted.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Fenced { .. } => "fenced",
-            Self::OtherGeneration { .. } => "other-generation",
-            Self::NotItsStage { .. } => "not-its-stage",
-            Self::OtherTurn { .. } => "other-turn",
-            Self::NotItsTensor { .. } => "not-its-tensor",
-            Self::UnknownLayer { .. } => "unknown-layer",
-            Self::LayerTwice { .. } => "layer-twice",
-            Self::TooManyLayers { .. } => "too-many-layers",
-            Self::Report(_) => "contradicting-report",
-            Self::Unasked => "unasked",
-            Self::TooManyJoins => "too-many-joins",
-            Self::NotAdmitted { .. } => "not-admitted",
-        }
-    }
-}
+/// Versions of one layer that a worker may hold: at its stage, as a copy and on the shelf there is
+/// one each, and one more is on its way.
+pub const HELD_VERSIONS_MAX: usize = 4;
 
 impl Duties {
     /// A node asks to be admitted, or goes.
@@ -138,19 +42,11 @@ impl Duties {
                 None => InputRefusal::NotAdmitted { node },
             });
         }
-        if self.changes.len() >= MEMBERS_MAX {
-            return Err(InputRefusal::TooManyJoins);
+        if self.is_noted(&change) {
+            return Ok(());
         }
-        if let MemberChange::Admit { node, boot, .. } = &change {
-            let is_later = |found: &MemberChange| match found {
-                MemberChange::Admit { node: other, boot: known, .. } => {
-                    other == node && known >= boot
-                }
-                MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
-            };
-            if self.changes.iter().any(is_later) {
-                return Ok(());
-            }
+        if self.changes.len() >= CHANGES_MAX {
+            return Err(InputRefusal::TooManyChanges);
         }
         self.note_change(change);
         Ok(())
@@ -194,7 +90,8 @@ impl Duties {
             check_stage(state, holder, report.stage)?;
         }
         check_turn(state, report.turn)?;
-        check_tensors(state, report.stage, &report.sums)?;
+        check_sums(state, report.stage, &report.sums)?;
+        check_loss(state, report)?;
         let sealing = self.sealing_of(state)?;
         Ok(sealing.handle_report(state, report, attested)?)
     }
@@ -216,7 +113,7 @@ impl Duties {
         if !is_known || plan.record.copy_holder(update.of) != Some(holder) {
             return Err(InputRefusal::NotItsStage { holder, stage: update.of });
         }
-        check_tensors(state, update.of, &update.sums)?;
+        check_sums(state, update.of, &update.sums)?;
         self.sealing_of(state)?.handle_held(update);
         Ok(())
     }
@@ -233,7 +130,7 @@ impl Duties {
     /// The layers a worker holds.
     ///
     /// # Errors
-    /// If nobody asked.
+    /// If nobody asked this worker, or it tells what cannot be.
     pub fn handle_inventory(
         &mut self,
         state: &State,
@@ -242,6 +139,10 @@ impl Duties {
         layers: Vec<HeldLayer>,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
+        let (found, held_max) = (layers.len(), layer_count(state) as usize * HELD_VERSIONS_MAX);
+        if found > held_max {
+            return Err(InputRefusal::TooManyHeld { found, held_max });
+        }
         check_layers(state, layers.iter().map(|held| held.layer))?;
         if self.planning.handle_inventory(holder, index, layers) {
             Ok(())
@@ -327,20 +228,47 @@ fn check_stage(state: &State, holder: Holder, stage: StageIndex) -> Result<(), I
     if found == Some(stage) { Ok(()) } else { Err(InputRefusal::NotItsStage { holder, stage }) }
 }
 
-fn check_tensors(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<(), InputRefusal> {
+/// One sum for each tensor of the stage, each of which some gradient may have.
+fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<(), InputRefusal> {
     let (Some(plan), Some(job)) = (state.plan(), state.job()) else {
         return Err(InputRefusal::Unasked);
     };
     if stage.index() >= plan.record.stages.len() {
         return Err(InputRefusal::NotItsTensor { stage, tensor: TensorIndex(0) });
     }
-    let layers: Vec<LayerId> = plan.record.layers_of(stage).collect();
-    let is_other = |sum: &&TensorSum| {
-        job.spec.layer_of(sum.tensor).is_none_or(|layer| !layers.contains(&layer))
-    };
-    match sums.iter().find(is_other) {
-        Some(sum) => Err(InputRefusal::NotItsTensor { stage, tensor: sum.tensor }),
-        None => Ok(()),
+    let layers: BTreeSet<LayerId> = plan.record.layers_of(stage).collect();
+    let mut named = BTreeSet::new();
+    for sum in sums {
+        let tensor = sum.tensor;
+        if job.spec.layer_of(tensor).is_none_or(|layer| !layers.contains(&layer)) {
+            return Err(InputRefusal::NotItsTensor { stage, tensor });
+        }
+        if !named.insert(tensor) {
+            return Err(InputRefusal::TensorTwice { tensor });
+        }
+        if !sum.may_be() {
+            let (square_sum, nonfinite) = (sum.square_sum, sum.nonfinite);
+            return Err(InputRefusal::BadSum { tensor, square_sum, nonfinite });
+        }
+    }
+    let tensors = layers.iter().map(|layer| job.spec.layer_tensors[layer.index()] as usize);
+    let (expected, found) = (tensors.sum(), sums.len());
+    if found == expected {
+        Ok(())
+    } else {
+        Err(InputRefusal::MissingTensors { stage, expected, found })
+    }
+}
+
+/// The loss comes from the stage that holds the head, and from no other.
+fn check_loss(state: &State, report: &Report) -> Result<(), InputRefusal> {
+    let placement = &state.plan().ok_or(InputRefusal::Unasked)?.record.program.placement;
+    let head = placement.stage_of(placement.last_chunk()).expect("every chunk has a stage");
+    let stage = report.stage;
+    match report.loss_sum {
+        Some(_) if stage != head => Err(InputRefusal::NotItsLoss { expected: head, found: stage }),
+        None if stage == head => Err(InputRefusal::MissingLoss { stage }),
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -136,8 +136,9 @@ impl Planning {
         layers: Vec<HeldLayer>,
     ) -> bool {
         let Some(draft) = &mut self.draft else { return false };
-        let is_asked = draft.asked.is_some_and(|asked| index >= asked);
-        if is_asked && draft.basis.workers.contains(&holder) {
+        let is_asked = draft.asked.is_some_and(|asked| index >= asked)
+            && draft.basis.workers.contains(&holder);
+        if is_asked {
             draft.inventory.insert(holder.node, layers);
         }
         is_asked
@@ -448,7 +449,7 @@ impl Duties {
             (true, _) => Promise::Kept,
         };
         let copies = if is_wanted {
-            copies(stage_count, self.contradictions)
+            copies(stage_count, self.blame.total())
         } else {
             vec![None; stage_count as usize]
         };

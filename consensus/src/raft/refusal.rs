@@ -155,3 +155,35 @@ pub enum RaftRefusal {
         found: usize,
     },
 }
+
+impl RaftRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Stopped => "raft-stopped",
+            Self::Greeting => "raft-greeting",
+            Self::Installing => "raft-installing",
+            Self::TooLarge { .. } => "raft-too-large",
+            Self::Malformed => "raft-malformed",
+            Self::WrongSender { .. } => "raft-wrong-sender",
+            Self::WrongReceiver { .. } => "raft-wrong-receiver",
+            Self::UnknownNode { .. } => "raft-unknown-node",
+            Self::RemovedNode { .. } => "raft-removed-node",
+            Self::NoRoom { .. } => "raft-no-room",
+            Self::BadNumber { .. } => "raft-bad-number",
+            Self::BadEntries { .. } => "raft-bad-entries",
+            Self::EntryTooLarge { .. } => "raft-entry-too-large",
+            Self::ContradictsCommitted { .. } => "raft-contradicts-committed",
+            Self::TwoLeaders { .. } => "raft-two-leaders",
+            Self::NotLeader { .. } => "raft-not-leader",
+            Self::BeyondLog { .. } => "raft-beyond-log",
+            Self::AckBeyondLog { .. } => "raft-ack-beyond-log",
+            Self::EarlyVote => "raft-early-vote",
+            Self::NoMember => "raft-no-member",
+            Self::BadMembers(_) => "raft-bad-members",
+            Self::ForeignSnapshot { .. } => "raft-foreign-snapshot",
+            Self::SnapshotTooLarge { .. } => "raft-snapshot-too-large",
+        }
+    }
+}

@@ -137,8 +137,13 @@ impl Seat {
     fn enter(&mut self, holder: Holder) {
         let generation = Generation(0);
         let (work, untold) = (Work::Idle, Untold::default());
-        let member = Membership { holder, known: 0, generation, work, settled: None, untold };
+        let (settled, inventory_due) = (None, None);
+        let member =
+            Membership { holder, known: 0, generation, work, settled, inventory_due, untold };
         self.standing = Standing::Member(Box::new(member));
+        if self.is_draining {
+            self.tell_all(&Message::Drain { holder });
+        }
     }
 
     /// This life is over: whatever it held is not the cluster's any more.
@@ -171,7 +176,18 @@ impl Seat {
             }
         }
         if briefing.asks_inventory {
-            self.order(Order::TakeInventory { index: briefing.index });
+            self.take_inventory(briefing.index);
+        }
+    }
+
+    /// Orders an inventory, unless one is being taken or was taken since: that one is told until
+    /// it is known, and each beat until then is answered with the same question.
+    fn take_inventory(&mut self, index: u64) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        let is_taken = member.untold.inventory.as_ref().is_some_and(|(taken, _)| *taken >= index);
+        if member.inventory_due.is_none() && !is_taken {
+            member.inventory_due = Some(index);
+            self.order(Order::TakeInventory { index });
         }
     }
 
@@ -202,6 +218,7 @@ impl Seat {
         };
         member.generation = found;
         member.untold.leave_plan();
+        member.inventory_due = None;
         // A plan that was closed before this worker heard of it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
         member.work = match stage {
@@ -232,7 +249,7 @@ fn load_order(
 impl Untold {
     /// Forgets what was about the plan before.
     fn leave_plan(&mut self) {
-        let Self { report, held, ready, load_failed, saved: _, inventory, is_draining: _ } = self;
+        let Self { report, held, ready, load_failed, saved: _, inventory } = self;
         (*report, *ready, *load_failed, *inventory) = (None, None, None, None);
         held.clear();
     }

@@ -184,15 +184,24 @@ impl State {
                 self.start(spec);
                 JobPhase::Running
             }
-            JobChange::Pause => JobPhase::Paused,
+            JobChange::Pause => {
+                if let JobPhase::Halted(reason) = self.job_to_hold()?.phase {
+                    return Err(JobRefusal::Halted { reason }.into());
+                }
+                JobPhase::Paused
+            }
             JobChange::Continue => JobPhase::Running,
             JobChange::Halt(reason) => JobPhase::Halted(reason),
         };
+        self.job_to_hold()?.phase = phase;
+        Ok(Change::Job(phase))
+    }
+
+    /// The job, if there are steps to seal.
+    fn job_to_hold(&mut self) -> Result<&mut Job, JobRefusal> {
         let job = self.job.as_mut().ok_or(JobRefusal::Missing)?;
-        if job.phase != JobPhase::Done {
-            job.phase = phase;
-        }
-        Ok(Change::Job(job.phase))
+        job.under_way()?;
+        Ok(job)
     }
 
     fn start(&mut self, spec: Arc<crate::job::JobSpec>) {

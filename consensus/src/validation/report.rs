@@ -16,6 +16,13 @@ pub struct TensorSum {
 }
 
 impl TensorSum {
+    /// Whether some gradient has this sum. Squares add up to a number, unless a value is none; they
+    /// may be too large for one.
+    #[must_use]
+    pub fn may_be(&self) -> bool {
+        self.nonfinite > 0 || self.square_sum >= 0.0
+    }
+
     /// Whether two sums are the same to the bit; a NaN equals itself.
     #[must_use]
     pub fn same_bits(&self, other: &Self) -> bool {

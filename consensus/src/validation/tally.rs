@@ -51,6 +51,18 @@ pub enum ReportRefusal {
     },
 }
 
+impl ReportRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::OtherTurn { .. } => "other-turn",
+            Self::UnknownTensor { .. } => "unknown-tensor",
+            Self::Contradiction { .. } | Self::LossContradiction { .. } => "contradicting-report",
+        }
+    }
+}
+
 /// Sums of all tensors, as far as they have come.
 #[derive(Clone, Debug)]
 pub struct Tally {

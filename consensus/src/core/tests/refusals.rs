@@ -9,13 +9,14 @@ use zbelastic_types::{
 use super::super::{Command, Core, CoreRefusal, Input, Output};
 use super::pump::{CONTROLLER, leader, n, persist, recovered};
 use crate::codec;
+use crate::duty::{HELD_VERSIONS_MAX, Withheld};
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{CLUSTER, Log, RESOURCES, digest, digests, spec, sum};
 use crate::job::{JobChange, JobSpec};
 use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role};
 use crate::message::{Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::raft::RaftMessage;
-use crate::validation::{Report, Turn};
+use crate::validation::{Report, TensorSum, Turn};
 
 /// Nodes 1 and 2 run the second plan, step 1 of it is open; node 3 was lost, and node 5 is not
 /// trusted.
@@ -87,7 +88,7 @@ fn messages_of_strangers_and_of_the_fenced_are_refused() {
             Message::Leave { holder },
         ] {
             check(&mut core, from(holder.node.0, message.clone()), "fenced");
-            check(&mut core, from(2, message), "unknown-node");
+            check(&mut core, from(2, message), "wrong-sender");
         }
     }
 }
@@ -117,7 +118,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         pending: Vec::new(),
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
-    check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft");
+    check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft-malformed");
 }
 
 /// R2 and R8: only the open turn of the plan in force is counted.
@@ -163,6 +164,63 @@ fn reports_on_what_is_not_theirs_are_refused() {
     check(&mut core, from(1, Message::Held { holder, update }), "not-its-tensor");
 }
 
+fn tell(core: &mut Core, sums: &[TensorSum], reason: &'static str) {
+    let (log, sums) = (log(), sums.to_vec());
+    let other = Report { sums: sums.clone(), ..report() };
+    check(core, from(1, reported(log.holder(1), other)), reason);
+    let update = HeldUpdate { turn: OPEN, of: StageIndex(0), sums, state: Vec::new() };
+    check(core, from(2, Message::Held { holder: log.holder(2), update }), reason);
+}
+
+/// Each tensor of the stage once, with a sum that some gradient has. What is told short is no
+/// contradiction, neither before the whole is told nor after.
+#[test]
+fn sums_that_are_not_those_of_the_stage_are_refused() {
+    let log = log();
+    let mut core = leader(&log.state);
+    let [first, second] = [0, 1].map(|layer| sum(LayerId(layer), 0.25));
+    for _ in 0..2 {
+        tell(&mut core, &[], "missing-tensors");
+        tell(&mut core, &[second], "missing-tensors");
+        tell(&mut core, &[first, first], "tensor-twice");
+        tell(&mut core, &[first, second, TensorSum { square_sum: 9.0, ..first }], "tensor-twice");
+        for square_sum in [-0.25, f64::NEG_INFINITY, f64::NAN] {
+            tell(&mut core, &[first, TensorSum { square_sum, ..second }], "bad-sum");
+        }
+        core.handle(from(1, reported(log.holder(1), report()))).expect("it is counted");
+        assert_eq!(core.duties().and_then(|duties| duties.withheld(core.state())), WAITS);
+    }
+}
+
+const WAITS: Option<Withheld> = Some(Withheld::Reports);
+
+/// A sum that is no number goes with values that are none, and one may be too large for a number.
+#[test]
+fn sums_of_gradients_that_are_not_finite_are_counted() {
+    let log = log();
+    for (square_sum, nonfinite) in
+        [(f64::NAN, 1), (f64::INFINITY, 2), (f64::INFINITY, 0), (0.0, 0), (0.5, 1)]
+    {
+        let mut core = leader(&log.state);
+        let second = TensorSum { square_sum, nonfinite, ..sum(LayerId(1), 0.5) };
+        let other = Report { sums: vec![sum(LayerId(0), 0.25), second], ..report() };
+        core.handle(from(1, reported(log.holder(1), other))).expect("it may be");
+    }
+}
+
+#[test]
+fn a_loss_comes_from_the_head_and_from_nowhere_else() {
+    let log = log();
+    let mut core = leader(&log.state);
+    let other = Report { loss_sum: Some(9.0), ..report() };
+    check(&mut core, from(1, reported(log.holder(1), other)), "not-its-loss");
+    let sums = vec![sum(LayerId(2), 0.5), sum(LayerId(3), 0.5)];
+    let none = Report { stage: StageIndex(1), sums, loss_sum: None, ..report() };
+    let head = Report { loss_sum: Some(f64::NAN), ..none.clone() };
+    check(&mut core, from(2, reported(log.holder(2), none)), "missing-loss");
+    core.handle(from(2, reported(log.holder(2), head))).expect("it is the head's to tell");
+}
+
 #[test]
 fn a_report_that_contradicts_one_that_was_counted_is_refused() {
     let log = log();
@@ -174,7 +232,7 @@ fn a_report_that_contradicts_one_that_was_counted_is_refused() {
     check(&mut core, from(1, reported(first, other)), "contradicting-report");
     let loss = |loss| Report {
         stage: StageIndex(1),
-        sums: vec![sum(LayerId(2), 0.5)],
+        sums: vec![sum(LayerId(2), 0.5), sum(LayerId(3), 0.5)],
         loss_sum: Some(loss),
         ..report()
     };
@@ -191,6 +249,9 @@ fn what_nobody_asked_for_is_refused() {
     let held = HeldLayer { layer: LayerId(0), version: Step(1), digest: digest(0, 1) };
     let inventory = |layers| Message::Inventory { holder, index: u64::MAX, layers };
     check(&mut core, from(1, inventory(vec![held])), "unasked");
+    check(&mut core, from(1, inventory(vec![held; 4 * HELD_VERSIONS_MAX])), "unasked");
+    let many = inventory(vec![held; 4 * HELD_VERSIONS_MAX + 1]);
+    check(&mut core, from(1, many), "too-many-held");
     let unknown = HeldLayer { layer: LayerId(4), ..held };
     check(&mut core, from(1, inventory(vec![unknown])), "unknown-layer");
     let (version, generation) = (Step(4), OPEN.generation);
@@ -226,7 +287,10 @@ fn who_may_not_come_is_not_admitted() {
         core.handle(from(1000 + node, join(1))).expect("there is room");
     }
     while core.poll_output().is_some() {}
-    check(&mut core, from(2000, join(1)), "too-many-joins");
+    check(&mut core, from(2000, join(1)), "too-many-changes");
+    core.handle(from(1000, join(1))).expect("it waits already");
+    let holder = log.holder(1);
+    check(&mut core, from(1, Message::Drain { holder }), "too-many-changes");
 }
 
 /// It was admitted with this start, and counted as lost before it heard of that.
@@ -265,7 +329,12 @@ fn commands_that_make_no_sense_are_refused() {
     }
     let large = JobSpec { layer_tensors: vec![1; 2 << 20], ..spec() };
     let large = Command::Job(JobChange::Start(Arc::new(large)));
-    check(&mut core, Input::Command(large), "propose");
+    check(&mut core, Input::Command(large), "propose-too-large");
+    for node in [1, 9].map(n) {
+        check(&mut core, Input::Command(Command::TransferLeader(node)), "not-a-voter");
+    }
+    let leads = Input::Command(Command::TransferLeader(n(CONTROLLER)));
+    core.handle(leads).expect("it leads already");
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! What workers are told of a seal, and when.
 
-use zbelastic_types::{LayerId, StageIndex};
+use zbelastic_types::{LayerId, StageIndex, Step};
 
 use super::super::{Core, Input, Output};
-use super::pump::leader;
-use crate::fixture::{CLUSTER, Log, digests, spec, sum};
-use crate::message::{Envelope, HeldUpdate, Message};
+use super::pump::{leader, persist};
+use crate::fixture::{CLUSTER, Log, all_layers, digests, spec, sum};
+use crate::message::{Envelope, HeldUpdate, Message, Pulse};
 use crate::raft::PersistToken;
 use crate::validation::{Report, Seal};
 
@@ -63,4 +63,34 @@ fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
     let (seals, _) = outputs(&mut core);
     assert!(seals.len() == 2 && seals.iter().all(|seal| seal.turn == open), "{seals:?}");
     assert_eq!(core.state().open_turn().step, open.step.next());
+}
+
+/// Otherwise they would tell for ever that they saved, behind the last seal or while the job is
+/// held, when nothing else is told.
+#[test]
+fn workers_are_told_that_a_checkpoint_is_there() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(4);
+    let mut core = leader(&log.state);
+    let (version, generation) = (Step(4), log.state.generation());
+    let (holder, layers) = (log.holder(1), digests(all_layers(), 4));
+    let before = core.state().applied();
+    let message = Message::Saved { holder, version, generation, layers };
+    let message = Box::new(Envelope { cluster: CLUSTER, message });
+    core.handle(Input::Message { from: holder.node, message }).expect("it is asked for");
+    let briefings = |core: &mut Core| -> Vec<Vec<Step>> {
+        let pending = |output: &Output| {
+            let Output::Send { message, .. } = output else { return None };
+            let Message::Briefing(briefing) = &message.message else { return None };
+            Some(briefing.pending.clone())
+        };
+        persist(core).iter().filter_map(pending).collect()
+    };
+    assert_eq!(briefings(&mut core), [vec![], vec![]]);
+    assert_eq!(core.state().checkpoints().len(), 1);
+    let (known, pulse) = (before, Pulse::default());
+    let message = Message::Beat { holder, known, generation, pulse };
+    let message = Box::new(Envelope { cluster: CLUSTER, message });
+    core.handle(Input::Message { from: holder.node, message }).expect("it is a member");
+    assert_eq!(briefings(&mut core), [vec![]], "who missed it is told again");
 }

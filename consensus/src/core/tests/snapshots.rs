@@ -7,6 +7,7 @@ use crate::fixture::{CLUSTER, Log, spec};
 use crate::message::{Envelope, Message};
 use crate::raft::{RaftNode, RaftOutput, VoterChange};
 use crate::state::State;
+use zbelastic_types::ClusterId;
 
 fn start_from(data: Vec<u8>) -> Result<Core, StartError> {
     let node = n(CONTROLLER);
@@ -19,13 +20,39 @@ fn a_snapshot_on_disk_that_does_not_decode_is_no_start() {
     assert!(start_from(good.clone()).is_ok());
     let check = |data: Vec<u8>, expected: DecodeError| match start_from(data) {
         Err(StartError::Snapshot(found)) => assert_eq!(found, expected),
-        Err(StartError::Raft(_)) | Ok(_) => panic!("expected {expected:?}"),
+        Err(StartError::Raft(_) | StartError::OtherCluster { .. }) | Ok(_) => {
+            panic!("expected {expected:?}")
+        }
     };
     let found = FORMAT_VERSION + 1;
     check([&[found], &good[1..]].concat(), DecodeError::Version { found });
     check(good[..good.len() - 1].to_vec(), DecodeError::Form);
     check([good, vec![0]].concat(), DecodeError::Trailing { count: 1 });
     check(Vec::new(), DecodeError::Empty);
+}
+
+const OTHER: ClusterId = ClusterId(CLUSTER.0 + 1);
+
+/// A disk that was mistaken for another, and a start that was given another cluster's state.
+#[test]
+fn a_state_of_another_cluster_is_no_start() {
+    let check = |started: Result<Core, StartError>| match started {
+        Err(StartError::OtherCluster { expected: CLUSTER, found: OTHER }) => {}
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a state of {OTHER} was believed"),
+    };
+    let state = State::new(OTHER).with_controllers(&[n(CONTROLLER)]);
+    check(start_from(codec::encode(&state)));
+    let (voters, state) = (vec![n(CONTROLLER)], Box::new(state));
+    check(Core::new(setup(n(CONTROLLER)), Start::Create { voters, state }));
+}
+
+#[test]
+fn a_leaders_snapshot_of_another_cluster_is_fatal_and_not_believed() {
+    let (core, outputs) = install(codec::encode(&State::new(OTHER)));
+    let cause = FatalCause::OtherCluster { expected: CLUSTER, found: OTHER };
+    assert_eq!(outputs.last(), Some(&Output::Fatal(cause)));
+    assert_eq!(core.state(), &State::new(CLUSTER), "it was not believed");
 }
 
 /// A leader of another program: it votes and sends, and its state is nothing we know.

@@ -2,12 +2,13 @@
 
 use zbelastic_types::{LayerId, NodeId, StageIndex};
 
-use crate::duty::{Need, PAIR_CONTRADICTIONS_MAX};
+use crate::duty::{DOUBT_SEALS_MAX, Need, PAIR_CONTRADICTIONS_MAX};
 use crate::entry::Entry;
 use crate::fixture::spec;
 use crate::job::{HaltReason, JobChange, JobSpec};
 use crate::member::{LossReason, MemberChange};
 use crate::plan::PlanReason;
+use crate::validation::Verdict;
 
 use super::bench::Bench;
 
@@ -88,6 +89,26 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
     bench.load();
     bench.report_all();
     assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "the others go on");
+}
+
+/// Two bits that flip long after one another are nobody's fault.
+#[test]
+fn a_contradiction_of_long_ago_speaks_against_nobody() {
+    let job = JobSpec { attest_every: 0, checkpoint_every: 0, step_count: 9_999, ..spec() };
+    let check = |seals: u64, is_at_fault: bool| {
+        let mut bench = Bench::running(job.clone(), &[1, 2, 3]);
+        tell_all(&mut bench, 2);
+        bench.replan_now();
+        bench.load();
+        for _ in 0..seals {
+            bench.agree(Entry::Seal(bench.log.seal(Verdict::Keep)));
+        }
+        tell_all(&mut bench, 2);
+        bench.act();
+        assert_eq!(bench.log.state.quarantined().contains(&NodeId(2)), is_at_fault, "{seals}");
+    };
+    check(DOUBT_SEALS_MAX - 1, true);
+    check(DOUBT_SEALS_MAX, false);
 }
 
 /// With two nodes nobody can tell who is right: after so many contradictions the run is held.

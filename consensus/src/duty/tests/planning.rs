@@ -4,9 +4,9 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::duty::window::ROLLBACKS_TO_WAIT;
-use crate::duty::{Action, Need, NoPlan, SolveRequest};
+use crate::duty::{Action, InputRefusal, Need, NoPlan, SolveRequest};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, digest, lost, solution, spec};
+use crate::fixture::{Log, admit, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{LossReason, MemberChange};
@@ -55,6 +55,21 @@ fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
     assert_eq!(bench.act(), []);
     bench.tick(1, &[1, 2]);
     adopted(&bench.act());
+}
+
+/// Who came after the question is not waited for, and what it tells is not taken for an answer.
+#[test]
+fn only_who_is_asked_answers() {
+    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
+    bench.act();
+    bench.agree(Entry::Members(vec![admit(3, 1)]));
+    let (holder, index) = (bench.log.holder(3), bench.log.state.applied());
+    let tell = |bench: &mut Bench| {
+        bench.duties.handle_inventory(&bench.log.state, holder, index, Vec::new())
+    };
+    assert_eq!(tell(&mut bench), Err(InputRefusal::Unasked));
+    bench.act();
+    assert_eq!(tell(&mut bench), Ok(()), "a plan with it is under way");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use crate::duty::sealing::RECOMPUTE_REPLAYS_MAX;
-use crate::duty::{Action, Withheld};
+use crate::duty::{Action, InputRefusal, Withheld};
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{Log, spec};
 use crate::history::SEALS_KEPT_MAX;
@@ -237,6 +237,8 @@ fn a_job_of_another_size_counts_its_own_tensors() {
     log.run_plan(&[1, 2]);
     let mut bench = Bench::new(log);
     bench.report(0);
-    bench.report(1);
+    let (stage, expected, found) = (StageIndex(1), 3, 2);
+    let refusal = InputRefusal::MissingTensors { stage, expected, found };
+    assert_eq!(bench.try_report(1, 1.0), Err(refusal));
     withheld(&mut bench, Withheld::Reports);
 }

@@ -1,7 +1,7 @@
 //! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
 
 use crate::duty::{Action, Duties, InputRefusal, Need};
-use crate::entry::Entry;
+use crate::entry::{CHANGES_MAX, Entry};
 use crate::fixture::{Log, admit, spec};
 use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::Pulse;
@@ -157,4 +157,38 @@ fn nobody_is_admitted_where_there_is_no_room() {
     let refused = bench.duties.handle_change(state, crate::fixture::admit(node.0, 1));
     assert_eq!(refused, Err(InputRefusal::NotAdmitted { node }));
     assert_eq!(bench.act(), []);
+}
+
+/// However long the entry under way takes: who is lost for longer is lost once.
+#[test]
+fn a_loss_is_noted_once_however_often_it_is_found() {
+    let mut bench = running();
+    let [second, third] = [2, 3].map(|node| bench.log.holder(node));
+    bench.duties.handle_closed(&bench.log.state, NodeId(3));
+    let Some(Action::Propose(entry)) = bench.decide() else { panic!("one is lost") };
+    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
+    bench.tick(TIMING.lost_after_ticks + CHANGES_MAX as u32, &[1]);
+    let again = bench.duties.handle_change(&bench.log.state, lost(second, LossReason::Drained));
+    assert_eq!(again, Ok(()), "it is noted");
+    let coming = bench.duties.handle_change(&bench.log.state, admit(9, 1));
+    assert_eq!(coming, Ok(()), "there is room");
+    bench.agree(entry);
+    let proposed = bench.act();
+    let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
+    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    assert_eq!(changes[..], [lost(second, reason), admit(9, 1)]);
+    assert!(!bench.log.state.is_live(third));
+}
+
+/// Of two reasons the one that keeps a node away counts, whichever was found first.
+#[test]
+fn who_is_not_trusted_is_lost_for_that_reason() {
+    let mut bench = running();
+    let holder = bench.log.holder(2);
+    let untrusted = LossReason::Untrusted { partners: 2 };
+    for reason in [LossReason::Closed, untrusted, LossReason::Removed] {
+        bench.duties.handle_change(&bench.log.state, lost(holder, reason)).expect("it is noted");
+    }
+    let proposed = bench.act();
+    assert_eq!(proposed[0], Entry::Members(vec![lost(holder, untrusted)]));
 }

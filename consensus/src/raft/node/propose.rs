@@ -45,6 +45,21 @@ pub enum ProposeRefusal {
     Change(ChangeRefusal),
 }
 
+impl ProposeRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NotLeader { .. } => "propose-not-leader",
+            Self::Transferring => "propose-transferring",
+            Self::Empty => "propose-empty",
+            Self::TooLarge { .. } => "propose-too-large",
+            Self::Backlog { .. } => "propose-backlog",
+            Self::Change(_) => "propose-change",
+        }
+    }
+}
+
 /// Why the log is not shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CompactRefusal {

@@ -1,13 +1,13 @@
 //! Coming in, going, and being sent away.
 
-use zbelastic_types::{ClusterId, Incarnation, NodeId};
+use zbelastic_types::{ClusterId, Incarnation, NodeId, Step};
 
 use super::bench::{BOOT, Bench, CONTROLLERS, NODE, TIMING, Told, briefing};
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, RESOURCES, spec};
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
-use crate::seat::{BriefingRefusal, Order, SeatInput};
+use crate::seat::{BriefingRefusal, News, Order, SeatInput};
 
 fn join(boot: u64) -> Message {
     Message::Join { boot, role: Role::Worker, resources: RESOURCES }
@@ -138,12 +138,38 @@ fn a_life_that_another_start_took_over_is_over() {
 fn what_was_untold_of_the_life_before_is_not_told_in_the_next() {
     let mut log = Log::running(spec(), &[1, 2]);
     let mut bench = Bench::briefed(&log);
-    bench.input(SeatInput::Drain).expect("it is taken");
+    let generation = log.state.generation();
+    bench.news(News::Saved { version: Step(4), generation, layers: Vec::new() });
     log.lose(1);
     bench.brief(&log, Told::Changes);
     log.apply(Entry::Members(vec![crate::fixture::admit(1, BOOT + 1)]));
     bench.brief(&log, Told::All);
     assert_eq!(bench.told_again(), []);
+}
+
+/// A machine that is about to go is so in whatever life. It does not ask to come in; if it asked
+/// before, the first thing it tells is that it is about to go.
+#[test]
+fn who_is_about_to_go_does_not_come_in_as_one_that_stays() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::new();
+    bench.tick(TIMING.resend_ticks);
+    bench.taken_messages();
+    bench.input(SeatInput::Drain).expect("it is taken");
+    bench.tick(2 * TIMING.resend_ticks);
+    assert_eq!(bench.taken_messages(), [], "nobody knows it");
+    for boot in [BOOT, BOOT + 1] {
+        if boot > BOOT {
+            log.lose(1);
+            bench.brief(&log, Told::Changes);
+            assert_eq!(bench.told_again(), [], "it was fenced off, and asks no more");
+            log.apply(Entry::Members(vec![crate::fixture::admit(1, boot)]));
+        }
+        bench.brief(&log, Told::All);
+        let drain = Message::Drain { holder: log.holder(1) };
+        assert_eq!(bench.taken_messages(), CONTROLLERS.map(|to| (to, drain.clone())));
+        assert_eq!(bench.told_again(), [drain]);
+    }
 }
 
 /// A forced recovery makes another cluster: members of the old one are strangers to it.

@@ -5,8 +5,8 @@ use zbelastic_types::StageIndex;
 use super::bench::{Bench, CONTROLLERS, Told, briefing};
 use crate::entry::Entry;
 use crate::fixture::{Log, spec};
-use crate::message::Briefing;
-use crate::seat::{BriefingRefusal, LoadOrder, Order};
+use crate::message::{Briefing, Message};
+use crate::seat::{BriefingRefusal, LoadOrder, News, Order};
 use crate::validation::Verdict;
 
 /// The order to load what the plan in force gives node 1.
@@ -157,17 +157,46 @@ fn a_plan_that_is_named_but_not_told_is_asked_for_and_nothing_is_done() {
     assert_eq!(bench.taken_orders(), [load(&log, 1), run(&log)]);
 }
 
+/// Asks for an inventory at this index. What is ordered.
+fn ask(bench: &mut Bench, log: &Log, index: u64, told: Told) -> Vec<Order> {
+    let asked = Briefing { asks_inventory: true, index, ..briefing(log, told) };
+    bench.try_tell(CONTROLLERS[0], asked).expect("it belongs");
+    bench.taken_orders()
+}
+
+/// Each beat is answered with the question until the answer is there. One at a time is taken, and
+/// none again at an index at which one was: that answer is told until it is known.
 #[test]
-fn an_inventory_is_taken_whenever_it_is_asked_for() {
+fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     let log = Log::running(spec(), &[1, 2]);
     let mut bench = Bench::briefed(&log);
     bench.taken_orders();
+    let first = log.state.applied();
+    let take = |index| vec![Order::TakeInventory { index }];
+    assert_eq!(ask(&mut bench, &log, first, Told::Changes), take(first));
+    assert_eq!(ask(&mut bench, &log, first, Told::Changes), []);
+    assert_eq!(ask(&mut bench, &log, first + 1, Told::Changes), [], "one is being taken");
+    bench.news(News::Inventory { index: first, layers: Vec::new() });
+    assert_eq!(ask(&mut bench, &log, first + 1, Told::Changes), take(first + 1), "asked anew");
+    bench.news(News::Inventory { index: first + 1, layers: Vec::new() });
+    assert_eq!(ask(&mut bench, &log, first + 1, Told::Changes), []);
+    let (holder, index, layers) = (log.holder(1), first + 1, Vec::new());
+    let answer = Message::Inventory { holder, index, layers };
+    assert_eq!(bench.told_again(), [answer], "what was lost is told again");
+}
+
+/// What was asked under the plan before is not waited for under the next.
+#[test]
+fn an_inventory_is_taken_anew_under_another_plan() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
     let index = log.state.applied();
-    for _ in 0..2 {
-        let asked = Briefing { asks_inventory: true, ..briefing(&log, Told::Changes) };
-        bench.try_tell(CONTROLLERS[0], asked).expect("it belongs");
-        assert_eq!(bench.taken_orders(), [Order::TakeInventory { index }]);
-    }
+    assert_eq!(ask(&mut bench, &log, index, Told::Changes).len(), 1);
+    log.adopt(log.plan(&[2, 1]));
+    let index = log.state.applied();
+    let expected = [Order::Stop, load(&log, 1), Order::TakeInventory { index }];
+    assert_eq!(ask(&mut bench, &log, index, Told::All), expected);
 }
 
 /// After a rewind the seat waits for the plan that follows; what it settled is not settled again.

@@ -8,10 +8,11 @@ use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::job::{
     CHECKPOINT_EVERY_MAX, HaltReason, JobChange, JobPhase, JobRefusal, JobSpec, LAYERS_MAX,
-    TENSORS_MAX,
+    REPLAYS_MAX, TENSORS_MAX,
 };
+use crate::plan::STAGES_MAX;
 use crate::state::{Change, State};
-use crate::validation::Verdict;
+use crate::validation::{GuardPolicy, Verdict};
 
 fn start(spec: JobSpec) -> Entry {
     Entry::Job(JobChange::Start(Arc::new(spec)))
@@ -36,6 +37,8 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     let layers = LAYERS_MAX + 1;
     check(JobSpec { layer_tensors: vec![1; layers], ..spec() }, size(layers, layers as u64));
     check(JobSpec { layer_tensors: vec![TENSORS_MAX], ..spec() }, Ok(()));
+    let empty = JobSpec { layer_tensors: vec![1, 0, 1], ..spec() };
+    check(empty, Err(JobRefusal::Zero { what: "layer_tensors" }));
     let tensors = [TENSORS_MAX, 1].to_vec();
     check(JobSpec { layer_tensors: tensors, ..spec() }, size(2, u64::from(TENSORS_MAX) + 1));
     check(JobSpec { layer_tensors: vec![u32::MAX; 2], ..spec() }, size(2, 2 * u64::from(u32::MAX)));
@@ -44,6 +47,17 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
     check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
     check(JobSpec { checkpoints_kept: 0, ..spec() }, zero("checkpoints_kept"));
+    let stages = STAGES_MAX as u32;
+    check(JobSpec { stages_max: stages, ..spec() }, Ok(()));
+    let found = stages + 1;
+    check(JobSpec { stages_max: found, ..spec() }, Err(JobRefusal::Stages { found }));
+    let replays = |replays_max| {
+        let policy = GuardPolicy { replays_max, ..spec().policy };
+        JobSpec { policy, ..spec() }
+    };
+    check(replays(REPLAYS_MAX), Ok(()));
+    let found = REPLAYS_MAX + 1;
+    check(replays(found), Err(JobRefusal::Replays { found }));
     let every = CHECKPOINT_EVERY_MAX;
     check(JobSpec { checkpoint_every: every, ..spec() }, Ok(()));
     let found = every + 1;
@@ -82,7 +96,11 @@ fn a_job_is_held_and_goes_on() {
     check(JobChange::Continue, JobPhase::Running);
     let halt = HaltReason::DiffersFromLog { step: Step(3) };
     check(JobChange::Halt(halt), JobPhase::Halted(halt));
+    check(JobChange::Halt(HaltReason::Untrusted), JobPhase::Halted(HaltReason::Untrusted));
     check(JobChange::Continue, JobPhase::Running);
+    check(JobChange::Pause, JobPhase::Paused);
+    check(JobChange::Halt(halt), JobPhase::Halted(halt));
+    log.refuse(Entry::Job(JobChange::Pause), JobRefusal::Halted { reason: halt });
     log.refuse(start(spec()), JobRefusal::UnderWay);
 }
 
@@ -95,7 +113,7 @@ fn a_job_is_done_with_its_last_step() {
     log.keep(1);
     assert_eq!(phase(&log), JobPhase::Done);
     for change in [JobChange::Pause, JobChange::Continue, JobChange::Halt(HaltReason::Untrusted)] {
-        assert_eq!(log.apply(Entry::Job(change)), Change::Job(JobPhase::Done));
+        log.refuse(Entry::Job(change), JobRefusal::Done);
     }
     log.refuse(Entry::Seal(log.seal(Verdict::Keep)), JobRefusal::Done);
     log.refuse(Entry::Adopt(Box::new(log.plan(&[1]))), JobRefusal::Done);
