@@ -4,6 +4,7 @@
 //! tell what matters until it is sealed, so empty hands fill again.
 
 mod blame;
+mod draft;
 mod inbox;
 mod planning;
 mod refusal;
@@ -161,7 +162,7 @@ pub struct Duties {
     watch: watch::Watch,
     changes: Vec<MemberChange>,
     sealing: Option<Sealing>,
-    planning: planning::Planning,
+    planning: draft::Planning,
     ready: BTreeMap<StageIndex, ReadyRecord>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
     /// Why the plan of this generation must go, if it must.
@@ -192,7 +193,7 @@ impl Duties {
             watch,
             changes: Vec::new(),
             sealing: None,
-            planning: planning::Planning::default(),
+            planning: draft::Planning::default(),
             ready: BTreeMap::new(),
             saved: BTreeMap::new(),
             trouble: None,

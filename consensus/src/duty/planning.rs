@@ -1,10 +1,11 @@
 //! When a plan is needed, and the way to it: ask who holds what, ask for a plan, propose it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Digest, Generation, NodeId, Step};
+use zbelastic_types::{Digest, NodeId, Step};
 
+use super::draft::{Basis, Draft, Standstill};
 use super::restore::{Inventory, Restore, expected_digests, restore_point};
 use super::seating::{copies, seating};
 use super::{Action, Duties, Lane, NoPlan, Solution, SolveRequest, Unsolvable, switched_window};
@@ -12,7 +13,6 @@ use crate::codec;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
-use crate::message::HeldLayer;
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
 use crate::raft::ENTRY_BYTES_MAX;
 use crate::state::{PlanPhase, State};
@@ -36,123 +36,6 @@ pub enum Need {
     Now(PlanReason),
     /// At a later step: the one under way is finished.
     Planned(PlanReason),
-}
-
-/// What a plan under way was begun for. If it is not so any more, the plan is begun anew.
-#[derive(Clone, Debug, PartialEq)]
-struct Basis {
-    generation: Generation,
-    workers: BTreeSet<Holder>,
-    is_now: bool,
-    /// The open step, for a plan that begins with it.
-    open: Option<Step>,
-    window: Option<Window>,
-}
-
-/// A plan under way.
-#[derive(Debug)]
-struct Draft {
-    number: u64,
-    since: u64,
-    basis: Basis,
-    nodes: Vec<Holder>,
-    asked: Option<u64>,
-    inventory: BTreeMap<NodeId, Vec<HeldLayer>>,
-    solution: Option<Result<Solution, Unsolvable>>,
-}
-
-/// That the cluster stands still for want of a plan.
-#[derive(Debug)]
-struct Standstill {
-    since: u64,
-    /// Who was there when it began.
-    workers: BTreeSet<Holder>,
-}
-
-impl Draft {
-    /// Whether what it was begun for is so still. A cluster that has stood still for long lets
-    /// those come and go who have no stage in it.
-    fn goes_on(&mut self, now: &Basis, is_late: bool) -> bool {
-        let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
-        if is_late && has_all && self.basis.workers != now.workers {
-            self.basis.workers.retain(|holder| now.workers.contains(holder));
-            let workers = &self.basis.workers;
-            self.inventory.retain(|node, _| workers.iter().any(|holder| holder.node == *node));
-            let workers = self.basis.workers.clone();
-            return self.basis == Basis { workers, ..now.clone() };
-        }
-        self.basis == *now
-    }
-
-    fn asks(&self, node: NodeId) -> bool {
-        let is_counted = self.basis.workers.iter().any(|holder| holder.node == node);
-        let is_missing = is_counted && !self.inventory.contains_key(&node);
-        self.asked.is_some() && self.basis.is_now && is_missing
-    }
-}
-
-/// The plan under way, if there is one.
-#[derive(Debug, Default)]
-pub(super) struct Planning {
-    number: u64,
-    draft: Option<Draft>,
-    standstill: Option<Standstill>,
-    /// What no better plan was found for.
-    settled: Option<Basis>,
-}
-
-impl Planning {
-    pub(super) fn on_plan_changed(&mut self) {
-        self.draft = None;
-        self.settled = None;
-        self.standstill = None;
-    }
-
-    fn note_need(&mut self, state: &State, need: Option<&Need>, now: u64) {
-        match need {
-            Some(Need::Now(_)) => {
-                let workers = || state.live_workers().map(|(holder, _)| holder).collect();
-                let begun = || Standstill { since: now, workers: workers() };
-                self.standstill.get_or_insert_with(begun);
-            }
-            Some(Need::Planned(_)) | None => self.standstill = None,
-        }
-    }
-
-    /// Nothing better than what there is was found, and nothing will be as things stand.
-    fn settle(&mut self) {
-        self.settled = self.draft.take().map(|draft| draft.basis);
-    }
-
-    /// Whether this node is asked what it holds, and has not answered.
-    fn asks_inventory_of(&self, node: NodeId) -> bool {
-        self.draft.as_ref().is_some_and(|draft| draft.asks(node))
-    }
-
-    pub(super) fn handle_inventory(
-        &mut self,
-        holder: Holder,
-        index: u64,
-        layers: Vec<HeldLayer>,
-    ) -> bool {
-        let Some(draft) = &mut self.draft else { return false };
-        let is_asked = draft.asked.is_some_and(|asked| index >= asked)
-            && draft.basis.workers.contains(&holder);
-        if is_asked {
-            draft.inventory.insert(holder.node, layers);
-        }
-        is_asked
-    }
-
-    fn handle_solution(&mut self, number: u64, solution: Result<Solution, Unsolvable>) -> bool {
-        match &mut self.draft {
-            Some(draft) if draft.number == number => {
-                draft.solution = Some(solution);
-                true
-            }
-            Some(_) | None => false,
-        }
-    }
 }
 
 impl Duties {
