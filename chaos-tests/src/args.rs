@@ -13,16 +13,17 @@ use crate::options::Model;
 /// Lives if nothing is said: a few seconds.
 const COUNT_DEFAULT: u64 = 100;
 /// Threads: more than machines have cores, and few enough to be started.
-const JOBS_MAX: i64 = 1024;
-/// In mixed campaigns every so many-th seed computes with real kernels, which take some fifteen
-/// times as long.
+const JOBS_MAX: usize = 1024;
+/// In mixed campaigns every so many-th seed computes with real kernels, which take five to six times
+/// as long.
 const FLOAT_EVERY: u64 = 30;
 
 /// What stands below the help of the command, whatever it is called.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 every life passed, 2 usage, 10 safety: an invariant was broken, 11 liveness: nothing
-moved, 12 panic, 13 the same seed led to something else, 14 the campaign itself: in 1000 lives or
-more, something never happened that must happen now and then. Of several codes, the lowest.";
+moved, 12 panic, 13 the same seed led to something else, 14 the campaign itself: in 1000 lives with
+hashes or more, something never happened that must happen now and then. Of several codes, the
+lowest.";
 
 /// `chaos`, and `zbelastic chaos sim`.
 #[derive(Args, Clone, Debug)]
@@ -31,7 +32,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "N", group = "work")]
     pub seed: Option<u64>,
     /// Live so many seeds [default: 100].
-    #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", group = "work", value_parser = parse_count)]
     pub count: Option<u64>,
     /// Live seeds for so many minutes.
     #[arg(long, value_name = "M", group = "work", value_parser = parse_minutes)]
@@ -121,15 +122,28 @@ impl SimArgs {
 
 fn parse_minutes(text: &str) -> Result<Duration, String> {
     let minutes: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    let duration = Duration::try_from_secs_f64(minutes * 60.0).ok();
-    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "not a time to live".to_owned())
+    if minutes.is_nan() {
+        return Err("not a number".to_owned());
+    }
+    if minutes <= 0.0 {
+        return Err("must be more than 0 minutes".to_owned());
+    }
+    let duration =
+        Duration::try_from_secs_f64(minutes * 60.0).map_err(|error| error.to_string())?;
+    if duration.is_zero() { Err("must be more than 0 minutes".to_owned()) } else { Ok(duration) }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    let count: u64 = text.parse().map_err(|error| format!("{error}"))?;
+    if count == 0 { Err("must be at least 1".to_owned()) } else { Ok(count) }
 }
 
 fn parse_jobs(text: &str) -> Result<NonZeroUsize, String> {
-    let jobs = text.parse().map_err(|error| format!("{error}"));
-    jobs.and_then(|jobs: NonZeroUsize| {
-        if jobs.get() as i64 > JOBS_MAX { Err(format!("more than {JOBS_MAX}")) } else { Ok(jobs) }
-    })
+    let jobs: usize = text.parse().map_err(|error| format!("{error}"))?;
+    if jobs > JOBS_MAX {
+        return Err(format!("must be at most {JOBS_MAX}"));
+    }
+    NonZeroUsize::new(jobs).ok_or_else(|| "must be at least 1".to_owned())
 }
 
 #[cfg(test)]

@@ -150,6 +150,7 @@ mod tests {
 
     use super::{Campaign, Life, Ticket};
     use crate::case::Case;
+    use crate::crash_points::{CrashPoint, CrashPointCounts};
     use crate::failure::{Failure, FailureKind, Invariant};
     use crate::markers::{Marker, Markers};
     use crate::options::Model;
@@ -159,8 +160,29 @@ mod tests {
     fn life(digest: u64, failure: Option<Failure>) -> Life {
         let mut markers = Markers::default();
         markers.hit(Marker::Clipped);
-        let outcome = Outcome { failure, markers, steps: 2, faults: 3, virtual_us: 5, events: 7 };
+        let outcome = Outcome {
+            failure,
+            markers,
+            crash_points: CrashPointCounts::default(),
+            steps: 2,
+            faults: 3,
+            faults_in_training: 2,
+            virtual_us: 5,
+            events: 7,
+        };
         Life { outcome, digest }
+    }
+
+    /// A life that saw every marker and died at every crash point but these.
+    fn life_that_saw(unseen: &[Marker], points_unseen: &[CrashPoint]) -> Life {
+        let mut life = life(0, None);
+        let outcome = &mut life.outcome;
+        outcome.markers = Markers::default();
+        let seen = Marker::ALL.into_iter().filter(|marker| !unseen.contains(marker));
+        seen.for_each(|marker| outcome.markers.hit(marker));
+        let seen = CrashPoint::ALL.into_iter().filter(|point| !points_unseen.contains(point));
+        seen.for_each(|point| outcome.crash_points.hit(point));
+        life
     }
 
     fn tickets(count: u64) -> impl Iterator<Item = Ticket> + Send {
@@ -186,6 +208,7 @@ mod tests {
         let report = campaign(1, &sometimes).run(tickets(40), |_| ());
         assert_eq!((report.lives, report.failed()), (40, 8));
         assert_eq!((report.steps, report.faults), (80, 120));
+        assert_eq!((report.faults_in_training, report.undisturbed_lives), (80, 40));
         assert_eq!((report.virtual_us, report.events), (200, 280));
         assert_eq!(report.markers.count(Marker::Clipped), 40);
         let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
@@ -213,13 +236,7 @@ mod tests {
     #[test]
     fn a_large_campaign_must_have_seen_every_marker() {
         let ending = |count: u64, model, unseen: &[Marker]| {
-            let live = |_: &Case| {
-                let mut life = life(0, None);
-                life.outcome.markers = Markers::default();
-                let seen = Marker::ALL.into_iter().filter(|marker| !unseen.contains(marker));
-                seen.for_each(|marker| life.outcome.markers.hit(marker));
-                life
-            };
+            let live = |_: &Case| life_that_saw(unseen, &[]);
             let tickets = (0..count).map(|seed| Ticket { seed, model });
             campaign(2, &live).run(tickets, |_| ()).ending()
         };
@@ -232,6 +249,21 @@ mod tests {
         check(Marker::Clipped, LIVES_FOR_MARKERS);
         check(Marker::RolledBackTwice, LIVES_FOR_RARE_MARKERS);
         assert_eq!(Ending::MarkersMissed.exit_code(), 14);
+    }
+
+    #[test]
+    fn in_a_large_campaign_processes_must_have_died_at_every_crash_point() {
+        let ending = |count: u64, unseen: &[CrashPoint]| {
+            let live = |_: &Case| life_that_saw(&[], unseen);
+            campaign(2, &live).run(tickets(count), |_| ()).ending()
+        };
+        let check = |point, lives| {
+            assert_eq!(ending(lives - 1, &[point]), Ending::Passed);
+            assert_eq!(ending(lives, &[point]), Ending::CrashPointsMissed);
+        };
+        check(CrashPoint::BroadcastHalf, LIVES_FOR_MARKERS);
+        check(CrashPoint::AfterInstall, LIVES_FOR_RARE_MARKERS);
+        assert_eq!(Ending::CrashPointsMissed.exit_code(), 14);
     }
 
     #[test]

@@ -18,7 +18,6 @@ use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_types::{Generation, NodeId, Step};
 
 use crate::failure::{Failure, Invariant};
-use crate::faults::CrashPoint;
 use crate::queue::Moment;
 use crate::reference::Reference;
 
@@ -35,7 +34,6 @@ pub struct Checker {
     resumed: BTreeSet<Generation>,
     known_nodes: BTreeSet<NodeId>,
     refusals: BTreeMap<&'static str, u64>,
-    crash_points: BTreeSet<CrashPoint>,
     disturbed: BTreeSet<NodeId>,
     verdicts: (Option<Verdict>, Option<Verdict>),
     is_leaderless: bool,
@@ -60,7 +58,6 @@ impl Checker {
             resumed: BTreeSet::new(),
             known_nodes: BTreeSet::new(),
             refusals: BTreeMap::new(),
-            crash_points: BTreeSet::new(),
             disturbed: BTreeSet::new(),
             verdicts: (None, None),
             is_leaderless: false,
@@ -104,11 +101,6 @@ impl Checker {
     /// An input was refused.
     pub fn refused(&mut self, name: &'static str) {
         *self.refusals.entry(name).or_default() += 1;
-    }
-
-    /// A process died at a named point.
-    pub fn crashed_at(&mut self, point: CrashPoint) {
-        self.crash_points.insert(point);
     }
 
     /// Something happened to a node that may cost it what it holds.

@@ -27,6 +27,22 @@ pub enum SimError {
     /// There is no case in the file.
     #[error(transparent)]
     Case(#[from] CaseError),
+    /// There are not so many seeds.
+    #[error("there are no {count} seeds from {from} on: the last one is {last}", last = u64::MAX)]
+    Seeds {
+        /// The first.
+        from: u64,
+        /// How many were asked for.
+        count: u64,
+    },
+    /// Failures could not be written.
+    #[error("no case can be written to {folder}: {source}")]
+    Failures {
+        /// The folder.
+        folder: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The output takes no more.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -42,7 +58,9 @@ pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Res
         Work::Seed(seed) => tell_life(&args.model.ticket(seed).case(), args.twice, out),
         Work::Replay(path) => tell_life(&Case::load(&path)?, args.twice, out),
         Work::Count(count) => {
-            let tickets = (args.from..=u64::MAX).zip(0..count).map(|(seed, _)| seed);
+            let last = args.from.checked_add(count - 1);
+            let last = last.ok_or(SimError::Seeds { from: args.from, count })?;
+            let tickets = args.from..=last;
             live_many(args, tickets, out, progress)
         }
         Work::Minutes(limit) => {
@@ -101,6 +119,7 @@ fn live_many(
     out: &mut dyn Write,
     progress: &mut dyn Write,
 ) -> Result<u8, SimError> {
+    check_folder(&args.failures)?;
     let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &Life::of };
     let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
     let mut failures_told = 0;
@@ -133,6 +152,23 @@ fn live_many(
     }
     writeln!(out, "{}\n{}", pace(&report, elapsed), report.summary())?;
     Ok(report.ending().exit_code())
+}
+
+/// A folder in which nothing can be made is told before lives are lived, and not after. The folder is
+/// made when there is something to put in.
+fn check_folder(folder: &Path) -> Result<(), SimError> {
+    let failures = |source| SimError::Failures { folder: folder.display().to_string(), source };
+    let was_there = folder.is_dir();
+    fs::create_dir_all(folder).map_err(failures)?;
+    try_file_in(folder).map_err(failures)?;
+    if was_there { Ok(()) } else { fs::remove_dir(folder).map_err(failures) }
+}
+
+/// Makes a file and removes it.
+fn try_file_in(folder: &Path) -> io::Result<()> {
+    let path = folder.join(format!(".writable-{}", std::process::id()));
+    fs::File::create(&path)?;
+    fs::remove_file(&path)
 }
 
 /// If nobody hears how far a campaign is, it goes on.

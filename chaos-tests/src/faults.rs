@@ -2,79 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::crash_points::CrashPoint;
 use crate::options::{FaultClass, Options};
 use crate::random::{Draws, Purpose};
-
-/// A point of the protocol at which a process may die. Names follow the failpoints of the field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum CrashPoint {
-    /// Records are to be written.
-    BeforeAppend,
-    /// They are written, not durable.
-    AfterAppendBeforeSync,
-    /// They are durable, nobody was told.
-    AfterSyncBeforeSend,
-    /// An entry is applied, nothing that follows was done.
-    AfterApply,
-    /// A snapshot is to be written.
-    BeforeSnapshotWrite,
-    /// It is durable, older records are still there.
-    AfterSnapshotBeforeTruncate,
-    /// A snapshot of another node took the place of the log.
-    AfterInstall,
-    /// Some stages reported, others did not.
-    StatsPartial,
-    /// A seal is agreed on, nobody was told.
-    AfterCommitBeforeBroadcast,
-    /// Some workers were told of a seal.
-    BroadcastHalf,
-    /// A plan is agreed on, nobody was told.
-    PlanCommittedBeforeLoad,
-    /// Some holders are ready.
-    BarrierHalf,
-    /// A member is admitted, nothing else.
-    AdmittedBeforePlan,
-    /// A worker learns of a seal.
-    BeforeStageApply,
-    /// It has applied one.
-    AfterStageApply,
-    /// Its gradient is frozen, nobody was told.
-    BeforeReport,
-    /// Some of a checkpoint's pieces are written.
-    PiecesHalf,
-    /// All are durable, nobody was told.
-    PiecesDoneBeforeTold,
-    /// Some layers of a plan arrived.
-    TransferHalf,
-    /// A worker about to go does not wait for the end.
-    DrainHalf,
-}
-
-impl CrashPoint {
-    /// All of them.
-    pub const ALL: [Self; 20] = [
-        Self::BeforeAppend,
-        Self::AfterAppendBeforeSync,
-        Self::AfterSyncBeforeSend,
-        Self::AfterApply,
-        Self::BeforeSnapshotWrite,
-        Self::AfterSnapshotBeforeTruncate,
-        Self::AfterInstall,
-        Self::StatsPartial,
-        Self::AfterCommitBeforeBroadcast,
-        Self::BroadcastHalf,
-        Self::PlanCommittedBeforeLoad,
-        Self::BarrierHalf,
-        Self::AdmittedBeforePlan,
-        Self::BeforeStageApply,
-        Self::AfterStageApply,
-        Self::BeforeReport,
-        Self::PiecesHalf,
-        Self::PiecesDoneBeforeTold,
-        Self::TransferHalf,
-        Self::DrainHalf,
-    ];
-}
 
 /// Which links a partition cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,7 +214,10 @@ pub struct TimedFault {
 }
 
 /// Faults of a life at least.
-const FAULTS_MIN: u64 = 4;
+const FAULTS_MIN: u64 = 8;
+
+/// And at most, but for churn from a trace.
+const FAULTS_MAX: u64 = 16;
 
 /// The faults of a life, in order.
 #[must_use]
@@ -292,7 +225,7 @@ pub fn draw_faults(seed: u64, options: &Options) -> Vec<TimedFault> {
     let mut draws = Draws::new(seed, Purpose::Faults);
     let mut faults = Vec::new();
     let timed: Vec<FaultClass> = options.classes.iter().copied().filter(is_timed).collect();
-    let count = draws.between(FAULTS_MIN, 14);
+    let count = draws.between(FAULTS_MIN, FAULTS_MAX);
     for _ in 0..count {
         let class = if timed.is_empty() { FaultClass::Crashes } else { *draws.pick(&timed) };
         let at_us = draws.between(300_000, options.storm_us);
@@ -338,15 +271,10 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
     let down_us = draws.between(50_000, 6_000_000);
     let us = draws.between(50_000, 5_000_000);
     let fault = match class {
-        FaultClass::Crashes => match draws.below(4) {
-            0 => Fault::CrashController { draw, down_us },
-            1 => Fault::CrashLeader { down_us },
-            2 => Fault::Transfer { draw },
-            _ => Fault::CrashWorkers { draw, count: 1, contiguous: false, down_us },
-        },
+        FaultClass::Crashes => draw_crash(draws, draw, down_us),
         FaultClass::CrashPoints => {
             let point = *draws.pick(&CrashPoint::ALL);
-            Fault::CrashAt { point, passes: draws.below(6) as u32, down_us }
+            Fault::CrashAt { point, passes: draws.below(point.passes_limit()) as u32, down_us }
         }
         FaultClass::Pauses => Fault::Pause { draw, us },
         FaultClass::Partitions => {
@@ -359,42 +287,16 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
             1 => Fault::Close { draw },
             _ => Fault::Slow { draw, factor: draws.between(2, 12) as u32, us },
         },
-        FaultClass::Disks => match draws.below(5) {
-            0 => Fault::FailDisk { draw },
-            1 => Fault::StaleDisk { draw, age_us: draws.between(100_000, 4_000_000) },
-            2 => Fault::LostDisk { draw },
-            3 => Fault::FlipDisk { draw },
-            _ => Fault::SlowDisk { draw, sync_us: draws.between(100_000, 3_000_000), us },
-        },
+        FaultClass::Disks => draw_disk_fault(draws, draw, us),
         FaultClass::Store if draws.chance(0.5) => Fault::FlipStore,
         FaultClass::Store => Fault::FailStore { us },
         FaultClass::Numbers => {
             let times = draws.between(1, 3) as u32;
             Fault::Mark { draw, infinite: draws.chance(0.5), times }
         }
-        FaultClass::SilentErrors => match draws.below(6) {
-            0 => Fault::AlwaysWrong { draw },
-            1 | 2 => Fault::FlipState { draw, bit: draws.below(64) as u32 },
-            3 => Fault::WrongSum { draw, factor: 1e8 },
-            _ => Fault::WrongSum { draw, factor: 1.0 + 1e-12 },
-        },
-        FaultClass::Mass => match draws.below(4) {
-            0 => Fault::PowerCycle { down_us },
-            1 => Fault::AllButOne { draw, down_us },
-            _ => {
-                let count = draws.between(2, u64::from(options.workers.max(2))) as u32;
-                Fault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
-            }
-        },
-        FaultClass::Churn => match draws.below(4) {
-            0 => {
-                // Long enough for those who are cut off to elect somebody.
-                let cut_us = draws.chance(0.5).then_some(2_000_000 + us);
-                Fault::Retire { draw, cut_us }
-            }
-            1 => Fault::Join { count: draws.between(1, 3) as u32 },
-            _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
-        },
+        FaultClass::SilentErrors => draw_silent_error(draws, draw),
+        FaultClass::Mass => draw_mass_fault(draws, (draw, down_us), options.workers),
+        FaultClass::Churn => draw_churn(draws, draw, us),
         FaultClass::Loss
         | FaultClass::Duplication
         | FaultClass::Reordering
@@ -402,4 +304,55 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
         | FaultClass::MajorityLost => return None,
     };
     Some(fault)
+}
+
+fn draw_crash(draws: &mut Draws, draw: u64, down_us: u64) -> Fault {
+    match draws.below(4) {
+        0 => Fault::CrashController { draw, down_us },
+        1 => Fault::CrashLeader { down_us },
+        2 => Fault::Transfer { draw },
+        _ => Fault::CrashWorkers { draw, count: 1, contiguous: false, down_us },
+    }
+}
+
+fn draw_disk_fault(draws: &mut Draws, draw: u64, us: u64) -> Fault {
+    match draws.below(5) {
+        0 => Fault::FailDisk { draw },
+        1 => Fault::StaleDisk { draw, age_us: draws.between(100_000, 4_000_000) },
+        2 => Fault::LostDisk { draw },
+        3 => Fault::FlipDisk { draw },
+        _ => Fault::SlowDisk { draw, sync_us: draws.between(100_000, 3_000_000), us },
+    }
+}
+
+fn draw_silent_error(draws: &mut Draws, draw: u64) -> Fault {
+    match draws.below(6) {
+        0 => Fault::AlwaysWrong { draw },
+        1 | 2 => Fault::FlipState { draw, bit: draws.below(64) as u32 },
+        3 => Fault::WrongSum { draw, factor: 1e8 },
+        _ => Fault::WrongSum { draw, factor: 1.0 + 1e-12 },
+    }
+}
+
+fn draw_mass_fault(draws: &mut Draws, (draw, down_us): (u64, u64), workers: u32) -> Fault {
+    match draws.below(4) {
+        0 => Fault::PowerCycle { down_us },
+        1 => Fault::AllButOne { draw, down_us },
+        _ => {
+            let count = draws.between(2, u64::from(workers.max(2))) as u32;
+            Fault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
+        }
+    }
+}
+
+fn draw_churn(draws: &mut Draws, draw: u64, us: u64) -> Fault {
+    match draws.below(4) {
+        0 => {
+            // Long enough for those who are cut off to elect somebody.
+            let cut_us = draws.chance(0.5).then_some(2_000_000 + us);
+            Fault::Retire { draw, cut_us }
+        }
+        1 => Fault::Join { count: draws.between(1, 3) as u32 },
+        _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
+    }
 }

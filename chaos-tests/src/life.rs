@@ -18,6 +18,7 @@ use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
 
 use crate::case::Case;
+use crate::crash_points::CrashPointCounts;
 use crate::digest_bench::DigestModel;
 use crate::digest_model::{DigestShape, DigestSource};
 use crate::digest_reference::DigestReference;
@@ -46,8 +47,10 @@ pub fn live(case: &Case, log: &mut EventLog) -> Outcome {
         Outcome {
             failure: Some(Failure::panic(text.unwrap_or_else(|| "no message".to_owned()))),
             markers: Markers::default(),
+            crash_points: CrashPointCounts::default(),
             steps: 0,
             faults: 0,
+            faults_in_training: 0,
             virtual_us: 0,
             events: 0,
         }

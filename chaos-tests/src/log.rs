@@ -6,7 +6,6 @@ use std::sync::mpsc::SyncSender;
 #[derive(Debug, Default)]
 pub struct EventLog {
     digest: u64,
-    lines: Option<Vec<String>>,
     reader: Option<SyncSender<String>>,
 }
 
@@ -24,12 +23,6 @@ impl EventLog {
         Self { reader: Some(reader), ..Self::default() }
     }
 
-    /// A log that keeps its lines.
-    #[must_use]
-    pub fn keeping() -> Self {
-        Self { lines: Some(Vec::new()), ..Self::default() }
-    }
-
     /// Adds a number to the digest.
     pub fn mix(&mut self, number: u64) {
         self.digest = crate::digest_model::mix(self.digest, number);
@@ -43,9 +36,6 @@ impl EventLog {
             word[..bytes.len()].copy_from_slice(bytes);
             self.mix(u64::from_le_bytes(word));
         }
-        if let Some(lines) = &mut self.lines {
-            lines.push(line.clone());
-        }
         self.reader.take_if(|reader| reader.send(line).is_err());
     }
 
@@ -53,11 +43,5 @@ impl EventLog {
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest
-    }
-
-    /// The lines kept.
-    #[must_use]
-    pub fn lines(&self) -> &[String] {
-        self.lines.as_deref().unwrap_or_default()
     }
 }

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("error: {error}");
             match error {
-                SimError::Case(_) => USAGE,
+                SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => USAGE,
                 SimError::Output(_) => Ending::HARNESS,
             }
         }

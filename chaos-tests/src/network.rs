@@ -8,7 +8,7 @@ use crate::options::NetworkOptions;
 use crate::queue::Moment;
 use crate::random::Draws;
 
-/// Frames kept to come again.
+/// Messages of each lane that are kept to come again.
 const OLD_FRAMES_MAX: usize = 64;
 /// How much later an old frame comes, in microseconds.
 const OLD_FRAME_US: (u64, u64) = (500_000, 12_000_000);
@@ -22,18 +22,8 @@ pub enum Lane {
     Tensor,
 }
 
-/// What the network counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NetworkCounts {
-    /// Messages sent.
-    pub sent: u64,
-    /// Lost.
-    pub lost: u64,
-    /// There twice.
-    pub doubled: u64,
-    /// Old ones that came again.
-    pub old: u64,
-}
+/// Messages with who sent them to whom.
+type Kept<P> = VecDeque<(NodeId, NodeId, P)>;
 
 /// The network.
 pub struct Network<P> {
@@ -41,24 +31,26 @@ pub struct Network<P> {
     draws: Draws,
     /// Directed links that carry nothing, and how many partitions cut them.
     cut: BTreeMap<(NodeId, NodeId), u32>,
-    kept: VecDeque<(NodeId, NodeId, P)>,
+    /// Messages that come again, of each lane by itself: what travels alone is sent far more often.
+    kept_control: Kept<P>,
+    kept_tensor: Kept<P>,
     is_calm: bool,
-    counts: NetworkCounts,
+    sent: u64,
 }
 
 impl<P: Clone> Network<P> {
     /// A whole network.
     #[must_use]
     pub fn new(options: NetworkOptions, draws: Draws) -> Self {
-        let (cut, kept) = (BTreeMap::new(), VecDeque::new());
-        let counts = NetworkCounts::default();
-        Self { options, draws, cut, kept, is_calm: false, counts }
+        let (kept_control, kept_tensor) = (VecDeque::new(), VecDeque::new());
+        let cut = BTreeMap::new();
+        Self { options, draws, cut, kept_control, kept_tensor, is_calm: false, sent: 0 }
     }
 
-    /// What happened so far.
+    /// Messages sent so far.
     #[must_use]
-    pub fn counts(&self) -> NetworkCounts {
-        self.counts
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// From now on nothing is lost, and cut links are whole.
@@ -100,9 +92,8 @@ impl<P: Clone> Network<P> {
         payload: P,
         mut deliver: impl FnMut(Moment, NodeId, P),
     ) {
-        self.counts.sent += 1;
+        self.sent += 1;
         if self.is_cut(from, to) {
-            self.counts.lost += 1;
             return;
         }
         let NetworkOptions { loss, frame_loss, duplicates, late, old_frames, .. } = self.options;
@@ -116,15 +107,13 @@ impl<P: Clone> Network<P> {
             Lane::Tensor => self.draws.chance(frame_loss),
         };
         if is_lost {
-            self.counts.lost += 1;
             return;
         }
-        if lane == Lane::Tensor && self.draws.chance(old_frames) {
-            self.keep(from, to, payload.clone());
-            self.replay(now, &mut deliver, to);
+        if self.draws.chance(old_frames) {
+            self.keep(lane, (from, to, payload.clone()));
+            self.replay(now, &mut deliver, (lane, to));
         }
         if self.draws.chance(duplicates) {
-            self.counts.doubled += 1;
             let again = self.draws.between(delay, self.options.late_us_max.max(delay));
             deliver(now.after(again), from, payload.clone());
         }
@@ -136,20 +125,70 @@ impl<P: Clone> Network<P> {
         deliver(now.after(delay), from, payload);
     }
 
-    fn keep(&mut self, from: NodeId, to: NodeId, payload: P) {
-        if self.kept.len() == OLD_FRAMES_MAX {
-            self.kept.pop_front();
+    fn kept(&mut self, lane: Lane) -> &mut Kept<P> {
+        match lane {
+            Lane::Control => &mut self.kept_control,
+            Lane::Tensor => &mut self.kept_tensor,
         }
-        self.kept.push_back((from, to, payload));
     }
 
-    /// Something that was sent to the same node long ago comes again.
-    fn replay(&mut self, now: Moment, deliver: &mut impl FnMut(Moment, NodeId, P), to: NodeId) {
-        let of_node: Vec<usize> = (0..self.kept.len()).filter(|i| self.kept[*i].1 == to).collect();
+    fn keep(&mut self, lane: Lane, message: (NodeId, NodeId, P)) {
+        let kept = self.kept(lane);
+        if kept.len() == OLD_FRAMES_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(message);
+    }
+
+    /// Something that was sent to the same node on the same lane long ago comes again.
+    fn replay(
+        &mut self,
+        now: Moment,
+        deliver: &mut impl FnMut(Moment, NodeId, P),
+        (lane, to): (Lane, NodeId),
+    ) {
+        let kept = self.kept(lane);
+        let of_node: Vec<usize> = (0..kept.len()).filter(|i| kept[*i].1 == to).collect();
         let index = *self.draws.pick(&of_node);
-        let (from, _, payload) = self.kept[index].clone();
+        let (from, _, payload) = self.kept(lane)[index].clone();
         let delay = self.draws.between(OLD_FRAME_US.0, OLD_FRAME_US.1);
-        self.counts.old += 1;
         deliver(now.after(delay), from, payload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::NodeId;
+
+    use super::{Lane, Network};
+    use crate::options::NetworkOptions;
+    use crate::queue::Moment;
+    use crate::random::{Draws, Purpose};
+
+    #[test]
+    fn what_was_sent_long_ago_comes_again_on_its_own_lane() {
+        let options = NetworkOptions {
+            loss: 0.0,
+            frame_loss: 0.0,
+            duplicates: 0.0,
+            late: 0.0,
+            old_frames: 1.0,
+            delay_us_min: 1,
+            delay_us_max: 2,
+            late_us_max: 3,
+        };
+        let mut network = Network::new(options, Draws::new(1, Purpose::Network));
+        let way = (Moment(0), NodeId(1), NodeId(2));
+        for lane in [Lane::Control, Lane::Tensor] {
+            let mut old = Vec::new();
+            for number in 0..20 {
+                network.send(way, lane, (lane, number), |at, _, payload| {
+                    old.extend((at > Moment(2)).then_some(payload));
+                });
+            }
+            assert_eq!(old.len(), 20);
+            assert!(old.iter().all(|(of, _)| *of == lane), "{old:?}");
+            assert!(old.iter().any(|(_, number)| *number < 10), "{old:?}");
+        }
     }
 }

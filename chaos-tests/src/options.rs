@@ -91,7 +91,7 @@ pub struct NetworkOptions {
     pub duplicates: f64,
     /// Share of messages that take far longer than others.
     pub late: f64,
-    /// Share of frames that are kept and come again much later.
+    /// Share of messages of either kind that are kept and come again much later.
     pub old_frames: f64,
     /// Shortest way, in microseconds.
     pub delay_us_min: u64,
@@ -146,12 +146,37 @@ pub struct Options {
     pub clock_drift: f64,
     /// Longest sync of a disk, in microseconds.
     pub sync_us_max: u64,
-    /// When faults end.
+    /// When faults end at the latest.
     pub storm_us: u64,
+    /// Faults end as soon as no more than so many steps are left, so that there is something to do
+    /// after them. 0: they end at their time alone.
+    #[serde(default)]
+    pub steps_after: u64,
+    /// Share of reads from the store that fail.
+    #[serde(default)]
+    pub read_failures: f64,
     /// What the network does.
     pub network: NetworkOptions,
     /// The classes of faults there are.
     pub classes: Vec<FaultClass>,
+}
+
+/// What training would take if nothing struck, as a share of the storm. What strikes makes it
+/// longer.
+const TRAINING_PERCENT: (u64, u64) = (70, 110);
+/// Steps that are left when the storm ends, at least.
+const STEPS_AFTER: (u64, u64) = (3, 8);
+/// Share of reads from the store that fail, if the store is one of what fails.
+const READ_FAILURES: f64 = 0.03;
+/// Operations of a microbatch in a stage: F, B and W.
+const MICROBATCH_OPS: u64 = 3;
+
+/// The longest operation with which training takes as long as this: steps follow each other, and in
+/// each a microbatch goes through the stages behind all others.
+fn op_us_max(training_us: u64, steps: u64, stages: u32, microbatches: u32) -> u64 {
+    let ops = steps * MICROBATCH_OPS * u64::from(stages + microbatches - 1);
+    // The shortest operation takes next to nothing, so that half of the longest is the mean.
+    2 * training_us / ops
 }
 
 impl Options {
@@ -167,13 +192,18 @@ impl Options {
             _ => WindowPolicy::Fixed(Window::One),
         };
         let is_silent = classes.contains(&FaultClass::SilentErrors);
+        let controllers = *draws.pick(&[1, 3, 3, 3, 5]);
+        let (workers, blocks) = (draws.between(1, 5) as u32, draws.between(2, 4) as u32);
+        let microbatches = draws.between(2, 4) as u32;
+        let (steps, storm_us) = (draws.between(40, 56), draws.between(25, 60) * 1_000_000);
+        let training_us = storm_us * draws.between(TRAINING_PERCENT.0, TRAINING_PERCENT.1) / 100;
         Self {
             model,
-            controllers: *draws.pick(&[1, 3, 3, 3, 5]),
-            workers: draws.between(1, 5) as u32,
-            blocks: draws.between(2, 4) as u32,
-            microbatches: draws.between(2, 4) as u32,
-            steps: draws.between(40, 56),
+            controllers,
+            workers,
+            blocks,
+            microbatches,
+            steps,
             kind: *draws.pick(&ScheduleKind::ALL),
             window,
             copies: copies || is_silent,
@@ -185,11 +215,13 @@ impl Options {
             spike_guard: draws.chance(0.3),
             spike_share: *draws.pick(&[0.0, 0.0, 0.004, 0.02]),
             clip_share: *draws.pick(&[0.8, 0.97, 1.0, 1.1, 10.0]),
-            op_us_max: draws.between(10_000, 60_000),
+            op_us_max: op_us_max(training_us, steps, workers.min(blocks), microbatches),
             compact_after: draws.between(20, 200),
             clock_drift: if draws.chance(0.5) { 0.15 } else { 0.0 },
             sync_us_max: if draws.chance(0.15) { 150_000 } else { draws.between(500, 12_000) },
-            storm_us: draws.between(25, 60) * 1_000_000,
+            storm_us,
+            steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
+            read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
             network: draw_network(&mut draws, &classes),
             classes,
         }
@@ -212,13 +244,13 @@ impl Options {
             FaultClass::Duplication => network.duplicates = 0.0,
             FaultClass::Reordering => network.late = 0.0,
             FaultClass::OldFrames => network.old_frames = 0.0,
+            FaultClass::Store => options.read_failures = 0.0,
             FaultClass::Partitions
             | FaultClass::Crashes
             | FaultClass::CrashPoints
             | FaultClass::Pauses
             | FaultClass::SlowWork
             | FaultClass::Disks
-            | FaultClass::Store
             | FaultClass::Numbers
             | FaultClass::SilentErrors
             | FaultClass::Mass
@@ -290,7 +322,8 @@ impl fmt::Display for Options {
         writeln!(
             f,
             "copies {}, checkpoint every {} keep {}, attest every {}, {:?} with {} replays, \
-             spike guard {} with {} spikes, clip share {}, storm {} s",
+             spike guard {} with {} spikes, clip share {}, operations up to {} ms, storm {} s or \
+             until {} steps are left",
             self.copies,
             self.checkpoint_every,
             self.checkpoints_kept,
@@ -300,7 +333,9 @@ impl fmt::Display for Options {
             self.spike_guard,
             self.spike_share,
             self.clip_share,
-            self.storm_us / 1_000_000
+            self.op_us_max / 1000,
+            self.storm_us / 1_000_000,
+            self.steps_after
         )?;
         writeln!(f, "network {:?}", self.network)?;
         write!(f, "faults {:?}", self.classes)

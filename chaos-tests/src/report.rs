@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::campaign::{Life, Ticket};
+use crate::crash_points::{CrashPoint, CrashPointCounts};
 use crate::failure::{Failure, FailureKind, Invariant};
 use crate::markers::{Marker, Markers};
 use crate::options::Model;
@@ -15,6 +16,8 @@ pub const LIVES_FOR_MARKERS: u64 = 1000;
 /// The same for rare markers. In five thousand lives a step was rolled back twice nine times; late
 /// entries came 39 times, none of them in the first thousand lives.
 pub const LIVES_FOR_RARE_MARKERS: u64 = 10_000;
+/// Faults that a life is to meet while it trains.
+const FAULTS_WANTED: u64 = 3;
 /// Failures that are kept, the first by order of their tickets; the rest are counted.
 const FAILURES_KEPT: usize = 100;
 
@@ -40,8 +43,14 @@ pub struct Report {
     pub events: u64,
     /// Virtual time.
     pub virtual_us: u64,
+    /// Faults that struck before the last step was sealed.
+    pub faults_in_training: u64,
+    /// Lives in which fewer than three of these struck.
+    pub undisturbed_lives: u64,
     /// What was seen.
     pub markers: Markers,
+    /// Where processes died.
+    pub crash_points: CrashPointCounts,
     /// Lives of the digest model.
     digest_lives: u64,
     /// How many failed, by kind.
@@ -59,6 +68,8 @@ pub enum Ending {
     Failed(FailureKind),
     /// All passed, and a marker was never seen: the campaign has not tried what it is there for.
     MarkersMissed,
+    /// Likewise with a crash point at which nobody died.
+    CrashPointsMissed,
 }
 
 impl Ending {
@@ -71,7 +82,7 @@ impl Ending {
         match self {
             Self::Passed => 0,
             Self::Failed(kind) => kind.exit_code(),
-            Self::MarkersMissed => Self::HARNESS,
+            Self::MarkersMissed | Self::CrashPointsMissed => Self::HARNESS,
         }
     }
 }
@@ -86,7 +97,11 @@ impl Report {
         self.faults += outcome.faults;
         self.events += outcome.events;
         self.virtual_us += outcome.virtual_us;
+        self.faults_in_training += outcome.faults_in_training;
+        let is_undisturbed = outcome.faults_in_training < FAULTS_WANTED;
+        self.undisturbed_lives += u64::from(is_undisturbed);
         self.markers.merge(&outcome.markers);
+        self.crash_points.merge(&outcome.crash_points);
         if let Some(failure) = outcome.failure {
             *self.failed.entry(failure.kind).or_default() += 1;
             self.failures.insert(number, FailedLife { ticket, failure });
@@ -131,13 +146,25 @@ impl Report {
         missing.filter(|marker| self.digest_lives >= lives_for(marker)).collect()
     }
 
+    /// Crash points at which nobody died, in a campaign that is large enough.
+    #[must_use]
+    pub fn missed_points(&self) -> Vec<CrashPoint> {
+        let lives_for = |point: &CrashPoint| {
+            let is_rare = CrashPoint::RARE.contains(point);
+            if is_rare { LIVES_FOR_RARE_MARKERS } else { LIVES_FOR_MARKERS }
+        };
+        let missing = self.crash_points.missing().into_iter();
+        missing.filter(|point| self.digest_lives >= lives_for(point)).collect()
+    }
+
     /// How the campaign ends.
     #[must_use]
     pub fn ending(&self) -> Ending {
         match self.failed.keys().min_by_key(|kind| kind.exit_code()) {
             Some(kind) => Ending::Failed(*kind),
-            None if self.missed().is_empty() => Ending::Passed,
-            None => Ending::MarkersMissed,
+            None if !self.missed().is_empty() => Ending::MarkersMissed,
+            None if !self.missed_points().is_empty() => Ending::CrashPointsMissed,
+            None => Ending::Passed,
         }
     }
 
@@ -157,6 +184,10 @@ impl Report {
                 let missed = self.missed();
                 format!("FAILED: {lives} lives passed, and never saw {missed:?}, exit code {code}")
             }
+            Ending::CrashPointsMissed => {
+                let missed = self.missed_points();
+                format!("FAILED: {lives} lives passed, nobody died at {missed:?}, exit code {code}")
+            }
         }
     }
 }
@@ -167,6 +198,13 @@ impl fmt::Display for Report {
         for marker in Marker::ALL {
             writeln!(f, "{:>10}  {marker:?}", self.markers.count(marker))?;
         }
+        writeln!(f, "crash points")?;
+        for point in CrashPoint::ALL {
+            writeln!(f, "{:>10}  {point:?}", self.crash_points.count(point))?;
+        }
+        writeln!(f, "faults before the last seal")?;
+        writeln!(f, "{:>10}  of {}", self.faults_in_training, self.faults)?;
+        writeln!(f, "{:>10}  lives with fewer than {FAULTS_WANTED}", self.undisturbed_lives)?;
         if self.failed() > 0 {
             writeln!(f, "failures")?;
         }

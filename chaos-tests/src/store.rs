@@ -14,8 +14,27 @@ pub type PieceKey = (Step, LayerId, Digest);
 struct Piece {
     bytes: Vec<u8>,
     writer: NodeId,
-    is_durable: bool,
-    is_damaged: bool,
+    state: PieceState,
+}
+
+/// What there is of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PieceState {
+    /// Nothing that survives its writer.
+    UnderWay,
+    /// Some of its bytes: its writer died. Nothing can refer to it.
+    Torn,
+    /// All of it.
+    Durable,
+    /// All of it, with a bit that a fault flipped.
+    Damaged,
+}
+
+impl Piece {
+    /// Whether all its bytes are there, right or wrong.
+    fn is_whole(&self) -> bool {
+        matches!(self.state, PieceState::Durable | PieceState::Damaged)
+    }
 }
 
 /// The store.
@@ -30,9 +49,9 @@ pub struct Store {
 impl Store {
     /// Begins to write a piece. One that is durable stays as it is.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
-        let is_there = self.pieces.get(&key).is_some_and(|p| p.is_durable && !p.is_damaged);
+        let is_there = self.pieces.get(&key).is_some_and(|p| p.state == PieceState::Durable);
         if !is_there {
-            let piece = Piece { bytes, writer, is_durable: false, is_damaged: false };
+            let piece = Piece { bytes, writer, state: PieceState::UnderWay };
             self.pieces.insert(key, piece);
         }
     }
@@ -40,28 +59,40 @@ impl Store {
     /// A write ends. Yields whether the piece is durable.
     pub fn finish(&mut self, key: PieceKey) -> bool {
         match self.pieces.get_mut(&key) {
-            Some(piece) if !self.fails => {
-                piece.is_durable = true;
+            Some(piece) if !self.fails && piece.state != PieceState::Torn => {
+                if piece.state == PieceState::UnderWay {
+                    piece.state = PieceState::Durable;
+                }
                 true
             }
             Some(_) | None => false,
         }
     }
 
-    /// Reads a piece.
+    /// Reads what there is of a piece.
     #[must_use]
     pub fn get(&self, key: PieceKey) -> Option<Vec<u8>> {
-        self.pieces.get(&key).filter(|piece| piece.is_durable).map(|piece| piece.bytes.clone())
+        let there = self.pieces.get(&key).filter(|piece| piece.state != PieceState::UnderWay);
+        there.map(|piece| piece.bytes.clone())
     }
 
-    /// What a node was writing is lost with it, or there in part.
-    pub fn writer_crashed(&mut self, writer: NodeId) {
-        self.pieces.retain(|_, piece| piece.is_durable || piece.writer != writer);
+    /// What a node was writing is lost with it, or there in part: its name, and some of its bytes.
+    pub fn writer_crashed(&mut self, writer: NodeId, draws: &mut Draws) {
+        self.pieces.retain(|_, piece| {
+            let is_under_way = piece.writer == writer && piece.state == PieceState::UnderWay;
+            if is_under_way && draws.chance(0.5) {
+                let keep = draws.below(piece.bytes.len() as u64) as usize;
+                piece.bytes.truncate(keep);
+                piece.state = PieceState::Torn;
+                return true;
+            }
+            !is_under_way
+        });
     }
 
     /// Damages a durable piece.
     pub fn flip(&mut self, draws: &mut Draws) -> Option<PieceKey> {
-        let keys: Vec<_> = self.pieces.iter().filter(|(_, p)| p.is_durable).collect();
+        let keys: Vec<_> = self.pieces.iter().filter(|(_, p)| p.is_whole()).collect();
         if keys.is_empty() {
             return None;
         }
@@ -69,14 +100,14 @@ impl Store {
         let piece = self.pieces.get_mut(&key)?;
         let at = draws.below(piece.bytes.len() as u64) as usize;
         piece.bytes[at] ^= 1 << draws.below(8);
-        piece.is_damaged = true;
+        piece.state = PieceState::Damaged;
         Some(key)
     }
 
     /// Whether a fault damaged a piece.
     #[must_use]
     pub fn is_damaged(&self, key: PieceKey) -> bool {
-        self.pieces.get(&key).is_some_and(|piece| piece.is_damaged)
+        self.pieces.get(&key).is_some_and(|piece| piece.state == PieceState::Damaged)
     }
 
     /// Removes what lies before a version: nothing will refer to it again.
@@ -107,5 +138,48 @@ impl Store {
     /// The manifests, newest first.
     pub fn manifests(&self) -> impl Iterator<Item = (Step, &[u8])> {
         self.manifests.iter().rev().map(|(version, bytes)| (*version, &bytes[..]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_trainer::elastic::LayerImage;
+    use zbelastic_types::{Digest, LayerId, NodeId, Step};
+
+    use super::{PieceKey, Store};
+    use crate::random::{Draws, Purpose};
+
+    const WRITER: NodeId = NodeId(1);
+
+    fn key(layer: u32) -> PieceKey {
+        (Step(3), LayerId(layer), Digest([0; 32]))
+    }
+
+    fn bytes() -> Vec<u8> {
+        let floats = || vec![1.0; 3];
+        let (layer, version) = (LayerId(0), Step(3));
+        LayerImage { layer, version, w: floats(), m: floats(), v: floats() }.encode()
+    }
+
+    #[test]
+    fn a_writer_that_dies_leaves_nothing_or_a_torn_piece_that_no_decoder_takes() {
+        let mut torn = 0;
+        for seed in 0..50 {
+            let mut store = Store::default();
+            store.put(key(0), bytes(), WRITER);
+            assert!(store.finish(key(0)));
+            store.put(key(1), bytes(), WRITER);
+            assert_eq!(store.get(key(1)), None, "it is under way");
+            store.writer_crashed(WRITER, &mut Draws::new(seed, Purpose::Store));
+            assert_eq!(store.get(key(0)), Some(bytes()), "it was durable");
+            if let Some(left) = store.get(key(1)) {
+                torn += 1;
+                assert!(LayerImage::decode(&left).is_err());
+                assert!(!store.finish(key(1)), "nobody ends what was torn");
+                store.put(key(1), bytes(), NodeId(2));
+                assert!(store.finish(key(1)), "another writes it anew");
+            }
+        }
+        assert!((10..40).contains(&torn), "{torn}");
     }
 }

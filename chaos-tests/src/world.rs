@@ -14,12 +14,14 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use zbelastic_consensus::core::Core;
+use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::{JobPhase, JobSpec};
+use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::raft::PersistToken;
-use zbelastic_consensus::seat::Seat;
+use zbelastic_consensus::seat::{Seat, SeatInput};
 use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -29,18 +31,20 @@ use zbelastic_types::{ClusterId, NodeId, Step};
 
 use crate::case::Case;
 use crate::check::Checker;
+use crate::crash_points::CrashPointCounts;
 use crate::disk::Disk;
 use crate::failure::Failure;
-use crate::faults::CrashPoint;
 use crate::log::EventLog;
 use crate::markers::{Marker, Markers};
 use crate::network::{Lane, Network};
 use crate::numeric::NumericFaults;
+use crate::options::Options;
 use crate::queue::{Moment, Queue};
 use crate::random::{Draws, Purpose};
 use crate::reference::Reference;
 use crate::solver::Solver;
 use crate::store::{PieceKey, Store};
+use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
@@ -63,16 +67,58 @@ pub(crate) enum Packet {
 /// What happens at a moment.
 enum Event {
     Tick(NodeId, u64),
-    Packet { from: NodeId, to: NodeId, packet: Packet },
-    Synced { node: NodeId, life: u64 },
-    Solved { node: NodeId, life: u64, number: u64, solution: Box<SolutionResult> },
-    OpDone { node: NodeId, life: u64, number: u64 },
-    ReadDone { node: NodeId, life: u64, key: PieceKey },
-    WriteDone { node: NodeId, life: u64, key: PieceKey },
+    Packet {
+        from: NodeId,
+        to: NodeId,
+        packet: Packet,
+    },
+    Synced {
+        node: NodeId,
+        life: u64,
+    },
+    Solved {
+        node: NodeId,
+        life: u64,
+        number: u64,
+        solution: Box<SolutionResult>,
+    },
+    OpDone {
+        node: NodeId,
+        life: u64,
+        number: u64,
+    },
+    ReadDone {
+        node: NodeId,
+        life: u64,
+        key: PieceKey,
+    },
+    WriteDone {
+        node: NodeId,
+        life: u64,
+        key: PieceKey,
+    },
+    /// Whoever runs the cluster tells a controller something, or a connection of it closed.
+    Command {
+        node: NodeId,
+        life: u64,
+        input: Box<Input>,
+    },
+    /// Whoever runs the cluster tells a worker something.
+    Advice {
+        node: NodeId,
+        life: u64,
+        input: Box<SeatInput>,
+    },
     Fault(usize),
-    StaleDisk { node: NodeId, imaged_at: Moment },
+    StaleDisk {
+        node: NodeId,
+        imaged_at: Moment,
+    },
     Restart(NodeId),
-    Leave { node: NodeId, life: u64 },
+    Leave {
+        node: NodeId,
+        life: u64,
+    },
     HealLinks(Vec<(NodeId, NodeId)>),
     DiskRecovers(NodeId),
     RemoveReplaced(NodeId),
@@ -81,6 +127,35 @@ enum Event {
     Recover,
     Calm,
     Admin,
+}
+
+impl Event {
+    /// Whose process it is for. What happens to a machine happens to one that stands still too.
+    fn addressee(&self) -> Option<NodeId> {
+        match self {
+            Self::Tick(node, _)
+            | Self::Packet { to: node, .. }
+            | Self::Synced { node, .. }
+            | Self::Solved { node, .. }
+            | Self::OpDone { node, .. }
+            | Self::ReadDone { node, .. }
+            | Self::WriteDone { node, .. }
+            | Self::Command { node, .. }
+            | Self::Advice { node, .. } => Some(*node),
+            Self::Fault(_)
+            | Self::StaleDisk { .. }
+            | Self::Restart(_)
+            | Self::Leave { .. }
+            | Self::HealLinks(_)
+            | Self::DiskRecovers(_)
+            | Self::RemoveReplaced(_)
+            | Self::Retired(_)
+            | Self::StoreRecovers
+            | Self::Recover
+            | Self::Calm
+            | Self::Admin => None,
+        }
+    }
 }
 
 type SolutionResult =
@@ -96,6 +171,10 @@ struct ControllerMachine {
     /// Syncs follow each other. What is written before one begins is covered by it.
     sync_begins_at: Moment,
     synced_at: Moment,
+    /// What stages have reported to it for which turn.
+    reports: Option<(Turn, BTreeSet<Holder>)>,
+    /// A seal that was agreed on while it led, and that no worker was told of.
+    to_tell: Option<Turn>,
     /// Writes that are not durable yet, in order: what to report, and the record after the last.
     unsynced: VecDeque<(PersistToken, u64)>,
     sync_us_extra: u64,
@@ -148,17 +227,8 @@ struct Process<M: ComputeModel, S> {
     is_hung: bool,
     /// What the checker looked at last.
     checked: Option<(u64, Step)>,
-    is_draining: bool,
     /// What only a known bug looks at.
     last_program: Option<Program>,
-}
-
-/// A point at which the next process dies.
-struct Armed {
-    point: CrashPoint,
-    passes: u32,
-    down_us: u64,
-    is_hit: bool,
 }
 
 /// What a life is made of.
@@ -193,18 +263,11 @@ pub struct World<'a, M: ComputeModel, S> {
     node_next: u64,
     boot_next: u64,
     solver: Solver,
-    armed: Vec<Armed>,
-    /// A controller that comes, and the one that goes for it.
-    replaced: Option<(NodeId, NodeId)>,
-    /// Whom a partition waits for to have caught up, and how long it is to last.
-    cut_at_install: Option<(NodeId, u64)>,
+    storm: Storm,
     checker: Checker,
     markers: Markers,
     log: &'a mut EventLog,
     is_calm: bool,
-    /// A disk was set back: until it is found out, nothing else happens.
-    undisturbed_until: Moment,
-    is_majority_lost: bool,
     /// More happened than anything is promised for.
     is_excused: bool,
     calm_at: Moment,
@@ -213,7 +276,6 @@ pub struct World<'a, M: ComputeModel, S> {
     /// Versions that the log refers to.
     referred: BTreeSet<Step>,
     failure: Option<Failure>,
-    faults_struck: u64,
 }
 
 /// What a life came to.
@@ -223,10 +285,14 @@ pub struct Outcome {
     pub failure: Option<Failure>,
     /// What it showed.
     pub markers: Markers,
+    /// Where processes died.
+    pub crash_points: CrashPointCounts,
     /// Steps sealed.
     pub steps: u64,
     /// Faults that struck.
     pub faults: u64,
+    /// Those that struck before the last step was sealed.
+    pub faults_in_training: u64,
     /// Virtual time, in microseconds.
     pub virtual_us: u64,
     /// Events.
@@ -263,21 +329,16 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             boot_next: 1,
             solver: Solver::new(options, &setup.stage),
             setup,
-            armed: Vec::new(),
-            replaced: None,
-            cut_at_install: None,
+            storm: Storm::default(),
             checker,
             markers: Markers::default(),
             log,
             is_calm: false,
-            undisturbed_until: Moment(0),
-            is_majority_lost: false,
             is_excused: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
             referred: BTreeSet::new(),
             failure: None,
-            faults_struck: 0,
         };
         world.populate();
         world
@@ -320,6 +381,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             events += 1;
             self.log.mix(at.0);
             self.handle(event);
+            if !self.is_calm && self.is_little_left() {
+                self.calm();
+            }
             if let Some(failure) = self.checker.take_failure() {
                 self.fail(failure);
             }
@@ -330,16 +394,23 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         if self.failure.is_none() {
             self.audit();
         }
-        let counts = self.network.counts();
-        self.log.mix(counts.sent);
+        self.log.mix(self.network.sent());
         Outcome {
             failure: self.failure,
             markers: self.markers,
+            crash_points: self.storm.crash_points,
             steps: self.checker.sealed(),
-            faults: self.faults_struck,
+            faults: self.storm.faults,
+            faults_in_training: self.storm.faults_in_training,
             virtual_us: self.now.0,
             events,
         }
+    }
+
+    /// Whether the storm has to end, so that some steps are left for the time after it.
+    fn is_little_left(&self) -> bool {
+        let Options { steps, steps_after, .. } = self.case.options;
+        steps_after > 0 && self.checker.sealed() + steps_after >= steps
     }
 
     /// Whether the life ends here, well or not.
@@ -381,7 +452,12 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         self.log.line(|| format!("{now} {}", line()));
     }
 
+    /// Whatever is for a process that stands still waits until it goes on.
     fn handle(&mut self, event: Event) {
+        if let Some(until) = event.addressee().and_then(|node| self.paused_until(node)) {
+            self.queue.push(until, event);
+            return;
+        }
         match event {
             Event::Tick(node, life) => self.handle_tick(node, life),
             Event::Packet { from, to, packet } => self.handle_packet(from, to, packet),
@@ -390,15 +466,14 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                 self.handle_solved(node, life, number, solution);
             }
             Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
-            Event::ReadDone { node, life, key } => {
-                let (bytes, (version, layer, _)) = (self.store.get(key), key);
-                self.host_input(node, life, HostInput::Read { version, layer, bytes });
-            }
+            Event::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
             Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
-            Event::Fault(index) if self.now < self.undisturbed_until => {
-                self.queue.push(self.undisturbed_until, Event::Fault(index));
+            Event::Command { node, life, input } => self.handle_command(node, life, *input),
+            Event::Advice { node, life, input } => self.handle_advice(node, life, *input),
+            Event::Fault(index) if self.now < self.storm.undisturbed_until => {
+                self.queue.push(self.storm.undisturbed_until, Event::Fault(index));
             }
-            Event::Fault(index) => self.strike(self.case.faults[index].fault),
+            Event::Fault(index) => self.strike(index),
             Event::StaleDisk { node, imaged_at } => self.set_disk_back(node, imaged_at),
             Event::Restart(node) => self.restart(node),
             Event::Leave { node, life } => self.handle_leave(node, life),
@@ -415,6 +490,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             Event::Retired(node) => self.retired(node),
             Event::StoreRecovers => self.store.fails = false,
             Event::Recover => self.recover_by_force(),
+            Event::Calm if self.is_calm => {}
             Event::Calm => self.calm(),
             Event::Admin => self.administer(),
         }
@@ -429,10 +505,6 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
     }
 
     fn handle_packet(&mut self, from: NodeId, to: NodeId, packet: Packet) {
-        if let Some(until) = self.paused_until(to).filter(|until| *until > self.now) {
-            self.queue.push(until, Event::Packet { from, to, packet });
-            return;
-        }
         match packet {
             Packet::Control(envelope) if self.controllers.contains_key(&to) => {
                 self.controller_message(from, to, envelope);
@@ -442,9 +514,12 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         }
     }
 
+    /// When a machine that stands still goes on.
     fn paused_until(&self, node: NodeId) -> Option<Moment> {
         let controller = self.controllers.get(&node).map(|machine| machine.paused_until);
-        controller.or_else(|| self.workers.get(&node).map(|machine| machine.paused_until))
+        let until =
+            controller.or_else(|| self.workers.get(&node).map(|machine| machine.paused_until));
+        until.filter(|until| *until > self.now)
     }
 
     fn send(&mut self, from: NodeId, to: NodeId, lane: Lane, packet: Packet) {

@@ -8,7 +8,7 @@ use std::thread;
 use chaos_tests::campaign::{Campaign, Life, Ticket};
 use chaos_tests::case::Case;
 use chaos_tests::options::Model;
-use chaos_tests::report::{Ending, LIVES_FOR_MARKERS};
+use chaos_tests::report::{Ending, LIVES_FOR_MARKERS, Report};
 
 /// Lives with hashes: as many as have to show every marker but the rare ones.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
@@ -20,10 +20,11 @@ const TWICE_LIVES: u64 = 20;
 const REGRESSIONS: &str = include_str!("../regressions.txt");
 
 /// Lives that must all pass.
-fn pass(is_twice: bool, tickets: impl Iterator<Item = Ticket> + Send) {
+fn pass(is_twice: bool, tickets: impl Iterator<Item = Ticket> + Send) -> Report {
     let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let report = Campaign { jobs, is_twice, live: &Life::of }.run(tickets, |_| ());
     assert_eq!(report.ending(), Ending::Passed, "\n{report}{}", report.summary());
+    report
 }
 
 fn tickets(count: u64, model: Model) -> impl Iterator<Item = Ticket> + Send {
@@ -61,7 +62,10 @@ fn regressions() -> Vec<Regression> {
 
 #[test]
 fn a_thousand_clusters_live_through_their_faults_and_show_every_marker() {
-    pass(false, tickets(DIGEST_LIVES, Model::Digest));
+    let report = pass(false, tickets(DIGEST_LIVES, Model::Digest));
+    // Faults are there for a cluster that trains.
+    assert!(report.faults_in_training * 10 > report.faults * 9, "{report}");
+    assert!(report.undisturbed_lives * 20 < report.lives, "{report}");
 }
 
 #[test]

@@ -83,6 +83,9 @@ fn a_campaign_tells_what_it_saw() {
     let text = printed(&["--count", "3", "--from", "2", "--jobs", "2", "--twice"], 0);
     assert!(text.starts_with("markers\n"), "{text}");
     assert!(text.contains("  Clipped\n"), "{text}");
+    assert!(text.contains("\ncrash points\n"), "{text}");
+    assert!(text.contains("  BroadcastHalf\n"), "{text}");
+    assert!(text.contains("  lives with fewer than 3\n"), "{text}");
     assert!(text.contains("3 lives in "), "{text}");
     assert_eq!(text.lines().last(), Some("passed: 3 lives"));
     let text = printed(&["--minutes", "0.001"], 0);
@@ -94,6 +97,25 @@ fn wrong_usage_ends_with_2() {
     assert!(refused(&["--seed", "1", "--count", "2"]).contains("cannot be used with"));
     assert!(refused(&["--seed", "one"]).contains("invalid digit"));
     assert!(refused(&["--model", "hash"]).contains("digest, float, mixed"));
+    for flag in ["--count", "--jobs"] {
+        assert!(refused(&[flag, "0"]).contains("must be at least 1"), "{flag}");
+    }
+    assert!(refused(&["--minutes", "0"]).contains("must be more than 0 minutes"));
+    let last = u64::MAX.to_string();
+    assert!(refused(&["--from", &last, "--count", "3"]).contains("there are no 3 seeds from"));
+    printed(&["--from", &last, "--count", "1"], 0);
+}
+
+#[test]
+fn a_folder_that_takes_no_failures_is_told_before_lives_are_lived() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("writable");
+    let said = refused(&["--count", "1", "--failures", &file.display().to_string()]);
+    assert!(said.contains("no case can be written to"), "{said}");
+    let new = folder.path().join("new");
+    printed(&["--count", "1", "--failures", &new.display().to_string()], 0);
+    assert!(!new.exists(), "nothing failed");
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 if let Some(machine) = self.controllers.get_mut(node) {
                     machine.was_admitted = true;
                 }
-                if let Some((_, old)) = self.replaced.take_if(|(new, _)| new == node) {
+                if let Some((_, old)) = self.storm.replaced.take_if(|(new, _)| new == node) {
                     self.queue.push(self.now.after(1), Event::RemoveReplaced(old));
                 }
                 if self.checker.admitted(*node) {

@@ -1,26 +1,28 @@
 //! The machines of controllers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::core::{
     Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start, StartError,
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
-use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::member::{Holder, MemberChange, Role};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::raft::{
-    PersistToken, RaftSetup, RaftStartError, Record, RecoveredLog, encode_record,
+    PersistToken, RaftMessage, RaftSetup, RaftStartError, Record, RecoveredLog, encode_record,
 };
-use zbelastic_consensus::state::{Change, EntryRefusal, State};
+use zbelastic_consensus::state::{Change, EntryRefusal, PlanPhase, State};
+use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::NodeId;
 
+use super::storm::Armed;
 use super::{ControllerMachine, Event, Packet, SolutionResult, TICK_US, World};
 use crate::bug::{self, Bug};
+use crate::crash_points::CrashPoint;
 use crate::disk::Disk;
-use crate::faults::CrashPoint;
 use crate::markers::Marker;
 use crate::network::Lane;
 use crate::queue::Moment;
@@ -78,6 +80,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             tick_us,
             sync_begins_at: Moment(0),
             synced_at: Moment(0),
+            reports: None,
+            to_tell: None,
             unsynced: VecDeque::new(),
             started_at: Moment(0),
             first: None,
@@ -121,6 +125,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
         machine.started_at = self.now;
         machine.unsynced.clear();
+        (machine.reports, machine.to_tell) = (None, None);
         self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
         self.drive_controller(node);
     }
@@ -184,22 +189,80 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if machine.life != life {
             return;
         }
-        if machine.paused_until > self.now {
-            let until = machine.paused_until;
-            self.queue.push(until, Event::Tick(node, life));
-            return;
-        }
         self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
         self.controller_input(node, Input::Tick);
     }
 
     pub(super) fn controller_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
-        let is_report = matches!(message.message, Message::Report { .. });
-        if self.leader() == Some(to) && is_report && self.hits(CrashPoint::StatsPartial) {
+        let point = match &message.message {
+            Message::Report { holder, report, .. } => self.report_point(to, *holder, report.turn),
+            Message::Raft(RaftMessage::Raft(_)) => {
+                self.is_learner(to).then_some(CrashPoint::LearnerCatchingUp)
+            }
+            Message::Raft(RaftMessage::Hello(_) | RaftMessage::HelloAnswer(_))
+            | Message::Join { .. }
+            | Message::Beat { .. }
+            | Message::Held { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. }
+            | Message::Briefing(_)
+            | Message::Spent { .. } => None,
+        };
+        let is_up = self.controllers[&to].core.is_some();
+        if is_up && point.is_some_and(|point| self.hits(point)) {
             self.crash_here(to);
             return;
         }
         self.controller_input(to, Input::Message { from, message });
+    }
+
+    /// Whether a controller gets the log and has no vote yet. Nobody asks unless somebody is to die
+    /// there, for there are very many messages.
+    fn is_learner(&self, node: NodeId) -> bool {
+        let is_armed = |armed: &Armed| armed.point == CrashPoint::LearnerCatchingUp;
+        self.storm.armed.iter().any(is_armed)
+            && self.newest_core().is_some_and(|core| core.status().members.learners.contains(&node))
+    }
+
+    /// Whether a report, the first of its stage to this leader for the open turn, is one of several
+    /// that came, or the last of all.
+    fn report_point(&mut self, to: NodeId, holder: Holder, turn: Turn) -> Option<CrashPoint> {
+        let machine = self.controllers.get_mut(&to).expect("a controller");
+        let core = machine.core.as_ref().filter(|core| core.duties().is_some())?;
+        let stages = &core.state().plan()?.record.stages;
+        if core.state().open_turn() != turn || !stages.contains(&holder) {
+            return None;
+        }
+        let reports = machine.reports.take_if(|(of, _)| *of == turn);
+        let reports = reports.unwrap_or_else(|| (turn, BTreeSet::new()));
+        let (_, holders) = machine.reports.insert(reports);
+        if !holders.insert(holder) {
+            return None;
+        }
+        let is_last = holders.len() == stages.len();
+        Some(if is_last { CrashPoint::BeforePropose } else { CrashPoint::StatsPartial })
+    }
+
+    /// Whoever runs the cluster tells a controller something; it hears it when it does not stand
+    /// still.
+    pub(super) fn command(&mut self, node: NodeId, input: Input) {
+        let life = self.controllers[&node].life;
+        match self.paused_until(node) {
+            Some(until) => {
+                self.queue.push(until, Event::Command { node, life, input: Box::new(input) });
+            }
+            None => self.controller_input(node, input),
+        }
+    }
+
+    pub(super) fn handle_command(&mut self, node: NodeId, life: u64, input: Input) {
+        if self.controllers.get(&node).is_some_and(|machine| machine.life == life) {
+            self.controller_input(node, input);
+        }
     }
 
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
@@ -218,11 +281,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn handle_synced(&mut self, node: NodeId, life: u64) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         if machine.life != life {
-            return;
-        }
-        if machine.paused_until > self.now {
-            let until = machine.paused_until;
-            self.queue.push(until, Event::Synced { node, life });
             return;
         }
         if machine.disk.fails {
@@ -253,39 +311,68 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Carries out what a controller wants done.
+    /// Carries out what a controller wants done. A core queues what it tells others before what it
+    /// says of itself, so the latter is looked at first: a process that dies right behind an entry has
+    /// told nobody of it.
     pub(super) fn drive_controller(&mut self, node: NodeId) {
-        loop {
-            let machine = self.controllers.get_mut(&node).expect("a controller");
-            let Some(core) = &mut machine.core else { return };
-            let Some(output) = core.poll_output() else { return };
-            match output {
-                Output::Send { to, message } => {
-                    self.send(node, to, Lane::Control, Packet::Control(message));
-                }
-                Output::Persist { token, records } => self.persist(node, token, &records),
-                Output::Trim { before } => {
-                    if self.hits(CrashPoint::AfterSnapshotBeforeTruncate) {
-                        self.crash_here(node);
-                        return;
-                    }
-                    let machine = self.controllers.get_mut(&node).expect("a controller");
-                    machine.disk.trim(before.0);
-                }
-                Output::Solve(request) => {
-                    let (number, life) = (request.number, machine.life);
-                    let solution = Box::new(self.solver.solve(&request));
-                    let at = self.now.after(self.draws_work.between(1_000, 40_000));
-                    self.queue.push(at, Event::Solved { node, life, number, solution });
-                }
-                Output::Event(event) => self.controller_event(node, event),
-                Output::Fatal(cause) => {
-                    self.note(|| format!("n{node} must stop: {cause:?}"));
-                    self.mark(Marker::StaleDiskRefused);
-                    self.condemn(node);
-                }
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let life = machine.life;
+        let Some(core) = &mut machine.core else { return };
+        let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
+        let is_event = |output: &Output| matches!(output, Output::Event(_));
+        let (events, others): (Vec<Output>, Vec<Output>) = outputs.into_iter().partition(is_event);
+        for output in events.into_iter().chain(others) {
+            self.perform_output(node, output);
+            if self.controllers[&node].life != life {
+                return;
             }
         }
+    }
+
+    fn perform_output(&mut self, node: NodeId, output: Output) {
+        match output {
+            Output::Send { to, message } => {
+                let told = if let Message::Briefing(briefing) = &message.message {
+                    briefing.seal.map(|seal| seal.turn)
+                } else {
+                    None
+                };
+                self.send(node, to, Lane::Control, Packet::Control(message));
+                if told.is_some_and(|turn| self.is_half_told(node, turn)) {
+                    self.crash_here(node);
+                }
+            }
+            Output::Persist { token, records } => self.persist(node, token, &records),
+            Output::Trim { .. } if self.hits(CrashPoint::AfterSnapshotBeforeTruncate) => {
+                self.crash_here(node);
+            }
+            Output::Trim { before } => {
+                let machine = self.controllers.get_mut(&node).expect("a controller");
+                machine.disk.trim(before.0);
+            }
+            Output::Solve(request) => {
+                let (number, life) = (request.number, self.controllers[&node].life);
+                let solution = Box::new(self.solver.solve(&request));
+                let at = self.now.after(self.draws_work.between(1_000, 40_000));
+                self.queue.push(at, Event::Solved { node, life, number, solution });
+            }
+            Output::Event(event) => self.controller_event(node, event),
+            Output::Fatal(cause) => {
+                self.note(|| format!("n{node} must stop: {cause:?}"));
+                self.mark(Marker::StaleDiskRefused);
+                self.condemn(node);
+            }
+        }
+    }
+
+    /// Whether a leader that has just told a worker of a seal dies now, with others to be told.
+    fn is_half_told(&mut self, node: NodeId, turn: Turn) -> bool {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let Some(core) = &machine.core else { return false };
+        let are_others = core.state().live_workers().count() > 1;
+        machine.to_tell.take_if(|of| *of == turn).is_some()
+            && are_others
+            && self.hits(CrashPoint::BroadcastHalf)
     }
 
     fn persist(&mut self, node: NodeId, token: PersistToken, records: &[Record]) {
@@ -324,27 +411,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match event {
             CoreEvent::Applied { index, change } => {
                 self.applied(node, index, &change);
-                let leads = self.leader() == Some(node);
-                let point = match &*change {
-                    Change::Sealed { .. } => Some(CrashPoint::AfterCommitBeforeBroadcast),
-                    Change::Adopted(_) => Some(CrashPoint::PlanCommittedBeforeLoad),
-                    Change::Ready(_) => Some(CrashPoint::BarrierHalf),
-                    Change::Members(_) => Some(CrashPoint::AdmittedBeforePlan),
-                    Change::Planned(_)
-                    | Change::Resumed(_)
-                    | Change::Durable { .. }
-                    | Change::Checkpoint { .. }
-                    | Change::Rewound { .. }
-                    | Change::Job(_) => None,
-                };
-                let dies = point.is_some_and(|point| leads && self.hits(point))
-                    || self.hits(CrashPoint::AfterApply);
-                if dies {
-                    if leads && matches!(&*change, Change::Sealed { .. }) {
-                        self.mark(Marker::LeaderLostBeforeBroadcast);
-                    }
-                    self.crash_here(node);
+                if let Change::Sealed { seal, .. } = &*change {
+                    self.log.mix(seal.square_sum_bits);
+                    self.log.mix(seal.loss_sum_bits);
                 }
+                self.die_when_applied(node, &change);
             }
             CoreEvent::Refused { index, entry, refusal } => {
                 self.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
@@ -372,6 +443,47 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
+    /// The crash points that lie right behind an applied entry.
+    fn die_when_applied(&mut self, node: NodeId, change: &Change) {
+        let leads = self.leader() == Some(node);
+        let sealed = if let Change::Sealed { seal, .. } = change { Some(seal.turn) } else { None };
+        let point = match change {
+            Change::Sealed { .. } => Some(CrashPoint::AfterCommitBeforeBroadcast),
+            Change::Adopted(_) => Some(CrashPoint::PlanCommittedBeforeLoad),
+            Change::Ready(_) => self.is_half_ready(node).then_some(CrashPoint::BarrierHalf),
+            Change::Members(changes) => {
+                changes.iter().any(admits_worker).then_some(CrashPoint::AdmittedBeforePlan)
+            }
+            Change::Planned(_)
+            | Change::Resumed(_)
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Rewound { .. }
+            | Change::Job(_) => None,
+        };
+        let dies = point.is_some_and(|point| leads && self.hits(point))
+            || self.hits(CrashPoint::AfterApply);
+        if dies {
+            if leads && sealed.is_some() {
+                self.mark(Marker::LeaderLostBeforeBroadcast);
+            }
+            self.crash_here(node);
+        } else if leads && sealed.is_some() {
+            self.controllers.get_mut(&node).expect("a controller").to_tell = sealed;
+        }
+    }
+
+    /// Whether some holders of a plan are ready and others are not.
+    fn is_half_ready(&self, node: NodeId) -> bool {
+        let core = self.controllers[&node].core.as_ref();
+        match core.and_then(|core| core.state().plan()).map(|plan| &plan.phase) {
+            Some(PlanPhase::Loading(slots)) => {
+                slots.iter().any(Option::is_some) && slots.iter().any(Option::is_none)
+            }
+            Some(PlanPhase::Running | PlanPhase::Closed) | None => false,
+        }
+    }
+
     /// Starts the job once somebody leads; removes who is gone for good.
     pub(super) fn administer(&mut self) {
         self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
@@ -384,10 +496,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if !has_job {
             let spec = self.setup.spec.clone();
             let command = Command::Job(JobChange::Start(spec));
-            self.controller_input(leader, Input::Command(command));
+            self.command(leader, Input::Command(command));
         } else if let Some(dead) = dead {
-            self.controller_input(leader, Input::Command(Command::Remove(dead)));
+            self.command(leader, Input::Command(Command::Remove(dead)));
         }
+    }
+}
+
+fn admits_worker(change: &MemberChange) -> bool {
+    match change {
+        MemberChange::Admit { role, .. } => *role == Role::Worker,
+        MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
     }
 }
 

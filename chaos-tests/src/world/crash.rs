@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
-use zbelastic_consensus::core::Core;
+use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::raft::Members;
 use zbelastic_consensus::seat::SeatInput;
@@ -13,9 +13,11 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::{Armed, Event, World};
-use crate::faults::CrashPoint;
+use super::storm::Armed;
+use super::{Event, World};
+use crate::crash_points::CrashPoint;
 use crate::markers::Marker;
+use crate::queue::Moment;
 
 /// Bytes of a manifest at most.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
@@ -23,80 +25,87 @@ const MANIFEST_BYTES_MAX: usize = 1 << 20;
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// Whether a process that comes to a point is to die there.
     pub(super) fn hits(&mut self, point: CrashPoint) -> bool {
-        let Some(index) = self.armed.iter().position(|armed| armed.point == point) else {
+        let Some(index) = self.storm.armed.iter().position(|armed| armed.point == point) else {
             return false;
         };
-        if self.now < self.undisturbed_until {
+        if self.now < self.storm.undisturbed_until {
             return false;
         }
-        if self.armed[index].passes > 0 {
-            self.armed[index].passes -= 1;
+        if self.storm.armed[index].passes > 0 {
+            self.storm.armed[index].passes -= 1;
             return false;
         }
-        self.armed[index].is_hit = true;
-        self.checker.crashed_at(point);
+        self.storm.armed[index].is_hit = true;
         true
     }
 
     /// Kills the process that has just come to a crash point, and disarms the point.
     pub(super) fn crash_here(&mut self, node: NodeId) {
         let armed = self.disarm();
-        self.faults_struck += 1;
         self.crash(node, Some(armed.down_us));
     }
 
-    /// Takes away the crash point that was hit.
+    /// Takes away the crash point that was hit, and counts it.
     pub(super) fn disarm(&mut self) -> Armed {
-        let index = self.armed.iter().position(|armed| armed.is_hit);
-        self.armed.remove(index.expect("a crash point was hit"))
+        let index = self.storm.armed.iter().position(|armed| armed.is_hit);
+        let armed = self.storm.armed.remove(index.expect("a crash point was hit"));
+        self.storm.crash_points.hit(armed.point);
+        self.struck();
+        self.note(|| format!("dies at {:?}", armed.point));
+        armed
     }
 
-    /// Kills whatever runs on a machine; it starts again after a while, or never.
-    pub(super) fn crash(&mut self, node: NodeId, down_us: Option<u64>) {
-        if self.controllers.contains_key(&node) {
-            self.crash_controller(node);
+    /// Kills whatever runs on a machine; it starts again after a while, or never. Yields whether
+    /// anything ran.
+    pub(super) fn crash(&mut self, node: NodeId, down_us: Option<u64>) -> bool {
+        let ran = if self.controllers.contains_key(&node) {
+            self.crash_controller(node)
         } else {
-            self.crash_worker(node);
-        }
+            self.crash_worker(node)
+        };
         if let Some(down_us) = down_us {
             self.queue.push(self.now.after(down_us), Event::Restart(node));
         }
+        ran
     }
 
-    fn crash_controller(&mut self, node: NodeId) {
+    fn crash_controller(&mut self, node: NodeId) -> bool {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         if machine.core.take().is_none() {
-            return;
+            return false;
         }
         machine.life += 1;
+        machine.paused_until = Moment(0);
         let damage = machine.disk.crash(&mut self.draws_disk);
         self.note(|| {
             format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn)
         });
         self.checker.disturbed(node);
+        true
     }
 
-    fn crash_worker(&mut self, node: NodeId) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    fn crash_worker(&mut self, node: NodeId) -> bool {
+        let Some(machine) = self.workers.get_mut(&node) else { return false };
         if machine.process.take().is_none() {
-            return;
+            return false;
         }
         machine.life += 1;
+        machine.paused_until = Moment(0);
         machine.faults.borrow_mut().forget_flip();
-        self.store.writer_crashed(node);
+        self.store.writer_crashed(node, &mut self.draws_store);
         self.note(|| format!("w{node} dies"));
         self.checker.disturbed(node);
         self.close_connection(node);
+        true
     }
 
-    /// Half of the time a leader notices at once.
-    pub(super) fn close_connection(&mut self, node: NodeId) {
-        if self.draws_target.chance(0.5)
-            && let Some(leader) = self.leader()
-        {
-            let input = zbelastic_consensus::core::Input::Closed { node };
-            self.controller_input(leader, input);
-        }
+    /// Half of the time a leader notices at once. Yields whether one did.
+    pub(super) fn close_connection(&mut self, node: NodeId) -> bool {
+        let Some(leader) = self.leader().filter(|_| self.draws_target.chance(0.5)) else {
+            return false;
+        };
+        self.command(leader, Input::Closed { node });
+        true
     }
 
     pub(super) fn restart(&mut self, node: NodeId) {
@@ -137,9 +146,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// A majority of the voters and their disks are gone; whoever runs the cluster notices, sees
     /// that nothing moves, and begins anew from the newest checkpoint.
-    pub(super) fn lose_majority(&mut self, draw: u64) {
-        let Some(nodes) = self.settled_voters().filter(|_| !self.is_majority_lost) else { return };
-        self.is_majority_lost = true;
+    pub(super) fn lose_majority(&mut self, draw: u64) -> bool {
+        let nodes = self.settled_voters().filter(|_| !self.storm.is_majority_lost);
+        let Some(nodes) = nodes else { return false };
+        self.storm.is_majority_lost = true;
         let count = nodes.len() / 2 + 1;
         let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
         let last_index = cores.map(|core| core.status().last_index).max().unwrap_or(0);
@@ -153,6 +163,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.checker.quorum_is_lost(last_index);
         let wait = self.draws_target.between(2_000_000, 6_000_000);
         self.queue.push(self.now.after(wait), Event::Recover);
+        true
     }
 
     /// The voters, if everybody who may vote agrees on them.
@@ -190,7 +201,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();
         for node in workers {
             let controllers = controllers.clone();
-            self.seat_input(node, SeatInput::Controllers { cluster, controllers });
+            self.advise(node, SeatInput::Controllers { cluster, controllers });
         }
     }
 
@@ -209,7 +220,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.is_calm = true;
         self.calm_at = self.now;
         self.note(|| "the storm is over".to_owned());
-        self.armed.clear();
+        self.storm.armed.clear();
         self.network.calm();
         self.store.fails = false;
         for machine in self.controllers.values_mut() {

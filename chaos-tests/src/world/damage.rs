@@ -19,45 +19,48 @@ const FLIPPED_US: u64 = 200_000;
 const STAGES_TO_BLAME: usize = 3;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn slow_disk(&mut self, draw: u64, sync_us: u64, us: u64) {
-        let Some(node) = pick(&self.controllers_in_use(), draw) else { return };
-        self.controllers.get_mut(&node).expect("in use").sync_us_extra = sync_us;
+    pub(super) fn slow_disk(&mut self, draw: u64, sync_us: u64, us: u64) -> bool {
+        let Some(node) = pick(&self.controllers_in_use(), draw) else { return false };
+        let machine = self.controllers.get_mut(&node).expect("in use");
+        machine.sync_us_extra = sync_us;
         self.queue.push(self.now.after(us), Event::DiskRecovers(node));
+        machine.core.is_some()
     }
 
     /// A controller that may lose its disk, so that a majority stays. If there is none, nothing
     /// strikes.
     fn spare_controller(&mut self, draw: u64) -> Option<NodeId> {
         let node = pick(&self.controllers_in_use(), draw);
-        let node = node.filter(|node| self.can_lose(*node));
-        self.faults_struck -= u64::from(node.is_none());
-        node
+        node.filter(|node| self.can_lose(*node))
     }
 
-    pub(super) fn fail_disk(&mut self, draw: u64) {
-        let Some(node) = self.spare_controller(draw) else { return };
+    pub(super) fn fail_disk(&mut self, draw: u64) -> bool {
+        let Some(node) = self.spare_controller(draw) else { return false };
         self.controllers.get_mut(&node).expect("in use").disk.fails = true;
         self.checker.disturbed(node);
+        true
     }
 
-    pub(super) fn lose_disk(&mut self, draw: u64) {
-        let Some(node) = self.spare_controller(draw) else { return };
+    pub(super) fn lose_disk(&mut self, draw: u64) -> bool {
+        let Some(node) = self.spare_controller(draw) else { return false };
         self.crash(node, None);
         self.condemn(node);
+        true
     }
 
-    pub(super) fn flip_disk(&mut self, draw: u64) {
-        let Some(node) = self.spare_controller(draw) else { return };
+    pub(super) fn flip_disk(&mut self, draw: u64) -> bool {
+        let Some(node) = self.spare_controller(draw) else { return false };
         self.crash(node, Some(FLIPPED_US));
         let machine = self.controllers.get_mut(&node).expect("in use");
-        machine.disk.flip(&mut self.draws_disk);
+        machine.disk.flip(&mut self.draws_disk)
     }
 
-    pub(super) fn set_disk_back_later(&mut self, draw: u64, age_us: u64) {
-        let Some(node) = self.spare_controller(draw) else { return };
+    pub(super) fn set_disk_back_later(&mut self, draw: u64, age_us: u64) -> bool {
+        let Some(node) = self.spare_controller(draw) else { return false };
         self.controllers.get_mut(&node).expect("in use").disk.take_image();
         let imaged_at = self.now;
         self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at });
+        false
     }
 
     /// A disk that was set back within its present boot is found out by those who saw what came
@@ -67,52 +70,68 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
             machine.is_condemned || *other == node || is_fit
         });
-        let is_busy = self.is_calm || self.now < self.undisturbed_until || !self.network.is_whole();
+        let is_busy =
+            self.is_calm || self.now < self.storm.undisturbed_until || !self.network.is_whole();
         if is_busy || !are_witnesses || !self.can_lose(node) {
             return;
         }
-        self.undisturbed_until = self.now.after(FOUND_OUT_US);
+        self.storm.undisturbed_until = self.now.after(FOUND_OUT_US);
         self.crash(node, None);
+        self.struck();
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let is_older = machine.disk.restore_image();
         self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
         self.restart_controller(node);
     }
 
-    pub(super) fn mark_gradients(&mut self, draw: u64, infinite: bool, times: u32) {
+    pub(super) fn fail_store(&mut self, us: u64) -> bool {
+        self.store.fails = true;
+        self.queue.push(self.now.after(us), Event::StoreRecovers);
+        true
+    }
+
+    pub(super) fn flip_store(&mut self) -> bool {
+        let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) else {
+            return false;
+        };
+        self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
+        true
+    }
+
+    pub(super) fn mark_gradients(&mut self, draw: u64, infinite: bool, times: u32) -> bool {
         let mark = if infinite { f32::INFINITY } else { f32::NAN };
-        if let Some(machine) = self.some_worker(draw) {
-            machine.faults.borrow_mut().plan(NumericFault::Mark(mark, times));
-        }
+        let Some(machine) = self.some_worker(draw) else { return false };
+        machine.faults.borrow_mut().plan(NumericFault::Mark(mark, times));
+        true
     }
 
     /// Numbers go wrong only where somebody is there to notice: what is wrong and promised to
     /// nobody is right by definition.
-    pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) {
+    pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) -> bool {
         if self.stages_with_copies() == 0 {
-            return;
+            return false;
         }
-        if let Some(machine) = self.some_worker(draw) {
-            machine.faults.borrow_mut().plan(fault);
-        }
+        let Some(machine) = self.some_worker(draw) else { return false };
+        machine.faults.borrow_mut().plan(fault);
+        true
     }
 
     /// The real kernels have no place where a bit of a state can be flipped from outside.
-    pub(super) fn flip_state(&mut self, draw: u64, bit: u32) {
+    pub(super) fn flip_state(&mut self, draw: u64, bit: u32) -> bool {
         match self.case.options.model {
             Model::Digest => self.spoil(draw, NumericFault::StateFlip(1 << bit)),
-            Model::Float => {}
+            Model::Float => false,
         }
     }
 
-    pub(super) fn break_device(&mut self, draw: u64) {
+    pub(super) fn break_device(&mut self, draw: u64) -> bool {
         let is_one_broken = self.workers.values().any(|m| m.faults.borrow().always_wrong);
         if is_one_broken || self.stages_with_copies() < STAGES_TO_BLAME {
-            return;
+            return false;
         }
-        if let Some(machine) = self.some_worker(draw) {
-            machine.faults.borrow_mut().always_wrong = true;
-        }
+        let Some(machine) = self.some_worker(draw) else { return false };
+        machine.faults.borrow_mut().always_wrong = true;
+        true
     }
 
     /// Stages of the plan in force, if others keep their updates.

@@ -10,7 +10,7 @@ use zbelastic_types::NodeId;
 
 use super::{Event, Packet, World};
 use crate::bug::{self, Bug};
-use crate::faults::CrashPoint;
+use crate::crash_points::CrashPoint;
 use crate::markers::Marker;
 use crate::network::Lane;
 use crate::store::PieceKey;
@@ -56,15 +56,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.host.handle(input);
         if let Some((generation, sender, true)) = frame {
-            match &taken {
+            match taken {
                 Ok(()) => self.checker.processed(generation, sender, plan),
-                Err(refusal) => {
+                Err(_) => {
                     self.checker.refused("peer");
                     let is_old = plan.is_some_and(|(now, _)| generation.0 + 2 <= now.0);
                     if is_old {
                         self.mark(Marker::FrameTwoGenerationsOld);
                     }
-                    let _ = refusal;
                 }
             }
         }
@@ -123,11 +122,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn handle_op_done(&mut self, node: NodeId, life: u64, number: u64) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         if machine.life != life {
-            return;
-        }
-        if machine.paused_until > self.now {
-            let until = machine.paused_until;
-            self.queue.push(until, Event::OpDone { node, life, number });
             return;
         }
         let Some(process) = &mut machine.process else { return };
@@ -207,6 +201,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 process.backlog.push(told);
             }
         }
+    }
+
+    pub(super) fn handle_read_done(&mut self, node: NodeId, life: u64, key: PieceKey) {
+        let fails = !self.is_calm && self.draws_store.chance(self.case.options.read_failures);
+        let bytes = if fails { None } else { self.store.get(key) };
+        let (version, layer, _) = key;
+        if fails {
+            self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
+        }
+        self.host_input(node, life, HostInput::Read { version, layer, bytes });
     }
 
     pub(super) fn handle_write_done(&mut self, node: NodeId, life: u64, key: PieceKey) {

@@ -1,108 +1,112 @@
 //! Faults strike.
 
 use zbelastic_consensus::core::{Command, Input};
+use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::seat::SeatInput;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::NodeId;
 
-use super::{Armed, Event, World};
-use crate::faults::{CrashPoint, Cut, Fault};
+use super::{Event, World};
+use crate::crash_points::{CrashPoint, CrashPointCounts};
+use crate::faults::{Cut, Fault};
 use crate::markers::Marker;
 use crate::numeric::NumericFault;
+use crate::queue::Moment;
 
 /// How long a controller that was replaced goes on.
 const RETIRED_US: u64 = 8_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
 
+/// Until a majority is to be lost again, if the voters did not agree on who they are.
+const MAJORITY_RETRY_US: u64 = 500_000;
+
+/// A point at which the next process dies.
+pub(super) struct Armed {
+    pub(super) point: CrashPoint,
+    pub(super) passes: u32,
+    pub(super) down_us: u64,
+    pub(super) is_hit: bool,
+}
+
+/// What faults did, and what they still wait for.
+#[derive(Default)]
+pub(super) struct Storm {
+    pub(super) armed: Vec<Armed>,
+    /// Where processes died.
+    pub(super) crash_points: CrashPointCounts,
+    /// Faults that changed something.
+    pub(super) faults: u64,
+    /// Those of them that found the job running.
+    pub(super) faults_in_training: u64,
+    /// A controller that comes, and the one that goes for it.
+    pub(super) replaced: Option<(NodeId, NodeId)>,
+    /// Whom a partition waits for to have caught up, and how long it is to last.
+    pub(super) cut_at_install: Option<(NodeId, u64)>,
+    /// A disk was set back: until it is found out, nothing else happens.
+    pub(super) undisturbed_until: Moment,
+    pub(super) is_majority_lost: bool,
+}
+
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn strike(&mut self, fault: Fault) {
+    pub(super) fn strike(&mut self, index: usize) {
         if self.is_calm {
             return;
         }
-        self.faults_struck += 1;
+        let fault = self.case.faults[index].fault;
         self.note(|| format!("fault {fault:?}"));
+        if self.bites(index, fault) {
+            self.struck();
+        }
+    }
+
+    /// Something changed for the worse.
+    pub(super) fn struck(&mut self) {
+        self.storm.faults += 1;
+        let is_training = match self.job_phase() {
+            Some(JobPhase::Running | JobPhase::Paused) => true,
+            Some(JobPhase::Done | JobPhase::Halted(_)) | None => false,
+        };
+        self.storm.faults_in_training += u64::from(is_training);
+    }
+
+    /// Lets a fault strike. Yields whether that changed anything; what only waits for its moment is
+    /// counted then.
+    fn bites(&mut self, index: usize, fault: Fault) -> bool {
         match fault {
-            Fault::CrashController { draw, down_us } => {
-                self.crash_some(self.controllers_in_use(), draw, down_us);
-            }
-            Fault::CrashLeader { down_us } => {
-                if let Some(leader) = self.leader() {
-                    self.crash(leader, Some(down_us));
-                }
-            }
+            Fault::CrashController { draw, down_us } => self.crash_some_controller(draw, down_us),
+            Fault::CrashLeader { down_us } => self.crash_leader(down_us),
             Fault::CrashWorkers { draw, count, contiguous, down_us } => {
-                self.crash_workers(draw, count, contiguous, down_us);
+                self.crash_workers(draw, count as usize, contiguous, down_us)
             }
-            Fault::AllButOne { draw, down_us } => {
-                let up = self.up_workers();
-                let stays = pick(&up, draw);
-                up.into_iter().filter(|node| Some(*node) != stays).for_each(|node| {
-                    self.crash(node, Some(down_us));
-                });
-            }
+            Fault::AllButOne { draw, down_us } => self.crash_all_but_one(draw, down_us),
             Fault::PowerCycle { down_us } => self.power_cycle(down_us),
             Fault::CrashAt { point, passes, down_us } => {
-                self.armed.push(Armed { point, passes, down_us, is_hit: false });
+                self.storm.armed.push(Armed { point, passes, down_us, is_hit: false });
+                false
             }
             Fault::Pause { draw, us } => self.pause(draw, us),
             Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
-            Fault::Slow { draw, factor, us } => {
-                let until = self.now.after(us);
-                if let Some(machine) = self.some_worker(draw) {
-                    machine.slow_factor = u64::from(factor);
-                    machine.slow_until = until;
-                }
-                self.checker.disturbed(NodeId(draw));
-            }
-            Fault::Hang { draw } => {
-                if let Some(machine) = self.some_worker(draw) {
-                    machine.hangs_next = true;
-                }
-            }
-            Fault::Close { draw } => {
-                if let Some(node) = pick(&self.up_workers(), draw) {
-                    self.checker.disturbed(node);
-                    self.close_connection(node);
-                }
-            }
+            Fault::Slow { draw, factor, us } => self.slow_worker(draw, factor, us),
+            Fault::Hang { draw } => self.hang_worker(draw),
+            Fault::Close { draw } => self.close_some_connection(draw),
             Fault::SlowDisk { draw, sync_us, us } => self.slow_disk(draw, sync_us, us),
             Fault::FailDisk { draw } => self.fail_disk(draw),
             Fault::StaleDisk { draw, age_us } => self.set_disk_back_later(draw, age_us),
             Fault::LostDisk { draw } => self.lose_disk(draw),
             Fault::FlipDisk { draw } => self.flip_disk(draw),
-            Fault::FailStore { us } => {
-                self.store.fails = true;
-                self.queue.push(self.now.after(us), Event::StoreRecovers);
-            }
-            Fault::FlipStore => {
-                if let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) {
-                    self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
-                }
-            }
+            Fault::FailStore { us } => self.fail_store(us),
+            Fault::FlipStore => self.flip_store(),
             Fault::Mark { draw, infinite, times } => self.mark_gradients(draw, infinite, times),
-            Fault::WrongSum { draw, factor } => {
-                self.spoil(draw, NumericFault::SumFactor(factor));
-            }
+            Fault::WrongSum { draw, factor } => self.spoil(draw, NumericFault::SumFactor(factor)),
             Fault::FlipState { draw, bit } => self.flip_state(draw, bit),
             Fault::AlwaysWrong { draw } => self.break_device(draw),
-            Fault::Join { count } => {
-                for _ in 0..count {
-                    if self.workers.values().filter(|m| !m.is_gone).count() < WORKERS_MAX {
-                        self.add_worker();
-                    }
-                }
-            }
+            Fault::Join { count } => self.join(count),
             Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
-            Fault::LoseMajority { draw } => self.lose_majority(draw),
+            Fault::LoseMajority { draw } => self.lose_majority_soon(index, draw),
             Fault::Retire { draw, cut_us } => self.retire(draw, cut_us),
-            Fault::Transfer { draw } => {
-                let to = pick(&self.controllers_in_use(), draw);
-                if let (Some(leader), Some(to)) = (self.leader(), to) {
-                    self.controller_input(leader, Input::Command(Command::TransferLeader(to)));
-                }
-            }
+            Fault::Transfer { draw } => self.transfer(draw),
         }
     }
 
@@ -112,69 +116,140 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         up.map(|(node, _)| *node).collect()
     }
 
+    /// Workers whose process runs and that have a part in the plan in force, in the order of their
+    /// stages.
+    fn staged_workers(&self) -> Vec<NodeId> {
+        let plan = self.newest_core().and_then(|core| core.state().plan());
+        let Some(plan) = plan else { return Vec::new() };
+        let up = self.up_workers();
+        let mut staged: Vec<NodeId> = plan.record.stages.iter().map(|holder| holder.node).collect();
+        staged.retain(|node| up.contains(node));
+        staged
+    }
+
+    /// A worker that computes: what happens to the work of others changes nothing.
     pub(super) fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
-        let node = pick(&self.up_workers(), draw)?;
+        let node = pick(&self.staged_workers(), draw)?;
         self.workers.get_mut(&node)
     }
 
-    fn crash_some(&mut self, nodes: Vec<NodeId>, draw: u64, down_us: u64) {
-        if let Some(node) = pick(&nodes, draw) {
-            self.crash(node, Some(down_us));
-        }
+    fn crash_some_controller(&mut self, draw: u64, down_us: u64) -> bool {
+        let node = pick(&self.controllers_in_use(), draw);
+        node.is_some_and(|node| self.crash(node, Some(down_us)))
     }
 
-    fn crash_workers(&mut self, draw: u64, count: u32, contiguous: bool, down_us: u64) {
-        let mut up = self.up_workers();
-        if contiguous && let Some(plan) = self.newest_core().and_then(|core| core.state().plan()) {
-            let stages: Vec<NodeId> = plan.record.stages.iter().map(|holder| holder.node).collect();
-            let place = |node: &NodeId| stages.iter().position(|found| found == node);
-            up.sort_by_key(|node| place(node).unwrap_or(usize::MAX));
-        }
-        for offset in 0..count as usize {
-            if !up.is_empty() {
-                let node =
-                    up.remove((draw as usize + offset * usize::from(!contiguous)) % up.len());
-                self.crash(node, Some(down_us));
-            }
-        }
-        if self.is_joining() {
+    fn crash_leader(&mut self, down_us: u64) -> bool {
+        self.leader().is_some_and(|leader| self.crash(leader, Some(down_us)))
+    }
+
+    fn crash_workers(&mut self, draw: u64, count: usize, contiguous: bool, down_us: u64) -> bool {
+        let nodes = if contiguous {
+            side_by_side(&self.staged_workers(), draw, count)
+        } else {
+            scattered(self.up_workers(), draw, count)
+        };
+        let died = nodes.into_iter().filter(|node| self.crash(*node, Some(down_us))).count();
+        if died > 0 && self.is_joining() {
             self.mark(Marker::LossDuringJoin);
         }
+        died > 0
+    }
+
+    fn crash_all_but_one(&mut self, draw: u64, down_us: u64) -> bool {
+        let up = self.up_workers();
+        let stays = pick(&up, draw);
+        let others = up.into_iter().filter(|node| Some(*node) != stays);
+        others.filter(|node| self.crash(*node, Some(down_us))).count() > 0
+    }
+
+    fn slow_worker(&mut self, draw: u64, factor: u32, us: u64) -> bool {
+        let Some(node) = pick(&self.staged_workers(), draw) else { return false };
+        let until = self.now.after(us);
+        let machine = self.workers.get_mut(&node).expect("it is up");
+        machine.slow_factor = u64::from(factor);
+        machine.slow_until = until;
+        self.checker.disturbed(node);
+        true
+    }
+
+    fn hang_worker(&mut self, draw: u64) -> bool {
+        let Some(machine) = self.some_worker(draw) else { return false };
+        machine.hangs_next = true;
+        true
+    }
+
+    fn close_some_connection(&mut self, draw: u64) -> bool {
+        let Some(node) = pick(&self.up_workers(), draw) else { return false };
+        self.checker.disturbed(node);
+        self.close_connection(node)
+    }
+
+    fn join(&mut self, count: u32) -> bool {
+        let there = self.workers.values().filter(|machine| !machine.is_gone).count();
+        let count = (count as usize).min(WORKERS_MAX.saturating_sub(there));
+        for _ in 0..count {
+            self.add_worker();
+        }
+        count > 0
+    }
+
+    fn transfer(&mut self, draw: u64) -> bool {
+        let to = pick(&self.controllers_in_use(), draw);
+        let (Some(leader), Some(to)) = (self.leader(), to) else { return false };
+        self.command(leader, Input::Command(Command::TransferLeader(to)));
+        leader != to
+    }
+
+    /// Voters who do not agree on who they are cannot be counted: later they do.
+    fn lose_majority_soon(&mut self, index: usize, draw: u64) -> bool {
+        let is_lost = self.lose_majority(draw);
+        if !is_lost && !self.storm.is_majority_lost {
+            self.queue.push(self.now.after(MAJORITY_RETRY_US), Event::Fault(index));
+        }
+        is_lost
     }
 
     fn is_joining(&self) -> bool {
         self.newest_core().is_some_and(|core| core.state().next_plan().is_some())
     }
 
-    fn power_cycle(&mut self, down_us: u64) {
+    fn power_cycle(&mut self, down_us: u64) -> bool {
         self.mark(Marker::PowerCycled);
         let nodes: Vec<NodeId> =
             self.controllers.keys().chain(self.workers.keys()).copied().collect();
+        let mut died = 0;
         for node in nodes {
             let extra = self.draws_target.below(1_500_000);
-            self.crash(node, Some(down_us + extra));
+            died += usize::from(self.crash(node, Some(down_us + extra)));
         }
+        died > 0
     }
 
-    fn pause(&mut self, draw: u64, us: u64) {
+    fn pause(&mut self, draw: u64, us: u64) -> bool {
         let nodes: Vec<NodeId> =
             self.controllers.keys().chain(self.workers.keys()).copied().collect();
-        let Some(node) = pick(&nodes, draw) else { return };
+        let Some(node) = pick(&nodes, draw) else { return false };
         let until = self.now.after(us);
+        let mut is_up = false;
         if let Some(machine) = self.controllers.get_mut(&node) {
             machine.paused_until = until;
+            is_up |= machine.core.is_some();
         }
         if let Some(machine) = self.workers.get_mut(&node) {
             machine.paused_until = until;
+            is_up |= machine.process.is_some();
         }
         self.checker.disturbed(node);
+        is_up
     }
 
-    fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
+    fn partition(&mut self, cut: Cut, draw: u64, us: u64) -> bool {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
-        let (Some(one), Some(other)) = (pick(&all, draw), pick(&all, draw >> 20)) else { return };
+        let (Some(one), Some(other)) = (pick(&all, draw), pick(&all, draw >> 20)) else {
+            return false;
+        };
         let half = |node: &NodeId| draw >> (node.0 % 48) & 1 == 1;
         let mut links = Vec::new();
         for from in &all {
@@ -195,12 +270,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
         }
+        let is_cut = !links.is_empty();
         self.cut(links, us);
+        is_cut
     }
 
     /// Cuts whoever has just caught up and the leader off from all other controllers.
     pub(super) fn cut_newcomer(&mut self, new: NodeId) {
-        let Some((_, us)) = self.cut_at_install.take_if(|(node, _)| *node == new) else { return };
+        let Some((_, us)) = self.storm.cut_at_install.take_if(|(node, _)| *node == new) else {
+            return;
+        };
         let Some(leader) = self.leader() else { return };
         let inside = [leader, new];
         let mut outside = self.controllers_in_use();
@@ -222,22 +301,25 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
     /// heard of that, and think that it still votes.
-    fn retire(&mut self, draw: u64, cut_us: Option<u64>) {
+    fn retire(&mut self, draw: u64, cut_us: Option<u64>) -> bool {
         let leader = self.leader();
         let mut nodes = self.controllers_in_use();
         nodes.retain(|node| Some(*node) != leader);
-        let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else { return };
+        let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else {
+            return false;
+        };
         self.controllers.get_mut(&node).expect("in use").is_retiring = true;
         let new = self.add_controller(&[]);
-        self.replaced = Some((new, node));
+        self.storm.replaced = Some((new, node));
         self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
-        self.cut_at_install = cut_us.map(|us| (new, us));
+        self.storm.cut_at_install = cut_us.map(|us| (new, us));
+        true
     }
 
     /// Whoever runs the cluster takes the old one away as soon as the new one is admitted.
     pub(super) fn remove_replaced(&mut self, old: NodeId) {
         if let Some(leader) = self.leader() {
-            self.controller_input(leader, Input::Command(Command::Remove(old)));
+            self.command(leader, Input::Command(Command::Remove(old)));
         }
     }
 
@@ -248,24 +330,60 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.tell_controllers();
     }
 
-    fn drain(&mut self, draw: u64, grace_us: u64) {
+    fn drain(&mut self, draw: u64, grace_us: u64) -> bool {
         let up = self.up_workers();
-        let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return };
-        let machine = self.workers.get_mut(&node).expect("it is up");
-        let life = machine.life;
-        let process = machine.process.as_mut().expect("it is up");
-        process.is_draining = true;
-        self.seat_input(node, SeatInput::Drain);
+        let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return false };
+        let life = self.workers[&node].life;
+        self.advise(node, SeatInput::Drain);
         let is_hasty = self.hits(CrashPoint::DrainHalf);
         let grace_us = if is_hasty { grace_us / 8 } else { grace_us };
         if is_hasty {
             self.disarm();
         }
         self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
+        true
     }
 }
 
 /// Whom a draw names.
 pub(super) fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
     nodes.get(draw as usize % nodes.len().max(1)).copied()
+}
+
+/// Nodes that follow each other, as many as there are at most.
+fn side_by_side(nodes: &[NodeId], draw: u64, count: usize) -> Vec<NodeId> {
+    let count = count.min(nodes.len());
+    let first = draw as usize % (nodes.len() - count + 1);
+    nodes[first..first + count].to_vec()
+}
+
+/// Nodes from here and there, as many as there are at most.
+fn scattered(mut nodes: Vec<NodeId>, draw: u64, count: usize) -> Vec<NodeId> {
+    let count = count.min(nodes.len());
+    (0..count).map(|offset| nodes.remove((draw as usize + offset) % nodes.len())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::NodeId;
+
+    use super::{scattered, side_by_side};
+
+    #[test]
+    fn stages_that_are_lost_side_by_side_follow_each_other() {
+        let nodes: Vec<NodeId> = [7, 3, 9, 4, 8].map(NodeId).to_vec();
+        for draw in 0..20 {
+            for count in 1..=6 {
+                let lost = side_by_side(&nodes, draw, count);
+                assert_eq!(lost.len(), count.min(5));
+                assert!(nodes.windows(lost.len()).any(|window| window == lost), "{lost:?}");
+                let mut lost = scattered(nodes.clone(), draw, count);
+                assert_eq!(lost.len(), count.min(5));
+                lost.sort();
+                lost.dedup();
+                assert_eq!(lost.len(), count.min(5), "each once");
+            }
+        }
+        assert_eq!(side_by_side(&[], 3, 2), []);
+    }
 }

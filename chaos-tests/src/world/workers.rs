@@ -12,7 +12,7 @@ use zbelastic_types::{Bytes, NodeId};
 
 use super::{Event, Packet, Process, WorkerMachine, World};
 use crate::bug::{self, Bug};
-use crate::faults::CrashPoint;
+use crate::crash_points::CrashPoint;
 use crate::network::Lane;
 use crate::queue::Moment;
 
@@ -68,7 +68,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             op_number: 0,
             is_hung: false,
             checked: None,
-            is_draining: false,
             last_program: None,
         });
         let (life, tick_us) = (machine.life, machine.tick_us);
@@ -88,6 +87,24 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let nodes: Vec<NodeId> = self.workers.keys().copied().collect();
         for node in nodes {
             let input = SeatInput::Controllers { cluster, controllers: controllers.clone() };
+            self.advise(node, input);
+        }
+    }
+
+    /// Whoever runs the cluster tells a worker something; it hears it when it does not stand still.
+    pub(super) fn advise(&mut self, node: NodeId, input: SeatInput) {
+        let Some(machine) = self.workers.get(&node) else { return };
+        let life = machine.life;
+        match self.paused_until(node) {
+            Some(until) => {
+                self.queue.push(until, Event::Advice { node, life, input: Box::new(input) });
+            }
+            None => self.seat_input(node, input),
+        }
+    }
+
+    pub(super) fn handle_advice(&mut self, node: NodeId, life: u64, input: SeatInput) {
+        if self.workers.get(&node).is_some_and(|machine| machine.life == life) {
             self.seat_input(node, input);
         }
     }
@@ -95,11 +112,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn tick_worker(&mut self, node: NodeId, life: u64) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         if machine.life != life {
-            return;
-        }
-        if machine.paused_until > self.now {
-            let until = machine.paused_until;
-            self.queue.push(until, Event::Tick(node, life));
             return;
         }
         self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
@@ -151,6 +163,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 SeatOutput::Order(order) => {
                     let is_settle = matches!(order, Order::Settle(_));
                     if is_settle && self.hits(CrashPoint::BeforeStageApply) {
+                        self.crash_here(node);
+                        return;
+                    }
+                    let is_run = matches!(order, Order::Run { .. });
+                    if is_run && self.hits(CrashPoint::BeforeStep) {
                         self.crash_here(node);
                         return;
                     }

@@ -16,6 +16,7 @@ mod workers;
 use std::collections::{BTreeMap, VecDeque};
 
 use chaos_tests::numeric::NumericFault;
+use chaos_tests::random::{Draws, Purpose};
 use chaos_tests::solver::Solver;
 use chaos_tests::store::Store;
 use zbelastic_consensus::core::{Command, Core, Input};
@@ -192,7 +193,7 @@ impl Play {
         }
         let worker = self.workers.get_mut(&node).expect("a worker");
         assert!(worker.process.take().is_some(), "worker {node} is up");
-        self.store.writer_crashed(node);
+        self.store.writer_crashed(node, &mut Draws::new(node.0, Purpose::Store));
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         for controller in controllers {
             self.controller_input(controller, Input::Closed { node });

@@ -21,7 +21,9 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Stop
 
 fn stop(error: SimError) -> Stop {
     match error {
-        SimError::Case(error) => Failure::new(FailureCode::Usage, error.to_string()).into(),
+        SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => {
+            Failure::new(FailureCode::Usage, error.to_string()).into()
+        }
         SimError::Output(error) => Stop::Output(error),
     }
 }

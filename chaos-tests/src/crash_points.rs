@@ -1,0 +1,126 @@
+//! Named points of the protocol at which a process may die, and how often one did.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A point of the protocol at which a process may die. Names follow the failpoints of the field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum CrashPoint {
+    /// Records are to be written.
+    BeforeAppend,
+    /// They are written, not durable.
+    AfterAppendBeforeSync,
+    /// They are durable, nobody was told.
+    AfterSyncBeforeSend,
+    /// An entry is applied, nothing that follows was done.
+    AfterApply,
+    /// A snapshot is to be written.
+    BeforeSnapshotWrite,
+    /// It is durable, older records are still there.
+    AfterSnapshotBeforeTruncate,
+    /// A snapshot of another node took the place of the log.
+    AfterInstall,
+    /// Some stages reported, others did not.
+    StatsPartial,
+    /// All stages reported, nothing is proposed.
+    BeforePropose,
+    /// A seal is agreed on, nobody was told.
+    AfterCommitBeforeBroadcast,
+    /// Some workers were told of a seal.
+    BroadcastHalf,
+    /// A plan is agreed on, nobody was told.
+    PlanCommittedBeforeLoad,
+    /// Some holders are ready, others are not.
+    BarrierHalf,
+    /// A worker is admitted, nothing else.
+    AdmittedBeforePlan,
+    /// A controller that has no vote yet gets the log.
+    LearnerCatchingUp,
+    /// A worker is told to run what it has loaded.
+    BeforeStep,
+    /// A worker learns of a seal.
+    BeforeStageApply,
+    /// It has applied one.
+    AfterStageApply,
+    /// Its gradient is frozen, nobody was told.
+    BeforeReport,
+    /// Some of a checkpoint's pieces are written.
+    PiecesHalf,
+    /// All are durable, nobody was told.
+    PiecesDoneBeforeTold,
+    /// Some layers of a plan arrived.
+    TransferHalf,
+    /// A worker about to go does not wait for the end.
+    DrainHalf,
+}
+
+impl CrashPoint {
+    /// All of them.
+    pub const ALL: [Self; 23] = [
+        Self::BeforeAppend,
+        Self::AfterAppendBeforeSync,
+        Self::AfterSyncBeforeSend,
+        Self::AfterApply,
+        Self::BeforeSnapshotWrite,
+        Self::AfterSnapshotBeforeTruncate,
+        Self::AfterInstall,
+        Self::StatsPartial,
+        Self::BeforePropose,
+        Self::AfterCommitBeforeBroadcast,
+        Self::BroadcastHalf,
+        Self::PlanCommittedBeforeLoad,
+        Self::BarrierHalf,
+        Self::AdmittedBeforePlan,
+        Self::LearnerCatchingUp,
+        Self::BeforeStep,
+        Self::BeforeStageApply,
+        Self::AfterStageApply,
+        Self::BeforeReport,
+        Self::PiecesHalf,
+        Self::PiecesDoneBeforeTold,
+        Self::TransferHalf,
+        Self::DrainHalf,
+    ];
+
+    /// Those that a process seldom comes to.
+    pub const RARE: [Self; 3] = [Self::AfterInstall, Self::LearnerCatchingUp, Self::DrainHalf];
+
+    /// How many times at most it is passed before somebody dies there, and one more. Points that are
+    /// seldom reached are not passed at all.
+    pub(crate) fn passes_limit(self) -> u64 {
+        if Self::RARE.contains(&self) { 1 } else { 6 }
+    }
+}
+
+/// How often processes died at each point.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrashPointCounts {
+    counts: BTreeMap<CrashPoint, u64>,
+}
+
+impl CrashPointCounts {
+    /// A process died there.
+    pub fn hit(&mut self, point: CrashPoint) {
+        *self.counts.entry(point).or_default() += 1;
+    }
+
+    /// How often.
+    #[must_use]
+    pub fn count(&self, point: CrashPoint) -> u64 {
+        self.counts.get(&point).copied().unwrap_or(0)
+    }
+
+    /// Adds what happened in another life.
+    pub fn merge(&mut self, other: &Self) {
+        for (point, count) in &other.counts {
+            *self.counts.entry(*point).or_default() += count;
+        }
+    }
+
+    /// Those at which nobody ever died.
+    #[must_use]
+    pub fn missing(&self) -> Vec<CrashPoint> {
+        CrashPoint::ALL.into_iter().filter(|point| self.count(*point) == 0).collect()
+    }
+}
