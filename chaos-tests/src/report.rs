@@ -15,6 +15,8 @@ pub const LIVES_FOR_MARKERS: u64 = 1000;
 /// The same for rare markers. In five thousand lives a step was rolled back twice nine times; late
 /// entries came 39 times, none of them in the first thousand lives.
 pub const LIVES_FOR_RARE_MARKERS: u64 = 10_000;
+/// The share of lives that may end in an excused way. Of 5,000 fewer than one in a hundred did.
+const EXCUSED_SHARE_MAX: f64 = 0.02;
 /// Failures that are kept, the first by order of their tickets; the rest are counted.
 const FAILURES_KEPT: usize = 100;
 
@@ -59,6 +61,8 @@ pub enum Ending {
     Failed(FailureKind),
     /// All passed, and a marker was never seen: the campaign has not tried what it is there for.
     MarkersMissed,
+    /// All passed, and too many of them because a fault excused their end.
+    TooManyExcused,
 }
 
 impl Ending {
@@ -71,7 +75,7 @@ impl Ending {
         match self {
             Self::Passed => 0,
             Self::Failed(kind) => kind.exit_code(),
-            Self::MarkersMissed => Self::HARNESS,
+            Self::MarkersMissed | Self::TooManyExcused => Self::HARNESS,
         }
     }
 }
@@ -131,13 +135,25 @@ impl Report {
         missing.filter(|marker| self.digest_lives >= lives_for(marker)).collect()
     }
 
+    /// Lives whose end a fault excused.
+    #[must_use]
+    pub fn excused(&self) -> u64 {
+        Marker::EXCUSED.into_iter().map(|marker| self.markers.count(marker)).sum()
+    }
+
+    fn has_too_many_excused(&self) -> bool {
+        let excused_max = (self.lives as f64 * EXCUSED_SHARE_MAX) as u64;
+        self.digest_lives >= LIVES_FOR_MARKERS && self.excused() > excused_max
+    }
+
     /// How the campaign ends.
     #[must_use]
     pub fn ending(&self) -> Ending {
         match self.failed.keys().min_by_key(|kind| kind.exit_code()) {
             Some(kind) => Ending::Failed(*kind),
-            None if self.missed().is_empty() => Ending::Passed,
-            None => Ending::MarkersMissed,
+            None if !self.missed().is_empty() => Ending::MarkersMissed,
+            None if self.has_too_many_excused() => Ending::TooManyExcused,
+            None => Ending::Passed,
         }
     }
 
@@ -152,6 +168,10 @@ impl Report {
                 let kinds = self.failed.iter().map(|(kind, count)| format!("{count} {kind:?}"));
                 let kinds = kinds.collect::<Vec<_>>().join(", ");
                 format!("FAILED: {failed} of {lives} lives ({kinds}), exit code {code}")
+            }
+            Ending::TooManyExcused => {
+                let excused = self.excused();
+                format!("FAILED: {excused} of {lives} lives ended early, exit code {code}")
             }
             Ending::MarkersMissed => {
                 let missed = self.missed();

@@ -7,6 +7,7 @@ mod applied;
 mod controllers;
 mod crash;
 mod damage;
+mod ending;
 mod hosts;
 mod storm;
 mod workers;
@@ -14,12 +15,14 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::raft::PersistToken;
 use zbelastic_consensus::seat::Seat;
 use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -44,10 +47,12 @@ use crate::store::{PieceKey, Store};
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
+/// Between the numbers of two starts of processes.
+const BOOTS_APART: u64 = 1000;
 /// Between two looks of whoever runs the cluster.
 const ADMIN_US: u64 = 500_000;
-/// After the storm, how long nothing may move.
-const CALM_US_MAX: u64 = 90_000_000;
+/// After the storm, how long no step may be sealed that was not sealed before.
+const CALM_US_MAX: u64 = 30_000_000;
 /// After the storm, how long a life may take at most.
 const LIFE_US_MAX: u64 = 900_000_000;
 /// Events of a life at most: one that goes in circles is a failure, not a loop.
@@ -147,7 +152,7 @@ struct Process<M: ComputeModel, S> {
     /// The operation under way never ends.
     is_hung: bool,
     /// What the checker looked at last.
-    checked: Option<(u64, Step)>,
+    checked: Option<(Turn, Step)>,
     is_draining: bool,
     /// What only a known bug looks at.
     last_program: Option<Program>,
@@ -190,6 +195,8 @@ pub struct World<'a, M: ComputeModel, S> {
     workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
     /// Controllers whose disks are gone, to be removed by order.
     dead: BTreeSet<NodeId>,
+    /// Workers that were declared lost and live on.
+    fenced: BTreeSet<NodeId>,
     node_next: u64,
     boot_next: u64,
     solver: Solver,
@@ -210,8 +217,8 @@ pub struct World<'a, M: ComputeModel, S> {
     calm_at: Moment,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
-    /// Versions that the log refers to.
-    referred: BTreeSet<Step>,
+    /// Checkpoints that the log refers to.
+    referred: BTreeMap<Step, CheckpointRecord>,
     failure: Option<Failure>,
     faults_struck: u64,
 }
@@ -259,6 +266,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             dead: BTreeSet::new(),
+            fenced: BTreeSet::new(),
             node_next: 1,
             boot_next: 1,
             solver: Solver::new(options, &setup.stage),
@@ -275,7 +283,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             is_excused: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
-            referred: BTreeSet::new(),
+            referred: BTreeMap::new(),
             failure: None,
             faults_struck: 0,
         };
@@ -303,7 +311,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     /// A start's number: as from a clock, so that a process can count on from it.
     fn new_boot(&mut self) -> u64 {
-        self.boot_next += 1000;
+        self.boot_next += BOOTS_APART;
         self.boot_next
     }
 

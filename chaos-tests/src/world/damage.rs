@@ -37,7 +37,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn fail_disk(&mut self, draw: u64) {
         let Some(node) = self.spare_controller(draw) else { return };
         self.controllers.get_mut(&node).expect("in use").disk.fails = true;
-        self.checker.disturbed(node);
     }
 
     pub(super) fn lose_disk(&mut self, draw: u64) {

