@@ -7,6 +7,8 @@ mod history;
 mod leaders;
 mod plans;
 mod states;
+#[cfg(test)]
+mod tests;
 mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -23,6 +23,8 @@ pub struct PendingFaults {
     /// A device whose sums are always wrong.
     pub always_wrong: bool,
     flipped: Option<LayerId>,
+    /// Whether a step is about to be run again: what only a known bug looks at.
+    pub(crate) is_replaying: bool,
     /// What took effect and was not asked for yet.
     effects: Vec<NumericFault>,
 }

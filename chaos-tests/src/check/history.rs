@@ -1,8 +1,8 @@
 //! S1, S2, S6, L3: sealed history is one, grows by one, and is never lost.
 
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::history::History;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::validation::Seal;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 

@@ -89,7 +89,9 @@ impl Checker {
     fn check_reason(&mut self, seal: &Seal, is_fit: bool) {
         if !is_fit {
             let Seal { turn, verdict, reason, .. } = seal;
-            self.fail(Invariant::N5, || format!("{turn}: {} for no reason: {reason}", verdict.name()));
+            self.fail(Invariant::N5, || {
+                format!("{turn}: {} for no reason: {reason}", verdict.name())
+            });
         }
     }
 

@@ -19,6 +19,9 @@ use crate::disk::Disk;
 use crate::failure::{Failure, Invariant};
 use crate::markers::Marker;
 
+/// The index that a node begins with.
+const INDEX_FIRST: u64 = 1;
+
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// A run may be held only for something that a fault did.
     pub(super) fn check_halt(&mut self, reason: HaltReason) {
@@ -112,7 +115,8 @@ fn replay(disk: &Disk, cluster: ClusterId, applied: u64) -> Option<State> {
                 entries.retain(|before| before.index < entry.index);
                 entries.push(entry);
             }),
-            Record::Snapshot(image) if image.index <= applied => {
+            // The first one is where a node begins, before anything is applied.
+            Record::Snapshot(image) if image.index <= applied.max(INDEX_FIRST) => {
                 state = codec::decode(&image.data, SNAPSHOT_BYTES_MAX).ok()?;
                 from = image.index;
             }
