@@ -54,7 +54,7 @@ fn two_deaths_break_nothing_in_three_stages() {
 
 #[test]
 fn a_fence_and_a_death_break_nothing_in_two_stages() {
-    check_sound(A_FENCE, 20_000);
+    check_sound(A_FENCE, 100_000);
 }
 
 /// A worker that loads a plan holds layers that the plan does not give it. Its inventory once left
