@@ -15,7 +15,7 @@ pub const LIVES_FOR_MARKERS: u64 = 1000;
 /// The same for rare markers. In five thousand lives a step was rolled back twice nine times; late
 /// entries came 39 times, none of them in the first thousand lives.
 pub const LIVES_FOR_RARE_MARKERS: u64 = 10_000;
-/// The share of lives that may end in an excused way. Of 5,000 fewer than one in a hundred did.
+/// The share of lives that may end in an excused way. Of 2,000 lives four did.
 const EXCUSED_SHARE_MAX: f64 = 0.02;
 /// Failures that are kept, the first by order of their tickets; the rest are counted.
 const FAILURES_KEPT: usize = 100;
