@@ -1,26 +1,33 @@
-//! How many lives it takes to catch a known bug, from one first seed after the other:
+//! How many lives it takes to catch a known bug, from a first seed on, as rows of the table in
+//! `docs/chaos.md`:
 //!
 //! ```text
-//! cargo run --release -p chaos-tests --features mutants --example hunt -- M11 20000 1
+//! cargo run --release -p chaos-tests --features mutants --example hunt -- m11 20000 1
 //! ```
 
 use chaos_tests::hunt::{Known, hunt};
+use chaos_tests::options::Model;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let name = args.first().map_or("", String::as_str);
     let number =
         |index: usize, usual| args.get(index).map_or(usual, |arg| arg.parse().expect("a number"));
-    let (lives_max, seed_first) = (number(1, 1_500), number(2, 1));
-    for known in Known::ALL.into_iter().filter(|known| known.to_string().starts_with(name)) {
-        match hunt(known, seed_first, lives_max) {
+    let (lives_max, seed_first) = (number(1, 6_000), number(2, 1));
+    println!("| mutant | what is broken | caught by | seeds needed |\n|---|---|---|---|");
+    for known in Known::ALL.into_iter().filter(|known| name.is_empty() || known.name() == name) {
+        let caught = hunt(known, Model::Digest, seed_first, lives_max);
+        let (by, lives) = match &caught {
             Some(caught) => {
-                println!(
-                    "{known}: {} lives, seed {}, {}",
-                    caught.lives, caught.seed, caught.failure
-                );
+                let invariant = caught.failure.invariant;
+                let by = invariant.map_or("a panic".to_owned(), |found| format!("{found:?}"));
+                (by.replace("Canary", "the canary"), caught.lives.to_string())
             }
-            None => println!("{known}: not caught in {lives_max} lives"),
+            None => ("nothing".to_owned(), format!("more than {lives_max}")),
+        };
+        println!("| {known} | {} | {by} | {lives} |", known.about());
+        if let Some(caught) = caught.filter(|caught| !caught.is_expected(known)) {
+            eprintln!("{known}, seed {}: {}", caught.seed, caught.failure);
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum Bug {
     M14UpdatesNotRolledBack,
     /// m15: gradients add up in the order of the schedule.
     M15OrderDependsOnSchedule,
+    /// m17: a step that is run again begins with another state.
+    M17ReplayFromOtherState,
     /// m18: an old checkpoint is removed before the new one is agreed on.
     M18RemovedTooEarly,
     /// The canary: every life fails.

@@ -267,6 +267,24 @@ mod tests {
     }
 
     #[test]
+    fn a_large_campaign_may_not_end_early_too_often() {
+        let ending = |halted: u64| {
+            let live = |case: &Case| {
+                let mut life = life_that_saw(&[], &[]);
+                if case.seed < halted {
+                    life.outcome.markers.hit(Marker::Halted);
+                }
+                life
+            };
+            let tickets = (0..1000).map(|seed| Ticket { seed, model: Model::Digest });
+            campaign(2, &live).run(tickets, |_| ()).ending()
+        };
+        assert_eq!(ending(20), Ending::Passed);
+        assert_eq!(ending(21), Ending::TooManyExcused);
+        assert_eq!(Ending::TooManyExcused.exit_code(), 14);
+    }
+
+    #[test]
     fn a_case_that_lives_differently_the_second_time_is_found() {
         let lives = AtomicU64::new(0);
         let live = |_: &Case| life(lives.fetch_add(1, Ordering::SeqCst) / 3, None);

@@ -1,11 +1,14 @@
 //! What must hold, looked at after every event. One file for each kind of promise.
 
 mod checkpoints;
+mod damage;
 mod frames;
 mod history;
 mod leaders;
 mod plans;
 mod states;
+#[cfg(test)]
+mod tests;
 mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,9 +17,11 @@ use std::sync::Arc;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::Change;
-use zbelastic_consensus::validation::{Seal, Verdict};
+use zbelastic_consensus::validation::{Seal, Turn, Verdict};
 use zbelastic_types::{Generation, NodeId, Step};
 
+pub use self::checkpoints::named_pieces;
+use self::damage::Damage;
 use crate::failure::{Failure, Invariant};
 use crate::queue::Moment;
 use crate::reference::Reference;
@@ -31,13 +36,19 @@ pub struct Checker {
     seen: BTreeMap<u64, (u64, Option<u64>)>,
     leaders: BTreeMap<u64, NodeId>,
     plans: BTreeMap<Generation, Arc<PlanRecord>>,
+    /// Plans that were begun to load.
+    adopted: BTreeSet<Generation>,
     resumed: BTreeSet<Generation>,
-    known_nodes: BTreeSet<NodeId>,
-    refusals: BTreeMap<&'static str, u64>,
-    disturbed: BTreeSet<NodeId>,
+    /// The last plan that ran, and since when.
+    ran: Option<(Arc<PlanRecord>, Moment)>,
+    /// Whether the run went back since.
+    is_rewound: bool,
+    damage: Damage,
     verdicts: (Option<Verdict>, Option<Verdict>),
-    is_leaderless: bool,
-    was_leaderless: bool,
+    /// Replays of the open step so far.
+    replays: u32,
+    /// The turn that was open when a majority of the voters was down last.
+    quorum_lost_in: Option<Turn>,
     /// The last entry that anybody had proposed when a majority of the voters went for good.
     last_possible: Option<u64>,
     moved_at: Moment,
@@ -55,13 +66,14 @@ impl Checker {
             seen: BTreeMap::new(),
             leaders: BTreeMap::new(),
             plans: BTreeMap::new(),
+            adopted: BTreeSet::new(),
             resumed: BTreeSet::new(),
-            known_nodes: BTreeSet::new(),
-            refusals: BTreeMap::new(),
-            disturbed: BTreeSet::new(),
+            ran: None,
+            is_rewound: false,
+            damage: Damage::default(),
             verdicts: (None, None),
-            is_leaderless: false,
-            was_leaderless: false,
+            replays: 0,
+            quorum_lost_in: None,
             last_possible: None,
             moved_at: Moment(0),
             failure: None,
@@ -79,7 +91,7 @@ impl Checker {
         self.acked.len() as u64
     }
 
-    /// When a seal was last agreed on.
+    /// When a step was last sealed for the first time.
     #[must_use]
     pub fn moved_at(&self) -> Moment {
         self.moved_at
@@ -91,32 +103,10 @@ impl Checker {
         self.verdicts.0
     }
 
-    /// Whether the last seal belongs to the same plan as the one before it.
-    #[must_use]
-    pub fn goes_on(&self) -> bool {
-        let mut last = self.acked.iter().rev().map(|seal| seal.turn.generation);
-        last.next() == last.next()
-    }
-
-    /// An input was refused.
-    pub fn refused(&mut self, name: &'static str) {
-        *self.refusals.entry(name).or_default() += 1;
-    }
-
-    /// Something happened to a node that may cost it what it holds.
-    pub fn disturbed(&mut self, node: NodeId) {
-        self.disturbed.insert(node);
-    }
-
     /// A majority of the voters is gone: nothing after `last_index` may be agreed on. What was
     /// proposed before may be, by answers that were on their way.
     pub fn quorum_is_lost(&mut self, last_index: u64) {
         self.last_possible = Some(last_index);
-    }
-
-    /// A node was admitted. Yields whether it had been a member before.
-    pub fn admitted(&mut self, node: NodeId) -> bool {
-        !self.known_nodes.insert(node)
     }
 
     /// A new cluster goes on from this version: what was sealed after it is to be sealed again.
@@ -126,7 +116,10 @@ impl Checker {
         self.seen.clear();
         self.leaders.clear();
         self.plans.clear();
+        self.adopted.clear();
         self.resumed.clear();
+        (self.ran, self.is_rewound) = (None, false);
+        (self.replays, self.quorum_lost_in) = (0, None);
         self.last_possible = None;
     }
 
@@ -134,6 +127,11 @@ impl Checker {
         if self.failure.is_none() {
             self.failure = Some(Failure::safety(invariant, message()));
         }
+    }
+
+    /// An entry changed nothing somewhere, and why.
+    pub fn refused(&mut self, index: u64, refusal: &str) {
+        self.check_same(index, refusal, None);
     }
 
     /// An entry was applied somewhere. Yields whether it was the first time.
@@ -144,7 +142,7 @@ impl Checker {
         change: &Change,
         state: Option<u64>,
     ) -> bool {
-        if !self.check_same(index, change, state) {
+        if !self.check_same(index, &format!("{change:?}"), state) {
             return false;
         }
         if self.last_possible.is_some_and(|last| index > last) {
@@ -152,17 +150,29 @@ impl Checker {
         }
         match change {
             Change::Sealed { seal, is_repeated, adopted } => {
-                self.moved_at = now;
+                if seal.verdict.is_final() {
+                    self.moved_at = now;
+                }
                 self.check_seal(seal, *is_repeated);
                 if let Some(plan) = adopted {
-                    self.plans.insert(plan.generation, plan.clone());
+                    self.planned(plan);
+                    self.adopted.insert(plan.generation);
                 }
             }
-            Change::Adopted(plan) | Change::Planned(plan) => self.adopted(plan),
+            Change::Planned(plan) => self.planned(plan),
+            Change::Adopted(plan) => {
+                self.planned(plan);
+                self.adopted.insert(plan.generation);
+            }
             Change::Resumed(generation) => {
                 self.resumed.insert(*generation);
+                self.ran = self.plans.get(generation).map(|plan| (plan.clone(), now));
+                self.is_rewound = false;
             }
-            Change::Rewound { .. } => self.check_rewind(change),
+            Change::Rewound { reason, .. } => {
+                self.check_rewind(*reason);
+                (self.replays, self.is_rewound) = (0, true);
+            }
             Change::Members(_)
             | Change::Ready(_)
             | Change::Durable { .. }

@@ -246,8 +246,12 @@ impl Workbench for DigestBench {
     fn drop_candidate(&mut self) {
         let has_candidate = self.layers().any(|layer| layer.candidate.is_some());
         self.dropped += u64::from(has_candidate);
+        let is_replaying = std::mem::take(&mut self.faults.borrow_mut().is_replaying);
         for layer in self.layers_mut() {
             let is_dropped = layer.candidate.take().is_some();
+            if is_replaying && bug::is(Bug::M17ReplayFromOtherState) {
+                layer.state = layer.state.flipped(1);
+            }
             if is_dropped && bug::is(Bug::M3MomentsNotRestored) {
                 layer.state = layer.state.with_second_moment(layer.g, 1.0);
             }

@@ -39,12 +39,6 @@ impl DigestReference {
         self.versions.get(version.index()).map(Vec::as_slice)
     }
 
-    /// Updates applied.
-    #[must_use]
-    pub fn updates(&self) -> u64 {
-        self.updates
-    }
-
     /// The next step, under this verdict. Yields what an undisturbed run reports of it.
     ///
     /// # Panics

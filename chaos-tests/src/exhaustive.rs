@@ -18,9 +18,12 @@
 //! The promise is that of the last plan that ran: what is sealed is held by somebody who lives, as
 //! long as owner or copy does. If both are dead, the run may go back.
 //!
+//! A worker may also be taken for dead and live on. What it tells from then on must not count, and it
+//! forgets what it holds as soon as it hears of it.
+//!
 //! Not modelled: activations and the order of operations within a step, gradients that come before
-//! the seal of the step before, workers that are taken for dead and are not, checkpoints, planned
-//! changes, skips and replays.
+//! the seal of the step before, fenced workers that come back, checkpoints, planned changes, skips
+//! and replays.
 //!
 //! [`State::apply`]: zbelastic_consensus::State::apply
 
@@ -49,6 +52,8 @@ pub struct Bounds {
     pub steps: u64,
     /// Workers that may die.
     pub deaths: u8,
+    /// Workers that may be taken for dead, and live on.
+    pub fences: u8,
     /// Leaders that may die.
     pub elections: u8,
     /// Plans that take too long though nobody died.

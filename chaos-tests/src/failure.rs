@@ -57,8 +57,6 @@ pub enum Invariant {
     N4,
     /// A verdict depends on the sums alone.
     N5,
-    /// Each sample once.
-    D1,
     /// Every referenced checkpoint can be restored.
     C1,
     /// Progress within the fault budget.

@@ -13,6 +13,7 @@ use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{Bench, Corruption, Injection, StageSetup, UpdateOrder, Workbench};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
 
+use crate::bug::{self, Bug};
 use crate::numeric::NumericFaults;
 use crate::reference::ReferenceSums;
 
@@ -56,7 +57,7 @@ impl ComputeModel for FloatModel {
     ) -> Result<FloatBench, AllocateError> {
         let bench = self.model.workbench(setup, stage, layers)?;
         let (faults, is_copied) = (self.faults.clone(), setup.copies_wanted);
-        Ok(FloatBench { bench, faults, is_copied })
+        Ok(FloatBench { bench, faults, is_copied, dropped: 0 })
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
@@ -70,6 +71,8 @@ pub struct FloatBench {
     faults: NumericFaults,
     /// Whether somebody keeps a copy, and would notice a wrong number.
     is_copied: bool,
+    /// Candidates dropped: what only a known bug looks at.
+    dropped: u64,
 }
 
 impl Workbench for FloatBench {
@@ -141,10 +144,13 @@ impl Workbench for FloatBench {
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
+        let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
+        let order = UpdateOrder { number: order.number + ahead, ..order };
         self.bench.compute_candidate(order);
     }
 
     fn drop_candidate(&mut self) {
+        self.dropped += 1;
         self.bench.drop_candidate();
     }
 

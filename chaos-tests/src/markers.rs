@@ -15,9 +15,9 @@ pub enum Marker {
     RolledBackTwice,
     /// A clip right after a step that was skipped or run again.
     ClipAfterRollback,
-    /// A rollback while a join was planned.
+    /// Work was dropped while a planned change waited for which workers had come.
     RollbackDuringJoin,
-    /// A worker was lost while a join was planned.
+    /// A worker was lost while such a change waited.
     LossDuringJoin,
     /// A leader died between a seal's commit and telling anybody.
     LeaderLostBeforeBroadcast,
@@ -25,7 +25,7 @@ pub enum Marker {
     LateEntryIgnored,
     /// A frame two generations old was dropped.
     FrameTwoGenerationsOld,
-    /// No voter could lead for a while, and the attempt went on.
+    /// Fewer voters than a majority were up for a while, and the attempt went on.
     QuorumLostWithinAttempt,
     /// A controller that lagged behind got a snapshot.
     SnapshotInstalled,
@@ -63,7 +63,7 @@ pub enum Marker {
     RecoveredByForce,
     /// A node that hung was taken out.
     HungNodeLost,
-    /// A node that was only slow was taken out and came back.
+    /// A node was declared lost, lived on and came back.
     FencedNodeCameBack,
     /// A node that was about to go was done without in time.
     Drained,
@@ -76,11 +76,13 @@ pub enum Marker {
     /// A bit of a state flipped, and whoever could have told was lost in the same step: nothing is
     /// promised then, and the life ends.
     WitnessLost,
+    /// The run was held, because of something that a fault did; the life ends.
+    Halted,
 }
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -116,7 +118,11 @@ impl Marker {
         Self::WindowSwitched,
         Self::Stalled,
         Self::WitnessLost,
+        Self::Halted,
     ];
+
+    /// Endings that a fault excuses: a test of nothing that would come after them.
+    pub const EXCUSED: [Self; 2] = [Self::WitnessLost, Self::Halted];
 
     /// Those that fewer than one life in two hundred comes to.
     pub const RARE: [Self; 2] = [Self::RolledBackTwice, Self::LateEntryIgnored];
@@ -147,10 +153,10 @@ impl Markers {
         }
     }
 
-    /// Those that were never seen and must be. A lost witness is no test of anything.
+    /// Those that were never seen and must be.
     #[must_use]
     pub fn missing(&self) -> Vec<Marker> {
-        let must = Marker::ALL.into_iter().filter(|marker| *marker != Marker::WitnessLost);
+        let must = Marker::ALL.into_iter().filter(|marker| !Marker::EXCUSED.contains(marker));
         must.filter(|marker| self.count(*marker) == 0).collect()
     }
 }

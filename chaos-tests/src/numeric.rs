@@ -23,6 +23,10 @@ pub struct PendingFaults {
     /// A device whose sums are always wrong.
     pub always_wrong: bool,
     flipped: Option<LayerId>,
+    /// Whether a step is about to be run again: what only a known bug looks at.
+    pub(crate) is_replaying: bool,
+    /// What took effect and was not asked for yet.
+    effects: Vec<NumericFault>,
 }
 
 /// The faults of a node, shared by the life and the node's workbench.
@@ -36,8 +40,7 @@ impl PendingFaults {
 
     /// Nothing goes wrong any more.
     pub fn clear(&mut self) {
-        let flipped = self.flipped;
-        *self = Self { flipped, ..Self::default() };
+        (self.next, self.always_wrong) = (None, false);
     }
 
     /// The layer whose state has a flipped bit.
@@ -51,11 +54,17 @@ impl PendingFaults {
         self.flipped = None;
     }
 
+    /// What took effect since this was asked last.
+    pub(crate) fn take_effects(&mut self) -> Vec<NumericFault> {
+        std::mem::take(&mut self.effects)
+    }
+
     pub(crate) fn gradient_mark(&mut self) -> Option<f32> {
         match self.next {
             Some(NumericFault::Mark(mark, times)) => {
                 let left = times - 1;
                 self.next = (left > 0).then_some(NumericFault::Mark(mark, left));
+                self.effects.push(NumericFault::Mark(mark, 1));
                 Some(mark)
             }
             Some(NumericFault::SumFactor(_) | NumericFault::StateFlip(_)) | None => None,
@@ -68,6 +77,7 @@ impl PendingFaults {
         match self.next {
             Some(NumericFault::StateFlip(bits)) => {
                 (self.next, self.flipped) = (None, Some(layer));
+                self.effects.push(NumericFault::StateFlip(bits));
                 Some(bits)
             }
             Some(NumericFault::SumFactor(_) | NumericFault::Mark(..)) | None => None,
@@ -76,13 +86,15 @@ impl PendingFaults {
 
     /// Likewise with sums.
     pub(crate) fn sum_factor(&mut self) -> Option<f64> {
-        match self.next {
+        let factor = match self.next {
             _ if self.always_wrong => Some(1.0 + 1e-9),
             Some(NumericFault::SumFactor(factor)) => {
                 self.next = None;
                 Some(factor)
             }
             Some(NumericFault::Mark(..) | NumericFault::StateFlip(_)) | None => None,
-        }
+        };
+        self.effects.extend(factor.map(NumericFault::SumFactor));
+        factor
     }
 }

@@ -18,6 +18,8 @@ pub const LIVES_FOR_MARKERS: u64 = 1000;
 pub const LIVES_FOR_RARE_MARKERS: u64 = 10_000;
 /// Faults that a life is to meet while it trains.
 const FAULTS_WANTED: u64 = 3;
+/// The share of lives that may end in an excused way. Of 2,000 lives four did.
+const EXCUSED_SHARE_MAX: f64 = 0.02;
 /// Failures that are kept, the first by order of their tickets; the rest are counted.
 const FAILURES_KEPT: usize = 100;
 
@@ -70,6 +72,8 @@ pub enum Ending {
     MarkersMissed,
     /// Likewise with a crash point at which nobody died.
     CrashPointsMissed,
+    /// All passed, and too many of them because a fault excused their end.
+    TooManyExcused,
 }
 
 impl Ending {
@@ -82,7 +86,7 @@ impl Ending {
         match self {
             Self::Passed => 0,
             Self::Failed(kind) => kind.exit_code(),
-            Self::MarkersMissed | Self::CrashPointsMissed => Self::HARNESS,
+            Self::MarkersMissed | Self::CrashPointsMissed | Self::TooManyExcused => Self::HARNESS,
         }
     }
 }
@@ -157,6 +161,17 @@ impl Report {
         missing.filter(|point| self.digest_lives >= lives_for(point)).collect()
     }
 
+    /// Lives whose end a fault excused.
+    #[must_use]
+    pub fn excused(&self) -> u64 {
+        Marker::EXCUSED.into_iter().map(|marker| self.markers.count(marker)).sum()
+    }
+
+    fn has_too_many_excused(&self) -> bool {
+        let excused_max = (self.lives as f64 * EXCUSED_SHARE_MAX) as u64;
+        self.digest_lives >= LIVES_FOR_MARKERS && self.excused() > excused_max
+    }
+
     /// How the campaign ends.
     #[must_use]
     pub fn ending(&self) -> Ending {
@@ -164,6 +179,7 @@ impl Report {
             Some(kind) => Ending::Failed(*kind),
             None if !self.missed().is_empty() => Ending::MarkersMissed,
             None if !self.missed_points().is_empty() => Ending::CrashPointsMissed,
+            None if self.has_too_many_excused() => Ending::TooManyExcused,
             None => Ending::Passed,
         }
     }
@@ -179,6 +195,10 @@ impl Report {
                 let kinds = self.failed.iter().map(|(kind, count)| format!("{count} {kind:?}"));
                 let kinds = kinds.collect::<Vec<_>>().join(", ");
                 format!("FAILED: {failed} of {lives} lives ({kinds}), exit code {code}")
+            }
+            Ending::TooManyExcused => {
+                let excused = self.excused();
+                format!("FAILED: {excused} of {lives} lives ended early, exit code {code}")
             }
             Ending::MarkersMissed => {
                 let missed = self.missed();

@@ -7,6 +7,7 @@ mod applied;
 mod controllers;
 mod crash;
 mod damage;
+mod ending;
 mod hosts;
 mod storm;
 mod workers;
@@ -14,6 +15,7 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::member::Holder;
@@ -48,12 +50,14 @@ use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
+/// Between the numbers of two starts of processes.
+const BOOTS_APART: u64 = 1000;
 /// Between two looks of whoever runs the cluster.
 const ADMIN_US: u64 = 500_000;
-/// After the storm, how long nothing may move.
-const CALM_US_MAX: u64 = 90_000_000;
+/// After the storm, how long no step may be sealed for good.
+const CALM_US_MAX: u64 = 30_000_000;
 /// After the storm, how long a life may take at most.
-const LIFE_US_MAX: u64 = 900_000_000;
+const LIFE_US_MAX: u64 = 400_000_000;
 /// Events of a life at most: one that goes in circles is a failure, not a loop.
 const EVENTS_MAX: u64 = 20_000_000;
 
@@ -226,7 +230,7 @@ struct Process<M: ComputeModel, S> {
     /// The operation under way never ends.
     is_hung: bool,
     /// What the checker looked at last.
-    checked: Option<(u64, Step)>,
+    checked: Option<(Turn, Step)>,
     /// What only a known bug looks at.
     last_program: Option<Program>,
 }
@@ -260,6 +264,8 @@ pub struct World<'a, M: ComputeModel, S> {
     workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
     /// Controllers whose disks are gone, to be removed by order.
     dead: BTreeSet<NodeId>,
+    /// Workers that were declared lost and live on.
+    fenced: BTreeSet<NodeId>,
     node_next: u64,
     boot_next: u64,
     solver: Solver,
@@ -273,8 +279,8 @@ pub struct World<'a, M: ComputeModel, S> {
     calm_at: Moment,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
-    /// Versions that the log refers to.
-    referred: BTreeSet<Step>,
+    /// Checkpoints that the log refers to.
+    referred: BTreeMap<Step, CheckpointRecord>,
     failure: Option<Failure>,
 }
 
@@ -325,6 +331,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             dead: BTreeSet::new(),
+            fenced: BTreeSet::new(),
             node_next: 1,
             boot_next: 1,
             solver: Solver::new(options, &setup.stage),
@@ -337,7 +344,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             is_excused: false,
             calm_at: Moment(options.storm_us),
             store_index: 0,
-            referred: BTreeSet::new(),
+            referred: BTreeMap::new(),
             failure: None,
         };
         world.populate();
@@ -364,7 +371,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     /// A start's number: as from a clock, so that a process can count on from it.
     fn new_boot(&mut self) -> u64 {
-        self.boot_next += 1000;
+        self.boot_next += BOOTS_APART;
         self.boot_next
     }
 

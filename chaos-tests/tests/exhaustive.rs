@@ -8,6 +8,7 @@ const TWO_STAGES: Bounds = Bounds {
     spares: 1,
     steps: 3,
     deaths: 1,
+    fences: 0,
     elections: 1,
     stalls: 1,
     states_max: 1_000_000,
@@ -17,6 +18,9 @@ const THREE_STAGES: Bounds =
     Bounds { stages: 3, spares: 0, steps: 3, deaths: 2, stalls: 0, ..TWO_STAGES };
 /// In a ring of four, two may die who keep no copy of each other.
 const FOUR_STAGES: Bounds = Bounds { stages: 4, steps: 1, elections: 0, ..THREE_STAGES };
+
+/// A worker is taken for dead and lives on, and another one dies.
+const A_FENCE: Bounds = Bounds { steps: 2, fences: 1, stalls: 0, ..TWO_STAGES };
 
 /// Explores, and tells what came of it.
 fn explored(bounds: Bounds) -> Exploration {
@@ -48,6 +52,11 @@ fn two_deaths_break_nothing_in_three_stages() {
     check_sound(THREE_STAGES, 100_000);
 }
 
+#[test]
+fn a_fence_and_a_death_break_nothing_in_two_stages() {
+    check_sound(A_FENCE, 100_000);
+}
+
 /// A worker that loads a plan holds layers that the plan does not give it. Its inventory once left
 /// them out, and the run went back when their new owner died.
 #[test]
@@ -63,15 +72,19 @@ fn a_search_that_sees_too_much_says_so() {
 
 #[cfg(feature = "mutants")]
 mod without_a_rule {
-    use super::{Bounds, Finding, TWO_STAGES, explored};
+    use super::{A_FENCE, Bounds, Finding, TWO_STAGES, explored};
     use chaos_tests::exhaustive::Violation;
     use zbelastic_consensus::mutant::{self, Mutant};
     use zbelastic_types::{Generation, Step};
 
     /// Takes a rule away. Nobody is to blame but who dies, so no plan is given up.
     fn counterexample(mutant: Mutant) -> (Violation, Vec<String>) {
+        counterexample_in(mutant, Bounds { stalls: 0, ..TWO_STAGES })
+    }
+
+    fn counterexample_in(mutant: Mutant, bounds: Bounds) -> (Violation, Vec<String>) {
         mutant::set(Some(mutant));
-        let exploration = explored(Bounds { stalls: 0, ..TWO_STAGES });
+        let exploration = explored(bounds);
         mutant::set(None);
         match exploration.finding {
             Finding::Broken { violation, path } => (violation, path),
@@ -113,5 +126,14 @@ mod without_a_rule {
         let [.., seal, death] = &path[..] else { panic!("{path:?}") };
         assert_eq!(seal, "the keep of step 0 attempt 0 of generation 1 is agreed on");
         assert_eq!(death, "worker 1 dies");
+    }
+
+    /// A worker is taken for dead before it reports, and its report counts.
+    #[test]
+    fn without_the_fence_a_late_report_counts() {
+        let (violation, path) = counterexample_in(Mutant::M12FencedAccepted, A_FENCE);
+        let Violation::FencedCounted { node } = violation else { panic!("{violation}") };
+        let fence = format!("worker {node} is taken for dead, and lives on");
+        assert_eq!(path, [fence, format!("worker {node} reports")]);
     }
 }

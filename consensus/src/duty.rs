@@ -26,7 +26,7 @@ use crate::checkpoint::LayerDigest;
 use crate::entry::{Entry, ReadyRecord};
 use crate::job::{HaltReason, JobChange, JobSpec};
 use crate::member::{Holder, LossReason, MemberChange, Resources};
-use crate::plan::PlanReason;
+use crate::plan::{LayerSource, PlanReason};
 use crate::state::{EntryRefusal, State};
 use crate::validation::Turn;
 
@@ -152,7 +152,7 @@ enum Lane {
 }
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
-const PLANS_FAILED_MAX: usize = 2;
+const PLANS_FAILED_MAX: usize = 3;
 
 /// The duties of a leader.
 #[derive(Debug)]
@@ -264,7 +264,9 @@ impl Duties {
             | Entry::Durable { .. }
             | Entry::Checkpoint { .. } => {}
         }
-        self.forgive_checkpoints(entry, result.is_ok());
+        if result.is_ok() {
+            self.forgive_checkpoints(state, entry);
+        }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             self.note_digests_differ(state, *layer);
         }
@@ -451,21 +453,26 @@ impl Duties {
         failed.map(|(version, _)| *version).collect()
     }
 
-    /// What was written anew may be read, and whoever orders the run to go on may have repaired
-    /// what could not be.
-    fn forgive_checkpoints(&mut self, entry: &Entry, is_applied: bool) {
+    /// What was read, or is written anew, can be read; and whoever orders the run to go on may have
+    /// repaired what could not be.
+    fn forgive_checkpoints(&mut self, state: &State, entry: &Entry) {
         match entry {
-            Entry::Checkpoint { version } if is_applied => {
+            Entry::Checkpoint { version } => {
                 self.unread.remove(version);
             }
-            Entry::Job(JobChange::Continue) if is_applied => self.unread.clear(),
+            Entry::Resume { .. } => {
+                let plan = state.plan().map(|plan| plan.record.clone());
+                self.unread.retain(|version, _| {
+                    let is_it = |source: &LayerSource| source.is_checkpoint(*version);
+                    !plan.iter().any(|plan| plan.sources.iter().any(is_it))
+                });
+            }
+            Entry::Job(JobChange::Continue) => self.unread.clear(),
             Entry::Members(_)
             | Entry::Adopt(_)
             | Entry::Ready(_)
-            | Entry::Resume { .. }
             | Entry::Seal(_)
             | Entry::Durable { .. }
-            | Entry::Checkpoint { .. }
             | Entry::Rewind { .. }
             | Entry::Job(_) => {}
         }

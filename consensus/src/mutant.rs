@@ -30,8 +30,14 @@ pub enum Mutant {
     M16NormByStage,
     /// m21: a plan waits for those who are gone.
     M21WaitsForTheDead,
+    /// m9: a step that is to be run again is left out.
+    M9ReplayLeftOut,
     /// m25: a rejected step counts in the picture of what is normal.
     M25RejectedCounted,
+    /// m26: a good step is left out.
+    M26GoodStepSkipped,
+    /// m27: a run goes back whenever a holder was lost.
+    M27RewindsForEveryLoss,
 }
 
 #[cfg(feature = "mutants")]

@@ -32,6 +32,17 @@ pub enum LayerSource {
     Initial,
 }
 
+impl LayerSource {
+    /// Whether it is a checkpoint of this version.
+    #[must_use]
+    pub fn is_checkpoint(&self, of: Step) -> bool {
+        match self {
+            Self::Checkpoint { version, .. } => *version == of,
+            Self::Nodes(_) | Self::Initial => false,
+        }
+    }
+}
+
 /// Whether an update is held elsewhere before it is sealed (rule R3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Promise {

@@ -1,5 +1,6 @@
 //! C1: what is referred to can be restored, and is what it was.
 
+use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 
@@ -8,11 +9,15 @@ use crate::failure::Invariant;
 use crate::store::{PieceKey, Store};
 
 impl Checker {
-    /// A checkpoint is referred to. What a fault damaged need not be readable.
-    pub fn checkpoint(&mut self, store: &Store, version: Step) {
+    /// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
+    /// read. What a fault damaged need not be readable.
+    pub fn checkpoint(&mut self, store: &Store, record: &CheckpointRecord) {
+        let version = record.version;
+        if self.reference.version(version) != Some(&record.layers) {
+            self.fail(Invariant::C1, || format!("checkpoint {version} names other bits"));
+        }
         let is_lost = |key: &PieceKey| !store.is_damaged(*key) && !is_readable(store, *key);
-        let lost = self.pieces(version).map(|mut keys| keys.find(is_lost));
-        if lost != Some(None) {
+        if named_pieces(record).any(|key| is_lost(&key)) {
             self.fail(Invariant::C1, || format!("checkpoint {version} cannot be restored"));
         }
     }
@@ -29,6 +34,12 @@ impl Checker {
         let layers = (0..).map(LayerId).zip(expected);
         Some(layers.map(move |(layer, digest)| (version, layer, digest)))
     }
+}
+
+/// What a checkpoint is made of.
+pub fn named_pieces(record: &CheckpointRecord) -> impl Iterator<Item = PieceKey> + '_ {
+    let layers = (0..).map(LayerId).zip(record.layers.iter().copied());
+    layers.map(|(layer, digest)| (record.version, layer, digest))
 }
 
 fn is_readable(store: &Store, key: PieceKey) -> bool {

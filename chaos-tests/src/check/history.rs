@@ -1,18 +1,20 @@
-//! S1, S2, S6, D1, L3: sealed history is one, grows by one, and is never lost.
+//! S1, S2, S6, L3: sealed history is one, grows by one, and is never lost.
 
+use zbelastic_consensus::Holder;
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::history::History;
-use zbelastic_consensus::state::Change;
+use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Seal;
-use zbelastic_types::Step;
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::Checker;
 use crate::digest_model::mix_bytes;
 use crate::failure::Invariant;
 
 impl Checker {
-    /// S2: what is applied at an index is the same everywhere. Yields whether it is the first time.
-    pub(super) fn check_same(&mut self, index: u64, change: &Change, state: Option<u64>) -> bool {
-        let found = mix_bytes(format!("{change:?}").as_bytes());
+    /// S2: what comes of an index is the same everywhere. Yields whether it is the first time.
+    pub(super) fn check_same(&mut self, index: u64, what: &str, state: Option<u64>) -> bool {
+        let found = mix_bytes(what.as_bytes());
         let before = self.seen.get(&index).copied();
         let known_state = before.and_then(|(_, known)| known).or(state);
         self.seen.insert(index, (found, known_state));
@@ -21,13 +23,13 @@ impl Checker {
             None => true,
             Some((known, _)) if known == found && is_same_state => false,
             Some(_) => {
-                self.fail(Invariant::S2, || format!("#{index} is not the same: {change:?}"));
+                self.fail(Invariant::S2, || format!("#{index} is not the same: {what}"));
                 false
             }
         }
     }
 
-    /// S1 and D1: steps are sealed in order, each once; a repetition says the same (S6).
+    /// S1: steps are sealed in order, each once; a repetition says the same (S6).
     pub(super) fn check_order(&mut self, seal: &Seal, is_repeated: bool) {
         let (step, head) = (seal.turn.step.0, self.acked.len() as u64);
         if !seal.verdict.is_final() {
@@ -48,11 +50,37 @@ impl Checker {
         }
     }
 
-    /// L3: a run goes back only if something happened that may cost a layer.
-    pub(super) fn check_rewind(&mut self, change: &Change) {
-        if self.disturbed.is_empty() && self.spec.attest_every == 0 {
-            self.fail(Invariant::L3, || format!("nobody was disturbed, yet {change:?}"));
+    /// L3: a run goes back only for a layer that all have lost who held it, or for a state that is
+    /// wrong.
+    pub(super) fn check_rewind(&mut self, reason: RewindReason) {
+        let is_excused = match reason {
+            RewindReason::LayerLost { layer } => self.is_lost(layer),
+            RewindReason::StateDiffers { .. } => self.take_flip(),
+        };
+        if !is_excused {
+            self.fail(Invariant::L3, || format!("the run goes back without need: {reason:?}"));
         }
+    }
+
+    /// Who keeps the copy of a layer that this node owns in the last plan that ran.
+    #[must_use]
+    pub fn witness(&self, node: NodeId, layer: LayerId) -> Option<Holder> {
+        let (plan, _) = self.ran.as_ref()?;
+        let stage = stage_of(plan, layer);
+        let is_owner = plan.stages[stage.index()].node == node;
+        plan.copy_holder(stage).filter(|_| is_owner)
+    }
+
+    /// Whether something happened to everybody who held a layer when the last plan ran. A run that
+    /// went back since has its layers from the store.
+    fn is_lost(&self, layer: LayerId) -> bool {
+        let Some((plan, since)) = self.ran.as_ref().filter(|_| !self.is_rewound) else {
+            return self.is_store_damaged();
+        };
+        let stage = stage_of(plan, layer);
+        let holders = [Some(plan.stages[stage.index()]), plan.copy_holder(stage)];
+        let mut holders = holders.into_iter().flatten();
+        holders.all(|holder| self.is_disturbed_since(holder.node, *since))
     }
 
     /// The end: what the log remembers is what was acknowledged.
@@ -70,4 +98,10 @@ impl Checker {
             self.fail(Invariant::S6, || format!("{} is not what was acknowledged", seal.turn));
         }
     }
+}
+
+fn stage_of(plan: &PlanRecord, layer: LayerId) -> StageIndex {
+    let mut stages = plan.stage_indices();
+    let stage = stages.find(|stage| plan.layers_of(*stage).any(|of| of == layer));
+    stage.expect("every layer stands somewhere")
 }

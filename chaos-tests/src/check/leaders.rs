@@ -1,5 +1,6 @@
 //! S5: one leader a term.
 
+use zbelastic_consensus::validation::Turn;
 use zbelastic_types::NodeId;
 
 use super::Checker;
@@ -14,14 +15,14 @@ impl Checker {
         }
     }
 
-    /// Nobody leads now.
-    pub fn leaderless(&mut self) {
-        self.is_leaderless = true;
+    /// Fewer voters are up than agree on anything, and this turn is open.
+    pub fn quorum_is_down(&mut self, open: Turn) {
+        self.quorum_lost_in = Some(open);
     }
 
-    /// Whether nobody led for a while during the attempt that was sealed last.
+    /// Whether that was so while this turn was open.
     #[must_use]
-    pub fn was_leaderless(&self) -> bool {
-        self.was_leaderless
+    pub fn was_quorum_down(&self, turn: Turn) -> bool {
+        self.quorum_lost_in == Some(turn)
     }
 }

@@ -10,7 +10,7 @@ use super::Checker;
 use crate::failure::Invariant;
 
 impl Checker {
-    pub(super) fn adopted(&mut self, plan: &Arc<PlanRecord>) {
+    pub(super) fn planned(&mut self, plan: &Arc<PlanRecord>) {
         let generation = plan.generation;
         let before = self.plans.insert(generation, plan.clone());
         if before.is_some_and(|before| before != *plan) {
@@ -32,10 +32,11 @@ impl Checker {
         }
     }
 
-    /// The plan before one.
+    /// The plan that was loaded before this one.
     #[must_use]
     pub fn plan_before(&self, plan: &PlanRecord) -> Option<Arc<PlanRecord>> {
-        self.plans.range(..plan.generation).next_back().map(|(_, before)| before.clone())
+        let before = self.adopted.range(..plan.generation).next_back()?;
+        self.plans.get(before).cloned()
     }
 
     /// Whether a plan was never resumed.

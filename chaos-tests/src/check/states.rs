@@ -1,4 +1,4 @@
-//! N1, N2, N6, S9: whoever holds a version holds the undisturbed run's bits, and nobody holds one
+//! N1, N2, S9: whoever holds a version holds the undisturbed run's bits, and nobody holds one
 //! that is not agreed on.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
@@ -8,8 +8,15 @@ use super::Checker;
 use crate::failure::Invariant;
 
 impl Checker {
-    /// A node holds these layers at a version.
-    pub fn holds(&mut self, node: NodeId, version: Step, layers: &[LayerDigest]) {
+    /// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
+    /// step was just rolled back there, else N1.
+    pub fn holds(
+        &mut self,
+        invariant: Invariant,
+        node: NodeId,
+        version: Step,
+        layers: &[LayerDigest],
+    ) {
         let sealed = self.acked.len() as u64;
         if version.0 > sealed {
             self.fail(Invariant::S9, || {
@@ -20,7 +27,7 @@ impl Checker {
         let Some(expected) = self.reference.version(version) else { return };
         let wrong = layers.iter().find(|(layer, digest)| expected[layer.index()] != *digest);
         if let Some((layer, digest)) = wrong.copied() {
-            self.fail(Invariant::N1, || {
+            self.fail(invariant, || {
                 format!("w{node}: layer {layer} of version {version} is {digest:?}")
             });
         }

@@ -2,28 +2,32 @@
 //! late or came twice is in them.
 
 use zbelastic_consensus::validation::{
-    NORM_WINDOW, Reason, SPIKE_WARMUP, Seal, Verdict, clip_coefficient,
+    NORM_WINDOW, NonfinitePolicy, Reason, SPIKE_WARMUP, Seal, Verdict, clip_coefficient,
 };
 
 use super::Checker;
 use crate::failure::Invariant;
 
+/// How often a step that was sealed before is run again if it does not come out the same.
+const RECOMPUTE_REPLAYS_MAX: u32 = 8;
 /// Deviations at the border between spike and none that are not judged.
 const BORDER: f64 = 1e-6;
 
 impl Checker {
     pub(super) fn check_seal(&mut self, seal: &Seal, is_repeated: bool) {
         self.verdicts = (self.verdicts.1, Some(seal.verdict));
-        self.was_leaderless = std::mem::take(&mut self.is_leaderless);
         if !self.resumed.contains(&seal.turn.generation) {
             let turn = seal.turn;
             self.fail(Invariant::S4, || format!("{turn} is sealed, and its plan does not run"));
         }
         self.check_order(seal, is_repeated);
-        if !seal.verdict.is_final() || self.failure.is_some() {
+        let replays = self.replays;
+        self.replays = if seal.verdict.is_final() { 0 } else { replays + 1 };
+        if self.failure.is_some() || is_repeated {
             return;
         }
-        if is_repeated {
+        self.check_verdict(seal, replays);
+        if !seal.verdict.is_final() {
             return;
         }
         let sums = self.reference.advance(seal);
@@ -52,10 +56,51 @@ impl Checker {
         self.check_spike(seal, sums.square_sum);
     }
 
+    /// N5: a verdict fits its reason, its reason fits what was done to this very turn, and a step is
+    /// run again as often as the policy has it.
+    fn check_verdict(&mut self, seal: &Seal, replays: u32) {
+        let is_logged = seal.turn.step.0 < self.acked.len() as u64;
+        let (counted, replays_max) = match seal.reason {
+            Reason::Sound | Reason::LargeNorm { .. } | Reason::SpikeAccepted { .. } => {
+                let is_taken = seal.verdict.coefficient().is_some();
+                return self.check_reason(seal, is_taken && !is_logged);
+            }
+            Reason::Spike { .. } => {
+                let is_skipped = seal.verdict == Verdict::Skip;
+                let has_guard = self.spec.policy.spike_deviations.is_some();
+                return self.check_reason(seal, is_skipped && has_guard && !is_logged);
+            }
+            Reason::DiffersFromLog { replays } => {
+                let is_spoiled = self.is_marked(seal.turn) || self.has_flipped();
+                self.check_reason(seal, is_spoiled && is_logged);
+                (replays, RECOMPUTE_REPLAYS_MAX)
+            }
+            Reason::NonfiniteGradient { replays, .. } | Reason::NonfiniteLoss { replays } => {
+                self.check_reason(seal, self.is_marked(seal.turn) && !is_logged);
+                let policy = self.spec.policy;
+                let is_replayed = policy.nonfinite == NonfinitePolicy::Replay;
+                (replays, if is_replayed { policy.replays_max } else { 0 })
+            }
+        };
+        let verdict = if replays < replays_max { Verdict::Replay } else { Verdict::Skip };
+        self.check_reason(seal, counted == replays && seal.verdict == verdict);
+    }
+
+    fn check_reason(&mut self, seal: &Seal, is_fit: bool) {
+        if !is_fit {
+            let Seal { turn, verdict, reason, .. } = seal;
+            self.fail(Invariant::N5, || {
+                format!("{turn}: {} for no reason: {reason}", verdict.name())
+            });
+        }
+    }
+
     /// The order of addition differs from the ledger's, so a hair at the border is forgiven.
     fn check_spike(&mut self, seal: &Seal, square_sum: f64) {
-        let Some(excess) = self.spike_excess(square_sum) else { return };
         let is_called_spike = matches!(seal.reason, Reason::Spike { .. });
+        let Some(excess) = self.spike_excess(square_sum) else {
+            return self.check_reason(seal, !is_called_spike);
+        };
         if is_called_spike && excess < -BORDER {
             self.fail(Invariant::N5, || format!("{} is no spike", seal.turn));
         }

@@ -23,6 +23,10 @@ pub(super) enum Action {
     Die { node: NodeId },
     /// It is agreed on that it is lost.
     Notice { node: NodeId },
+    /// It is agreed on that a worker is lost, and it lives on.
+    Fence { node: NodeId },
+    /// A fenced worker hears of it, and forgets what it holds.
+    Forget { node: NodeId },
     /// A worker learns what is agreed on.
     Learn { node: NodeId },
     /// A worker learns of the last seal, and not yet of the plan that came after it.
@@ -53,6 +57,8 @@ impl Action {
             }
             Self::Die { node } => format!("worker {node} dies"),
             Self::Notice { node } => format!("it is agreed on that worker {node} is lost"),
+            Self::Fence { node } => format!("worker {node} is taken for dead, and lives on"),
+            Self::Forget { node } => format!("worker {node} is fenced off and forgets"),
             Self::Learn { node } => format!("worker {node} learns what is agreed on"),
             Self::LearnSeal { node } => format!("worker {node} learns of the last seal"),
             Self::LearnProposal { node, entry } => {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use zbelastic_consensus::Entry;
+use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
@@ -34,6 +35,11 @@ pub enum Violation {
         stage: StageIndex,
         /// The turn that was sealed.
         turn: Turn,
+    },
+    /// S3: what a worker told who is taken for dead was counted.
+    FencedCounted {
+        /// The worker.
+        node: NodeId,
     },
     /// R8: an update was applied to a state that is not the one before it.
     AppliedTwice {
@@ -90,6 +96,9 @@ impl fmt::Display for Violation {
             Self::OtherAttempt { stage, turn } => {
                 write!(f, "stage {stage} takes a candidate that is not of {turn}")
             }
+            Self::FencedCounted { node } => {
+                write!(f, "what worker {node} told is counted, and it is taken for dead")
+            }
             Self::AppliedTwice { stage, step, found } => {
                 write!(f, "step {step} is applied to version {found} of stage {stage}")
             }
@@ -115,7 +124,7 @@ impl fmt::Display for Violation {
 /// Looks at a state.
 pub(super) fn check(book: &Book, world: &World) -> Result<(), Violation> {
     let state = book.state(world.agreed);
-    world.workers.values().try_for_each(|worker| check_version(state, worker))?;
+    world.counted(state).try_for_each(|worker| check_version(state, worker))?;
     let layer_count = state.job().expect("there is a job").spec.layer_count();
     (0..layer_count).map(LayerId).try_for_each(|layer| check_layer(book, world, layer))
 }
@@ -138,10 +147,11 @@ fn check_version(state: &State, worker: &Worker) -> Result<(), Violation> {
 fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violation> {
     let state = book.state(world.agreed);
     let version = state.open_turn().step;
-    if version == Step(0) || is_within_reach(world, state, layer) || is_excused(world, layer) {
+    if version == Step(0) || is_within_reach(world, state, layer) || is_excused(world, state, layer)
+    {
         return Ok(());
     }
-    let held = world.workers.values().filter_map(|worker| worker.layers().remove(&layer));
+    let held = world.counted(state).filter_map(|worker| worker.layers().remove(&layer));
     match held.flatten().max().filter(|found| *found > version) {
         Some(_) if is_sealing(book, world, state.open_turn()) => Ok(()),
         Some(found) => Err(Violation::CannotGoBack { layer, needed: version, found }),
@@ -167,7 +177,7 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
 /// Whether somebody has the layer at the open version, or will once it learns the last seal.
 fn is_within_reach(world: &World, state: &State, layer: LayerId) -> bool {
     let version = state.open_turn().step;
-    world.workers.values().any(|worker| {
+    world.counted(state).any(|worker| {
         let has = worker.layers().get(&layer).is_some_and(|found| found.contains(&version));
         has || will_have(worker, state, layer)
     })
@@ -187,13 +197,12 @@ fn will_have(worker: &Worker, state: &State, layer: LayerId) -> bool {
     is_next && station.is_running && (own_will && is_own || is_copied)
 }
 
-/// Whether all are dead who hold the layer by the last plan that ran.
-pub(super) fn is_excused(world: &World, layer: LayerId) -> bool {
+/// Whether all are dead, or taken for it, who hold the layer by the last plan that ran.
+pub(super) fn is_excused(world: &World, state: &State, layer: LayerId) -> bool {
     let plan = &world.ran;
     let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));
     let stage = stage.expect("every layer stands somewhere");
-    let owner: NodeId = plan.stages[stage.index()].node;
-    let copy = plan.copy_holder(stage).map(|holder| holder.node);
-    let lives = |node: &NodeId| world.workers.contains_key(node);
-    !lives(&owner) && !copy.is_some_and(|node| lives(&node))
+    let holders = [Some(plan.stages[stage.index()]), plan.copy_holder(stage)];
+    let counts = |holder: Holder| world.workers.contains_key(&holder.node) && state.is_live(holder);
+    !holders.into_iter().flatten().any(counts)
 }

@@ -62,11 +62,11 @@ pub(super) fn decide_plan_for_stall(book: &Book, state: &State, world: &World) -
 }
 
 fn replan(book: &Book, state: &State, world: &World, reason: PlanReason) -> Option<Entry> {
-    if world.workers.values().any(|worker| worker.lacks(state)) {
+    if world.counted(state).any(|worker| worker.lacks(state)) {
         return None;
     }
     let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
-    let held = world.workers.values().map(|worker| (worker.me, worker.inventory())).collect();
+    let held = world.counted(state).map(|worker| (worker.me, worker.inventory())).collect();
     let (to, reason) = match restore(state, believes.then_some(&held)) {
         Restore::Here(sources) => {
             return Some(Entry::Adopt(Box::new(entries::plan(state, sources, reason))));
@@ -97,10 +97,10 @@ fn restore(state: &State, held: Option<&Held>) -> Restore {
 /// A layer that a worker asks for in vain: whoever the plan names is dead, or has it not.
 fn lacking_layer(state: &State, world: &World) -> Option<LayerId> {
     let comes = |source: NodeId, layer: LayerId| {
-        let source = world.workers.get(&source);
+        let source = world.counted(state).find(|worker| worker.me == source);
         source.is_some_and(|source| source.lacks(state) || source.offers(layer, open(state)))
     };
-    world.workers.values().filter(|worker| worker.generation == state.generation()).find_map(
+    world.counted(state).filter(|worker| worker.generation == state.generation()).find_map(
         |worker| {
             let lacks = |layer: &LayerId| {
                 !sources(world, worker.me, *layer).any(|source| comes(source, *layer))

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::LayerSource;
 use zbelastic_consensus::state::State;
 use zbelastic_types::{LayerId, NodeId};
 
 use super::actions::Action;
+use super::check::Violation;
 use super::steps::Next;
 use super::worker::{Phase, Worker};
 use super::world::World;
@@ -14,7 +16,9 @@ use super::world::World;
 pub(super) fn report(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
     let Some(station) = world.workers[&node].station().filter(|s| s.is_running) else { return };
     let (turn, stage) = (station.half.open_turn(), station.stage);
-    let is_known = turn != state.open_turn() || world.leader.reports.contains_key(&stage);
+    let is_told_in_vain = !is_taken_in(state, world, node);
+    let is_known =
+        is_told_in_vain || turn != state.open_turn() || world.leader.reports.contains_key(&stage);
     let is_over = state.job().is_some_and(|job| turn.step.0 >= job.spec.step_count);
     if is_over || station.told.is_some() && is_known {
         return;
@@ -23,18 +27,25 @@ pub(super) fn report(state: &State, world: &World, node: NodeId, next: &mut Vec<
     let station = after.workers.get_mut(&node).and_then(Worker::station_mut).expect("it stands");
     let computed = if station.told.is_some() { Ok(()) } else { station.compute() };
     let told = station.told.clone();
-    after.computed.insert(stage, turn);
-    if turn == state.open_turn() {
+    // Who is taken for dead may compute for a plan before the one in force.
+    let computed_last = after.computed.entry(stage).or_insert(turn);
+    *computed_last = turn.max(*computed_last);
+    let mut counted = Ok(());
+    if turn == state.open_turn() && is_taken_in(state, world, node) {
+        counted = check_counted(state, world, node);
         after.leader.reports.extend(told.map(|told| (stage, told)));
     }
-    next.push((Action::Report { node }, computed.map(|()| after)));
+    next.push((Action::Report { node }, computed.and(counted).map(|()| after)));
 }
 
 pub(super) fn hold(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
     let Some(station) = world.workers[&node].station().filter(|s| s.is_running) else { return };
     let Some(copy) = &station.copy else { return };
     let is_held = copy.held == Some(copy.open);
-    let is_known = copy.open != state.open_turn() || world.leader.held.contains_key(&copy.of);
+    let is_told_in_vain = !is_taken_in(state, world, node);
+    let is_known = is_told_in_vain
+        || copy.open != state.open_turn()
+        || world.leader.held.contains_key(&copy.of);
     let owner = world.workers.get(&station.plan.stages[copy.of.index()].node);
     let gives = |owner: &Worker| {
         owner.station().is_some_and(|s| s.told.is_some() && s.half.open_turn() == copy.open)
@@ -46,14 +57,39 @@ pub(super) fn hold(state: &State, world: &World, node: NodeId, next: &mut Vec<Ne
     let station = after.workers.get_mut(&node).and_then(Worker::station_mut).expect("it stands");
     let copy = station.copy.as_mut().expect("looked at above");
     let update = copy.hold(&station.plan);
-    if update.turn == state.open_turn() {
+    let mut counted = Ok(());
+    if update.turn == state.open_turn() && is_taken_in(state, world, node) {
+        counted = check_counted(state, world, node);
         after.leader.held.insert(update.of, Arc::new(update));
     }
-    next.push((Action::Hold { node }, Ok(after)));
+    next.push((Action::Hold { node }, counted.map(|()| after)));
+}
+
+/// Whether a leader takes in what a worker tells: not from who is taken for dead.
+fn is_taken_in(state: &State, world: &World, node: NodeId) -> bool {
+    !world.workers[&node].is_fenced(state) || mutant::is(Mutant::M12FencedAccepted)
+}
+
+/// S3: nothing is counted that somebody told who is taken for dead.
+fn check_counted(state: &State, world: &World, node: NodeId) -> Result<(), Violation> {
+    if world.workers[&node].is_fenced(state) {
+        return Err(Violation::FencedCounted { node });
+    }
+    Ok(())
+}
+
+/// A worker that was taken for dead hears of it.
+pub(super) fn forget(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
+    if world.workers[&node].is_fenced(state) {
+        let mut after = world.clone();
+        after.workers.remove(&node);
+        next.push((Action::Forget { node }, Ok(after)));
+    }
 }
 
 pub(super) fn learn(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
-    if !world.workers[&node].lacks(state) {
+    let worker = &world.workers[&node];
+    if worker.is_fenced(state) || !worker.lacks(state) {
         return;
     }
     let mut after = world.clone();

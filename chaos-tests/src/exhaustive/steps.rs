@@ -68,6 +68,7 @@ impl Model {
             ran: Arc::new(plan),
             computed: BTreeMap::new(),
             deaths_left: self.bounds.deaths,
+            fences_left: self.bounds.fences,
             elections_left: self.bounds.elections,
             stalls_left: self.bounds.stalls,
         }
@@ -84,6 +85,7 @@ impl Model {
         let state = self.book.state(world.agreed).clone();
         let mut next = Vec::new();
         for node in world.workers.keys().copied() {
+            stages::forget(&state, world, node, &mut next);
             stages::report(&state, world, node, &mut next);
             stages::hold(&state, world, node, &mut next);
             stages::learn(&state, world, node, &mut next);
@@ -119,7 +121,7 @@ impl Model {
         let stalled = World { stalls_left: world.stalls_left.saturating_sub(1), ..world.clone() };
         for (entry, world) in [(seal, world), (plan, world), (plan_for_stall, &stalled)] {
             let Some(entry) = entry else { continue };
-            let needless = needless_rewind(world, &entry);
+            let needless = needless_rewind(world, state, &entry);
             let entry = self.book.add_entry(entry);
             let mut after = world.clone();
             after.propose(entry);
@@ -181,20 +183,27 @@ impl Model {
             after.elect(lost);
             next.push((Action::Elect { lost }, Ok(after)));
         }
-        for node in world.workers.keys().copied().filter(|_| world.deaths_left > 0) {
+        let counted: Vec<NodeId> = world.counted(state).map(|worker| worker.me).collect();
+        for node in counted.into_iter().filter(|_| world.deaths_left > 0) {
             let mut after = world.clone();
             after.deaths_left -= 1;
             after.workers.remove(&node);
             next.push((Action::Die { node }, Ok(after)));
         }
-        let dead = state.live_workers().map(|(holder, _)| holder);
-        for holder in dead.filter(|holder| !world.workers.contains_key(&holder.node)) {
+        for holder in state.live_workers().map(|(holder, _)| holder) {
+            let node = holder.node;
+            let (is_dead, fences_left) =
+                (!world.workers.contains_key(&node), world.fences_left.checked_sub(1));
+            let (action, fences_left) = match fences_left {
+                _ if is_dead => (Action::Notice { node }, world.fences_left),
+                Some(fences_left) => (Action::Fence { node }, fences_left),
+                None => continue,
+            };
             let reason = LossReason::Closed;
             let entry = Entry::Members(vec![MemberChange::Lost { holder, reason }]);
             let entry = self.book.add_entry(entry);
             let (agreed, _) = self.book.apply(world.agreed, entry).expect("it is a member");
-            let node = holder.node;
-            next.push((Action::Notice { node }, Ok(World { agreed, ..world.clone() })));
+            next.push((action, Ok(World { agreed, fences_left, ..world.clone() })));
         }
     }
 }
@@ -219,10 +228,10 @@ fn check_sealed(state: &State, world: &World, seal: &Seal) -> Result<(), Violati
 }
 
 /// A way back is for what all have lost who promised to hold it.
-fn needless_rewind(world: &World, entry: &Entry) -> Option<Violation> {
+fn needless_rewind(world: &World, state: &State, entry: &Entry) -> Option<Violation> {
     let Entry::Rewind { reason, .. } = entry else { return None };
     match reason {
-        RewindReason::LayerLost { layer } if is_excused(world, *layer) => None,
+        RewindReason::LayerLost { layer } if is_excused(world, state, *layer) => None,
         RewindReason::LayerLost { layer } | RewindReason::StateDiffers { layer } => {
             Some(Violation::NeedlessRewind { layer: *layer })
         }

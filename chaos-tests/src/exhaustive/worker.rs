@@ -96,6 +96,11 @@ impl Worker {
         }
     }
 
+    /// Whether it was taken for dead. Nobody is admitted twice here.
+    pub(super) fn is_fenced(&self, state: &State) -> bool {
+        state.holder_of(self.me).is_none()
+    }
+
     /// Whether a briefing would change something.
     pub(super) fn lacks(&self, state: &State) -> bool {
         let Some(plan) = state.plan() else { return false };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::message::HeldUpdate;
 use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::{Report, Turn};
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
@@ -19,13 +20,14 @@ pub(super) struct World {
     /// What was proposed and is neither agreed on nor lost, in the order of the log.
     pub flight: Vec<Flying>,
     pub leader: Heard,
-    /// Those who live.
+    /// Those who live, those who were taken for dead among them.
     pub workers: BTreeMap<NodeId, Worker>,
     /// The last plan that ran. What it promised holds until the next one runs.
     pub ran: Arc<PlanRecord>,
     /// For each stage, the last turn that was computed by whoever stood there.
     pub computed: BTreeMap<StageIndex, Turn>,
     pub deaths_left: u8,
+    pub fences_left: u8,
     pub elections_left: u8,
     pub stalls_left: u8,
 }
@@ -46,6 +48,11 @@ pub(super) struct Heard {
 }
 
 impl World {
+    /// Those who live and count.
+    pub(super) fn counted<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Worker> {
+        self.workers.values().filter(|worker| !worker.is_fenced(state))
+    }
+
     /// Adds a proposal of who leads now.
     pub(super) fn propose(&mut self, entry: EntryId) {
         self.flight.push(Flying { entry, is_own: true });
@@ -78,7 +85,7 @@ impl World {
             key.number(stage.0.into());
             key.turn(*turn);
         }
-        let left = [self.deaths_left, self.elections_left, self.stalls_left];
+        let left = [self.deaths_left, self.fences_left, self.elections_left, self.stalls_left];
         key.numbers(left.map(u64::from).into_iter());
         self.workers.values().for_each(|worker| key.worker(worker));
         key.0.into_boxed_slice()

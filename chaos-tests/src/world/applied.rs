@@ -2,17 +2,15 @@
 //! old checkpoints go, manifests are kept, markers are hit.
 
 use zbelastic_consensus::codec;
-use zbelastic_consensus::job::HaltReason;
-use zbelastic_consensus::member::{LossReason, MemberChange};
+use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord};
-use zbelastic_consensus::state::{Change, PlanPhase};
-use zbelastic_consensus::validation::Verdict;
+use zbelastic_consensus::state::Change;
+use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
-use zbelastic_types::{NodeId, Step};
+use zbelastic_types::{LayerId, NodeId, Step};
 
-use super::{Event, World};
-use crate::failure::{Failure, Invariant};
+use super::{BOOTS_APART, Event, World};
 use crate::markers::Marker;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
@@ -34,7 +32,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Change::Checkpoint { version, .. } => self.keep_manifest(node, *version),
             Change::Rewound { dropped, .. } => {
                 // Nothing is removed: versions it went past are computed, and named, again.
-                self.referred.retain(|version| !dropped.contains(version));
+                self.referred.retain(|version, _| !dropped.contains(version));
                 self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
             }
             Change::Adopted(plan) | Change::Sealed { adopted: Some(plan), .. } => {
@@ -57,7 +55,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let is_taken_over = self.workers.iter().any(|(node, machine)| {
             let layer = machine.faults.borrow().flipped();
             layer.is_some_and(|layer| match &plan.sources[layer.index()] {
-                LayerSource::Nodes(nodes) => nodes == &[*node],
+                LayerSource::Nodes(nodes) => nodes == &[*node] && self.has_no_witness(*node, layer),
                 LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
             })
         });
@@ -68,6 +66,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
+    /// Whether who keeps the copy of a node's layer is down, or something happened to it since a bit
+    /// of the layer flipped.
+    fn has_no_witness(&self, node: NodeId, layer: LayerId) -> bool {
+        let witness = self.checker.witness(node, layer);
+        witness.is_none_or(|witness| {
+            let is_up = self.workers.get(&witness.node).is_some_and(|m| m.process.is_some());
+            let is_live = self.newest_core().is_some_and(|core| core.state().is_live(witness));
+            !is_up || !is_live || self.checker.is_witness_lost(node, witness.node)
+        })
+    }
+
     fn keep_manifest(&mut self, node: NodeId, version: Step) {
         let core = self.controllers[&node].core.as_ref().expect("it applied something");
         let state = core.state();
@@ -76,19 +85,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let oldest = state.checkpoints().first().map(|checkpoint| checkpoint.version);
         // A controller that applied many entries at once may have let it go already.
         let (Some(record), Some(spec)) = (record, spec) else { return };
-        self.store.put_manifest(version, codec::encode(&(spec, record)));
+        let record = record.clone();
+        self.store.put_manifest(version, codec::encode(&(spec, &record)));
         if let Some(oldest) = oldest {
             self.store.remove_before(oldest);
-            self.referred.retain(|version| *version >= oldest);
+            self.referred.retain(|version, _| *version >= oldest);
         }
-        self.referred.insert(version);
-        self.checker.checkpoint(&self.store, version);
+        self.checker.checkpoint(&self.store, &record);
+        self.referred.insert(version, record);
     }
 
     /// Every checkpoint that is referred to can be restored at any instant.
     pub(super) fn audit_checkpoints(&mut self) {
-        for version in self.referred.clone() {
-            self.checker.checkpoint(&self.store, version);
+        for record in self.referred.values() {
+            self.checker.checkpoint(&self.store, record);
         }
     }
 
@@ -120,7 +130,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn mark_change(&mut self, node: NodeId, change: &Change) {
         match change {
-            Change::Members(changes) => changes.iter().for_each(|change| self.mark_member(change)),
+            Change::Members(changes) => {
+                changes.iter().for_each(|change| self.mark_member(node, change));
+            }
             Change::Adopted(plan) => self.mark_plan(plan),
             Change::Sealed { seal, is_repeated, adopted } => {
                 if *is_repeated {
@@ -130,7 +142,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::PlannedChange);
                     self.mark_plan(plan);
                 }
-                self.mark_verdict(node, seal.verdict);
+                self.mark_verdict(node, seal);
             }
             Change::Rewound { reason, dropped, .. } => {
                 self.mark(Marker::Rewound);
@@ -150,12 +162,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    fn mark_verdict(&mut self, node: NodeId, verdict: Verdict) {
-        let before = self.checker.verdict_before();
-        let is_joining = self.controllers[&node]
-            .core
-            .as_ref()
-            .is_some_and(|core| core.state().next_plan().is_some());
+    /// Whether a planned change waits for which workers have come.
+    fn is_joining(&self, node: NodeId) -> bool {
+        let core = self.controllers[&node].core.as_ref();
+        let next = core.and_then(|core| core.state().next_plan());
+        next.is_some_and(|plan| matches!(plan.reason, PlanReason::Joined { .. }))
+    }
+
+    fn mark_verdict(&mut self, node: NodeId, seal: &Seal) {
+        let (verdict, before) = (seal.verdict, self.checker.verdict_before());
         match verdict {
             Verdict::Keep => {}
             Verdict::Clip { .. } => {
@@ -172,15 +187,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
         }
-        if is_joining && verdict != Verdict::Keep {
+        if self.is_joining(node) && verdict != Verdict::Keep {
             self.mark(Marker::RollbackDuringJoin);
         }
-        if self.checker.was_leaderless() && self.checker.goes_on() {
+        if self.checker.was_quorum_down(seal.turn) {
             self.mark(Marker::QuorumLostWithinAttempt);
         }
     }
 
-    fn mark_member(&mut self, change: &MemberChange) {
+    fn mark_member(&mut self, at: NodeId, change: &MemberChange) {
         match change {
             MemberChange::Admit { node, .. } => {
                 if let Some(machine) = self.controllers.get_mut(node) {
@@ -189,23 +204,45 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 if let Some((_, old)) = self.storm.replaced.take_if(|(new, _)| new == node) {
                     self.queue.push(self.now.after(1), Event::RemoveReplaced(old));
                 }
-                if self.checker.admitted(*node) {
+                if self.fenced.remove(node) {
                     self.mark(Marker::FencedNodeCameBack);
                 }
             }
-            MemberChange::Lost { holder, reason: LossReason::Silent { .. } } => {
-                // Loss enough of heartbeats is as good as a cut link.
-                self.checker.disturbed(holder.node);
-            }
-            MemberChange::Lost { reason: LossReason::OpOverdue { .. }, .. } => {
-                self.mark(Marker::HungNodeLost);
-            }
-            MemberChange::Lost { reason: LossReason::Untrusted { .. }, .. } => {
-                self.mark(Marker::Quarantined);
-            }
-            MemberChange::Lost { reason: LossReason::Drained, .. } => self.mark(Marker::Drained),
-            MemberChange::Lost { .. } | MemberChange::Drain { .. } => {}
+            MemberChange::Lost { holder, reason } => self.mark_loss(at, *holder, *reason),
+            MemberChange::Drain { .. } => {}
         }
+    }
+
+    fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
+        // Whom the log takes for lost, rightly or not, is asked for nothing any more.
+        self.checker.disturbed(holder.node, self.now);
+        if self.is_fenced_alive(at, holder) {
+            self.fenced.insert(holder.node);
+        }
+        let is_joining = self.is_joining(at);
+        match reason {
+            LossReason::Drained => return self.mark(Marker::Drained),
+            LossReason::OpOverdue { .. } => self.mark(Marker::HungNodeLost),
+            LossReason::Untrusted { .. } => self.mark(Marker::Quarantined),
+            LossReason::Closed
+            | LossReason::Silent { .. }
+            | LossReason::Superseded
+            | LossReason::Removed
+            | LossReason::OutOfMemory => {}
+        }
+        if is_joining && self.workers.contains_key(&holder.node) {
+            self.mark(Marker::LossDuringJoin);
+        }
+    }
+
+    /// Whether the very process runs that was declared lost.
+    fn is_fenced_alive(&self, at: NodeId, holder: Holder) -> bool {
+        let core = self.controllers[&at].core.as_ref().expect("it applied something");
+        let member = core.state().members().get(&holder.node);
+        let machine = self.workers.get(&holder.node).filter(|machine| machine.process.is_some());
+        member.zip(machine).is_some_and(|(member, machine)| {
+            (machine.boot..machine.boot + BOOTS_APART).contains(&member.boot)
+        })
     }
 
     fn mark_plan(&mut self, plan: &PlanRecord) {
@@ -249,62 +286,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         });
         if took_over {
             self.mark(Marker::CopyTookOver);
-        }
-    }
-
-    /// A run may be held only for a reason that a fault gave.
-    pub(super) fn check_halt(&mut self, reason: HaltReason) {
-        use crate::options::FaultClass;
-        let options = &self.case.options;
-        let is_excused = match reason {
-            HaltReason::NothingToRestore => options.has(FaultClass::Store),
-            HaltReason::Untrusted => options.has(FaultClass::SilentErrors),
-            HaltReason::DiffersFromLog { .. } => false,
-        };
-        if !is_excused {
-            self.fail(Failure::safety(Invariant::N1, format!("the run is held: {reason}")));
-        }
-    }
-
-    /// Whether everybody has taken in the end of the run.
-    pub(super) fn is_settled(&self) -> bool {
-        let Some(newest) = self.newest_core() else { return false };
-        let state = newest.state();
-        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
-        let members = newest.status().members;
-        let voters = cores.filter(|core| members.voters.contains(&core.status().node));
-        let all_applied = voters.clone().all(|core| core.state().applied() == state.applied());
-        let is_whole = voters.count() == members.voters.len();
-        let Some(plan) = state.plan().filter(|plan| plan.phase == PlanPhase::Running) else {
-            return all_applied && is_whole;
-        };
-        let generation = plan.record.generation;
-        let end = Step(self.setup.spec.step_count);
-        let stations = self.workers.values().filter_map(|m| m.process.as_ref()?.host.station());
-        let of_plan = stations.filter(|station| station.plan().generation == generation);
-        let all_done = of_plan.clone().all(|station| {
-            use zbelastic_trainer::stage::Workbench;
-            station.engine().bench().version() == end
-        });
-        all_applied
-            && is_whole
-            && (all_done && of_plan.count() == plan.record.stages.len()
-                || state.lost_holder().is_some())
-    }
-
-    /// At the end: the log as a small model, every checkpoint restored, states compared.
-    pub(super) fn audit(&mut self) {
-        self.audit_checkpoints();
-        if let Some(core) = self.newest_core() {
-            let history: Vec<_> = core.state().history().seals().copied().collect();
-            let base = core.state().history().base();
-            self.checker.audit(base, &history);
-        }
-        if crate::bug::is(crate::bug::Bug::Canary) {
-            self.fail(Failure::safety(Invariant::Canary, "the canary sings"));
-        }
-        if let Some(failure) = self.checker.take_failure() {
-            self.fail(failure);
         }
     }
 }

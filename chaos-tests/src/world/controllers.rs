@@ -272,8 +272,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let is_stranger = teller.is_some_and(|holder| !core.state().is_live(holder));
         match core.handle(input) {
             Ok(()) if is_stranger => self.checker.took_in(teller),
-            Ok(()) => {}
-            Err(refusal) => self.checker.refused(refusal.name()),
+            Ok(()) | Err(_) => {}
         }
         self.drive_controller(node);
     }
@@ -419,6 +418,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             CoreEvent::Refused { index, entry, refusal } => {
                 self.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
+                let core = self.controllers[&node].core.as_ref().expect("it applied something");
+                if core.state().cluster() == self.cluster {
+                    self.checker.refused(index, &format!("{entry} refused: {refusal:?}"));
+                }
                 if let EntryRefusal::OtherGeneration { .. } | EntryRefusal::Seal(_) = refusal {
                     self.mark(Marker::LateEntryIgnored);
                 }
@@ -488,7 +491,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn administer(&mut self) {
         self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
         self.audit_checkpoints();
-        let Some(leader) = self.leader() else { return self.checker.leaderless() };
+        let Some(leader) = self.leader() else { return };
         let core = self.controllers[&leader].core.as_ref().expect("it leads");
         let has_job = core.state().job().is_some();
         let is_member = |node: &&NodeId| core.state().is_controller(**node);

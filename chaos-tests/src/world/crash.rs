@@ -1,5 +1,6 @@
 //! Processes die, machines start again, power goes, a majority is lost.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
@@ -9,6 +10,7 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::raft::Members;
 use zbelastic_consensus::seat::SeatInput;
 use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{ClusterId, NodeId};
@@ -70,18 +72,25 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn crash_controller(&mut self, node: NodeId) -> bool {
+        let open = self.newest_core().map(|core| core.state().open_turn());
         let machine = self.controllers.get_mut(&node).expect("a controller");
-        if machine.core.take().is_none() {
-            return false;
-        }
+        let Some(core) = machine.core.take() else { return false };
         machine.life += 1;
         machine.paused_until = Moment(0);
         let damage = machine.disk.crash(&mut self.draws_disk);
         self.note(|| {
             format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn)
         });
-        self.checker.disturbed(node);
+        self.look_at_quorum(&core.status().members.voters, open);
         true
+    }
+
+    fn look_at_quorum(&mut self, voters: &BTreeSet<NodeId>, open: Option<Turn>) {
+        let is_up = |voter: &&NodeId| self.controllers.get(voter).is_some_and(|m| m.core.is_some());
+        let is_majority = voters.iter().filter(is_up).count() * 2 > voters.len();
+        if let Some(open) = open.filter(|_| !is_majority) {
+            self.checker.quorum_is_down(open);
+        }
     }
 
     fn crash_worker(&mut self, node: NodeId) -> bool {
@@ -91,10 +100,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         machine.life += 1;
         machine.paused_until = Moment(0);
+        // What it did not tell is gone with it.
+        machine.faults.borrow_mut().take_effects();
         machine.faults.borrow_mut().forget_flip();
         self.store.writer_crashed(node, &mut self.draws_store);
         self.note(|| format!("w{node} dies"));
-        self.checker.disturbed(node);
+        self.checker.disturbed(node, self.now);
         self.close_connection(node);
         true
     }
@@ -185,8 +196,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.dead.clear();
         let cluster = ClusterId(self.cluster.0.wrapping_add(2));
         self.cluster = cluster;
+        self.referred.clear();
         let state = self.newest_manifest().map(|(spec, checkpoint)| {
             self.checker.recovered_from(checkpoint.version);
+            self.referred.insert(checkpoint.version, checkpoint.clone());
             State::recovered(cluster, spec, checkpoint)
         });
         if state.is_none() {
@@ -195,7 +208,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.note(|| format!("a new cluster begins, with a checkpoint: {}", state.is_some()));
         self.mark(Marker::RecoveredByForce);
         self.store_index = 0;
-        self.referred.clear();
         self.create_controllers(self.case.options.controllers, state);
         let controllers = self.controllers_in_use();
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();

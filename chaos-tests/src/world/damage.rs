@@ -37,7 +37,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn fail_disk(&mut self, draw: u64) -> bool {
         let Some(node) = self.spare_controller(draw) else { return false };
         self.controllers.get_mut(&node).expect("in use").disk.fails = true;
-        self.checker.disturbed(node);
         true
     }
 
@@ -94,6 +93,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) else {
             return false;
         };
+        self.checker.store_damaged();
         self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
         true
     }

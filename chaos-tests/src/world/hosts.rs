@@ -11,6 +11,7 @@ use zbelastic_types::NodeId;
 use super::{Event, Packet, World};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
+use crate::failure::Invariant;
 use crate::markers::Marker;
 use crate::network::Lane;
 use crate::store::PieceKey;
@@ -59,7 +60,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             match taken {
                 Ok(()) => self.checker.processed(generation, sender, plan),
                 Err(_) => {
-                    self.checker.refused("peer");
                     let is_old = plan.is_some_and(|(now, _)| generation.0 + 2 <= now.0);
                     if is_old {
                         self.mark(Marker::FrameTwoGenerationsOld);
@@ -111,7 +111,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = hangs;
         if hangs {
-            self.checker.disturbed(node);
+            self.checker.disturbed(node, now);
             self.note(|| format!("w{node}: an operation hangs"));
         } else {
             self.queue.push(now.after(op_us * factor), Event::OpDone { node, life, number });
@@ -165,7 +165,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let life = machine.life;
         match output {
-            HostOutput::News(news) => self.tell_seat(node, news),
+            HostOutput::News(news) => {
+                self.look_at_numbers(node, &news);
+                self.tell_seat(node, news);
+            }
             HostOutput::Peer { to, frame } => {
                 self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
             }
@@ -208,6 +211,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let bytes = if fails { None } else { self.store.get(key) };
         let (version, layer, _) = key;
         if fails {
+            self.checker.store_damaged();
             self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         self.host_input(node, life, HostInput::Read { version, layer, bytes });
@@ -221,27 +225,38 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.host_input(node, life, HostInput::Written { version, layer, digest, is_durable });
     }
 
-    /// Compares what a host holds with the reference, whenever that changed.
+    /// Notes which faults of numbers are in a report.
+    fn look_at_numbers(&mut self, node: NodeId, news: &News) {
+        let News::Reported { report, .. } = news else { return };
+        let effects = self.workers[&node].faults.borrow_mut().take_effects();
+        for fault in effects {
+            self.checker.spoiled(node, self.now, report.turn, fault);
+        }
+    }
+
+    /// Compares what a host holds with the reference, whenever that changed or a step is run again.
     fn look_at_host(&mut self, node: NodeId) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         // What was loaded and does not run yet is compared by the log itself.
         let station = process.host.station().filter(|station| station.is_running());
         let Some(station) = station else { return };
-        let bench = station.engine().bench();
-        let generation = station.plan().generation;
-        let found = (generation.0, bench.version());
+        let (bench, open) = (station.engine().bench(), station.engine().open_turn());
+        let found = (open, bench.version());
         if process.checked == Some(found) {
             return;
         }
-        let advanced = process.checked.is_some_and(|(of, _)| of == generation.0);
-        process.checked = Some(found);
-        self.checker.holds(node, bench.version(), &bench.digests());
+        let before = process.checked.replace(found);
+        let before = before.filter(|(turn, _)| turn.generation == open.generation);
+        let is_rolled_back = before.is_some_and(|(_, version)| version == bench.version());
+        let invariant = if is_rolled_back { Invariant::N2 } else { Invariant::N1 };
+        self.checker.holds(invariant, node, bench.version(), &bench.digests());
         for copy in station.copies() {
-            self.checker.holds(node, copy.version(), &[(copy.layer(), copy.digest())]);
+            let layers = [(copy.layer(), copy.digest())];
+            self.checker.holds(invariant, node, copy.version(), &layers);
         }
         self.checker.runs(station.plan(), station.engine().plan());
-        if advanced && self.hits(CrashPoint::AfterStageApply) {
+        if before.is_some() && self.hits(CrashPoint::AfterStageApply) {
             self.crash_here(node);
         }
     }

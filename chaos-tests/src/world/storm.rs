@@ -149,9 +149,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             scattered(self.up_workers(), draw, count)
         };
         let died = nodes.into_iter().filter(|node| self.crash(*node, Some(down_us))).count();
-        if died > 0 && self.is_joining() {
-            self.mark(Marker::LossDuringJoin);
-        }
         died > 0
     }
 
@@ -168,7 +165,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let machine = self.workers.get_mut(&node).expect("it is up");
         machine.slow_factor = u64::from(factor);
         machine.slow_until = until;
-        self.checker.disturbed(node);
+        self.checker.disturbed(node, until);
         true
     }
 
@@ -180,7 +177,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn close_some_connection(&mut self, draw: u64) -> bool {
         let Some(node) = pick(&self.up_workers(), draw) else { return false };
-        self.checker.disturbed(node);
+        self.checker.disturbed(node, self.now);
         self.close_connection(node)
     }
 
@@ -209,10 +206,6 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         is_lost
     }
 
-    fn is_joining(&self) -> bool {
-        self.newest_core().is_some_and(|core| core.state().next_plan().is_some())
-    }
-
     fn power_cycle(&mut self, down_us: u64) -> bool {
         self.mark(Marker::PowerCycled);
         let nodes: Vec<NodeId> =
@@ -239,7 +232,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             machine.paused_until = until;
             is_up |= machine.process.is_some();
         }
-        self.checker.disturbed(node);
+        self.checker.disturbed(node, until);
         is_up
     }
 
@@ -291,12 +284,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn cut(&mut self, links: Vec<(NodeId, NodeId)>, us: u64) {
+        let until = self.now.after(us);
         for (from, to) in &links {
             self.network.cut(*from, *to);
-            self.checker.disturbed(*from);
-            self.checker.disturbed(*to);
+            self.checker.disturbed(*from, until);
+            self.checker.disturbed(*to, until);
         }
-        self.queue.push(self.now.after(us), Event::HealLinks(links));
+        self.queue.push(until, Event::HealLinks(links));
     }
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
+use zbelastic_consensus::validation::Verdict;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_trainer::host::{Host, HostInput, HostSetup};
@@ -126,9 +127,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn seat_input(&mut self, node: NodeId, input: SeatInput) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        if process.seat.handle(input).is_err() {
-            self.checker.refused("briefing");
-        }
+        // A briefing that is refused changes nothing.
+        let _ = process.seat.handle(input);
         self.drive_seat(node);
     }
 
@@ -191,6 +191,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// What a machine with a known bug does to an order.
     fn tampered(&mut self, node: NodeId, order: Order) -> Order {
+        if let Order::Settle(seal) = &order {
+            let is_replaying = seal.verdict == Verdict::Replay;
+            self.workers[&node].faults.borrow_mut().is_replaying = is_replaying;
+        }
         let Order::Load(mut load) = order else { return order };
         let process = self.workers.get_mut(&node).and_then(|machine| machine.process.as_mut());
         let program = load.plan.program.clone();

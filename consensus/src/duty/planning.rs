@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Digest, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::draft::{Basis, Draft, Standstill};
 use super::restore::{Inventory, Restore, expected_digests, restore_point};
@@ -13,6 +13,7 @@ use crate::codec;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
+use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
 use crate::raft::ENTRY_BYTES_MAX;
 use crate::state::{PlanPhase, State};
@@ -268,7 +269,11 @@ impl Duties {
         let waited = self.now - draft.since;
         let is_patient = waited <= u64::from(PATIENCE * self.timing.inventory_ticks);
         let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
-        match restore_point(&inventory) {
+        let restored = match rewinds_needlessly(&reason) {
+            true => back_for_nothing(state),
+            false => restore_point(&inventory),
+        };
+        match restored {
             Restore::Back { .. } | Restore::Nowhere if is_patient && !has_all => None,
             Restore::Here(sources) => {
                 let from = state.open_turn().step;
@@ -369,6 +374,16 @@ impl Duties {
             }
         }
     }
+}
+
+/// What a leader with a known bug does about a holder that was lost.
+fn rewinds_needlessly(reason: &PlanReason) -> bool {
+    mutant::is(Mutant::M27RewindsForEveryLoss) && matches!(reason, PlanReason::Lost { .. })
+}
+
+fn back_for_nothing(state: &State) -> Restore {
+    let to = state.checkpoints().last().map_or(Step(0), |checkpoint| checkpoint.version);
+    Restore::Back { to, layer: LayerId(0) }
 }
 
 fn basis_of(state: &State, need: &Need) -> Basis {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Attempt, Generation, Step};
 
 use super::verdict::{Reason, Verdict};
+use crate::mutant::{self, Mutant};
 
 /// One attempt at one step under one plan. It tags every tensor that travels, and fences those of
 /// a run that was dropped.
@@ -34,11 +35,12 @@ impl Turn {
     /// What follows once this turn got `verdict`. Work on the next step that was begun on a
     /// candidate which was not kept is fenced off by the next attempt number.
     #[must_use]
-    pub const fn after(self, verdict: Verdict) -> Self {
+    pub fn after(self, verdict: Verdict) -> Self {
         let Self { generation, attempt, step } = self;
         let (attempt, step) = match verdict {
             Verdict::Keep => (attempt, step.next()),
             Verdict::Clip { .. } | Verdict::Skip => (attempt.next(), step.next()),
+            Verdict::Replay if mutant::is(Mutant::M9ReplayLeftOut) => (attempt.next(), step.next()),
             Verdict::Replay => (attempt.next(), step),
         };
         Self { generation, attempt, step }

@@ -4,7 +4,7 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::duty::window::ROLLBACKS_TO_WAIT;
-use crate::duty::{Action, InputRefusal, Need, NoPlan, SolveRequest};
+use crate::duty::{Action, InputRefusal, Need, NoPlan, PLANS_FAILED_MAX, SolveRequest};
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{Log, admit, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
@@ -131,10 +131,7 @@ fn find_sources(bench: &mut Bench) -> Vec<Entry> {
 }
 
 fn fail_to_load(bench: &mut Bench, version: u64) {
-    let is_it = |source: &LayerSource| match source {
-        LayerSource::Checkpoint { version: found, .. } => *found == Step(version),
-        LayerSource::Nodes(_) | LayerSource::Initial => false,
-    };
+    let is_it = |source: &LayerSource| source.is_checkpoint(Step(version));
     assert!(bench.plan().sources.iter().all(is_it), "{:?}", bench.plan().sources);
     let (state, holder) = (&bench.log.state, bench.log.holder(2));
     let failed = bench.duties.handle_load_failed(
@@ -144,6 +141,14 @@ fn fail_to_load(bench: &mut Bench, version: u64) {
         (LayerId(0), LoadFault::Source),
     );
     failed.expect("it loads");
+}
+
+/// So often that another checkpoint is gone back to.
+fn fail_to_load_often(bench: &mut Bench, version: u64) {
+    for _ in 0..PLANS_FAILED_MAX {
+        adopted(&find_sources(bench));
+        fail_to_load(bench, version);
+    }
 }
 
 /// A checkpoint that could not be read is not tried again; when the last is gone, so is the run.
@@ -158,21 +163,46 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     log.lose(1);
     log.join(2);
     let mut bench = Bench::new(log);
-    adopted(&find_sources(&mut bench));
-    fail_to_load(&mut bench, 12);
-    adopted(&find_sources(&mut bench));
-    fail_to_load(&mut bench, 12);
+    fail_to_load_often(&mut bench, 12);
     let proposed = find_sources(&mut bench);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
-    adopted(&find_sources(&mut bench));
-    fail_to_load(&mut bench, 8);
-    adopted(&find_sources(&mut bench));
-    fail_to_load(&mut bench, 8);
+    fail_to_load_often(&mut bench, 8);
     let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
     assert_eq!(find_sources(&mut bench), [halt]);
     bench.agree(Entry::Job(JobChange::Continue));
     let plan = adopted(&find_sources(&mut bench));
     assert_eq!(plan.from_step, Step(8), "whoever has it go on may have repaired it");
+}
+
+/// Reads fail now and then: what could be read since is not held against a checkpoint.
+#[test]
+fn a_checkpoint_that_was_read_is_believed_again() {
+    let mut log = Log::running(long(), &[1]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.lose(1);
+    log.join(2);
+    let mut bench = Bench::new(log);
+    for _ in 1..PLANS_FAILED_MAX {
+        adopted(&find_sources(&mut bench));
+        fail_to_load(&mut bench, 4);
+    }
+    adopted(&find_sources(&mut bench));
+    let ready = bench.log.ready(0);
+    bench.duties.handle_ready(&bench.log.state, ready).expect("it is awaited");
+    bench.act();
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), admit(3, 1)]));
+    bench.act();
+    bench.tell_held(3, &[], 0);
+    bench.solve();
+    adopted(&bench.act());
+    let (state, holder) = (&bench.log.state, bench.log.holder(3));
+    let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
+    bench.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+    bench.act();
+    bench.tell_held(3, &[], 0);
+    bench.solve();
+    assert_eq!(adopted(&bench.act()).from_step, Step(4));
 }
 
 /// A checkpoint that was written anew is another one.
@@ -186,10 +216,7 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
     log.lose(1);
     log.join(2);
     let mut bench = Bench::new(log);
-    for _ in 0..2 {
-        adopted(&find_sources(&mut bench));
-        fail_to_load(&mut bench, 8);
-    }
+    fail_to_load_often(&mut bench, 8);
     let proposed = find_sources(&mut bench);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
     adopted(&find_sources(&mut bench));

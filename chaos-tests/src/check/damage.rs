@@ -1,0 +1,94 @@
+//! What was done to the cluster and took effect: the excuses for what must not happen otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_types::NodeId;
+
+use super::Checker;
+use crate::numeric::NumericFault;
+use crate::queue::Moment;
+
+/// What took effect so far.
+#[derive(Debug, Default)]
+pub(super) struct Damage {
+    /// Until when something last kept a node from its work, or took from it what it holds.
+    disturbed_until: BTreeMap<NodeId, Moment>,
+    /// When a bit of a node's state flipped last.
+    flipped_at: BTreeMap<NodeId, Moment>,
+    /// Turns in which a gradient was told that is not finite.
+    marked: BTreeSet<Turn>,
+    /// Sums that were told wrong.
+    wrong_sums: u64,
+    /// Bits of states that flipped, and ways back that were taken for one.
+    flips: u64,
+    flips_found: u64,
+    /// Whether a piece of a checkpoint was damaged.
+    is_store_damaged: bool,
+}
+
+impl Checker {
+    /// Something keeps a node from its work until then, or took from it what it holds.
+    pub fn disturbed(&mut self, node: NodeId, until: Moment) {
+        let known = self.damage.disturbed_until.entry(node).or_insert(until);
+        *known = (*known).max(until);
+    }
+
+    /// A fault of numbers took effect in what a node tells of a turn.
+    pub fn spoiled(&mut self, node: NodeId, now: Moment, turn: Turn, fault: NumericFault) {
+        match fault {
+            NumericFault::Mark(..) => {
+                self.damage.marked.insert(turn);
+            }
+            NumericFault::SumFactor(_) => self.damage.wrong_sums += 1,
+            NumericFault::StateFlip(_) => {
+                self.damage.flips += 1;
+                self.damage.flipped_at.insert(node, now);
+            }
+        }
+    }
+
+    /// A piece of a checkpoint was damaged.
+    pub fn store_damaged(&mut self) {
+        self.damage.is_store_damaged = true;
+    }
+
+    /// Whether something happened to a node at this moment or later.
+    pub(super) fn is_disturbed_since(&self, node: NodeId, since: Moment) -> bool {
+        self.damage.disturbed_until.get(&node).is_some_and(|until| *until >= since)
+    }
+
+    /// Whether something happened to `witness` since a bit of the node's state flipped.
+    #[must_use]
+    pub fn is_witness_lost(&self, node: NodeId, witness: NodeId) -> bool {
+        let flipped_at = self.damage.flipped_at.get(&node);
+        flipped_at.is_some_and(|flipped_at| self.is_disturbed_since(witness, *flipped_at))
+    }
+
+    /// Whether a gradient that is not finite was told of this turn.
+    pub(super) fn is_marked(&self, turn: Turn) -> bool {
+        self.damage.marked.contains(&turn)
+    }
+
+    /// Whether a state was wrong at some time.
+    pub(super) fn has_flipped(&self) -> bool {
+        self.damage.flips > 0
+    }
+
+    /// Whether two may have told one thing differently.
+    #[must_use]
+    pub fn is_contradicted(&self) -> bool {
+        self.damage.wrong_sums + self.damage.flips > 0
+    }
+
+    pub(super) fn is_store_damaged(&self) -> bool {
+        self.damage.is_store_damaged
+    }
+
+    /// Takes a flipped bit for the reason of a way back. Yields whether there is one left.
+    pub(super) fn take_flip(&mut self) -> bool {
+        let is_there = self.damage.flips_found < self.damage.flips;
+        self.damage.flips_found += u64::from(is_there);
+        is_there
+    }
+}

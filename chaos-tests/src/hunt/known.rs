@@ -1,0 +1,196 @@
+//! The bugs that are known: what is broken, and which check is there for it.
+
+use std::fmt;
+
+use zbelastic_consensus::mutant::Mutant;
+
+use crate::bug::Bug;
+use crate::failure::Invariant;
+
+/// A switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// In the product's code.
+    Mutant(Mutant),
+    /// In the simulated machines or the compute models.
+    Bug(Bug),
+}
+
+impl Known {
+    /// All of them, by their numbers.
+    pub const ALL: [Self; 27] = [
+        Self::Bug(Bug::M1AckBeforeSync),
+        Self::Mutant(Mutant::M2TurnUnchecked),
+        Self::Bug(Bug::M3MomentsNotRestored),
+        Self::Bug(Bug::M4GradientsKept),
+        Self::Bug(Bug::M5OldProgram),
+        Self::Mutant(Mutant::M6AppliedTwice),
+        Self::Mutant(Mutant::M7CursorMoves),
+        Self::Bug(Bug::M8ToldBeforeDurable),
+        Self::Mutant(Mutant::M9ReplayLeftOut),
+        Self::Mutant(Mutant::M10NanPasses),
+        Self::Mutant(Mutant::M11NoJointConsensus),
+        Self::Mutant(Mutant::M12FencedAccepted),
+        Self::Bug(Bug::M13DrawsNotRolledBack),
+        Self::Bug(Bug::M14UpdatesNotRolledBack),
+        Self::Bug(Bug::M15OrderDependsOnSchedule),
+        Self::Mutant(Mutant::M16NormByStage),
+        Self::Bug(Bug::M17ReplayFromOtherState),
+        Self::Bug(Bug::M18RemovedTooEarly),
+        Self::Mutant(Mutant::M21WaitsForTheDead),
+        Self::Mutant(Mutant::M24UndoFreedAtProposal),
+        Self::Mutant(Mutant::M25RejectedCounted),
+        Self::Mutant(Mutant::M26GoodStepSkipped),
+        Self::Mutant(Mutant::M27RewindsForEveryLoss),
+        Self::Mutant(Mutant::R2GenerationUnchecked),
+        Self::Mutant(Mutant::R3SealedBeforeHeld),
+        Self::Mutant(Mutant::R5CheckpointBeforeSeal),
+        Self::Bug(Bug::Canary),
+    ];
+
+    /// Its name in `docs/chaos.md`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bug(Bug::M1AckBeforeSync) => "m1",
+            Self::Mutant(Mutant::M2TurnUnchecked) => "m2",
+            Self::Bug(Bug::M3MomentsNotRestored) => "m3",
+            Self::Bug(Bug::M4GradientsKept) => "m4",
+            Self::Bug(Bug::M5OldProgram) => "m5",
+            Self::Mutant(Mutant::M6AppliedTwice) => "m6",
+            Self::Mutant(Mutant::M7CursorMoves) => "m7",
+            Self::Bug(Bug::M8ToldBeforeDurable) => "m8",
+            Self::Mutant(Mutant::M9ReplayLeftOut) => "m9",
+            Self::Mutant(Mutant::M10NanPasses) => "m10",
+            Self::Mutant(Mutant::M11NoJointConsensus) => "m11",
+            Self::Mutant(Mutant::M12FencedAccepted) => "m12",
+            Self::Bug(Bug::M13DrawsNotRolledBack) => "m13",
+            Self::Bug(Bug::M14UpdatesNotRolledBack) => "m14",
+            Self::Bug(Bug::M15OrderDependsOnSchedule) => "m15",
+            Self::Mutant(Mutant::M16NormByStage) => "m16",
+            Self::Bug(Bug::M17ReplayFromOtherState) => "m17",
+            Self::Bug(Bug::M18RemovedTooEarly) => "m18",
+            Self::Mutant(Mutant::M21WaitsForTheDead) => "m21",
+            Self::Mutant(Mutant::M24UndoFreedAtProposal) => "m24",
+            Self::Mutant(Mutant::M25RejectedCounted) => "m25",
+            Self::Mutant(Mutant::M26GoodStepSkipped) => "m26",
+            Self::Mutant(Mutant::M27RewindsForEveryLoss) => "m27",
+            Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
+            Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
+            Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
+            Self::Bug(Bug::Canary) => "canary",
+        }
+    }
+
+    /// What is broken.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Bug(Bug::M1AckBeforeSync) => "a record is acknowledged before it is durable",
+            Self::Mutant(Mutant::M2TurnUnchecked) => {
+                "a worker does not look at the turn of activations"
+            }
+            Self::Bug(Bug::M3MomentsNotRestored) => {
+                "a rollback restores weights, and not the second moments"
+            }
+            Self::Bug(Bug::M4GradientsKept) => {
+                "gradients of a dropped attempt are kept across a new plan"
+            }
+            Self::Bug(Bug::M5OldProgram) => "a stage keeps the program of the plan before",
+            Self::Mutant(Mutant::M6AppliedTwice) => {
+                "a verdict is applied again when it is told again (R8 off)"
+            }
+            Self::Mutant(Mutant::M7CursorMoves) => {
+                "a step that is run again reads the data after it"
+            }
+            Self::Bug(Bug::M8ToldBeforeDurable) => {
+                "a checkpoint is told of before its pieces are durable"
+            }
+            Self::Mutant(Mutant::M9ReplayLeftOut) => "a step that is to be run again is left out",
+            Self::Mutant(Mutant::M10NanPasses) => {
+                "a norm that is not a number passes for a small one"
+            }
+            Self::Mutant(Mutant::M11NoJointConsensus) => "voters change without joint consensus",
+            Self::Mutant(Mutant::M12FencedAccepted) => "what a fenced node sends is taken in",
+            Self::Bug(Bug::M13DrawsNotRolledBack) => "draws are not rolled back",
+            Self::Bug(Bug::M14UpdatesNotRolledBack) => {
+                "the count of updates goes on with the candidate (R4 off)"
+            }
+            Self::Bug(Bug::M15OrderDependsOnSchedule) => {
+                "gradients add up in the order of the schedule"
+            }
+            Self::Mutant(Mutant::M16NormByStage) => "squared sums are added stage by stage",
+            Self::Bug(Bug::M17ReplayFromOtherState) => {
+                "a step that is run again begins with another state"
+            }
+            Self::Bug(Bug::M18RemovedTooEarly) => {
+                "an old checkpoint is removed before the new one is agreed on"
+            }
+            Self::Mutant(Mutant::M21WaitsForTheDead) => "a plan waits for those who are gone",
+            Self::Mutant(Mutant::M24UndoFreedAtProposal) => {
+                "what undoes a step is given up when its seal is proposed (R1 off)"
+            }
+            Self::Mutant(Mutant::M25RejectedCounted) => {
+                "a rejected step counts in the picture of what is normal"
+            }
+            Self::Mutant(Mutant::M26GoodStepSkipped) => "a good step is left out",
+            Self::Mutant(Mutant::M27RewindsForEveryLoss) => {
+                "a run goes back whenever a holder was lost"
+            }
+            Self::Mutant(Mutant::R2GenerationUnchecked) => {
+                "the generation of a seal is checked when it is proposed only"
+            }
+            Self::Mutant(Mutant::R3SealedBeforeHeld) => {
+                "an update is sealed before it is held elsewhere"
+            }
+            Self::Mutant(Mutant::R5CheckpointBeforeSeal) => {
+                "a checkpoint is written when its last step reports, not when that is sealed"
+            }
+            Self::Bug(Bug::Canary) => "every life fails",
+        }
+    }
+
+    /// The checks that must catch it, one of them.
+    #[must_use]
+    pub const fn expected(self) -> &'static [Invariant] {
+        match self {
+            Self::Bug(Bug::M1AckBeforeSync) => &[Invariant::S6, Invariant::L3],
+            Self::Mutant(Mutant::M2TurnUnchecked) | Self::Mutant(Mutant::M12FencedAccepted) => {
+                &[Invariant::S3]
+            }
+            Self::Bug(Bug::M3MomentsNotRestored) => &[Invariant::N1, Invariant::N2, Invariant::L3],
+            Self::Bug(Bug::M4GradientsKept)
+            | Self::Mutant(Mutant::M7CursorMoves)
+            | Self::Bug(Bug::M13DrawsNotRolledBack)
+            | Self::Bug(Bug::M15OrderDependsOnSchedule)
+            | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
+            Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
+                &[Invariant::S4]
+            }
+            Self::Mutant(Mutant::M6AppliedTwice) | Self::Mutant(Mutant::M24UndoFreedAtProposal) => {
+                &[Invariant::S9]
+            }
+            Self::Bug(Bug::M8ToldBeforeDurable)
+            | Self::Bug(Bug::M18RemovedTooEarly)
+            | Self::Mutant(Mutant::R5CheckpointBeforeSeal) => &[Invariant::C1],
+            Self::Mutant(Mutant::M9ReplayLeftOut) => &[Invariant::S1, Invariant::L3],
+            Self::Mutant(Mutant::M10NanPasses) => &[Invariant::N4],
+            Self::Mutant(Mutant::M11NoJointConsensus) => &[Invariant::S2],
+            Self::Bug(Bug::M14UpdatesNotRolledBack) => &[Invariant::N1],
+            Self::Bug(Bug::M17ReplayFromOtherState) => &[Invariant::N2],
+            Self::Mutant(Mutant::M21WaitsForTheDead) => &[Invariant::L1, Invariant::L3],
+            Self::Mutant(Mutant::M25RejectedCounted) | Self::Mutant(Mutant::M26GoodStepSkipped) => {
+                &[Invariant::N5]
+            }
+            Self::Mutant(Mutant::M27RewindsForEveryLoss) => &[Invariant::L3],
+            Self::Mutant(Mutant::R3SealedBeforeHeld) => &[Invariant::N3, Invariant::L3],
+            Self::Bug(Bug::Canary) => &[Invariant::Canary],
+        }
+    }
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name())
+    }
+}

@@ -1,0 +1,147 @@
+//! How a life may end, and what is looked at then.
+
+use zbelastic_consensus::Entry;
+use zbelastic_consensus::codec;
+use zbelastic_consensus::core::Core;
+use zbelastic_consensus::job::HaltReason;
+use zbelastic_consensus::raft::{
+    ENTRY_BYTES_MAX, LogEntry, Payload, Record, SNAPSHOT_BYTES_MAX, decode_record,
+};
+use zbelastic_consensus::state::{PlanPhase, State};
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::stage::Workbench;
+use zbelastic_types::{ClusterId, NodeId, Step};
+
+use super::World;
+use crate::check::named_pieces;
+use crate::disk::Disk;
+use crate::failure::{Failure, Invariant};
+use crate::markers::Marker;
+
+/// The index that a node begins with.
+const INDEX_FIRST: u64 = 1;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    /// A run may be held only for something that a fault did.
+    pub(super) fn check_halt(&mut self, reason: HaltReason) {
+        self.mark(Marker::Halted);
+        let is_excused = match reason {
+            HaltReason::NothingToRestore => self.is_nothing_readable(),
+            HaltReason::Untrusted => self.checker.is_contradicted(),
+            HaltReason::DiffersFromLog { .. } => false,
+        };
+        if !is_excused {
+            self.fail(Failure::safety(Invariant::N1, format!("the run is held: {reason}")));
+        }
+    }
+
+    /// Whether a fault damaged each checkpoint that the log refers to.
+    fn is_nothing_readable(&self) -> bool {
+        let checkpoints = self.newest_core().map_or(&[][..], |core| core.state().checkpoints());
+        let is_damaged = |key| self.store.is_damaged(key);
+        checkpoints.iter().all(|record| named_pieces(record).any(is_damaged))
+    }
+
+    /// Whether everybody who lives has taken in the end of the run.
+    pub(super) fn is_settled(&self) -> bool {
+        let Some(newest) = self.newest_core() else { return false };
+        let state = newest.state();
+        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let members = newest.status().members;
+        let voters = cores.filter(|core| members.voters.contains(&core.status().node));
+        let all_applied = voters.clone().all(|core| core.state().applied() == state.applied());
+        let is_whole = voters.count() == members.voters.len();
+        if !all_applied || !is_whole {
+            return false;
+        }
+        let Some(plan) = state.plan() else { return true };
+        let end = Step(self.setup.spec.step_count);
+        let stations = self.workers.values().filter_map(|m| m.process.as_ref()?.host.station());
+        let is_of_plan = |holder| plan.record.stages.contains(&holder) && state.is_live(holder);
+        let of_plan = stations.filter(|station| {
+            station.plan().generation == plan.record.generation && is_of_plan(station.holder())
+        });
+        let all_done = of_plan.clone().all(|s| s.engine().bench().version() == end);
+        let is_running = plan.phase == PlanPhase::Running && state.lost_holder().is_none();
+        all_done && (!is_running || of_plan.count() == plan.record.stages.len())
+    }
+
+    /// At the end: every log, every checkpoint that it refers to, states compared.
+    pub(super) fn audit(&mut self) {
+        self.audit_checkpoints();
+        if let Some(core) = self.newest_core() {
+            let records = core.state().checkpoints().to_vec();
+            let history: Vec<_> = core.state().history().seals().copied().collect();
+            let base = core.state().history().base();
+            self.checker.audit(base, &history);
+            records.iter().for_each(|record| self.checker.checkpoint(&self.store, record));
+        }
+        self.audit_logs();
+        if crate::bug::is(crate::bug::Bug::Canary) {
+            self.fail(Failure::safety(Invariant::Canary, "the canary sings"));
+        }
+        if let Some(failure) = self.checker.take_failure() {
+            self.fail(failure);
+        }
+    }
+
+    /// S2: what each controller says is agreed on follows from what is on its disk.
+    fn audit_logs(&mut self) {
+        let machines = self.controllers.iter();
+        let differs = |core: &Core, disk: &Disk| {
+            let state = core.state();
+            let replayed = replay(disk, state.cluster(), state.applied());
+            replayed.is_none_or(|replayed| codec::encode(&replayed) != codec::encode(state))
+        };
+        let differing = machines.filter(|(_, machine)| {
+            machine.core.as_ref().is_some_and(|core| differs(core, &machine.disk))
+        });
+        let differing: Vec<NodeId> = differing.map(|(node, _)| *node).collect();
+        if let Some(node) = differing.first() {
+            let message = format!("n{node} holds another state than its log leads to");
+            self.fail(Failure::safety(Invariant::S2, message));
+        }
+    }
+}
+
+/// The state that the records of a disk lead to, if they reach that far.
+fn replay(disk: &Disk, cluster: ClusterId, applied: u64) -> Option<State> {
+    let (mut state, mut from) = (State::new(cluster), 0);
+    let mut entries: Vec<LogEntry> = Vec::new();
+    for record in disk.records() {
+        match decode_record(record).ok()? {
+            Record::Append(appended) => appended.into_iter().for_each(|entry| {
+                entries.retain(|before| before.index < entry.index);
+                entries.push(entry);
+            }),
+            // The first one is where a node begins, before anything is applied.
+            Record::Snapshot(image) if image.index <= applied.max(INDEX_FIRST) => {
+                state = codec::decode(&image.data, SNAPSHOT_BYTES_MAX).ok()?;
+                from = image.index;
+            }
+            Record::Snapshot(_)
+            | Record::HardState(_)
+            | Record::Boot { .. }
+            | Record::PeerBoot { .. } => {}
+        }
+    }
+    for LogEntry { index, payload, .. } in entries {
+        if index <= from || index > applied {
+            continue;
+        }
+        match payload {
+            Payload::Data(data) if data.is_empty() => state.pass(index),
+            Payload::Data(data) => {
+                let entry: Entry = codec::decode(&data, ENTRY_BYTES_MAX).ok()?;
+                // One that does not fit changes nothing.
+                let _ = state.apply(index, entry);
+            }
+            Payload::Change(_) => {}
+        }
+    }
+    if state.applied() < applied {
+        state.pass(applied);
+    }
+    Some(state)
+}
