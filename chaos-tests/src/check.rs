@@ -36,10 +36,10 @@ pub struct Checker {
     seen: BTreeMap<u64, (u64, Option<u64>)>,
     leaders: BTreeMap<u64, NodeId>,
     plans: BTreeMap<Generation, Arc<PlanRecord>>,
-    /// Plans that were begun to load.
-    adopted: BTreeSet<Generation>,
+    /// Plans that were begun to load, and when.
+    adopted: BTreeMap<Generation, Moment>,
     resumed: BTreeSet<Generation>,
-    /// The last plan that ran, and since when.
+    /// The last plan that ran, and when it was adopted.
     ran: Option<(Arc<PlanRecord>, Moment)>,
     /// Whether the run went back since.
     is_rewound: bool,
@@ -66,7 +66,7 @@ impl Checker {
             seen: BTreeMap::new(),
             leaders: BTreeMap::new(),
             plans: BTreeMap::new(),
-            adopted: BTreeSet::new(),
+            adopted: BTreeMap::new(),
             resumed: BTreeSet::new(),
             ran: None,
             is_rewound: false,
@@ -156,17 +156,19 @@ impl Checker {
                 self.check_seal(seal, *is_repeated);
                 if let Some(plan) = adopted {
                     self.planned(plan);
-                    self.adopted.insert(plan.generation);
+                    self.adopted.insert(plan.generation, now);
                 }
             }
             Change::Planned(plan) => self.planned(plan),
             Change::Adopted(plan) => {
                 self.planned(plan);
-                self.adopted.insert(plan.generation);
+                self.adopted.insert(plan.generation, now);
             }
             Change::Resumed(generation) => {
                 self.resumed.insert(*generation);
-                self.ran = self.plans.get(generation).map(|plan| (plan.clone(), now));
+                // Who says that it is ready may die before the plan runs.
+                let plan = self.plans.get(generation).zip(self.adopted.get(generation));
+                self.ran = plan.map(|(plan, since)| (plan.clone(), *since));
                 self.is_rewound = false;
             }
             Change::Rewound { reason, .. } => {

@@ -35,7 +35,7 @@ impl Checker {
     /// The plan that was loaded before this one.
     #[must_use]
     pub fn plan_before(&self, plan: &PlanRecord) -> Option<Arc<PlanRecord>> {
-        let before = self.adopted.range(..plan.generation).next_back()?;
+        let (before, _) = self.adopted.range(..plan.generation).next_back()?;
         self.plans.get(before).cloned()
     }
 
