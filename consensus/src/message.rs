@@ -88,6 +88,8 @@ pub struct Briefing {
     pub seal: Option<Seal>,
     /// Whether a leader asks which layers the receiver holds.
     pub asks_inventory: bool,
+    /// How often the run went back.
+    pub rewinds: u64,
     /// Versions that become checkpoints once all their layers are durable.
     pub pending: Vec<Step>,
 }

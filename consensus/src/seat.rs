@@ -120,6 +120,8 @@ struct Membership {
     /// The index of the last briefing taken in.
     known: u64,
     generation: Generation,
+    /// How often the run went back, as far as it is known here.
+    rewinds: u64,
     work: Work,
     /// The seal that was passed on last.
     settled: Option<Turn>,

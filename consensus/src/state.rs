@@ -65,6 +65,7 @@ pub struct State {
     ledger: Ledger,
     history: History,
     last_seal: Option<Seal>,
+    rewinds: u64,
     checkpoints: Vec<CheckpointRecord>,
     pending: Vec<PendingCheckpoint>,
 }
@@ -85,6 +86,7 @@ impl State {
             ledger: Ledger::new(Generation(0), Step(0), 0),
             history: History::default(),
             last_seal: None,
+            rewinds: 0,
             checkpoints: Vec::new(),
             pending: Vec::new(),
         }
@@ -219,6 +221,12 @@ impl State {
     #[must_use]
     pub fn last_seal(&self) -> Option<&Seal> {
         self.last_seal.as_ref()
+    }
+
+    /// How often the run went back. What was held before it did is not believed.
+    #[must_use]
+    pub fn rewinds(&self) -> u64 {
+        self.rewinds
     }
 
     /// Checkpoints, oldest first.

@@ -229,6 +229,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.shelf.clear();
                 }
             }
+            Order::GoBack => {
+                self.phase = Phase::Idle;
+                self.shelf.clear();
+            }
             Order::Release => {
                 if let Phase::Idle = self.phase {
                     self.shelf.clear();

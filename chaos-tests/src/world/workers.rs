@@ -213,6 +213,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match order {
             Order::Settle(_) | Order::Release | Order::TakeInventory { .. } => {}
             Order::Stop => self.note(|| format!("w{node} stops")),
+            Order::GoBack => {
+                self.workers[&node].faults.borrow_mut().forget_flip();
+                self.note(|| format!("w{node} goes back"));
+            }
             Order::Load(load) => {
                 let (generation, stage) = (load.plan.generation, load.stage);
                 self.note(|| format!("w{node} loads stage {stage} of generation {generation}"));

@@ -102,6 +102,7 @@ impl Core {
             updates: state.ledger().updates(),
             seal: state.last_seal().copied(),
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
+            rewinds: state.rewinds(),
             pending: state.pending().iter().map(|pending| pending.version).collect(),
         }
     }

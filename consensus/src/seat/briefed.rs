@@ -105,7 +105,7 @@ impl Seat {
             (Standing::Outside, None) => return Err(BriefingRefusal::NotMine),
             (Standing::Outside, Some(holder)) => {
                 self.check_plan(Generation(0), &briefing)?;
-                self.enter(holder);
+                self.enter(holder, briefing.rewinds);
             }
             (Standing::Member(member), Some(holder)) if member.holder == holder => {
                 self.check_plan(member.generation, &briefing)?;
@@ -134,12 +134,13 @@ impl Seat {
         }
     }
 
-    fn enter(&mut self, holder: Holder) {
+    fn enter(&mut self, holder: Holder, rewinds: u64) {
         let generation = Generation(0);
         let (work, untold) = (Work::Idle, Untold::default());
         let (settled, inventory_due) = (None, None);
+        let known = 0;
         let member =
-            Membership { holder, known: 0, generation, work, settled, inventory_due, untold };
+            Membership { holder, known, generation, rewinds, work, settled, inventory_due, untold };
         self.standing = Standing::Member(Box::new(member));
         if self.is_draining {
             self.tell_all(&Message::Drain { holder });
@@ -156,6 +157,7 @@ impl Seat {
     }
 
     fn follow(&mut self, briefing: &Briefing) {
+        self.go_back(briefing);
         self.settle(briefing);
         self.change_plan(briefing);
         let Standing::Member(member) = &mut self.standing else { return };
@@ -178,6 +180,18 @@ impl Seat {
         if briefing.asks_inventory {
             self.take_inventory(briefing.index);
         }
+    }
+
+    /// Lets go of what was held before the run went back, however long ago that was.
+    fn go_back(&mut self, briefing: &Briefing) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        if member.rewinds == briefing.rewinds {
+            return;
+        }
+        member.rewinds = briefing.rewinds;
+        member.work = Work::Idle;
+        member.untold.inventory = None;
+        self.order(Order::GoBack);
     }
 
     /// Orders an inventory, unless one is being taken or was taken since: that one is told until

@@ -41,6 +41,9 @@ pub enum Order {
         /// The plan.
         generation: Generation,
     },
+    /// Give up the attempt under way and all layers: the run went back, and what was held before
+    /// that is not believed.
+    GoBack,
     /// Let go of layers that no stage here uses: everybody has what the plan gives them.
     Release,
     /// Say which layers there are; answered by [`News::Inventory`]. The plan is about to change, so

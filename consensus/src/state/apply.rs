@@ -371,6 +371,7 @@ impl State {
         self.pending.retain(|pending| pending.version <= to);
         self.ledger = ledger;
         self.ledger.adopt(generation);
+        self.rewinds += 1;
         self.next = None;
         if let Some(plan) = &mut self.plan {
             plan.phase = PlanPhase::Closed;

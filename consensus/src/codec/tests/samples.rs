@@ -114,6 +114,7 @@ pub(super) fn briefing() -> Briefing {
         updates: 3,
         seal: log.state.last_seal().copied(),
         asks_inventory: true,
+        rewinds: 2,
         pending: vec![Step(3), Step(8)],
     }
 }

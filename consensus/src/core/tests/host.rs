@@ -32,6 +32,11 @@ impl Host {
             Order::TakeInventory { index } => {
                 vec![News::Inventory { index, layers: self.held.clone() }]
             }
+            Order::GoBack => {
+                self.is_running = false;
+                self.held.clear();
+                Vec::new()
+            }
             Order::Release => {
                 self.held.clear();
                 Vec::new()

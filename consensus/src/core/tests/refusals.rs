@@ -115,6 +115,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         updates: 0,
         seal: None,
         asks_inventory: false,
+        rewinds: 0,
         pending: Vec::new(),
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");

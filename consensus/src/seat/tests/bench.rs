@@ -43,6 +43,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         updates: state.ledger().updates(),
         seal: state.last_seal().copied(),
         asks_inventory: false,
+        rewinds: state.rewinds(),
         pending: state.pending().iter().map(|pending| pending.version).collect(),
     }
 }

@@ -199,9 +199,10 @@ fn an_inventory_is_taken_anew_under_another_plan() {
     assert_eq!(ask(&mut bench, &log, index, Told::All), expected);
 }
 
-/// After a rewind the seat waits for the plan that follows; what it settled is not settled again.
+/// After a rewind the seat waits for the plan that follows; what it settled is not settled again,
+/// and nothing that was held before is told or given away.
 #[test]
-fn a_rewind_orders_nothing_until_the_next_plan() {
+fn a_rewind_takes_away_what_is_held_and_orders_nothing_until_the_next_plan() {
     let mut log = Log::running(spec(), &[1, 2]);
     let mut bench = Bench::briefed(&log);
     log.keep(2);
@@ -209,10 +210,10 @@ fn a_rewind_orders_nothing_until_the_next_plan() {
     bench.taken_orders();
     log.apply(log.rewind(0));
     bench.brief(&log, Told::Changes);
-    assert_eq!(bench.taken_orders(), []);
+    assert_eq!(bench.taken_orders(), [Order::GoBack]);
     log.adopt(log.plan(&[1, 2]));
     bench.brief(&log, Told::All);
-    assert_eq!(bench.taken_orders(), [Order::Stop, load(&log, 0)]);
+    assert_eq!(bench.taken_orders(), [load(&log, 0)]);
 }
 
 /// A worker that was deaf while the plan that names it was adopted and given up hears of it late.
@@ -225,7 +226,7 @@ fn a_plan_that_a_rewind_has_closed_is_not_loaded() {
     log.adopt(log.plan(&[1, 2]));
     log.apply(log.rewind(0));
     bench.brief(&log, Told::All);
-    assert_eq!(bench.taken_orders(), []);
+    assert_eq!(bench.taken_orders(), [Order::GoBack]);
     log.run_plan(&[1, 2]);
     bench.brief(&log, Told::All);
     assert_eq!(bench.taken_orders(), [load(&log, 0), run(&log)]);
@@ -259,4 +260,19 @@ fn a_plan_that_begins_with_a_version_to_be_saved_says_so() {
     let orders = bench.taken_orders();
     let Some(Order::Load(order)) = orders.last() else { panic!("{orders:?}") };
     assert!(order.is_pending);
+}
+
+/// Whoever was deaf meanwhile hears of it with whatever it hears next, before it is asked.
+#[test]
+fn a_rewind_of_long_ago_takes_away_what_is_held_before_it_is_told() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    log.apply(log.rewind(0));
+    log.run_plan(&[2]);
+    log.keep(3);
+    let asked = Briefing { asks_inventory: true, ..briefing(&log, Told::All) };
+    bench.try_tell(CONTROLLERS[0], asked).expect("it belongs");
+    let index = log.state.applied();
+    assert_eq!(bench.taken_orders(), [Order::GoBack, Order::TakeInventory { index }]);
 }
