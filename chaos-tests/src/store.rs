@@ -47,9 +47,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Begins to write a piece. One that is durable stays as it is.
+    /// Begins to write a piece. One that is whole stays as it is: its name says what it holds.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
-        let is_there = self.pieces.get(&key).is_some_and(|p| p.state == PieceState::Durable);
+        let is_there = self.pieces.get(&key).is_some_and(Piece::is_whole);
         if !is_there {
             let piece = Piece { bytes, writer, state: PieceState::UnderWay };
             self.pieces.insert(key, piece);
