@@ -211,6 +211,12 @@ impl Seat {
         self.outbox.pop_front()
     }
 
+    /// The cluster that it belongs to, or asks to be admitted to.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.setup.cluster
+    }
+
     /// Its life in the cluster, if it is a member.
     #[must_use]
     pub fn holder(&self) -> Option<Holder> {

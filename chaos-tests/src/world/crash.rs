@@ -158,8 +158,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// A majority of the voters and their disks are gone; whoever runs the cluster notices, sees
     /// that nothing moves, and begins anew from the newest checkpoint.
     pub(super) fn lose_majority(&mut self, draw: u64) -> bool {
-        let nodes = self.settled_voters().filter(|_| !self.storm.is_majority_lost);
-        let Some(nodes) = nodes else { return false };
+        let is_possible = |nodes: &Vec<NodeId>| !self.storm.is_majority_lost && !nodes.is_empty();
+        let Some(nodes) = self.settled_voters().filter(is_possible) else { return false };
         self.storm.is_majority_lost = true;
         let count = nodes.len() / 2 + 1;
         let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());

@@ -1,6 +1,6 @@
 //! Hosts: operations that take time, frames, layers read and written.
 
-use zbelastic_consensus::seat::News;
+use zbelastic_consensus::seat::{News, Order};
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{ComputeModel, LayerCopy};
@@ -238,6 +238,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn look_at_host(&mut self, node: NodeId) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
+        // Who has not heard that there is a new cluster holds what the old one sealed.
+        let forgets = |input: &HostInput| matches!(input, HostInput::Order(Order::Forget));
+        if process.seat.cluster() != self.cluster || process.backlog.iter().any(forgets) {
+            return;
+        }
         // What was loaded and does not run yet is compared by the log itself.
         let station = process.host.station().filter(|station| station.is_running());
         let Some(station) = station else { return };
