@@ -35,7 +35,7 @@ pub use inbox::HELD_VERSIONS_MAX;
 pub use planning::Need;
 pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
-pub use sealing::{Sealing, Withheld};
+pub use sealing::{RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
 pub use window::switched_window;
 
 /// How long a leader waits for what, in its own ticks.

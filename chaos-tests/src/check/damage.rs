@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_types::NodeId;
+use zbelastic_types::{NodeId, Step};
 
 use super::Checker;
 use crate::numeric::NumericFault;
@@ -68,6 +68,12 @@ impl Checker {
     /// Whether a gradient that is not finite was told of this turn.
     pub(super) fn is_marked(&self, turn: Turn) -> bool {
         self.damage.marked.contains(&turn)
+    }
+
+    /// Attempts of a step of which a gradient that is not finite was told.
+    #[must_use]
+    pub fn marks_of(&self, step: Step) -> usize {
+        self.damage.marked.iter().filter(|turn| turn.step == step).count()
     }
 
     /// Whether a state was wrong at some time.

@@ -3,6 +3,7 @@
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::Core;
+use zbelastic_consensus::duty::RECOMPUTE_REPLAYS_MAX;
 use zbelastic_consensus::job::HaltReason;
 use zbelastic_consensus::raft::{
     ENTRY_BYTES_MAX, LogEntry, Payload, Record, SNAPSHOT_BYTES_MAX, decode_record,
@@ -29,7 +30,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let is_excused = match reason {
             HaltReason::NothingToRestore => self.is_nothing_readable(),
             HaltReason::Untrusted => self.checker.is_contradicted(),
-            HaltReason::DiffersFromLog { .. } => false,
+            HaltReason::DiffersFromLog { step } => {
+                self.checker.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
+            }
         };
         if !is_excused {
             self.fail(Failure::safety(Invariant::N1, format!("the run is held: {reason}")));
