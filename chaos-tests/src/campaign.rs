@@ -178,7 +178,9 @@ mod tests {
         let mut life = life(0, None);
         let outcome = &mut life.outcome;
         outcome.markers = Markers::default();
-        let seen = Marker::ALL.into_iter().filter(|marker| !unseen.contains(marker));
+        let is_seen =
+            |marker: &Marker| !unseen.contains(marker) && !Marker::EXCUSED.contains(marker);
+        let seen = Marker::ALL.into_iter().filter(is_seen);
         seen.for_each(|marker| outcome.markers.hit(marker));
         let seen = CrashPoint::ALL.into_iter().filter(|point| !points_unseen.contains(point));
         seen.for_each(|point| outcome.crash_points.hit(point));
