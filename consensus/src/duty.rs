@@ -152,7 +152,7 @@ enum Lane {
 }
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
-const PLANS_FAILED_MAX: usize = 3;
+pub const PLANS_FAILED_MAX: usize = 3;
 
 /// The duties of a leader.
 #[derive(Debug)]

@@ -25,6 +25,8 @@ pub(super) struct Damage {
     flips_found: u64,
     /// Whether a piece of a checkpoint was damaged.
     is_store_damaged: bool,
+    /// Reads of a piece that came to nothing.
+    reads_failed: usize,
 }
 
 impl Checker {
@@ -51,6 +53,17 @@ impl Checker {
     /// A piece of a checkpoint was damaged.
     pub fn store_damaged(&mut self) {
         self.damage.is_store_damaged = true;
+    }
+
+    /// A piece of a checkpoint could not be read this time.
+    pub fn read_failed(&mut self) {
+        self.damage.reads_failed += 1;
+    }
+
+    /// How often a piece could not be read.
+    #[must_use]
+    pub fn reads_failed(&self) -> usize {
+        self.damage.reads_failed
     }
 
     /// Whether something happened to a node at this moment or later.
@@ -88,7 +101,7 @@ impl Checker {
     }
 
     pub(super) fn is_store_damaged(&self) -> bool {
-        self.damage.is_store_damaged
+        self.damage.is_store_damaged || self.damage.reads_failed > 0
     }
 
     /// Takes a flipped bit for the reason of a way back. Yields whether there is one left.

@@ -3,7 +3,7 @@
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::Core;
-use zbelastic_consensus::duty::RECOMPUTE_REPLAYS_MAX;
+use zbelastic_consensus::duty::{PLANS_FAILED_MAX, RECOMPUTE_REPLAYS_MAX};
 use zbelastic_consensus::job::HaltReason;
 use zbelastic_consensus::raft::{
     ENTRY_BYTES_MAX, LogEntry, Payload, Record, SNAPSHOT_BYTES_MAX, decode_record,
@@ -28,7 +28,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn check_halt(&mut self, reason: HaltReason) {
         self.mark(Marker::Halted);
         let is_excused = match reason {
-            HaltReason::NothingToRestore => self.is_nothing_readable(),
+            HaltReason::NothingToRestore => {
+                self.is_nothing_readable() || self.checker.reads_failed() >= PLANS_FAILED_MAX
+            }
             HaltReason::Untrusted => self.checker.is_contradicted(),
             HaltReason::DiffersFromLog { step } => {
                 self.checker.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize

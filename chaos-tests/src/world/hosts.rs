@@ -211,7 +211,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let bytes = if fails { None } else { self.store.get(key) };
         let (version, layer, _) = key;
         if fails {
-            self.checker.store_damaged();
+            self.checker.read_failed();
             self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         self.host_input(node, life, HostInput::Read { version, layer, bytes });
