@@ -154,7 +154,7 @@ mod tests {
     use crate::failure::{Failure, FailureKind, Invariant};
     use crate::markers::{Marker, Markers};
     use crate::options::Model;
-    use crate::report::{Ending, LIVES_FOR_MARKERS, LIVES_FOR_RARE_MARKERS, Report};
+    use crate::report::{Ending, LIVES_FOR_MARKERS, LIVES_FOR_RARE_POINTS, Report};
     use crate::world::Outcome;
 
     fn life(digest: u64, failure: Option<Failure>) -> Life {
@@ -178,9 +178,7 @@ mod tests {
         let mut life = life(0, None);
         let outcome = &mut life.outcome;
         outcome.markers = Markers::default();
-        let is_seen =
-            |marker: &Marker| !unseen.contains(marker) && !Marker::EXCUSED.contains(marker);
-        let seen = Marker::ALL.into_iter().filter(is_seen);
+        let seen = Marker::expected().filter(|marker| !unseen.contains(marker));
         seen.for_each(|marker| outcome.markers.hit(marker));
         let seen = CrashPoint::ALL.into_iter().filter(|point| !points_unseen.contains(point));
         seen.for_each(|point| outcome.crash_points.hit(point));
@@ -249,7 +247,7 @@ mod tests {
             assert_eq!(ending(lives, Model::Float, &[marker]), Ending::Passed);
         };
         check(Marker::Clipped, LIVES_FOR_MARKERS);
-        check(Marker::RolledBackTwice, LIVES_FOR_RARE_MARKERS);
+        check(Marker::RolledBackTwice, LIVES_FOR_MARKERS);
         assert_eq!(Ending::MarkersMissed.exit_code(), 14);
     }
 
@@ -264,7 +262,7 @@ mod tests {
             assert_eq!(ending(lives, &[point]), Ending::CrashPointsMissed);
         };
         check(CrashPoint::BroadcastHalf, LIVES_FOR_MARKERS);
-        check(CrashPoint::AfterInstall, LIVES_FOR_RARE_MARKERS);
+        check(CrashPoint::AfterInstall, LIVES_FOR_RARE_POINTS);
         assert_eq!(Ending::CrashPointsMissed.exit_code(), 14);
     }
 

@@ -1,8 +1,8 @@
 //! Named points of the protocol at which a process may die, and how often one did.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
+
+use crate::counts::Counts;
 
 /// A point of the protocol at which a process may die. Names follow the failpoints of the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -94,33 +94,4 @@ impl CrashPoint {
 }
 
 /// How often processes died at each point.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CrashPointCounts {
-    counts: BTreeMap<CrashPoint, u64>,
-}
-
-impl CrashPointCounts {
-    /// A process died there.
-    pub fn hit(&mut self, point: CrashPoint) {
-        *self.counts.entry(point).or_default() += 1;
-    }
-
-    /// How often.
-    #[must_use]
-    pub fn count(&self, point: CrashPoint) -> u64 {
-        self.counts.get(&point).copied().unwrap_or(0)
-    }
-
-    /// Adds what happened in another life.
-    pub fn merge(&mut self, other: &Self) {
-        for (point, count) in &other.counts {
-            *self.counts.entry(*point).or_default() += count;
-        }
-    }
-
-    /// Those at which nobody ever died.
-    #[must_use]
-    pub fn missing(&self) -> Vec<CrashPoint> {
-        CrashPoint::ALL.into_iter().filter(|point| self.count(*point) == 0).collect()
-    }
-}
+pub type CrashPointCounts = Counts<CrashPoint>;

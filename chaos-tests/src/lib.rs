@@ -10,6 +10,7 @@ pub mod campaign;
 pub mod case;
 pub mod check;
 pub mod command;
+pub mod counts;
 pub mod crash_points;
 mod crew;
 pub mod digest_bench;

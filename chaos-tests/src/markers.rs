@@ -1,6 +1,6 @@
 //! Things that must happen sometimes: a campaign in which one never did has not tried it.
 
-use std::collections::BTreeMap;
+use crate::counts::Counts;
 
 /// Something that a campaign must have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,39 +124,11 @@ impl Marker {
     /// Endings that a fault excuses: a test of nothing that would come after them.
     pub const EXCUSED: [Self; 2] = [Self::WitnessLost, Self::Halted];
 
-    /// Those that fewer than one life in two hundred comes to.
-    pub const RARE: [Self; 2] = [Self::RolledBackTwice, Self::LateEntryIgnored];
+    /// Those that must have been seen.
+    pub fn expected() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|marker| !Self::EXCUSED.contains(marker))
+    }
 }
 
 /// How often each was seen.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Markers {
-    counts: BTreeMap<Marker, u64>,
-}
-
-impl Markers {
-    /// It was seen.
-    pub fn hit(&mut self, marker: Marker) {
-        *self.counts.entry(marker).or_default() += 1;
-    }
-
-    /// How often.
-    #[must_use]
-    pub fn count(&self, marker: Marker) -> u64 {
-        self.counts.get(&marker).copied().unwrap_or(0)
-    }
-
-    /// Adds what another life saw.
-    pub fn merge(&mut self, other: &Self) {
-        for (marker, count) in &other.counts {
-            *self.counts.entry(*marker).or_default() += count;
-        }
-    }
-
-    /// Those that were never seen and must be.
-    #[must_use]
-    pub fn missing(&self) -> Vec<Marker> {
-        let must = Marker::ALL.into_iter().filter(|marker| !Marker::EXCUSED.contains(marker));
-        must.filter(|marker| self.count(*marker) == 0).collect()
-    }
-}
+pub type Markers = Counts<Marker>;

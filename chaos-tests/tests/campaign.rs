@@ -10,7 +10,7 @@ use chaos_tests::case::Case;
 use chaos_tests::options::Model;
 use chaos_tests::report::{Ending, LIVES_FOR_MARKERS, Report};
 
-/// Lives with hashes: as many as have to show every marker but the rare ones.
+/// Lives with hashes: as many as have to show every marker.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
 /// Lives with real kernels, which take longer.
 const FLOAT_LIVES: u64 = 50;

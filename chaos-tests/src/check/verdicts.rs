@@ -1,6 +1,7 @@
 //! N3, N4, N5: verdicts follow from the undisturbed run's sums, so nothing that was dropped, came
 //! late or came twice is in them.
 
+use zbelastic_consensus::duty::RECOMPUTE_REPLAYS_MAX;
 use zbelastic_consensus::validation::{
     NORM_WINDOW, NonfinitePolicy, Reason, SPIKE_WARMUP, Seal, Verdict, clip_coefficient,
 };
@@ -8,8 +9,6 @@ use zbelastic_consensus::validation::{
 use super::Checker;
 use crate::failure::Invariant;
 
-/// How often a step that was sealed before is run again if it does not come out the same.
-const RECOMPUTE_REPLAYS_MAX: u32 = 8;
 /// Deviations at the border between spike and none that are not judged.
 const BORDER: f64 = 1e-6;
 

@@ -194,23 +194,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     pub(super) fn controller_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
-        let point = match &message.message {
-            Message::Report { holder, report, .. } => self.report_point(to, *holder, report.turn),
-            Message::Raft(RaftMessage::Raft(_)) => {
-                self.is_learner(to).then_some(CrashPoint::LearnerCatchingUp)
-            }
-            Message::Raft(RaftMessage::Hello(_) | RaftMessage::HelloAnswer(_))
-            | Message::Join { .. }
-            | Message::Beat { .. }
-            | Message::Held { .. }
-            | Message::Inventory { .. }
-            | Message::Ready(_)
-            | Message::LoadFailed { .. }
-            | Message::Saved { .. }
-            | Message::Drain { .. }
-            | Message::Leave { .. }
-            | Message::Briefing(_)
-            | Message::Spent { .. } => None,
+        let point = if let Message::Report { holder, report, .. } = &message.message {
+            self.report_point(to, *holder, report.turn)
+        } else if let Message::Raft(RaftMessage::Raft(_)) = &message.message {
+            self.is_learner(to).then_some(CrashPoint::LearnerCatchingUp)
+        } else {
+            None
         };
         let is_up = self.controllers[&to].core.is_some();
         if is_up && point.is_some_and(|point| self.hits(point)) {
@@ -516,18 +505,8 @@ fn admits_worker(change: &MemberChange) -> bool {
 /// Who tells what a step is sealed by.
 fn teller_of(input: &Input) -> Option<Holder> {
     let Input::Message { message, .. } = input else { return None };
-    match &message.message {
-        Message::Report { holder, .. } | Message::Held { holder, .. } => Some(*holder),
-        Message::Raft(_)
-        | Message::Join { .. }
-        | Message::Beat { .. }
-        | Message::Inventory { .. }
-        | Message::Ready(_)
-        | Message::LoadFailed { .. }
-        | Message::Saved { .. }
-        | Message::Drain { .. }
-        | Message::Leave { .. }
-        | Message::Briefing(_)
-        | Message::Spent { .. } => None,
-    }
+    let (Message::Report { holder, .. } | Message::Held { holder, .. }) = &message.message else {
+        return None;
+    };
+    Some(*holder)
 }
