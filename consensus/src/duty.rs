@@ -432,7 +432,7 @@ impl Duties {
             (
                 MemberChange::Lost { holder: known, reason: why },
                 MemberChange::Lost { holder, reason },
-            ) => known == holder && (is_for_good(*why) || !is_for_good(*reason)),
+            ) => known == holder && (why.is_for_good() || !reason.is_for_good()),
             (MemberChange::Drain { holder: known }, MemberChange::Drain { holder }) => {
                 known == holder
             }
@@ -482,20 +482,6 @@ impl Duties {
     fn note_digests_differ(&mut self, state: &State, layer: LayerId) {
         self.differing = Some((state.generation(), layer));
         self.ready.clear();
-    }
-}
-
-/// Whether who is lost for this reason is not admitted again.
-const fn is_for_good(reason: LossReason) -> bool {
-    match reason {
-        LossReason::Untrusted { .. } => true,
-        LossReason::Closed
-        | LossReason::Silent { .. }
-        | LossReason::OpOverdue { .. }
-        | LossReason::Superseded
-        | LossReason::Drained
-        | LossReason::Removed
-        | LossReason::OutOfMemory => false,
     }
 }
 

@@ -73,6 +73,23 @@ pub enum LossReason {
     OutOfMemory,
 }
 
+impl LossReason {
+    /// Whether who is lost for this reason is not admitted again.
+    #[must_use]
+    pub const fn is_for_good(self) -> bool {
+        match self {
+            Self::Untrusted { .. } => true,
+            Self::Closed
+            | Self::Silent { .. }
+            | Self::OpOverdue { .. }
+            | Self::Superseded
+            | Self::Drained
+            | Self::Removed
+            | Self::OutOfMemory => false,
+        }
+    }
+}
+
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -9,7 +9,7 @@ use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckp
 use crate::entry::{CHANGES_MAX, Entry, RewindReason};
 use crate::history::History;
 use crate::job::{CHECKPOINT_EVERY_MAX, Job, JobChange, JobPhase, JobRefusal};
-use crate::member::{Holder, LossReason, MEMBERS_MAX, Member, MemberChange, Role, Standing};
+use crate::member::{Holder, MEMBERS_MAX, Member, MemberChange, Role, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
 use crate::validation::{Ledger, Seal};
@@ -133,7 +133,7 @@ impl State {
                 if !self.is_live(*holder) {
                     return false;
                 }
-                if let LossReason::Untrusted { .. } = reason {
+                if reason.is_for_good() {
                     self.quarantined.insert(holder.node);
                 }
                 self.set_standing(holder.node, Standing::Lost(*reason))

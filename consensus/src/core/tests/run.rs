@@ -156,13 +156,19 @@ fn a_worker_that_comes_is_planned_in_at_a_later_step() {
     assert_eq!(sealed_at(&pump, n(CONTROLLER)), (0..40).collect::<Vec<_>>());
 }
 
-#[test]
-fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
+/// One controller, whose cluster trains, and another that waits to be admitted.
+fn with_a_newcomer() -> (Pump, NodeId, NodeId) {
     let mut pump = Pump::new(1, 1);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
     pump.start(second, Start::Wait { controllers: vec![first], boot: 1 });
+    (pump, first, second)
+}
+
+#[test]
+fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
+    let (mut pump, _, second) = with_a_newcomer();
     pump.until("it votes", |pump| {
         let members = pump.controllers[&second].status().members;
         members.voters.contains(&second) && members.outgoing.is_empty()
@@ -175,11 +181,7 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
 /// The only voter is to go, and who is to follow it does not vote yet.
 #[test]
 fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
-    let mut pump = Pump::new(1, 1);
-    start(&mut pump, 40);
-    pump.until("some steps are sealed", |pump| head(pump) >= 5);
-    let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
-    pump.start(second, Start::Wait { controllers: vec![first], boot: 1 });
+    let (mut pump, first, second) = with_a_newcomer();
     pump.until("it is admitted", |pump| pump.state().is_controller(second));
     pump.command(Command::Remove(first));
     pump.until("it alone votes", |pump| {

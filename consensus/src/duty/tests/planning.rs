@@ -122,10 +122,10 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
     assert!(plan.sources.iter().all(is_saved), "memory is not believed after a rewind");
 }
 
-/// Node 2 holds nothing, and a plan is found.
-fn find_sources(bench: &mut Bench) -> Vec<Entry> {
+/// These nodes hold nothing, and a plan is found.
+fn find_sources(bench: &mut Bench, nodes: &[u64]) -> Vec<Entry> {
     bench.act();
-    bench.tell_held(2, &[], 0);
+    nodes.iter().for_each(|node| bench.tell_held(*node, &[], 0));
     bench.solve();
     bench.act()
 }
@@ -146,7 +146,7 @@ fn fail_to_load(bench: &mut Bench, version: u64) {
 /// So often that another checkpoint is gone back to.
 fn fail_to_load_often(bench: &mut Bench, version: u64) {
     for _ in 0..PLANS_FAILED_MAX {
-        adopted(&find_sources(bench));
+        adopted(&find_sources(bench, &[2]));
         fail_to_load(bench, version);
     }
 }
@@ -164,13 +164,13 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     log.join(2);
     let mut bench = Bench::new(log);
     fail_to_load_often(&mut bench, 12);
-    let proposed = find_sources(&mut bench);
+    let proposed = find_sources(&mut bench, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
     fail_to_load_often(&mut bench, 8);
     let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
-    assert_eq!(find_sources(&mut bench), [halt]);
+    assert_eq!(find_sources(&mut bench, &[2]), [halt]);
     bench.agree(Entry::Job(JobChange::Continue));
-    let plan = adopted(&find_sources(&mut bench));
+    let plan = adopted(&find_sources(&mut bench, &[2]));
     assert_eq!(plan.from_step, Step(8), "whoever has it go on may have repaired it");
 }
 
@@ -184,25 +184,19 @@ fn a_checkpoint_that_was_read_is_believed_again() {
     log.join(2);
     let mut bench = Bench::new(log);
     for _ in 1..PLANS_FAILED_MAX {
-        adopted(&find_sources(&mut bench));
+        adopted(&find_sources(&mut bench, &[2]));
         fail_to_load(&mut bench, 4);
     }
-    adopted(&find_sources(&mut bench));
+    adopted(&find_sources(&mut bench, &[2]));
     let ready = bench.log.ready(0);
     bench.duties.handle_ready(&bench.log.state, ready).expect("it is awaited");
     bench.act();
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), admit(3, 1)]));
-    bench.act();
-    bench.tell_held(3, &[], 0);
-    bench.solve();
-    adopted(&bench.act());
+    adopted(&find_sources(&mut bench, &[3]));
     let (state, holder) = (&bench.log.state, bench.log.holder(3));
     let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
     bench.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
-    bench.act();
-    bench.tell_held(3, &[], 0);
-    bench.solve();
-    assert_eq!(adopted(&bench.act()).from_step, Step(4));
+    assert_eq!(adopted(&find_sources(&mut bench, &[3])).from_step, Step(4));
 }
 
 /// A checkpoint that was written anew is another one.
@@ -217,18 +211,15 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
     log.join(2);
     let mut bench = Bench::new(log);
     fail_to_load_often(&mut bench, 8);
-    let proposed = find_sources(&mut bench);
+    let proposed = find_sources(&mut bench, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
-    adopted(&find_sources(&mut bench));
+    adopted(&find_sources(&mut bench, &[2]));
     bench.log.load();
     bench.log.keep(4);
     bench.log.save(8, 2);
     bench.agree(Entry::Checkpoint { version: Step(8) });
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), crate::fixture::admit(3, 1)]));
-    bench.act();
-    bench.tell_held(3, &[], 0);
-    bench.solve();
-    assert_eq!(adopted(&bench.act()).from_step, Step(8));
+    assert_eq!(adopted(&find_sources(&mut bench, &[3])).from_step, Step(8));
 }
 
 #[test]
@@ -240,11 +231,7 @@ fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blame
     log.join(2);
     log.join(3);
     let mut bench = Bench::new(log);
-    bench.act();
-    bench.tell_held(2, &[], 0);
-    bench.tell_held(3, &[], 0);
-    bench.solve();
-    adopted(&bench.act());
+    adopted(&find_sources(&mut bench, &[2, 3]));
     for node in [2, 3] {
         let (state, holder) = (&bench.log.state, bench.log.holder(node));
         let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Memory));
@@ -256,10 +243,7 @@ fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blame
     });
     assert_eq!(bench.act(), [Entry::Members(changes.to_vec())]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(4, 1)]));
-    bench.act();
-    bench.tell_held(4, &[], 0);
-    bench.solve();
-    assert_eq!(adopted(&bench.act()).from_step, Step(4));
+    assert_eq!(adopted(&find_sources(&mut bench, &[4])).from_step, Step(4));
 }
 
 /// Owner and copy loaded different bits: the run goes back, whatever else could be proposed.
