@@ -1,0 +1,1 @@
+//! Checkpoints and logs that survive a power cut.

@@ -1,0 +1,1 @@
+//! Bytes between nodes that know each other.
