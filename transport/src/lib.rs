@@ -1,1 +1,3 @@
 //! Bytes between nodes that know each other.
+
+pub mod identity;
