@@ -1,39 +1,37 @@
-//! Placeholder until the identity part is merged.
+//! Who is who: certificates, tokens, and how a stranger becomes a member.
+//!
+//! ```text
+//!   ClusterAuthority --issue--> Credentials --configs--> TLS 1.3, both sides certified
+//!        ^                          ^
+//!        | JoinAttempt              | request_certificate
+//!        +------ zbe-join/1 --------+   (the only talk without a certificate of one's own)
+//! ```
+//!
+//! A certificate says who its holder is in one place, a URI: [`PeerIdentity`]. Whatever else is in
+//! it is neither read nor believed. What a role may do is decided elsewhere; here is only decided
+//! who it is. The whole is told in `docs/security.md`.
 
-use zbelastic_types::{ClusterId, NodeId};
+mod authority;
+mod certificate;
+mod clock;
+mod credentials;
+mod key;
+mod peer;
+mod role;
+mod tls;
+mod verify;
 
-/// Placeholder.
-#[derive(Clone, Debug)]
-pub struct Credentials {}
-
-/// What a certificate says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PeerRole {
-    /// A person.
-    Admin,
-    /// Keeps the log.
-    Controller,
-    /// Trains.
-    Worker,
-    /// Looks.
-    Observer,
-}
-
-/// Who a peer is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerIdentity {
-    /// The cluster.
-    pub cluster: ClusterId,
-    /// The role.
-    pub role: PeerRole,
-    /// The node.
-    pub node: NodeId,
-}
-
-/// Placeholder.
-#[derive(Debug)]
-pub struct JoinAttempt {}
-
-/// Placeholder.
-#[derive(Debug)]
-pub struct JoinReply {}
+pub use authority::{
+    AuthorityFault, AuthoritySecret, CertificateLife, ClusterAuthority, IssuedCertificate,
+};
+pub use certificate::{
+    CERTIFICATE_BYTES_MAX, CHAIN_CERTIFICATES_MAX, CertificateFault, SerialNumber, SpkiPin,
+    peer_of, serial_of,
+};
+pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
+pub use credentials::{Credentials, CredentialsFault};
+pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
+pub use peer::{IdentityFault, PeerIdentity};
+pub use role::{PeerRole, UnknownRole};
+pub use tls::{AcceptFault, Accepted, Doors, Protocol};
+pub use verify::{PeerRefusal, Wanted};
