@@ -1,1 +1,5 @@
 //! Bytes between nodes that know each other.
+
+pub mod bulk;
+pub mod frame;
+pub mod local;
