@@ -25,9 +25,7 @@ mod write;
 
 pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
 pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame};
-pub use queue::{
-    FRAME_QUEUE_BYTES, FRAME_QUEUE_FRAMES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue,
-};
+pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};
 pub use read::{FrameArrival, FrameReader, ReadFrameError};
 pub use rules::{FRAME_PARTS_MAX, FrameClass, FrameRules, RuleError};
 pub use write::{WriteFrameError, write_frame};

@@ -5,7 +5,12 @@ use std::io;
 /// Bytes that are served. They do not change while somebody holds them.
 pub trait BulkBody: Send + Sync {
     /// How many there are.
-    fn length(&self) -> u64;
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 
     /// Fills `into` with the bytes from `offset` on. Called on a thread that may block, and only
     /// for bytes within the length.
@@ -16,8 +21,8 @@ pub trait BulkBody: Send + Sync {
 }
 
 impl BulkBody for Vec<u8> {
-    fn length(&self) -> u64 {
-        self.len() as u64
+    fn len(&self) -> u64 {
+        Vec::len(self) as u64
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

@@ -87,7 +87,7 @@ async fn serve_range<W>(
 where
     W: AsyncWrite + Unpin,
 {
-    let length = body.length();
+    let length = body.len();
     let Request { first, count, .. } = *request;
     let end = first.checked_add(count).filter(|end| count > 0 && *end <= chunk_count(length));
     let Some(end) = end else {

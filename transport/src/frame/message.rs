@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
-use zbelastic_types::NodeId;
 
 use super::header::{FRAME_BYTES_MAX, META_BYTES_MAX};
 use super::rules::{FRAME_PARTS_MAX, FrameClass, body_bytes};
+use crate::identity::PeerIdentity;
 
 /// Floats that are written from where they lie. What `parts` yields does not change while a frame
 /// is under way.
@@ -109,7 +109,7 @@ impl fmt::Debug for OutgoingFrame {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReceivedFrame {
     /// Who sent it.
-    pub from: NodeId,
+    pub from: PeerIdentity,
     /// What it is.
     pub class: FrameClass,
     /// What went before the floats.

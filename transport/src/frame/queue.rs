@@ -10,8 +10,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::message::OutgoingFrame;
 use super::write::{WriteFrameError, write_frame};
 
-/// The most frames that wait for one peer. The next is handed back.
-pub const FRAME_QUEUE_FRAMES: usize = 64;
 /// The most bytes of floats that wait for one peer. The next frame is handed back; a frame that is
 /// longer than all of this waits alone.
 pub const FRAME_QUEUE_BYTES: u64 = 256 << 20;
@@ -42,17 +40,20 @@ struct Waiting {
 #[derive(Debug, Error)]
 pub enum FrameNotQueued {
     /// Too much waits already. Try again later.
-    #[error("{FRAME_QUEUE_FRAMES} frames or {FRAME_QUEUE_BYTES} bytes wait for this peer already")]
+    #[error("too many frames, or {FRAME_QUEUE_BYTES} bytes of them, wait for this peer already")]
     Full(OutgoingFrame),
     /// Nobody writes to this peer any more.
     #[error("the road to this peer is closed")]
     Closed(OutgoingFrame),
 }
 
-/// A queue to one peer.
+/// A queue to one peer, in which at most `frames_max` frames wait.
+///
+/// # Panics
+/// If `frames_max` is zero.
 #[must_use]
-pub fn frame_queue() -> (FrameQueue, FrameOutlet) {
-    let (sender, receiver) = mpsc::channel(FRAME_QUEUE_FRAMES);
+pub fn frame_queue(frames_max: usize) -> (FrameQueue, FrameOutlet) {
+    let (sender, receiver) = mpsc::channel(frames_max);
     let room = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
     (FrameQueue { frames: sender, room }, FrameOutlet { frames: receiver })
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::watch;
-use zbelastic_types::NodeId;
 
 use super::header::{Admission, FrameRefusal, HEADER_BYTES, Header};
 use super::message::ReceivedFrame;
 use super::rules::{FrameClass, FrameRules};
+use crate::identity::PeerIdentity;
 
 /// What is read ahead of a frame: its header and meta come with one read of the stream, and longer
 /// parts pass the buffer by.
@@ -21,7 +21,7 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// The receiving end of a tensor lane, for one task.
 pub struct FrameReader<R> {
     stream: BufReader<R>,
-    from: NodeId,
+    from: PeerIdentity,
     rules: watch::Receiver<Arc<FrameRules>>,
 }
 
@@ -63,7 +63,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads what `from` sends on `stream`. Each frame is held to the rules of the moment in which
     /// its header came.
     #[must_use]
-    pub fn new(stream: R, from: NodeId, rules: watch::Receiver<Arc<FrameRules>>) -> Self {
+    pub fn new(stream: R, from: PeerIdentity, rules: watch::Receiver<Arc<FrameRules>>) -> Self {
         Self { stream: BufReader::with_capacity(READ_AHEAD_BYTES, stream), from, rules }
     }
 
@@ -77,7 +77,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Ok(None);
         };
         let rules = Arc::clone(&self.rules.borrow_and_update());
-        let rule = rules.parts(self.from, header.class);
+        let rule = rules.parts(self.from.node, header.class);
         match (header.check(rule)?, rule) {
             (Admission::Take, Some(lengths)) => self.read_frame(header, lengths).await.map(Some),
             (Admission::Take, None) | (Admission::Skip, _) => self.skip(header).await.map(Some),
