@@ -1,38 +1,24 @@
-//! Placeholder until the bulk part is merged.
+//! The bulk lane: known lengths of bytes from whoever holds them, chunk by chunk.
+//!
+//! ```text
+//!   request   key length u16 | key | first chunk u64 | chunk count u64
+//!   answer    status u8 | length of the whole u64 | for each chunk: BLAKE3 of it, its bytes
+//!                       everything little endian; only the last chunk of all is shorter
+//! ```
+//!
+//! Who fetches knows the length beforehand and allocates it once. Each chunk is held against its
+//! hash; what is damaged, and what a broken stream did not bring, is asked of another holder. The
+//! hash is the holder's own: that the bytes are those which were meant is for the caller to check.
+//! Streams carry any number of requests, one after another, so that there is no pause between two.
 
-use zbelastic_types::NodeId;
+mod body;
+mod error;
+mod fetch;
+mod serve;
+mod wire;
 
-/// A body that can be read anywhere.
-pub trait BulkBody: Send + Sync {
-    /// Its length.
-    fn len(&self) -> u64;
-    /// Fills the buffer from an offset.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be read.
-    fn read(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()>;
-    /// Whether nothing is in it.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// What to fetch.
-#[derive(Clone, Debug)]
-pub struct BulkFetch {
-    /// Who has it.
-    pub holders: Vec<NodeId>,
-    /// Its name.
-    pub key: Vec<u8>,
-    /// Its exact length.
-    pub length: u64,
-}
-
-/// Why it was not fetched.
-#[derive(Debug, thiserror::Error)]
-pub enum BulkError {
-    /// No holder is there.
-    #[error("no road to any holder")]
-    NoRoad,
-}
+pub use body::BulkBody;
+pub use error::{BulkError, HolderError, HolderFailure};
+pub use fetch::{BulkFetch, HOLDERS_MAX, fetch};
+pub use serve::{ServeBulkError, Served, serve};
+pub use wire::{BULK_BYTES_MAX, CHUNK_BYTES, KEY_BYTES_MAX, RequestFault};

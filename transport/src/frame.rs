@@ -1,50 +1,31 @@
-//! Placeholder until the frame part is merged.
+//! The tensor lane: frames of floats whose lengths the receiver knows before they come.
+//!
+//! ```text
+//!   byte  0        4             8              16           16+meta
+//!         +--------+-------------+--------------+-------------+----------------- - -
+//!         | class  | meta length | body length  | meta        | parts, one after another
+//!         +--------+-------------+--------------+-------------+----------------- - -
+//!           u32      u32           u64, in bytes               f32 each
+//!                    everything little endian
+//! ```
+//!
+//! It promises that nothing is allocated for a body before its length is what the rule of its class
+//! says, that floats arrive bit for bit, and that a frame is one write which is flushed at once. It
+//! promises no delivery: what lies in a queue when a road breaks is lost.
 
-use std::fmt;
-use std::sync::Arc;
+#[cfg(target_endian = "big")]
+compile_error!("floats travel as they lie in memory, which must be little endian");
 
-use crate::identity::PeerIdentity;
+mod header;
+mod message;
+mod queue;
+mod read;
+mod rules;
+mod write;
 
-/// What a frame is, in the caller's terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FrameClass(pub u32);
-
-/// Written without copying.
-pub trait FrameBody: Send + Sync {
-    /// The parts.
-    fn parts(&self) -> Vec<&[f32]>;
-}
-
-/// A frame to send.
-#[derive(Clone)]
-pub struct OutgoingFrame {
-    /// What it is.
-    pub class: FrameClass,
-    /// Small.
-    pub meta: Vec<u8>,
-    /// Large.
-    pub body: Arc<dyn FrameBody>,
-}
-
-impl fmt::Debug for OutgoingFrame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OutgoingFrame").field("class", &self.class).finish_non_exhaustive()
-    }
-}
-
-/// A frame that came.
-#[derive(Clone, Debug)]
-pub struct ReceivedFrame {
-    /// From whom.
-    pub from: PeerIdentity,
-    /// What it is.
-    pub class: FrameClass,
-    /// Small.
-    pub meta: Vec<u8>,
-    /// Large.
-    pub parts: Vec<Vec<f32>>,
-}
-
-/// What may come.
-#[derive(Clone, Debug, Default)]
-pub struct FrameRules {}
+pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
+pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame};
+pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};
+pub use read::{FrameArrival, FrameReader, ReadFrameError};
+pub use rules::{FRAME_PARTS_MAX, FrameClass, FrameRules, RuleError};
+pub use write::{WriteFrameError, write_frame};

@@ -19,6 +19,7 @@ mod event;
 pub mod frame;
 pub mod identity;
 mod limits;
+pub mod local;
 mod peers;
 mod request;
 

@@ -108,7 +108,7 @@ impl Transport {
     /// No holder could give all of it.
     pub async fn fetch_bulk(&self, fetch: BulkFetch) -> Result<Vec<u8>, BulkError> {
         let _ = fetch;
-        Err(BulkError::NoRoad)
+        Err(BulkError::NoHolders)
     }
 
     /// Asks a peer and waits for its answer. To drop the future is to cancel the request.
