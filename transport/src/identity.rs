@@ -15,10 +15,13 @@ mod authority;
 mod certificate;
 mod clock;
 mod credentials;
+mod join;
 mod key;
+mod name;
 mod peer;
 mod role;
 mod tls;
+mod token;
 mod verify;
 
 pub use authority::{
@@ -30,8 +33,17 @@ pub use certificate::{
 };
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
+pub use join::{
+    ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
+    DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
+    JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
+    JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
+    read_join, request_certificate, serve_join,
+};
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
+pub use name::{NAME_CHARS_MAX, NameFault, NodeName};
 pub use peer::{IdentityFault, PeerIdentity};
 pub use role::{PeerRole, UnknownRole};
 pub use tls::{AcceptFault, Accepted, Doors, Protocol};
+pub use token::{TOKEN_CHARS_MAX, Token, TokenFault, TokenId, TokenVerifier};
 pub use verify::{PeerRefusal, Wanted};

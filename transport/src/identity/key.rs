@@ -103,7 +103,7 @@ pub struct RequestedKey {
 }
 
 /// Why a signing request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum RequestFault {
     /// Longer than any of ours.
     #[error("a signing request of {found} bytes, at most {REQUEST_BYTES_MAX} are looked at")]
