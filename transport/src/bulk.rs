@@ -14,7 +14,11 @@
 mod body;
 mod error;
 mod fetch;
+mod holder;
 mod serve;
+mod share;
+mod slots;
+mod streams;
 mod wire;
 
 pub use body::BulkBody;

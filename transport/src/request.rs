@@ -1,4 +1,18 @@
 //! Requests: one question, one answer, on a stream of its own.
+//!
+//! ```text
+//!   asker      stream kind u8 | length u32 | the request           ->
+//!              <- outcome u8: 0 answer, 1 busy, 2 unanswered | length u32 | the answer
+//! ```
+//!
+//! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
+//! arrive. An asker that goes away stops the stream, which the one who answers is told of.
+
+mod ask;
+mod serve;
+
+pub(crate) use ask::ask;
+pub(crate) use serve::serve_request;
 
 use std::time::Duration;
 
@@ -40,8 +54,10 @@ pub enum RequestError {
         limit: usize,
     },
     /// The answer is longer than may be read.
-    #[error("an answer of more than {limit} bytes")]
+    #[error("an answer of {bytes} bytes, at most {limit} are read")]
     AnswerTooLong {
+        /// Its length.
+        bytes: usize,
         /// The limit.
         limit: usize,
     },

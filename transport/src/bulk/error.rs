@@ -78,6 +78,9 @@ pub enum HolderError {
     /// Nothing came for too long.
     #[error("sent too little for too long")]
     Stalled,
+    /// It was so much slower than another that the other took over.
+    #[error("was overtaken by a faster one")]
+    Overtaken,
     /// What it sent is no answer.
     #[error("answered with status {status}, which is none")]
     NoAnswer {
@@ -87,6 +90,23 @@ pub enum HolderError {
     /// It holds fewer chunks than were asked for, though the length is right.
     #[error("refused the range")]
     RangeRefused,
+}
+
+impl HolderError {
+    /// Whether the holder would say the same again.
+    pub(super) fn is_final(&self) -> bool {
+        match self {
+            Self::UnknownKey
+            | Self::WrongLength { .. }
+            | Self::NoAnswer { .. }
+            | Self::RangeRefused => true,
+            Self::Unreachable(_)
+            | Self::Damaged { .. }
+            | Self::Stream(_)
+            | Self::Stalled
+            | Self::Overtaken => false,
+        }
+    }
 }
 
 struct Failures<'a>(&'a [HolderFailure]);
