@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod chunk_folder;
+pub mod conformance;
 mod data_folder;
 mod error;
 pub mod files;
