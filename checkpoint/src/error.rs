@@ -124,6 +124,9 @@ pub enum DatabaseFault {
         /// What lies there.
         path: PathBuf,
     },
+    /// A write failed before. What is on the medium is unknown until it is opened again.
+    #[error("a write failed before, and nothing more is written")]
+    Stopped,
     /// A value that is none of ours.
     #[error("the row {row} is not readable: {reason}")]
     BadRow {
@@ -145,6 +148,7 @@ impl DatabaseFault {
             | Self::Lost { .. }
             | Self::WentBack { .. }
             | Self::Foreign { .. }
+            | Self::Stopped
             | Self::BadRow { .. } => false,
         }
     }
@@ -164,12 +168,6 @@ pub enum LogError {
         /// What is wrong.
         #[source]
         fault: DatabaseFault,
-    },
-    /// An earlier write failed. Nothing is written until the log is opened again.
-    #[error("the log in {} failed before, and takes nothing more", folder.display())]
-    Stopped {
-        /// Where it lies.
-        folder: PathBuf,
     },
     /// A record is not there although others around it are.
     #[error("record {expected} is missing, the next one there is {found}")]
@@ -204,10 +202,7 @@ impl LogError {
         match self {
             Self::File(fault) => fault.is_full(),
             Self::Database { fault, .. } => fault.is_full(),
-            Self::Stopped { .. }
-            | Self::Gap { .. }
-            | Self::NoRecord { .. }
-            | Self::TooLong { .. } => false,
+            Self::Gap { .. } | Self::NoRecord { .. } | Self::TooLong { .. } => false,
         }
     }
 }

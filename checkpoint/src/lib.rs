@@ -10,22 +10,32 @@
 //! [`what_to_remove`], a pure function.
 #![forbid(unsafe_code)]
 
+mod chunk_folder;
+pub mod conformance;
 mod data_folder;
 mod error;
 pub mod files;
+mod folder_store;
+mod folder_verify;
+mod index;
+mod index_rows;
 mod log;
 mod manifest;
 mod memory_log;
 mod memory_store;
 mod names;
 mod retention;
+mod sled_database;
 mod sled_log;
+mod sled_rows;
 mod sled_store;
 mod store;
 mod verify;
 
 pub use data_folder::{DataFolder, FORMAT_VERSION, FolderError};
 pub use error::{DatabaseFault, FileFault, LogError, Operation, StoreError};
+pub use folder_store::FolderStore;
+pub use index::{Change, Index, Row};
 pub use log::{RECORD_BYTES_MAX, RecordLog};
 pub use manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
 pub use memory_log::MemoryLog;
@@ -35,6 +45,7 @@ pub use names::{
     RecordFault,
 };
 pub use retention::{Inventory, Needed, Removal, RemovalReason, Removed, what_to_remove};
+pub use sled_database::SledDatabase;
 pub use sled_log::SledLog;
 pub use sled_store::SledStore;
 pub use store::Store;

@@ -1,70 +1,34 @@
 //! A store of files with an index in sled.
+
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::error::StoreError;
+use crate::error::{FileFault, Operation, StoreError};
 use crate::files::Files;
+use crate::folder_store::FolderStore;
+use crate::sled_database::SledDatabase;
+
+const INDEX: &str = "index";
 
 /// A store on a disk. Implements [`crate::Store`].
-#[derive(Debug)]
-pub struct SledStore {
-    _private: (),
-}
+pub type SledStore = FolderStore<SledDatabase>;
 
 impl SledStore {
-    /// Opens the store in `folder`, which is made if it is not there.
+    /// Opens the store in `folder`, which is made if it is not there. Its parent must be there.
+    /// What a crash left half written goes; nothing else does.
     ///
     /// # Errors
-    /// If it is damaged, another's, or written by another version. Nothing is made anew.
-    pub fn open(_files: Arc<dyn Files>, _folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self { _private: () })
-    }
-}
-
-impl crate::Store for SledStore {
-    fn put(&self, _: crate::PieceName, _: &[u8]) -> Result<crate::PieceRecord, StoreError> {
-        unreachable!("follows")
-    }
-    fn get(&self, _: crate::PieceName) -> Result<Vec<u8>, StoreError> {
-        unreachable!("follows")
-    }
-    fn record(&self, _: crate::PieceName) -> Result<Option<crate::PieceRecord>, StoreError> {
-        unreachable!("follows")
-    }
-    fn names(&self) -> Result<Vec<crate::PieceName>, StoreError> {
-        unreachable!("follows")
-    }
-    fn chunk(&self, _: crate::ChunkHash) -> Result<Vec<u8>, StoreError> {
-        unreachable!("follows")
-    }
-    fn missing(&self, _: &crate::PieceRecord) -> Result<Vec<crate::ChunkHash>, StoreError> {
-        unreachable!("follows")
-    }
-    fn put_chunk(&self, _: crate::ChunkHash, _: &[u8]) -> Result<(), StoreError> {
-        unreachable!("follows")
-    }
-    fn put_record(&self, _: crate::PieceName, _: &crate::PieceRecord) -> Result<(), StoreError> {
-        unreachable!("follows")
-    }
-    fn give_up(&self, _: &crate::PieceRecord) {
-        unreachable!("follows")
-    }
-    fn put_manifest(&self, _: &crate::Manifest) -> Result<(), StoreError> {
-        unreachable!("follows")
-    }
-    fn manifests(&self) -> Result<Vec<crate::Manifest>, StoreError> {
-        unreachable!("follows")
-    }
-    fn manifest(&self, _: zbelastic_types::Step) -> Result<Option<crate::Manifest>, StoreError> {
-        unreachable!("follows")
-    }
-    fn inventory(&self) -> Result<crate::Inventory, StoreError> {
-        unreachable!("follows")
-    }
-    fn remove(&self, _: &[crate::Removal]) -> Result<Vec<crate::Removal>, StoreError> {
-        unreachable!("follows")
-    }
-    fn verify(&self) -> Result<crate::Verification, StoreError> {
-        unreachable!("follows")
+    /// If it is damaged, has lost something, is another's or of another version. Nothing is made
+    /// anew in the place of something.
+    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, StoreError> {
+        files.create_folder(folder).map_err(FileFault::of(Operation::CreateFolder, folder))?;
+        if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            files.sync_folder(parent).map_err(FileFault::of(Operation::SyncFolder, parent))?;
+        }
+        let path = folder.join(INDEX);
+        let index = SledDatabase::open(Arc::clone(&files), &path)
+            .map_err(|fault| StoreError::Index { folder: path, fault })?;
+        let is_new = index.is_new();
+        Self::new(files, folder, index, is_new)
     }
 }
