@@ -84,7 +84,8 @@ fn story(store: &impl Store, model: &mut Acknowledged) -> Result<(), StoreError>
     model.pieces.retain(|name, _| name.version == Step(2));
     model.manifests.remove(&Step(1));
     store.remove(&removals)?;
-    put(store, model, name(3, 1), noise(2, CHUNK_BYTES + 1300))?;
+    // A chunk that was just removed.
+    put(store, model, name(3, 1), noise(2, CHUNK_BYTES + 1300).split_off(CHUNK_BYTES))?;
     put(store, model, name(3, 0), noise(4, 100))?;
     put_manifest(store, model, 3)
 }
@@ -211,7 +212,7 @@ fn a_store_on_a_real_disk_survives_a_kill_at_every_operation() {
     };
     let (folder, faults) = (tempfile::TempDir::new().expect("a folder"), Faults::default());
     let changes = changes_of(&open(folder.path(), &faults), &faults);
-    for operations in changes.into_iter().step_by(2) {
+    for operations in changes.into_iter().step_by(6) {
         let folder = tempfile::TempDir::new().expect("a folder");
         let (folder, faults) = (folder.path(), Faults::default());
         let store = open(folder, &faults);

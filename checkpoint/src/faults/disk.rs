@@ -93,6 +93,7 @@ impl SimulatedDisk {
             }
         }
         held.drop_orphans();
+        held.drop_unnamed();
         Self { held: Arc::new(Mutex::new(held)) }
     }
 
@@ -128,6 +129,21 @@ impl Held {
         }
         self.durable.clone_from(&kept);
         self.live = kept;
+    }
+
+    /// The bytes of a file without a name are gone.
+    fn drop_unnamed(&mut self) {
+        let named: BTreeSet<usize> = { self.live.values() }
+            .filter_map(|node| match node {
+                Node::File(number) => Some(*number),
+                Node::Folder => None,
+            })
+            .collect();
+        for (number, content) in self.contents.iter_mut().enumerate() {
+            if !named.contains(&number) {
+                *content = Content::default();
+            }
+        }
     }
 
     fn file(&self, path: &Path) -> io::Result<usize> {
