@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_request_to_be_an_authority_is_refused() {
         for rights in [IsCa::Ca(BasicConstraints::Unconstrained), IsCa::ExplicitNoCa] {
-            let request = request_with(|params| params.is_ca = rights.clone());
+            let request = request_with(|params| params.is_ca = rights);
             assert_eq!(fault(&request), RequestFault::AsksForMore);
         }
     }

@@ -47,6 +47,8 @@ pub struct JoinAttempt {
     pub key: RequestedKey,
     /// Where it says others may dial it.
     pub addresses: Vec<SocketAddr>,
+    /// Where it came from. Its handshake is complete, so this is not forged.
+    pub from: SocketAddr,
     channel: ChannelBinding,
     request: [u8; 32],
     proof: [u8; 32],
@@ -113,6 +115,7 @@ impl JoinReadFault {
 pub async fn read_join(
     stream: &mut (impl AsyncRead + Unpin),
     channel: ChannelBinding,
+    from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
     let mut bytes = Vec::new();
@@ -120,12 +123,13 @@ pub async fn read_join(
     timeout(Duration::from_secs(READ_SECONDS_MAX), limited.read_to_end(&mut bytes))
         .await
         .map_err(|_| JoinReadFault::TooSlow)??;
-    attempt_of(&bytes, channel, now)
+    attempt_of(&bytes, channel, from, now)
 }
 
 fn attempt_of(
     bytes: &[u8],
     channel: ChannelBinding,
+    from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
     let said = decode_request(bytes)?;
@@ -143,6 +147,7 @@ fn attempt_of(
         name,
         key,
         addresses: said.addresses,
+        from,
         channel,
         request: request_digest(said.request),
         proof: said.proof,
@@ -206,7 +211,7 @@ pub async fn serve_join(
     let channel = ChannelBinding::of(connection)?;
     let opened = timeout(Duration::from_secs(READ_SECONDS_MAX), connection.accept_bi()).await;
     let (mut send, mut receive) = opened.map_err(|_| JoinReadFault::TooSlow)??;
-    let read = read_join(&mut receive, channel, now).await;
+    let read = read_join(&mut receive, channel, connection.remote_address(), now).await;
     let (answer, fault) = match read {
         Ok(attempt) => (decide(attempt, hand_on).await, None),
         Err(fault) => match fault.refusal() {

@@ -47,13 +47,14 @@ async fn a_proof_replayed_on_another_connection_is_refused() {
     let said = request_bytes(&setup, &ChannelBinding::of(&joiner.0).unwrap(), now);
 
     let here = ChannelBinding::of(&controller.0).unwrap();
-    let attempt = read_join(&mut said.as_slice(), here, now).await.unwrap();
+    let attempt = read_join(&mut said.as_slice(), here, loopback(), now).await.unwrap();
     assert_eq!(attempt.check_proof(&token.verifier()), Ok(()));
 
     // The very same bytes, sent through the other connection.
     let receive = async {
         let mut receive = again.0.accept_uni().await.unwrap();
-        read_join(&mut receive, ChannelBinding::of(&again.0).unwrap(), now).await.unwrap()
+        let there = ChannelBinding::of(&again.0).unwrap();
+        read_join(&mut receive, there, loopback(), now).await.unwrap()
     };
     let send = async {
         let mut send = thief.0.open_uni().await.unwrap();

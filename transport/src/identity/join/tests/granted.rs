@@ -29,6 +29,7 @@ async fn a_worker_joins_with_nothing_but_a_token() {
     assert_eq!((attempt.role, attempt.name.as_str()), (PeerRole::Worker, "gpu-7"));
     assert_eq!(attempt.key_digest(), setup.key.digest());
     assert_eq!(attempt.addresses, setup.advertised);
+    assert!(attempt.from.ip().is_loopback());
 }
 
 #[tokio::test]
@@ -113,10 +114,9 @@ async fn fault_of(
         let good = grant(&granting, attempt);
         Some(JoinAnswer::Granted(change(&granting, attempt, good)))
     });
-    match join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err() {
-        JoinError::WrongGrant { fault, .. } => fault,
-        other => panic!("{other}"),
-    }
+    let error = join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err();
+    let JoinError::WrongGrant { fault, .. } = error else { panic!("{error}") };
+    fault
 }
 
 fn regrant(

@@ -24,8 +24,12 @@ fn request<'a>(name: &'a str, request: &'a [u8], addresses: usize) -> JoinReques
     }
 }
 
+fn from() -> SocketAddr {
+    "192.0.2.1:5000".parse().unwrap()
+}
+
 async fn read(message: &JoinRequest<'_>) -> Result<JoinAttempt, JoinReadFault> {
-    read_join(&mut encode(message).as_slice(), HERE, NOW).await
+    read_join(&mut encode(message).as_slice(), HERE, from(), NOW).await
 }
 
 #[tokio::test]
@@ -42,7 +46,7 @@ async fn the_largest_request_fits_and_one_address_more_does_not() {
 async fn a_megabyte_is_read_no_further_than_the_limit() {
     let bytes = vec![0; 1 << 20];
     let mut rest = bytes.as_slice();
-    let fault = read_join(&mut rest, HERE, NOW).await.unwrap_err();
+    let fault = read_join(&mut rest, HERE, from(), NOW).await.unwrap_err();
     let found = JOIN_REQUEST_BYTES_MAX + 1;
     let JoinReadFault::Message(fault) = fault else { panic!("{fault}") };
     assert_eq!(fault, JoinMessageFault::TooLong { found, maximum: JOIN_REQUEST_BYTES_MAX });

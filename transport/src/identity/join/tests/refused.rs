@@ -10,14 +10,12 @@ async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
     let (authority, own) = cluster();
     let told = refusal.clone();
     let controller = controller(&own, move |_| Some(JoinAnswer::Refused(told.clone())));
+    let address = controller.address;
     let token = Token::create(PeerRole::Worker, authority.pin());
-    match join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err() {
-        JoinError::Refused { address, refusal } => {
-            assert_eq!(address, controller.address);
-            refusal
-        }
-        other => panic!("{other}"),
-    }
+    let error = join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err();
+    let JoinError::Refused { address: from, refusal } = error else { panic!("{error}") };
+    assert_eq!(from, address);
+    refusal
 }
 
 #[tokio::test]
