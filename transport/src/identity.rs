@@ -15,10 +15,17 @@ mod authority;
 mod certificate;
 mod clock;
 mod credentials;
+mod folder;
+mod gate;
+mod join;
 mod key;
+mod name;
 mod peer;
 mod role;
+#[cfg(test)]
+mod tests;
 mod tls;
+mod token;
 mod verify;
 
 pub use authority::{
@@ -30,8 +37,19 @@ pub use certificate::{
 };
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
+pub use folder::{Damage, FolderFault, check_permissions};
+pub use gate::{ATTEMPTS_MAX, ATTEMPTS_PER_ADDRESS_MAX, JoinDelay, JoinGate};
+pub use join::{
+    ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
+    DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
+    JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
+    JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
+    read_join, request_certificate, send_away, serve_join,
+};
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
+pub use name::{NAME_CHARS_MAX, NameFault, NodeName};
 pub use peer::{IdentityFault, PeerIdentity};
 pub use role::{PeerRole, UnknownRole};
 pub use tls::{AcceptFault, Accepted, Doors, Protocol};
+pub use token::{TOKEN_CHARS_MAX, Token, TokenFault, TokenId, TokenVerifier};
 pub use verify::{PeerRefusal, Wanted};

@@ -75,7 +75,7 @@ pub struct ValidityWindow {
 }
 
 /// E2010: a time that does not agree with this machine's clock. Either of the two may be wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum ClockFault {
     /// The certificate is from the future.
     #[error(
