@@ -158,15 +158,14 @@ async fn an_error_names_who_failed_and_how() {
     let count = |node| failed.iter().filter(|(holder, _)| *holder == node).count();
     assert_eq!((count(1), count(2)), (FAILURES, FAILURES));
     for (node, error) in failed {
-        match error {
-            HolderError::Unreachable(error) => {
-                assert_eq!((node, error.kind()), (1, io::ErrorKind::ConnectionRefused));
+        let (expected, kind) = match (node, error) {
+            (1, HolderError::Unreachable(error)) => {
+                (io::ErrorKind::ConnectionRefused, error.kind())
             }
-            HolderError::Stream(error) => {
-                assert_eq!((node, error.kind()), (2, io::ErrorKind::UnexpectedEof));
-            }
-            other => panic!("another error: {other}"),
-        }
+            (2, HolderError::Stream(error)) => (io::ErrorKind::UnexpectedEof, error.kind()),
+            (_, other) => panic!("another error of {node}: {other}"),
+        };
+        assert_eq!(kind, expected);
     }
 }
 
@@ -281,6 +280,29 @@ async fn a_key_that_is_too_long_ends_the_stream() {
         panic!("another end: {served:?}");
     };
     assert_eq!(found, KEY_BYTES_MAX + 1);
+}
+
+/// A body that is not in memory.
+struct Distant(Vec<u8>);
+
+impl BulkBody for Distant {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_read_gives_the_bytes_of_one_that_is_lent() {
+    let lent = content(6 * CHUNK_BYTES + 3);
+    let read: Arc<dyn BulkBody> = Arc::new(Distant(lent.to_vec()));
+    let asked = [request(KEY, 0, 2), request(KEY, 6, 1), request(KEY, 1, 6)].concat();
+    let mut from_read = Vec::new();
+    serve(&asked[..], &mut from_read, move |_: &[u8]| Some(Arc::clone(&read))).await.unwrap();
+    assert!(from_read == replies(&lent, &asked).await.0);
 }
 
 /// A body whose second chunk cannot be read.
