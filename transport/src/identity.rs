@@ -15,6 +15,8 @@ mod authority;
 mod certificate;
 mod clock;
 mod credentials;
+mod folder;
+mod gate;
 mod join;
 mod key;
 mod name;
@@ -33,6 +35,8 @@ pub use certificate::{
 };
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
+pub use folder::{Damage, FolderFault, check_permissions};
+pub use gate::{ATTEMPTS_MAX, ATTEMPTS_PER_ADDRESS_MAX, JoinDelay, JoinGate};
 pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
