@@ -22,6 +22,8 @@ mod key;
 mod name;
 mod peer;
 mod role;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod token;
 mod verify;
@@ -42,7 +44,7 @@ pub use join::{
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
     JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
-    read_join, request_certificate, serve_join,
+    read_join, request_certificate, send_away, serve_join,
 };
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
 pub use name::{NAME_CHARS_MAX, NameFault, NodeName};

@@ -167,3 +167,132 @@ impl RequestedKey {
         &self.spki
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rcgen::{BasicConstraints, IsCa, SanType};
+
+    use super::*;
+
+    fn request_with(change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
+        let mut params = CertificateParams::default();
+        change(&mut params);
+        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    fn fault(bytes: &[u8]) -> RequestFault {
+        RequestedKey::from_request(bytes).unwrap_err()
+    }
+
+    #[test]
+    fn a_request_is_recognised_by_its_key() {
+        let key = NodeKey::generate();
+        let (first, second) = (key.signing_request(), key.signing_request());
+        let digest = RequestedKey::from_request(&first).unwrap().digest();
+        assert_eq!(digest, RequestedKey::from_request(&second).unwrap().digest());
+        assert_eq!(digest, key.digest());
+        assert_eq!(digest, key.requested().digest());
+        assert_ne!(digest, NodeKey::generate().digest());
+    }
+
+    #[test]
+    fn a_request_with_a_name_of_its_own_is_refused() {
+        let name = "zbe://00000000000000000000000000000007/admin/1";
+        let request = request_with(|params| {
+            params.subject_alt_names = vec![SanType::URI(name.try_into().unwrap())];
+        });
+        assert_eq!(fault(&request), RequestFault::AsksForMore);
+        let request = request_with(|params| {
+            params.subject_alt_names = vec![SanType::DnsName("localhost".try_into().unwrap())];
+        });
+        assert_eq!(fault(&request), RequestFault::AsksForMore);
+    }
+
+    #[test]
+    fn a_request_to_be_an_authority_is_refused() {
+        for rights in [IsCa::Ca(BasicConstraints::Unconstrained), IsCa::ExplicitNoCa] {
+            let request = request_with(|params| params.is_ca = rights);
+            assert_eq!(fault(&request), RequestFault::AsksForMore);
+        }
+    }
+
+    #[test]
+    fn a_subject_is_ignored() {
+        let request = request_with(|params| {
+            params.distinguished_name.push(rcgen::DnType::CommonName, "root");
+        });
+        assert!(RequestedKey::from_request(&request).is_ok());
+    }
+
+    #[test]
+    fn keys_of_the_usual_kinds_are_taken() {
+        let usual =
+            [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519];
+        for kind in usual {
+            let pair = KeyPair::generate_for(kind).unwrap();
+            let request = CertificateParams::default().serialize_request(&pair).unwrap();
+            assert!(RequestedKey::from_request(request.der()).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_weak_key_is_refused() {
+        // A request for an RSA key of 1024 bits, made and signed by another program.
+        let request = data_encoding::BASE64.decode(WEAK_REQUEST.as_bytes()).unwrap();
+        assert_eq!(fault(&request), RequestFault::UnusualKey);
+    }
+
+    #[test]
+    fn a_long_request_is_refused_unread() {
+        let mut request = NodeKey::generate().signing_request();
+        for length in [REQUEST_BYTES_MAX + 1, 1 << 20] {
+            request.resize(length, 0);
+            assert_eq!(fault(&request), RequestFault::TooLong { found: length });
+        }
+        request.truncate(REQUEST_BYTES_MAX);
+        assert_eq!(fault(&request), RequestFault::Damaged);
+    }
+
+    #[test]
+    fn a_request_that_another_key_signed_is_refused() {
+        let mut request = NodeKey::generate().signing_request();
+        let other = NodeKey::generate().pair.subject_public_key_info();
+        let own = 91;
+        let place = request.windows(2).position(|part| part == [0x30, 0x59]).unwrap();
+        assert_eq!(other.len(), own);
+        request[place..place + own].copy_from_slice(&other);
+        assert_eq!(fault(&request), RequestFault::WrongSignature);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert!(RequestedKey::from_request(&bytes).is_err());
+        }
+
+        // Not every bit of the wrapping is looked at, but the key is signed: there is no other.
+        #[test]
+        fn no_damage_to_a_request_leads_to_another_key(
+            place in any::<prop::sample::Index>(),
+            change in 1_u8..,
+        ) {
+            let key = NodeKey::generate();
+            let mut bytes = key.signing_request();
+            let place = place.index(bytes.len());
+            prop_assert!(RequestedKey::from_request(&bytes[..place]).is_err());
+            bytes[place] ^= change;
+            if let Ok(read) = RequestedKey::from_request(&bytes) {
+                prop_assert_eq!(read.digest(), key.digest());
+            }
+        }
+    }
+
+    const WEAK_REQUEST: &str = "\
+        MIIBPzCBqQIBADAAMIGfMA0GCSqGSIb3DQEBAQUAA4GNADCBiQKBgQDkzwq68BAL1Nwnn/+4foJWCdcA\
+        4u0WODa4iC+xL7nvY9qgNg35XQclZQy5lb28cpFBHAel3+Ss/aru7cUdS5J0hUip/0P66LyXpkgXm4KD\
+        asIdJizN1NKc11Kn/NcxCfEGf2Iigzlk7DD2DZoyLGYdwtu5SUTVWcL7hYXSUtlzEwIDAQABoAAwDQYJ\
+        KoZIhvcNAQELBQADgYEAq+Lz9bpS2xYVMAEkqaEz6rdjbU83IhRptKz4nrynsYk/DwhsDgfbs6j16xfj\
+        G1rHR/2MpWhUb89WLucjeKPY5XM57usgLonkVVOtttFsr5MkM+Jg1Gh8KBpuXA/niLZ8GtARqyC67Dy2\
+        zJraKIsWri4Ecd6R4dNb5ARhpu3E1FM=";
+}

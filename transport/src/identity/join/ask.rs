@@ -27,7 +27,7 @@ use super::message::{
 };
 use super::pinned::{self, JoinServerFault};
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
-use super::serve::DECISION_SECONDS_MAX;
+use super::serve::{CLOSE_TOO_MANY, DECISION_SECONDS_MAX};
 
 /// How long one address may take to answer a dial. A handshake takes three round trips.
 const DIAL_SECONDS_MAX: u64 = 5;
@@ -190,7 +190,7 @@ async fn dial(
     let answer = timeout(Duration::from_secs(ANSWER_SECONDS_MAX), ask(&connection, setup, now))
         .await
         .unwrap_or(Err(AskFault::TooSlow))
-        .map_err(|fault| DialFailure::elsewhere(&fault))?;
+        .or_else(|fault| sent_away(&connection).ok_or(DialFailure::elsewhere(&fault)))?;
     let root = pinned_root(&connection, setup);
     connection.close(0_u32.into(), b"thank you");
     match answer {
@@ -271,15 +271,15 @@ enum AskFault {
     Message(#[from] JoinMessageFault),
 }
 
-async fn ask(
-    connection: &quinn::Connection,
+/// What a joiner says on one channel.
+pub(super) fn request_bytes(
     setup: &JoinSetup,
+    channel: &ChannelBinding,
     now: UnixSeconds,
-) -> Result<JoinAnswer, AskFault> {
-    let channel = ChannelBinding::of(connection)?;
+) -> Vec<u8> {
     let request = setup.key.signing_request();
     let claim = Claim {
-        channel: &channel,
+        channel,
         request: &request_digest(&request),
         role: setup.role,
         name: setup.name.as_str(),
@@ -293,12 +293,35 @@ async fn ask(
         clock: now,
         addresses: setup.advertised.clone(),
     };
+    encode(&message)
+}
+
+async fn ask(
+    connection: &quinn::Connection,
+    setup: &JoinSetup,
+    now: UnixSeconds,
+) -> Result<JoinAnswer, AskFault> {
+    let channel = ChannelBinding::of(connection)?;
     let (mut send, mut receive) = connection.open_bi().await?;
-    send.write_all(&encode(&message)).await?;
+    send.write_all(&request_bytes(setup, &channel, now)).await?;
     // Nothing closed the stream before, and a server that hung up shows in the read.
     let _ = send.finish();
     let answer = receive.read_to_end(JOIN_ANSWER_BYTES_MAX).await?;
     Ok(decode_answer(&answer)?)
+}
+
+/// What a server said that closed the connection instead of answering.
+fn sent_away(connection: &quinn::Connection) -> Option<JoinAnswer> {
+    match connection.close_reason() {
+        Some(quinn::ConnectionError::ApplicationClosed(close))
+            if close.error_code == CLOSE_TOO_MANY.into() =>
+        {
+            let digits = std::str::from_utf8(&close.reason).ok()?;
+            let seconds = digits.parse().ok()?;
+            Some(JoinAnswer::Refused(JoinRefusal::TooManyAttempts { seconds }))
+        }
+        Some(_) | None => None,
+    }
 }
 
 /// The authority that the server showed and that the handshake found to be the token's.

@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, Error, PeerIncompatible, SignatureScheme};
 use thiserror::Error as ThisError;
 
-use super::super::certificate::{SpkiPin, check_chain_size, read_authority};
+use super::super::certificate::{CHAIN_CERTIFICATES_MAX, SpkiPin, read_authority};
 use super::super::clock::UnixSeconds;
 use super::super::role::PeerRole;
 use super::super::tls::{self, Protocol};
@@ -31,9 +31,9 @@ pub(super) fn pinned_authority(
     pin: SpkiPin,
     chain: &[CertificateDer<'_>],
 ) -> Result<CertificateDer<'static>, JoinServerFault> {
-    check_chain_size(chain).map_err(|fault| JoinServerFault::Peer(fault.into()))?;
     chain
         .iter()
+        .take(CHAIN_CERTIFICATES_MAX)
         .find(|part| read_authority(part).is_ok_and(|read| read.key == pin))
         .map(|found| found.clone().into_owned())
         .ok_or(JoinServerFault::OtherAuthority)
@@ -47,9 +47,9 @@ pub(super) fn check_server(
     now: UnixSeconds,
 ) -> Result<(), JoinServerFault> {
     let root = pinned_authority(pin, others)?;
-    let cluster = read_authority(&root).map_err(|fault| JoinServerFault::Peer(fault.into()))?;
+    let read = read_authority(&root).map_err(|fault| JoinServerFault::Peer(fault.into()))?;
     let untrusted = |error| JoinServerFault::Peer(PeerRefusal::Untrusted(error));
-    let check = PeerCheck::new(cluster.cluster, &[root]).map_err(untrusted)?;
+    let check = PeerCheck::new(read.cluster, &[root]).map_err(untrusted)?;
     match check.check_dialled(own, others, now, Wanted::Role(PeerRole::Controller)) {
         Ok(_) => Ok(()),
         // It shows the authority's certificate, which is public, and has none from it.

@@ -11,12 +11,14 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::super::clock::{UnixSeconds, check_apart};
+use super::super::gate::JoinDelay;
 use super::super::key::{KeyDigest, RequestedKey};
 use super::super::name::NodeName;
 use super::super::role::PeerRole;
 use super::super::token::{TokenId, TokenVerifier};
 use super::message::{
-    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, decode_request, encode,
+    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, NameRefusal, decode_request,
+    encode,
 };
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
 
@@ -26,6 +28,10 @@ pub const READ_SECONDS_MAX: u64 = 5;
 pub const DECISION_SECONDS_MAX: u64 = 20;
 /// How long a joiner may take to read its answer.
 const GOODBYE_SECONDS_MAX: u64 = 5;
+
+/// With what a connection is closed whose joiner has to wait; the reason is the seconds in digits.
+/// Costs no stream and no memory, unlike an answer.
+pub(super) const CLOSE_TOO_MANY: u32 = 0x2009;
 
 /// What a stranger asks for, well-formed and not yet believed.
 #[derive(Clone, Debug)]
@@ -41,6 +47,8 @@ pub struct JoinAttempt {
     pub key: RequestedKey,
     /// Where it says others may dial it.
     pub addresses: Vec<SocketAddr>,
+    /// Where it came from. Its handshake is complete, so this is not forged.
+    pub from: SocketAddr,
     channel: ChannelBinding,
     request: [u8; 32],
     proof: [u8; 32],
@@ -107,6 +115,7 @@ impl JoinReadFault {
 pub async fn read_join(
     stream: &mut (impl AsyncRead + Unpin),
     channel: ChannelBinding,
+    from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
     let mut bytes = Vec::new();
@@ -114,20 +123,22 @@ pub async fn read_join(
     timeout(Duration::from_secs(READ_SECONDS_MAX), limited.read_to_end(&mut bytes))
         .await
         .map_err(|_| JoinReadFault::TooSlow)??;
-    attempt_of(&bytes, channel, now)
+    attempt_of(&bytes, channel, from, now)
 }
 
 fn attempt_of(
     bytes: &[u8],
     channel: ChannelBinding,
+    from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
     let said = decode_request(bytes)?;
     let refused = JoinReadFault::Refused;
     check_apart(now, said.clock).map_err(|fault| refused(JoinRefusal::Clock(fault)))?;
-    let name: NodeName = said.name.parse().map_err(|fault| {
-        refused(JoinRefusal::WrongName(super::message::NameRefusal::Form(fault)))
-    })?;
+    let name: NodeName = said
+        .name
+        .parse()
+        .map_err(|fault| refused(JoinRefusal::WrongName(NameRefusal::Form(fault))))?;
     let key = RequestedKey::from_request(said.request)
         .map_err(|fault| refused(JoinRefusal::WrongRequest(fault)))?;
     Ok(JoinAttempt {
@@ -136,6 +147,7 @@ fn attempt_of(
         name,
         key,
         addresses: said.addresses,
+        from,
         channel,
         request: request_digest(said.request),
         proof: said.proof,
@@ -181,6 +193,11 @@ pub enum JoinServeFault {
     Read(#[from] JoinReadFault),
 }
 
+/// Closes the connection of a joiner that came too often, and tells it when to come back.
+pub fn send_away(connection: &quinn::Connection, delay: JoinDelay) {
+    connection.close(CLOSE_TOO_MANY.into(), delay.seconds().to_string().as_bytes());
+}
+
 /// Serves the joiner at the other end of an accepted connection: reads its request, gives it to
 /// `hand_on`, waits for the answer, sends it, and closes. One request a connection. Every wait ends.
 ///
@@ -194,7 +211,7 @@ pub async fn serve_join(
     let channel = ChannelBinding::of(connection)?;
     let opened = timeout(Duration::from_secs(READ_SECONDS_MAX), connection.accept_bi()).await;
     let (mut send, mut receive) = opened.map_err(|_| JoinReadFault::TooSlow)??;
-    let read = read_join(&mut receive, channel, now).await;
+    let read = read_join(&mut receive, channel, connection.remote_address(), now).await;
     let (answer, fault) = match read {
         Ok(attempt) => (decide(attempt, hand_on).await, None),
         Err(fault) => match fault.refusal() {
