@@ -37,10 +37,10 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> Outcome<()> {
     let bytes = content();
-    let raw = best(|| raw_tcp(&bytes))?;
+    let raw = measure(|| raw_tcp(&bytes))?;
     show("raw TCP stream", raw, raw);
     let folder = std::env::temp_dir().join(format!("zbelastic-lanes-{}", std::process::id()));
-    let road = best(|| same_host(&bytes, &folder.join("road")))?;
+    let road = measure(|| same_host(&bytes, &folder.join("road")))?;
     show("bulk, same-host road", road, raw);
     for floats in [1, 1024, LARGE_FLOATS] {
         let once = echo(floats, &folder.join("echo"))?;
@@ -49,10 +49,43 @@ fn main() -> Outcome<()> {
     Ok(std::fs::remove_dir_all(&folder)?)
 }
 
-fn show(name: &str, took: Duration, raw: Duration) {
-    let rate = TRANSFER_BYTES as f64 / took.as_secs_f64() / 1e9;
-    let ratio = raw.as_secs_f64() / took.as_secs_f64();
-    println!("{name}: {rate:.2} GB/s, {ratio:.2} of raw TCP");
+/// What transfers took.
+#[derive(Clone, Copy)]
+struct Cost {
+    best: Duration,
+    /// Of all processors together, for one transfer.
+    processor: Duration,
+}
+
+fn show(name: &str, cost: Cost, raw: Cost) {
+    let rate = TRANSFER_BYTES as f64 / cost.best.as_secs_f64() / 1e9;
+    let ratio = raw.best.as_secs_f64() / cost.best.as_secs_f64();
+    let busy = cost.processor.as_secs_f64() / raw.processor.as_secs_f64();
+    println!("{name}: {rate:.2} GB/s, {ratio:.2} of raw TCP, {busy:.2} times its processor time");
+}
+
+/// A transfer times itself, so that what is set up before and checked after does not count.
+fn measure(mut transfer: impl FnMut() -> Outcome<Cost>) -> Outcome<Cost> {
+    let rounds = (0..ROUNDS).map(|_| transfer()).collect::<Outcome<Vec<_>>>()?;
+    let best = rounds.iter().map(|round| round.best).min().expect("there are rounds");
+    let processor: Duration = rounds.iter().map(|round| round.processor).sum();
+    Ok(Cost { best, processor: processor / ROUNDS as u32 })
+}
+
+fn timed<T>(transfer: impl FnOnce() -> Outcome<T>) -> Outcome<(T, Cost)> {
+    let (began, before) = (Instant::now(), processor_time()?);
+    let received = transfer()?;
+    let best = began.elapsed();
+    Ok((received, Cost { best, processor: processor_time()? - before }))
+}
+
+/// What all threads of this process have had so far, in ticks of a hundredth of a second.
+fn processor_time() -> Outcome<Duration> {
+    let text = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = text.rsplit(')').next().unwrap_or_default();
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+    let ticks: u64 = ticks.sum::<Result<_, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
 }
 
 /// Bytes that no part of the way could guess.
@@ -62,29 +95,25 @@ fn content() -> Arc<Vec<u8>> {
     Arc::new(bytes)
 }
 
-fn best(mut transfer: impl FnMut() -> Outcome<Duration>) -> Outcome<Duration> {
-    let rounds = (0..ROUNDS).map(|_| transfer()).collect::<Outcome<Vec<_>>>()?;
-    Ok(rounds.into_iter().min().expect("there are rounds"))
-}
-
-fn raw_tcp(bytes: &Arc<Vec<u8>>) -> Outcome<Duration> {
+fn raw_tcp(bytes: &Arc<Vec<u8>>) -> Outcome<Cost> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
-    let began = Instant::now();
     let sent = Arc::clone(bytes);
     let sender = thread::spawn(move || -> io::Result<()> {
         let (mut stream, _) = listener.accept()?;
         stream.write_all(&sent)
     });
-    let mut received = vec![0; bytes.len()];
-    TcpStream::connect(address)?.read_exact(&mut received)?;
-    let took = began.elapsed();
+    let (received, cost) = timed(|| {
+        let mut received = vec![0; bytes.len()];
+        TcpStream::connect(address)?.read_exact(&mut received)?;
+        Ok(received)
+    })?;
     sender.join().expect("the sender does not panic")?;
     assert!(received == **bytes, "what was sent arrived");
-    Ok(took)
+    Ok(cost)
 }
 
-fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Duration> {
+fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Cost> {
     let (holder, fetcher) = (Runtime::new()?, Runtime::new()?);
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(bytes);
     let mut listener = holder.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
@@ -100,17 +129,16 @@ fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Duration> {
     });
     let request =
         BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length: bytes.len() as u64 };
-    let began = Instant::now();
-    let received = fetcher.block_on(fetch(request, |_| {
+    let fetching = fetch(request, |_| {
         let (offer, host) = (Arc::clone(&offer), host.clone());
         async move {
             let stream = dial(&offer, &host, LocalLane::Bulk).await.map_err(io::Error::other)?;
             Ok(stream.into_split())
         }
-    }))?;
-    let took = began.elapsed();
+    });
+    let (received, cost) = timed(|| Ok(fetcher.block_on(fetching)?))?;
     assert!(received == **bytes, "what was sent arrived");
-    Ok(took)
+    Ok(cost)
 }
 
 /// The mean time of a frame there and back.

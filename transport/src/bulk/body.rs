@@ -18,6 +18,12 @@ pub trait BulkBody: Send + Sync {
     /// # Errors
     /// If they cannot be read.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// The same bytes where they lie, if they lie in memory: then they are not copied.
+    fn lend(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        let _ = (offset, length);
+        None
+    }
 }
 
 impl BulkBody for Vec<u8> {
@@ -26,8 +32,16 @@ impl BulkBody for Vec<u8> {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let start = usize::try_from(offset).expect("an offset within the length");
-        into.copy_from_slice(&self[start..start + into.len()]);
+        into.copy_from_slice(part(self, offset, into.len()));
         Ok(())
     }
+
+    fn lend(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        Some(part(self, offset, length))
+    }
+}
+
+fn part(bytes: &[u8], offset: u64, length: usize) -> &[u8] {
+    let start = usize::try_from(offset).expect("an offset within the length");
+    &bytes[start..start + length]
 }

@@ -6,6 +6,7 @@ use std::io;
 use thiserror::Error;
 use zbelastic_types::NodeId;
 
+use super::share::Setback;
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX};
 
 /// Why a fetch gave nothing.
@@ -93,18 +94,16 @@ pub enum HolderError {
 }
 
 impl HolderError {
-    /// Whether the holder would say the same again.
-    pub(super) fn is_final(&self) -> bool {
+    pub(super) fn setback(&self) -> Setback {
         match self {
             Self::UnknownKey
             | Self::WrongLength { .. }
             | Self::NoAnswer { .. }
-            | Self::RangeRefused => true,
-            Self::Unreachable(_)
-            | Self::Damaged { .. }
-            | Self::Stream(_)
-            | Self::Stalled
-            | Self::Overtaken => false,
+            | Self::RangeRefused => Setback::Final,
+            Self::Unreachable(_) | Self::Damaged { .. } | Self::Stream(_) | Self::Stalled => {
+                Setback::Passing
+            }
+            Self::Overtaken => Setback::Overtaken,
         }
     }
 }

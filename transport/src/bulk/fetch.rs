@@ -189,7 +189,7 @@ impl Crew {
                     self.slots.put_back(chunk, piece);
                 }
                 self.members[holder].task = None;
-                self.share.on_failure(holder, error.is_final(), now);
+                self.share.on_setback(holder, error.setback(), now);
                 self.note(HolderFailure { holder: self.members[holder].node, error });
             }
         }
@@ -200,7 +200,7 @@ impl Crew {
         let holder = failure.holder;
         self.failures.push(failure);
         let mut mine = self.failures.iter().enumerate().filter(|(_, old)| old.holder == holder);
-        if mine.clone().count() > HOLDER_FAILURES_MAX {
+        if mine.clone().count() > HOLDER_FAILURES_MAX as usize {
             let oldest = mine.next().expect("it has some").0;
             self.failures.remove(oldest);
         }

@@ -110,15 +110,18 @@ impl Errand {
     {
         let mut inbox = Inbox::new(reader, self.length);
         let mut verifying = Verifying::default();
-        let error = self.turn(&mut inbox, Outbox::new(writer), &mut verifying).await;
-        // What was read before the failure counts, up to the first chunk that is damaged.
-        let mut is_whole_so_far = true;
-        while let Some((chunk, verified)) = verifying.next().await {
-            is_whole_so_far &= verified.is_whole && !matches!(error, HolderError::Damaged { .. });
-            if is_whole_so_far {
-                self.report(chunk, verified.piece).await;
-            } else {
-                pieces.push((chunk, verified.piece));
+        let mut error = self.turn(&mut inbox, Outbox::new(writer), &mut verifying).await;
+        // What was read before the failure counts, up to the first chunk that is damaged: that came
+        // before whatever else was seen.
+        while let Some((chunk, Verified { piece, is_whole })) = verifying.next().await {
+            let is_after_damage = matches!(error, HolderError::Damaged { .. });
+            if is_whole && !is_after_damage {
+                self.report(chunk, piece).await;
+                continue;
+            }
+            pieces.push((chunk, piece));
+            if !is_after_damage {
+                error = HolderError::Damaged { chunk };
             }
         }
         pieces.extend(inbox.take_pieces());

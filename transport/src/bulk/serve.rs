@@ -14,9 +14,7 @@ use tokio::task::{self, JoinHandle};
 use tokio::time::timeout;
 
 use super::body::BulkBody;
-use super::wire::{
-    Answer, CHUNK_BYTES, HASH_BYTES, Request, RequestFault, chunk_bytes, chunk_count,
-};
+use super::wire::{Answer, CHUNK_BYTES, Request, RequestFault, chunk_bytes, chunk_count};
 
 /// How many chunks are read and hashed ahead of the one that is written.
 const AHEAD_CHUNKS: usize = 2;
@@ -120,10 +118,12 @@ where
         let Some(first) = ahead.pop_front() else {
             return Ok(());
         };
-        let buffer = finished(first).await?;
-        write(writer, &buffer).await?;
+        let Prepared { chunk, hash, buffer } = finished(first).await?;
+        let bytes = lent(&**body, chunk).unwrap_or(&buffer);
+        write(writer, hash.as_bytes()).await?;
+        write(writer, bytes).await?;
         served.chunks += 1;
-        served.bytes += (buffer.len() - HASH_BYTES) as u64;
+        served.bytes += bytes.len() as u64;
         spare.push(buffer);
     }
 }
@@ -132,18 +132,31 @@ async fn finished<T>(task: JoinHandle<T>) -> T {
     task.await.expect("what a body or a source does on its thread does not panic")
 }
 
-/// The hash of a chunk and the chunk, in a buffer that may have held another.
+/// A chunk that can be written.
+struct Prepared {
+    chunk: u64,
+    hash: blake3::Hash,
+    /// Its bytes, if its body does not lend them.
+    buffer: Vec<u8>,
+}
+
+/// Hashes a chunk, and reads it if need be, into a buffer that may have held another.
 fn prepare(
     body: &dyn BulkBody,
     chunk: u64,
     mut buffer: Vec<u8>,
-) -> Result<Vec<u8>, ServeBulkError> {
-    buffer.resize(HASH_BYTES + chunk_bytes(body.len(), chunk), 0);
-    let (hash, bytes) = buffer.split_at_mut(HASH_BYTES);
-    let read = body.read(chunk * CHUNK_BYTES as u64, bytes);
+) -> Result<Prepared, ServeBulkError> {
+    if let Some(bytes) = lent(body, chunk) {
+        return Ok(Prepared { chunk, hash: blake3::hash(bytes), buffer });
+    }
+    buffer.resize(chunk_bytes(body.len(), chunk), 0);
+    let read = body.read(chunk * CHUNK_BYTES as u64, &mut buffer);
     read.map_err(|source| ServeBulkError::Body { chunk, source })?;
-    hash.copy_from_slice(blake3::hash(bytes).as_bytes());
-    Ok(buffer)
+    Ok(Prepared { chunk, hash: blake3::hash(&buffer), buffer })
+}
+
+fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {
+    body.lend(chunk * CHUNK_BYTES as u64, chunk_bytes(body.len(), chunk))
 }
 
 async fn write<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> Result<(), ServeBulkError> {

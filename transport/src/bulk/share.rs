@@ -14,9 +14,13 @@ pub(super) const ORDERS_AHEAD: usize = 2;
 /// The most chunks of an order.
 pub(super) const ORDER_CHUNKS_MAX: u64 = 8;
 /// How often a holder may fail without a chunk between before it is asked no more.
-pub(super) const HOLDER_FAILURES_MAX: usize = 3;
+pub(super) const HOLDER_FAILURES_MAX: u32 = 3;
 /// How long a holder is left alone after its first failure; after the second twice as long.
 const REST: Duration = Duration::from_millis(100);
+/// The same after it was overtaken, which is no failure: it may be all there is later. Doubles each
+/// time, so that of two that are stalled one has the time to reach its deadline.
+const REST_OVERTAKEN: Duration = Duration::from_secs(1);
+const DOUBLINGS_MAX: u32 = 6;
 /// A holder is overtaken if it would need this many times as long for its rest as the idle one,
 /// and [`STEAL_FLOOR`] beyond that. To be overtaken costs what is on the way.
 const STEAL_FACTOR: u32 = 4;
@@ -41,8 +45,21 @@ struct Holder {
     /// How long a chunk takes it, as a sliding mean.
     pace: Option<Duration>,
     /// Since its last chunk.
-    failures: usize,
+    failures: u32,
+    /// Since its last chunk.
+    overtakings: u32,
     standing: Standing,
+}
+
+/// Why a holder gives up what it owes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setback {
+    /// It was told to, by [`Share::poll_yield`].
+    Overtaken,
+    /// What may be better the next time.
+    Passing,
+    /// What it would say again.
+    Final,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,25 +140,33 @@ impl Share {
         let took = now.saturating_sub(state.stirred);
         state.pace = Some(state.pace.map_or(took, |pace| (pace * 3 + took) / 4));
         state.stirred = now;
-        state.failures = 0;
+        (state.failures, state.overtakings) = (0, 0);
         self.arrived += 1;
     }
 
-    /// `holder` failed; what it owed is missing again. It is left alone for a while, or for good.
-    pub(super) fn on_failure(&mut self, holder: usize, is_final: bool, now: Duration) {
+    /// What `holder` owed is missing again. It is left alone for a while, or for good.
+    pub(super) fn on_setback(&mut self, holder: usize, setback: Setback, now: Duration) {
         let state = &mut self.holders[holder];
         // The front goes in last, so that it is asked for first.
         while let Some(order) = state.orders.pop_back() {
             self.missing.push_front(order);
         }
-        state.failures += 1;
-        let is_out = is_final || state.failures >= HOLDER_FAILURES_MAX;
-        let rest = REST * u32::try_from(state.failures).expect("few failures");
-        state.standing = if is_out { Standing::Out } else { Standing::Resting(now + rest) };
+        state.standing = match setback {
+            Setback::Overtaken => {
+                let rest = REST_OVERTAKEN * 2_u32.pow(state.overtakings.min(DOUBLINGS_MAX));
+                state.overtakings += 1;
+                Standing::Resting(now + rest)
+            }
+            Setback::Passing if state.failures + 1 < HOLDER_FAILURES_MAX => {
+                state.failures += 1;
+                Standing::Resting(now + REST * state.failures)
+            }
+            Setback::Passing | Setback::Final => Standing::Out,
+        };
     }
 
     /// A holder that has to give up what it owes, because another is idle and much faster. It owes
-    /// all of that until its failure is told.
+    /// all of that until its setback is told.
     pub(super) fn poll_yield(&mut self, now: Duration) -> Option<usize> {
         let is_yielding = |holder: &Holder| holder.standing == Standing::Yielding;
         if !self.missing.is_empty() || self.holders.iter().any(is_yielding) {
@@ -180,3 +205,6 @@ impl Holder {
         self.standing == Standing::Ready && rest > 0 && is_slow
     }
 }
+
+#[cfg(test)]
+mod tests;

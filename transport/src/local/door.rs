@@ -22,8 +22,8 @@ use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 pub const STRANGERS_MAX: usize = 16;
 /// How long a connection may take to show a secret.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(2);
-/// The most connections that wait to be taken from a listener. Those after them wait with their
-/// greeting unanswered, until the deadline.
+/// The most connections that wait to be taken from a listener. Those after them count as strangers
+/// until there is room.
 pub(super) const ARRIVALS_MAX: usize = 32;
 /// The pause after a failure to accept, as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -70,15 +70,18 @@ impl Door {
         }
     }
 
-    async fn receive(self, stream: UnixStream) {
-        let greeted = timeout(GREETING_DEADLINE, self.greet(stream)).await;
-        if !matches!(greeted, Ok(Some(()))) {
+    /// Hands the connection on if it is greeted right and in time, and closes it otherwise.
+    async fn receive(self, mut stream: UnixStream) {
+        let greeted = timeout(GREETING_DEADLINE, self.greet(&mut stream)).await;
+        let Ok(Some((admission, peer, lane))) = greeted else {
             self.refused.fetch_add(1, Ordering::Relaxed);
-        }
+            return;
+        };
+        // Without a receiver the listener is gone, and the connection with it.
+        let _ = self.arrivals.send(LocalArrival { admission, peer, lane, stream }).await;
     }
 
-    /// Reads a greeting, and hands the connection on if it is right.
-    async fn greet(&self, mut stream: UnixStream) -> Option<()> {
+    async fn greet(&self, stream: &mut UnixStream) -> Option<(AdmissionId, NodeId, LocalLane)> {
         if stream.peer_cred().ok()?.uid() != self.user {
             return None;
         }
@@ -88,11 +91,9 @@ impl Door {
         let lane = LocalLane::from_byte(lane)?;
         let secret = LocalSecret::from_bytes(secret);
         let (admission, peer) = self.find(&secret)?;
-        let place = self.arrivals.reserve().await.ok()?;
         stream.write_all(secret.proof().as_bytes()).await.ok()?;
-        widen(&stream).ok()?;
-        place.send(LocalArrival { admission, peer, lane, stream });
-        Some(())
+        widen(stream).ok()?;
+        Some((admission, peer, lane))
     }
 
     /// Whose secret it is. Looks at all of them, so that the time tells nothing.

@@ -1,0 +1,369 @@
+//! The bulk lane: whole bytes from holders that come, go, lie and stall.
+
+mod holders;
+
+use std::io;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, repeat, sink, split};
+use zbelastic_transport::bulk::{
+    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, HolderError, KEY_BYTES_MAX,
+    RequestFault, ServeBulkError, Served, fetch, serve,
+};
+use zbelastic_types::NodeId;
+
+use holders::{Fault, Holder, Holders, KEY};
+
+/// An answer, and a chunk with its hash.
+const ANSWER_BYTES: u64 = 9;
+const STEP_BYTES: u64 = CHUNK_BYTES as u64 + 32;
+/// How often in a row a holder may fail.
+const FAILURES: usize = 3;
+
+fn content(length: usize) -> Arc<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+    Arc::new(bytes)
+}
+
+fn failures(result: Result<Vec<u8>, BulkError>) -> Vec<(u64, HolderError)> {
+    match result {
+        Err(BulkError::NoHolderLeft { failures, .. }) => {
+            failures.into_iter().map(|failure| (failure.holder.0, failure.error)).collect()
+        }
+        Err(other) => panic!("another error: {other}"),
+        Ok(bytes) => panic!("{} bytes", bytes.len()),
+    }
+}
+
+#[tokio::test]
+async fn every_length_arrives_from_one_holder_and_from_three() {
+    for length in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 11 * CHUNK_BYTES + 5] {
+        let bytes = content(length);
+        for count in [1, 3] {
+            let holders = Holders::new(vec![Holder::of(&bytes); count]);
+            assert!(holders.fetch(length).await.unwrap() == *bytes, "{length} from {count}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn holders_share_the_work_and_hardly_anything_is_moved_twice() {
+    let length = 40 * CHUNK_BYTES + 17;
+    let bytes = content(length);
+    let holders = Holders::new(vec![Holder::of(&bytes); 3]);
+    assert!(holders.fetch(length).await.unwrap() == *bytes);
+    let limit = length as u64 * 11 / 10;
+    assert!(holders.moved_by_all() <= limit, "{} of {length}", holders.moved_by_all());
+    for node in 1..=3 {
+        assert!(holders.moved(node) >= STEP_BYTES, "{node} helped");
+    }
+}
+
+#[tokio::test]
+async fn a_chunk_that_came_damaged_comes_from_another_holder() {
+    let length = 24 * CHUNK_BYTES;
+    let bytes = content(length);
+    let damaged = Holder {
+        faults: vec![vec![Fault::Flip(ANSWER_BYTES + STEP_BYTES + 1000)]],
+        always: vec![Fault::Cut(0)],
+        ..Holder::of(&bytes)
+    };
+    let holders = Holders::new([damaged, Holder::of(&bytes)]);
+    assert!(holders.fetch(length).await.unwrap() == *bytes);
+    // Beyond the length: the damaged chunk, one that was read while it was hashed, and what is read
+    // of a third.
+    let limit = length as u64 + 3 * STEP_BYTES + 24 * 32 + 100;
+    assert!(holders.moved_by_all() <= limit, "{} of {length}", holders.moved_by_all());
+    assert!(holders.moved(1) < 5 * STEP_BYTES, "the stream is not read on");
+}
+
+#[tokio::test]
+async fn a_damaged_hash_is_a_damaged_chunk() {
+    let bytes = content(CHUNK_BYTES);
+    let damaged = Holder { always: vec![Fault::Flip(ANSWER_BYTES + 31)], ..Holder::of(&bytes) };
+    let failed = failures(Holders::new([damaged]).fetch(CHUNK_BYTES).await);
+    assert_eq!(failed.len(), FAILURES);
+    for (_, error) in failed {
+        assert!(matches!(error, HolderError::Damaged { chunk: 0 }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_cut_stream_is_taken_up_where_it_ended() {
+    let length = 12 * CHUNK_BYTES;
+    let bytes = content(length);
+    let cut = vec![Fault::Cut(ANSWER_BYTES + 6 * STEP_BYTES + 500)];
+    let holders = Holders::new([Holder { faults: vec![cut], ..Holder::of(&bytes) }]);
+    assert!(holders.fetch(length).await.unwrap() == *bytes);
+    assert_eq!(holders.openings(1), 2);
+    let limit = length as u64 + 12 * 32 + 500 + 100;
+    assert!(holders.moved(1) <= limit, "{} of {length}", holders.moved(1));
+}
+
+#[tokio::test]
+async fn a_holder_may_fail_again_after_it_gave_something() {
+    let length = 12 * CHUNK_BYTES;
+    let bytes = content(length);
+    let cut = vec![Fault::Cut(ANSWER_BYTES + STEP_BYTES + 1)];
+    let holders = Holders::new([Holder { faults: vec![cut; 2 * FAILURES], ..Holder::of(&bytes) }]);
+    assert!(holders.fetch(length).await.unwrap() == *bytes);
+    assert_eq!(holders.openings(1), 2 * FAILURES + 1);
+}
+
+#[tokio::test]
+async fn what_a_stalled_holder_owes_is_taken_over() {
+    let length = 20 * CHUNK_BYTES;
+    let bytes = content(length);
+    for place in [0, 5, ANSWER_BYTES + 7, ANSWER_BYTES + 2 * STEP_BYTES + 9] {
+        let stalled = Holder { always: vec![Fault::Stall(place)], ..Holder::of(&bytes) };
+        let holders = Holders::new([stalled, Holder::of(&bytes)]);
+        assert!(holders.fetch(length).await.unwrap() == *bytes);
+    }
+}
+
+#[tokio::test]
+async fn one_chunk_is_taken_over_by_a_holder_that_had_nothing_to_do() {
+    let bytes = content(100);
+    let stalled = Holder { always: vec![Fault::Stall(ANSWER_BYTES)], ..Holder::of(&bytes) };
+    let holders = Holders::new([stalled, Holder::of(&bytes)]);
+    assert!(holders.fetch(100).await.unwrap() == *bytes);
+    assert_eq!(holders.openings(2), 1);
+}
+
+#[tokio::test]
+async fn a_holder_of_another_length_is_asked_once() {
+    let (bytes, other) = (content(CHUNK_BYTES + 9), content(CHUNK_BYTES + 10));
+    let holders = Holders::new([Holder::of(&other), Holder::of(&bytes)]);
+    assert!(holders.fetch(CHUNK_BYTES + 9).await.unwrap() == *bytes);
+    for (expected, length) in [(CHUNK_BYTES, 2 * CHUNK_BYTES), (5 * CHUNK_BYTES, 1), (1, 0)] {
+        let holders = Holders::new([Holder::of(&content(length))]);
+        let failed = failures(holders.fetch(expected).await);
+        assert_eq!((failed.len(), holders.openings(1)), (1, 1));
+        let HolderError::WrongLength { expected: told, found } = failed[0].1 else {
+            panic!("another error: {}", failed[0].1);
+        };
+        assert_eq!((told, found), (expected as u64, length as u64));
+    }
+}
+
+#[tokio::test]
+async fn an_error_names_who_failed_and_how() {
+    let bytes = content(10);
+    let unreachable = Holder { is_unreachable: true, ..Holder::of(&bytes) };
+    let cut = Holder { always: vec![Fault::Cut(3)], ..Holder::of(&bytes) };
+    let holders = Holders::new([unreachable, cut]);
+    let failed = failures(holders.fetch(10).await);
+    let count = |node| failed.iter().filter(|(holder, _)| *holder == node).count();
+    assert_eq!((count(1), count(2)), (FAILURES, FAILURES));
+    for (node, error) in failed {
+        let (expected, kind) = match (node, error) {
+            (1, HolderError::Unreachable(error)) => {
+                (io::ErrorKind::ConnectionRefused, error.kind())
+            }
+            (2, HolderError::Stream(error)) => (io::ErrorKind::UnexpectedEof, error.kind()),
+            (_, other) => panic!("another error of {node}: {other}"),
+        };
+        assert_eq!(kind, expected);
+    }
+}
+
+/// Fetches one chunk and a bit from a holder that answers with these bytes whatever it is asked.
+async fn from_answer(answer: Vec<u8>, tail: u64) -> Vec<(u64, HolderError)> {
+    let length = CHUNK_BYTES as u64 + 1;
+    let request = BulkFetch { holders: vec![NodeId(1)], key: KEY.to_vec(), length };
+    let fetched = fetch(request, move |_| {
+        let reader = io::Cursor::new(answer.clone());
+        let reader = AsyncReadExt::chain(reader, AsyncReadExt::take(repeat(0x5a), tail));
+        async move { Ok((reader, sink())) }
+    });
+    failures(fetched.await)
+}
+
+fn answer(status: u8, length: u64) -> Vec<u8> {
+    [&[status][..], &length.to_le_bytes()].concat()
+}
+
+#[tokio::test]
+async fn answers_that_are_none_are_refused() {
+    let length = CHUNK_BYTES as u64 + 1;
+    let failed = from_answer(answer(1, 0), 0).await;
+    assert!(matches!(failed[..], [(1, HolderError::UnknownKey)]), "{failed:?}");
+    let failed = from_answer(answer(2, length), 0).await;
+    assert!(matches!(failed[..], [(1, HolderError::RangeRefused)]), "{failed:?}");
+    let failed = from_answer(answer(3, length), 0).await;
+    assert!(matches!(failed[..], [(1, HolderError::NoAnswer { status: 3 })]), "{failed:?}");
+    for found in [0, length - 1, length + 1, 1 << 63, u64::MAX] {
+        let failed = from_answer(answer(0, found), u64::MAX).await;
+        let [(1, HolderError::WrongLength { found: told, .. })] = failed[..] else {
+            panic!("another error: {failed:?}");
+        };
+        assert_eq!(told, found);
+    }
+    // A stream that never ends is a chunk that is damaged.
+    let failed = from_answer(answer(0, length), u64::MAX).await;
+    assert_eq!(failed.len(), FAILURES);
+    assert!(matches!(failed[0], (1, HolderError::Damaged { chunk: 0 })), "{failed:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_for_is_not() {
+    let ask = async |holders: &[u64], key_bytes, length| {
+        let holders = holders.iter().copied().map(NodeId).collect();
+        let request = BulkFetch { holders, key: vec![1; key_bytes], length };
+        fetch(request, |_| async { Ok((tokio::io::empty(), sink())) }).await
+    };
+    assert!(matches!(ask(&[], 1, 1).await, Err(BulkError::NoHolders)));
+    let found = KEY_BYTES_MAX + 1;
+    let result = ask(&[1], found, 1).await;
+    assert!(matches!(result, Err(BulkError::KeyTooLong { found: told }) if told == found));
+    assert!(matches!(ask(&[1], KEY_BYTES_MAX, 1).await, Err(BulkError::NoHolderLeft { .. })));
+    let found = BULK_BYTES_MAX + 1;
+    let result = ask(&[1], 1, found).await;
+    assert!(matches!(result, Err(BulkError::TooLong { found: told }) if told == found));
+}
+
+#[tokio::test]
+async fn a_fetch_that_is_dropped_ends_its_streams() {
+    let bytes = content(8 * CHUNK_BYTES);
+    let stalled = Holder { always: vec![Fault::Stall(100)], ..Holder::of(&bytes) };
+    let mut holders = Holders::new([stalled]);
+    tokio::select! {
+        biased;
+        _ = holders.fetch(bytes.len()) => panic!("it stalls"),
+        () = async { while holders.moved(1) < 100 { tokio::task::yield_now().await } } => {}
+    }
+    let (_, served) = holders.ending().await;
+    assert!(matches!(served, Err(ServeBulkError::Stream(_))), "{served:?}");
+}
+
+fn request(key: &[u8], first: u64, count: u64) -> Vec<u8> {
+    let key_bytes = u16::try_from(key.len()).unwrap().to_le_bytes();
+    [&key_bytes[..], key, &first.to_le_bytes(), &count.to_le_bytes()].concat()
+}
+
+/// What a holder of `body` answers to bytes, and how it ends.
+async fn replies(body: &Arc<Vec<u8>>, asked: &[u8]) -> (Vec<u8>, Result<Served, ServeBulkError>) {
+    let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
+    let mut replies = Vec::new();
+    let find = move |key: &[u8]| (key == KEY).then(|| Arc::clone(&body));
+    let served = serve(asked, &mut replies, find).await;
+    (replies, served)
+}
+
+#[tokio::test]
+async fn requests_that_give_nothing_leave_the_stream_as_it_is() {
+    let body = content(CHUNK_BYTES + 2);
+    let ranges = [(0, 0), (2, 1), (1, 2), (0, 3), (0, u64::MAX), (1, u64::MAX), (u64::MAX, 1)];
+    let mut asked = request(b"another key", 0, 1);
+    let mut expected = answer(1, 0);
+    for (first, count) in ranges {
+        asked.extend(request(KEY, first, count));
+        expected.extend(answer(2, body.len() as u64));
+    }
+    asked.extend(request(KEY, 1, 1));
+    let last = &body[CHUNK_BYTES..];
+    expected
+        .extend([&answer(0, body.len() as u64), &blake3::hash(last).as_bytes()[..], last].concat());
+    let (replies, served) = replies(&body, &asked).await;
+    assert_eq!(replies, expected);
+    assert_eq!(served.unwrap(), Served { chunks: 1, bytes: 2 });
+}
+
+#[tokio::test]
+async fn a_key_that_is_too_long_ends_the_stream() {
+    let body = content(1);
+    let (replies, served) = replies(&body, &request(&[0; KEY_BYTES_MAX + 1], 0, 1)).await;
+    assert!(replies.is_empty());
+    let Err(ServeBulkError::Refused(RequestFault::KeyTooLong { found })) = served else {
+        panic!("another end: {served:?}");
+    };
+    assert_eq!(found, KEY_BYTES_MAX + 1);
+}
+
+/// A body that is not in memory.
+struct Distant(Vec<u8>);
+
+impl BulkBody for Distant {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_read_gives_the_bytes_of_one_that_is_lent() {
+    let lent = content(6 * CHUNK_BYTES + 3);
+    let read: Arc<dyn BulkBody> = Arc::new(Distant(lent.to_vec()));
+    let asked = [request(KEY, 0, 2), request(KEY, 6, 1), request(KEY, 1, 6)].concat();
+    let mut from_read = Vec::new();
+    serve(&asked[..], &mut from_read, move |_: &[u8]| Some(Arc::clone(&read))).await.unwrap();
+    assert!(from_read == replies(&lent, &asked).await.0);
+}
+
+/// A body whose second chunk cannot be read.
+struct Torn;
+
+impl BulkBody for Torn {
+    fn len(&self) -> u64 {
+        3 * CHUNK_BYTES as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        into.fill(0);
+        if offset == CHUNK_BYTES as u64 { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_cannot_be_read_ends_the_stream() {
+    let (near, far) = duplex(1024);
+    let (reader, writer) = split(far);
+    let serving =
+        tokio::spawn(serve(reader, writer, |_: &[u8]| Some(Arc::new(Torn) as Arc<dyn BulkBody>)));
+    let (mut reader, mut writer) = split(near);
+    writer.write_all(&request(KEY, 0, 3)).await.unwrap();
+    let mut replies = Vec::new();
+    reader.read_to_end(&mut replies).await.unwrap();
+    assert_eq!(replies.len() as u64, ANSWER_BYTES + STEP_BYTES);
+    let served = serving.await.unwrap();
+    assert!(matches!(served, Err(ServeBulkError::Body { chunk: 1, .. })), "{served:?}");
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_bytes_as_requests_end_in_answers_or_an_error(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..80),
+        key_bytes in 0_u8..20,
+    ) {
+        if let [first, second, ..] = &mut bytes[..] {
+            (*first, *second) = (key_bytes, 0);
+        }
+        let (replies, _) = block_on(replies(&content(10), &bytes));
+        prop_assert!(replies.len() <= 9 * bytes.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn any_bytes_as_an_answer_end_in_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        is_right in any::<bool>(),
+    ) {
+        let mut all = if is_right { answer(0, CHUNK_BYTES as u64 + 1) } else { Vec::new() };
+        all.extend(bytes);
+        prop_assert!(!block_on(from_answer(all, 0)).is_empty());
+    }
+}

@@ -1,0 +1,172 @@
+//! Holders in this process, behind pipes that count, flip, cut and stall.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, DuplexStream, ReadBuf, ReadHalf, WriteHalf, duplex, split};
+use tokio::sync::mpsc;
+use zbelastic_transport::bulk::{
+    BulkBody, BulkError, BulkFetch, ServeBulkError, Served, fetch, serve,
+};
+use zbelastic_types::NodeId;
+
+/// What lies in a pipe on its way.
+const PIPE_BYTES: usize = 64 * 1024;
+/// The one key that holders know.
+pub const KEY: &[u8] = b"version 3, layer 1";
+
+/// What happens to a stream at a byte of it.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// One bit of the byte is another.
+    Flip(u64),
+    /// The stream ends before it.
+    Cut(u64),
+    /// It never comes.
+    Stall(u64),
+}
+
+/// One holder: what it holds, and what happens to each stream to it, in order.
+#[derive(Clone, Default)]
+pub struct Holder {
+    pub bytes: Arc<Vec<u8>>,
+    pub faults: Vec<Vec<Fault>>,
+    /// What happens to the streams after those.
+    pub always: Vec<Fault>,
+    pub is_unreachable: bool,
+}
+
+impl Holder {
+    pub fn of(bytes: &Arc<Vec<u8>>) -> Self {
+        Self { bytes: Arc::clone(bytes), ..Self::default() }
+    }
+}
+
+struct Watched {
+    holder: Holder,
+    openings: AtomicUsize,
+    moved: Arc<AtomicU64>,
+}
+
+/// All holders of a test.
+pub struct Holders {
+    watched: BTreeMap<NodeId, Watched>,
+    served: mpsc::UnboundedSender<(NodeId, Result<Served, ServeBulkError>)>,
+    endings: mpsc::UnboundedReceiver<(NodeId, Result<Served, ServeBulkError>)>,
+}
+
+impl Holders {
+    /// The nodes are numbered from 1.
+    pub fn new(holders: impl IntoIterator<Item = Holder>) -> Self {
+        let watched = holders.into_iter().map(|holder| Watched {
+            holder,
+            openings: AtomicUsize::new(0),
+            moved: Arc::default(),
+        });
+        let (served, endings) = mpsc::unbounded_channel();
+        Self { watched: (1..).map(NodeId).zip(watched).collect(), served, endings }
+    }
+
+    pub fn open(
+        &self,
+        node: NodeId,
+    ) -> impl Future<Output = io::Result<(FaultyReader, WriteHalf<DuplexStream>)>> + Send + 'static
+    {
+        let Watched { holder, openings, moved } = &self.watched[&node];
+        let opening = openings.fetch_add(1, Ordering::Relaxed);
+        let faults = holder.faults.get(opening).unwrap_or(&holder.always).clone();
+        let (near, far) = duplex(PIPE_BYTES);
+        let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(&holder.bytes);
+        let (served, is_unreachable) = (self.served.clone(), holder.is_unreachable);
+        let moved = Arc::clone(moved);
+        async move {
+            if is_unreachable {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
+            tokio::spawn(async move {
+                let (reader, writer) = split(far);
+                let find = move |key: &[u8]| (key == KEY).then(|| Arc::clone(&body));
+                let end = serve(reader, writer, find).await;
+                let _ = served.send((node, end));
+            });
+            let (reader, writer) = split(near);
+            Ok((FaultyReader { reader, faults, at: 0, moved }, writer))
+        }
+    }
+
+    /// Fetches `length` bytes from all of them.
+    pub async fn fetch(&self, length: usize) -> Result<Vec<u8>, BulkError> {
+        let holders = self.watched.keys().copied().collect();
+        let request = BulkFetch { holders, key: KEY.to_vec(), length: length as u64 };
+        fetch(request, |node| self.open(node)).await
+    }
+
+    /// The bytes that the fetching side read from a holder.
+    pub fn moved(&self, node: u64) -> u64 {
+        self.watched[&NodeId(node)].moved.load(Ordering::Relaxed)
+    }
+
+    pub fn moved_by_all(&self) -> u64 {
+        self.watched.keys().map(|node| self.moved(node.0)).sum()
+    }
+
+    /// How many streams to a holder were opened.
+    pub fn openings(&self, node: u64) -> usize {
+        self.watched[&NodeId(node)].openings.load(Ordering::Relaxed)
+    }
+
+    /// How the next of the streams ended, as its holder saw it.
+    pub async fn ending(&mut self) -> (NodeId, Result<Served, ServeBulkError>) {
+        self.endings.recv().await.expect("there is a sender here")
+    }
+}
+
+/// The fetching side's end of a pipe.
+pub struct FaultyReader {
+    reader: ReadHalf<DuplexStream>,
+    faults: Vec<Fault>,
+    at: u64,
+    moved: Arc<AtomicU64>,
+}
+
+impl AsyncRead for FaultyReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let at = self.at;
+        let mut room = buffer.remaining() as u64;
+        for fault in &self.faults {
+            match *fault {
+                Fault::Flip(_) => {}
+                Fault::Cut(place) if place == at => return Poll::Ready(Ok(())),
+                Fault::Stall(place) if place == at => return Poll::Pending,
+                Fault::Cut(place) | Fault::Stall(place) if place > at => {
+                    room = room.min(place - at)
+                }
+                Fault::Cut(_) | Fault::Stall(_) => {}
+            }
+        }
+        let room = usize::try_from(room).unwrap();
+        let into = buffer.initialize_unfilled_to(room);
+        let mut part = ReadBuf::new(into);
+        std::task::ready!(Pin::new(&mut self.reader).poll_read(context, &mut part))?;
+        let read = part.filled().len();
+        for fault in &self.faults {
+            if let Fault::Flip(place) = *fault
+                && (at..at + read as u64).contains(&place)
+            {
+                part.filled_mut()[usize::try_from(place - at).unwrap()] ^= 1;
+            }
+        }
+        buffer.advance(read);
+        self.at += read as u64;
+        self.moved.fetch_add(read as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
