@@ -1,5 +1,6 @@
 //! The process `zbelastic`: command line, configuration, worker threads and run folder.
 
+pub mod api;
 pub mod args;
 pub mod bench;
 pub mod commands;

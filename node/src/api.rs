@@ -1,0 +1,68 @@
+//! What a command line asks a node, and what the node answers.
+//!
+//! One request, one answer. A message is a head of JSON and a body of plain bytes:
+//!
+//! ```text
+//! "zbe1" | length of the head, u32 little-endian | head | body
+//! ```
+//!
+//! The body is empty but where text, layers or backups travel, in pieces of at most
+//! [`PIECE_BYTES_MAX`]. What a node sends a person is told nowhere without escaping its control
+//! characters ([`escape`]). Field names of heads are what `--json` prints; `docs/cli.md` is their
+//! contract.
+//!
+//! This module knows no socket and decides nothing: [`client`] asks through a function it is given,
+//! and the node's side answers from what it knows.
+
+mod answer;
+pub mod client;
+mod escape;
+mod event;
+mod hex;
+mod refusal;
+mod request;
+mod status;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use answer::{
+    Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
+    LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, RunAccepted,
+    RunDisposition, TokenCreated, TokenInfo,
+};
+pub use escape::escape;
+pub use event::{Event, EventKind};
+pub use hex::HexDigest;
+pub use refusal::{NoRun, Refusal, Thing, WrongState};
+pub use request::{CorpusDescription, Request, TokenRequest};
+pub use status::{
+    CheckpointStatus, ClusterStatus, FailureStatus, JobPhaseStatus, JobStatus, MemberRole,
+    MemberStanding, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, Road, Status,
+    VerdictWait,
+};
+pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
+
+/// Most bytes of a body: a piece of text, of a layer or of a backup.
+pub const PIECE_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of a head. A status with every member, failure and checkpoint there may be takes less
+/// than a tenth; a configuration, an answer full of events and one full of log lines fit too.
+pub const HEAD_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of a message.
+pub const MESSAGE_BYTES_MAX: usize = 8 + HEAD_BYTES_MAX + PIECE_BYTES_MAX;
+/// Most bytes of a configuration that is submitted.
+pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of a name of a node or a cluster, and of a note.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Most events in an answer.
+pub const EVENTS_MAX: u32 = 512;
+/// Most log lines in an answer.
+pub const LOG_LINES_MAX: u32 = 512;
+/// Most bytes of a log line; a longer one is cut.
+pub const LOG_LINE_BYTES_MAX: usize = 1024;
+/// Most failures a status remembers.
+pub const FAILURES_MAX: usize = 8;
+/// Most addresses in an answer, and in a list that is typed.
+pub const ADDRESSES_MAX: usize = 16;
+/// Most uses of a token.
+pub const TOKEN_USES_MAX: u32 = 1024;

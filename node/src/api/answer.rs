@@ -1,0 +1,333 @@
+//! What is answered.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, NodeId};
+
+use super::event::Event;
+use super::hex::HexDigest;
+use super::refusal::Refusal;
+use super::status::{CheckpointStatus, JobStatus, MemberRole, MemberStatus, Status};
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", content = "content", rename_all = "snake_case")]
+pub enum Answer {
+    /// To `status`.
+    Status(Box<Status>),
+    /// To `events`.
+    Events(Events),
+    /// To `logs`.
+    Logs(Logs),
+    /// To `token_create`.
+    Token(TokenCreated),
+    /// To `token_list`.
+    Tokens(Vec<TokenInfo>),
+    /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and who is concerned.
+    Done(NodeSaid),
+    /// To `run`: it begins or goes on.
+    Run(RunAccepted),
+    /// To `run` while text is missing, and to `put_data`: how much is there.
+    DataWanted(DataHeld),
+    /// To `pause`, `resume`, `stop` and `checkpoint_restore`: the job afterwards.
+    Job(Box<JobStatus>),
+    /// To `checkpoint_list`.
+    Checkpoints(Vec<CheckpointStatus>),
+    /// To `checkpoint_show`.
+    Checkpoint(CheckpointDetail),
+    /// To `checkpoint_verify`.
+    Verified(LayerVerified),
+    /// To `checkpoint_collect`.
+    Collected(Vec<Collected>),
+    /// To `checkpoint_export`.
+    Layer(LayerPiece),
+    /// To `cluster_info`.
+    Cluster(Box<ClusterInfo>),
+    /// To `cluster_backup`.
+    Backup(Backup),
+    /// Another node decides: ask there.
+    Redirect {
+        /// Where it is reached; none if that is not known.
+        addresses: Vec<String>,
+    },
+    /// Nobody decides: too few controllers are there.
+    NoQuorum {
+        /// For how long.
+        since_ms: u64,
+        /// Who votes and is not heard.
+        missing: Vec<String>,
+    },
+    /// No.
+    Refused(Refusal),
+}
+
+impl Answer {
+    /// Its word, for errors.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Status(_) => "status",
+            Self::Events(_) => "events",
+            Self::Logs(_) => "logs",
+            Self::Token(_) => "token",
+            Self::Tokens(_) => "tokens",
+            Self::Done(_) => "done",
+            Self::Run(_) => "run",
+            Self::DataWanted(_) => "data_wanted",
+            Self::Job(_) => "job",
+            Self::Checkpoints(_) => "checkpoints",
+            Self::Checkpoint(_) => "checkpoint",
+            Self::Verified(_) => "verified",
+            Self::Collected(_) => "collected",
+            Self::Layer(_) => "layer",
+            Self::Cluster(_) => "cluster",
+            Self::Backup(_) => "backup",
+            Self::Redirect { .. } => "redirect",
+            Self::NoQuorum { .. } => "no_quorum",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// Events.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Events {
+    /// The oldest that is kept.
+    pub first_sequence: u64,
+    /// What to ask for next.
+    pub next_sequence: u64,
+    /// In the order of their sequence.
+    pub events: Vec<Event>,
+}
+
+/// Log lines of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Logs {
+    /// The node.
+    pub node: NodeId,
+    /// The oldest that is kept.
+    pub first_sequence: u64,
+    /// What to ask for next.
+    pub next_sequence: u64,
+    /// In the order of their sequence.
+    pub lines: Vec<LogLine>,
+}
+
+/// A line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Grows by one with each line of the node's process.
+    pub sequence: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// What.
+    pub text: String,
+}
+
+/// A new token. Only its hash is kept: nobody can be told it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenCreated {
+    /// The token.
+    pub token: String,
+    /// What is known about it.
+    pub info: TokenInfo,
+    /// Where a node that has it can join.
+    pub addresses: Vec<String>,
+}
+
+/// What is known about a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenInfo {
+    /// Its id.
+    pub id: String,
+    /// What joins with it.
+    pub role: MemberRole,
+    /// When it was made.
+    pub created_ms: u64,
+    /// When it ends.
+    pub expires_ms: u64,
+    /// How often it could be used.
+    pub uses: u32,
+    /// How often it was.
+    pub used: u32,
+    /// Whether nodes that join with it are forgotten when they are lost.
+    pub ephemeral: bool,
+    /// Whether it was taken back.
+    pub revoked: bool,
+    /// What a person wanted to remember about it.
+    pub note: Option<String>,
+}
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSaid {
+    /// In words.
+    pub what: String,
+    /// Nodes it concerns.
+    pub nodes: Vec<NodeId>,
+}
+
+/// What became of a run that was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunDisposition {
+    /// It begins.
+    Started,
+    /// It was under way already.
+    Attached,
+    /// It was held, and goes on.
+    Continued,
+    /// Every step of it is sealed.
+    Done,
+}
+
+/// A run that was submitted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunAccepted {
+    /// What became of it.
+    pub disposition: RunDisposition,
+    /// The first event that concerns it, for who follows.
+    pub events_from: u64,
+    /// The job.
+    pub job: JobStatus,
+}
+
+/// How much of a text is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataHeld {
+    /// The text.
+    pub hash: HexDigest,
+    /// Bytes that are there: where the next piece begins.
+    pub held: u64,
+}
+
+/// A checkpoint, layer by layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointDetail {
+    /// As in the list.
+    pub summary: CheckpointStatus,
+    /// The effective configuration of the run, as TOML.
+    pub document: String,
+    /// The text of the run.
+    pub corpus: HexDigest,
+    /// Layers in model order.
+    pub layers: Vec<LayerDetail>,
+}
+
+/// A layer of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerDetail {
+    /// Counted from 0.
+    pub layer: u32,
+    /// The digest of its state.
+    pub digest: HexDigest,
+    /// Bytes of its image.
+    pub bytes: Bytes,
+    /// Who holds it.
+    pub holders: Vec<NodeId>,
+}
+
+/// What reading the copies of a layer showed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerVerified {
+    /// The checkpoint.
+    pub step: u64,
+    /// The layer.
+    pub layer: u32,
+    /// Its copies.
+    pub copies: Vec<LayerCopy>,
+}
+
+/// A copy of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerCopy {
+    /// Who holds it.
+    pub node: NodeId,
+    /// How it is.
+    #[serde(flatten)]
+    pub state: CopyState,
+}
+
+/// How a copy is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum CopyState {
+    /// Every bit is right.
+    Sound {
+        /// Bytes that were read.
+        bytes: Bytes,
+    },
+    /// Something is not.
+    Damaged {
+        /// What.
+        what: String,
+    },
+    /// The node does not answer, or does not have it.
+    Missing {
+        /// Why.
+        what: String,
+    },
+}
+
+/// What a node removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    /// The node.
+    pub node: NodeId,
+    /// Chunks.
+    pub chunks: u64,
+    /// Bytes.
+    pub bytes: Bytes,
+    /// Why it did not, if it did not.
+    pub error: Option<String>,
+}
+
+/// A piece of a layer's image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerPiece {
+    /// Bytes of the image.
+    pub total: u64,
+    /// Where the piece begins.
+    pub offset: u64,
+    /// The piece: the message's body.
+    #[serde(skip)]
+    pub bytes: Vec<u8>,
+}
+
+/// The cluster itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterInfo {
+    /// Its name.
+    pub name: String,
+    /// Its id, as certificates write it.
+    pub id: String,
+    /// When it was founded.
+    pub founded_ms: Option<u64>,
+    /// The hash of its authority's certificate, as tokens carry it.
+    pub authority: String,
+    /// The version of the program that answers.
+    pub version: String,
+    /// Who decides.
+    pub leader: Option<NodeId>,
+    /// The leader's term.
+    pub term: u64,
+    /// Entries agreed on so far.
+    pub committed: u64,
+    /// Who votes.
+    pub voters: Vec<MemberStatus>,
+    /// Voters that may be lost, with decisions still being made.
+    pub failures_tolerated: u32,
+}
+
+/// A piece of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backup {
+    /// BLAKE3 of the whole backup.
+    pub digest: HexDigest,
+    /// Its size.
+    pub total: u64,
+    /// Where the piece begins.
+    pub offset: u64,
+    /// The piece: the message's body.
+    #[serde(skip)]
+    pub bytes: Vec<u8>,
+}

@@ -1,0 +1,293 @@
+//! What happened, as a node remembers it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, NodeId};
+
+use super::hex::HexDigest;
+use super::status::MemberRole;
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Grows by one with each, in the log of one node.
+    pub sequence: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// What.
+    #[serde(flatten)]
+    pub kind: EventKind,
+    /// The same in words, as the node that tells it puts it.
+    pub text: String,
+}
+
+impl Event {
+    /// The event, with its words.
+    #[must_use]
+    pub fn new(sequence: u64, at_ms: u64, kind: EventKind) -> Self {
+        let text = kind.to_string();
+        Self { sequence, at_ms, kind, text }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A process started.
+    Started {
+        /// Which node it is.
+        node: NodeId,
+        /// Its version.
+        version: String,
+    },
+    /// Another leader decides.
+    Leader {
+        /// Who; nobody while one is elected.
+        node: Option<NodeId>,
+        /// The term.
+        term: u64,
+    },
+    /// A member came.
+    Joined {
+        /// Who.
+        node: NodeId,
+        /// Its name.
+        name: String,
+        /// What it is for.
+        role: MemberRole,
+    },
+    /// A member is about to go.
+    Draining {
+        /// Who.
+        node: NodeId,
+        /// Its name.
+        name: String,
+    },
+    /// A member is gone.
+    Lost {
+        /// Who.
+        node: NodeId,
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: String,
+        /// From its last sign of life to the decision, in milliseconds.
+        detected_ms: Option<f64>,
+    },
+    /// A run was submitted, and begins or goes on.
+    RunStarted {
+        /// Names the configuration and the text.
+        config: HexDigest,
+        /// Steps sealed already.
+        step: u64,
+        /// Steps of the run.
+        step_count: u64,
+    },
+    /// A run is held by order.
+    Paused {
+        /// Steps sealed.
+        step: u64,
+    },
+    /// A run goes on by order.
+    Resumed {
+        /// Steps sealed.
+        step: u64,
+    },
+    /// A run ended by order.
+    Stopped {
+        /// Steps sealed.
+        step: u64,
+    },
+    /// A run is held because going on would be wrong.
+    Halted {
+        /// Steps sealed.
+        step: u64,
+        /// Why.
+        reason: String,
+    },
+    /// Every step is sealed.
+    Done {
+        /// Steps.
+        step: u64,
+        /// The digest of the state.
+        digest: Option<HexDigest>,
+    },
+    /// A plan was adopted.
+    Plan {
+        /// Its number.
+        generation: u64,
+        /// The node at each stage.
+        stages: Vec<NodeId>,
+        /// The schedule.
+        schedule: String,
+        /// Steps that run ahead of their verdict.
+        window: u32,
+        /// Why it was made.
+        reason: String,
+    },
+    /// A plan's program runs.
+    Running {
+        /// The plan.
+        generation: u64,
+        /// Layers that moved for it.
+        layers_moved: u32,
+        /// Bytes that moved for it.
+        bytes_moved: Bytes,
+        /// Without a seal so far, in milliseconds.
+        pause_ms: Option<f64>,
+    },
+    /// A step is sealed.
+    Step {
+        /// Counted from 1.
+        step: u64,
+        /// Steps of the run.
+        step_count: u64,
+        /// In nats a token.
+        loss: Option<f64>,
+        /// The gradient's norm before clipping.
+        gnorm: Option<f64>,
+        /// `keep`, `clip` or `skip`.
+        verdict: String,
+        /// What the gradient was multiplied with.
+        clip: Option<f64>,
+        /// The learning rate.
+        lr: f64,
+        /// Since the step before was sealed.
+        ms: f64,
+        /// Tokens of the step over that time.
+        tokens_per_s: f64,
+        /// The plan.
+        generation: u64,
+        /// Its stages.
+        stages: u32,
+        /// Seconds to the end.
+        eta_s: Option<f64>,
+    },
+    /// Work was dropped because something was wrong with it.
+    Rollback {
+        /// Counted from 1.
+        step: u64,
+        /// `skip` or `replay`.
+        verdict: String,
+        /// Why.
+        reason: String,
+    },
+    /// The run went back to a checkpoint or to its beginning.
+    Rewound {
+        /// Steps sealed before where it goes on.
+        to_step: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A checkpoint is complete.
+    Checkpoint {
+        /// Steps sealed before it.
+        step: u64,
+        /// Bytes of one copy.
+        bytes: Bytes,
+        /// From its step's seal to the last layer's durability.
+        ms: Option<f64>,
+    },
+    /// Too few voters are there to decide.
+    QuorumLost,
+    /// Enough are there again.
+    QuorumHeld,
+    /// A token was made.
+    TokenCreated {
+        /// Its id.
+        id: String,
+        /// What joins with it.
+        role: MemberRole,
+    },
+    /// A token was taken back.
+    TokenRevoked {
+        /// Its id.
+        id: String,
+    },
+    /// Something a person should look at.
+    Warning {
+        /// What.
+        what: String,
+    },
+    /// Something that a later version tells: its text says what.
+    #[serde(other)]
+    Other,
+}
+
+impl EventKind {
+    /// Whether it is one of the many that tell of a step like any other.
+    #[must_use]
+    pub const fn is_step(&self) -> bool {
+        matches!(self, Self::Step { .. })
+    }
+}
+
+fn milliseconds(time: Option<f64>) -> String {
+    time.map_or_else(String::new, |time| format!(", {:.1} s", time / 1e3))
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started { node, version } => write!(f, "node {node} started, version {version}"),
+            Self::Leader { node: Some(node), term } => write!(f, "node {node} leads term {term}"),
+            Self::Leader { node: None, term } => write!(f, "nobody leads since term {term}"),
+            Self::Joined { node, name, role } => write!(f, "{role} {name} ({node}) joined"),
+            Self::Draining { node, name } => write!(f, "node {name} ({node}) is about to go"),
+            Self::Lost { node, name, reason, detected_ms } => {
+                write!(f, "node {name} ({node}) lost ({reason}{})", milliseconds(*detected_ms))
+            }
+            Self::RunStarted { config, step: 0, step_count } => {
+                write!(f, "run {} of {step_count} steps begins", config.short())
+            }
+            Self::RunStarted { config, step, step_count } => {
+                write!(f, "run {} goes on after step {step} of {step_count}", config.short())
+            }
+            Self::Paused { step } => write!(f, "paused after step {step}"),
+            Self::Resumed { step } => write!(f, "resumed after step {step}"),
+            Self::Stopped { step } => write!(f, "stopped after step {step}"),
+            Self::Halted { step, reason } => write!(f, "halted after step {step}: {reason}"),
+            Self::Done { step, digest: None } => write!(f, "all {step} steps are sealed"),
+            Self::Done { step, digest: Some(digest) } => {
+                write!(f, "all {step} steps are sealed, digest {digest}")
+            }
+            Self::Plan { generation, stages, schedule, window, reason } => write!(
+                f,
+                "generation {generation}: {}, {schedule}, window {window}: {reason}",
+                count(stages.len() as u64, "stage")
+            ),
+            Self::Running { generation, layers_moved, bytes_moved, pause_ms } => write!(
+                f,
+                "generation {generation} runs: {} moved ({bytes_moved}){}",
+                count((*layers_moved).into(), "layer"),
+                pause_ms.map_or_else(String::new, |ms| format!(" after {:.1} s", ms / 1e3))
+            ),
+            Self::Step { step, step_count, loss, .. } => match loss {
+                Some(loss) => write!(f, "step {step}/{step_count} loss {loss:.4}"),
+                None => write!(f, "step {step}/{step_count} loss not finite"),
+            },
+            Self::Rollback { step, verdict, reason } => {
+                let does = if verdict == "skip" { "skipped" } else { "rolled back" };
+                write!(f, "step {step} {does}: {reason}")
+            }
+            Self::Rewound { to_step, reason } => write!(f, "back to step {to_step}: {reason}"),
+            Self::Checkpoint { step, bytes, ms } => {
+                write!(f, "checkpoint {step}, {bytes}")?;
+                ms.map_or(Ok(()), |ms| write!(f, " in {:.1} s", ms / 1e3))
+            }
+            Self::QuorumLost => write!(f, "too few controllers are there to decide"),
+            Self::QuorumHeld => write!(f, "enough controllers are there to decide"),
+            Self::TokenCreated { id, role } => write!(f, "token {id} for a {role} created"),
+            Self::TokenRevoked { id } => write!(f, "token {id} revoked"),
+            Self::Warning { what } => f.write_str(what),
+            Self::Other => write!(f, "something that a later version knows"),
+        }
+    }
+}
+
+/// As in `1 stage` and `2 stages`.
+fn count(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

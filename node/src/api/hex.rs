@@ -1,0 +1,63 @@
+//! A digest as people and scripts read it.
+
+use std::fmt;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zbelastic_types::Digest;
+
+/// A digest that is 64 hexadecimal letters in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HexDigest(pub Digest);
+
+impl HexDigest {
+    /// The digest that 64 hexadecimal letters write.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() != 64 || !text.bytes().all(|letter| letter.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+        }
+        Some(Self(Digest(bytes)))
+    }
+
+    /// Its first letters, enough for a person to tell two apart.
+    #[must_use]
+    pub fn short(self) -> String {
+        self.to_string()[..12].to_owned()
+    }
+}
+
+impl From<Digest> for HexDigest {
+    fn from(digest: Digest) -> Self {
+        Self(digest)
+    }
+}
+
+impl From<blake3::Hash> for HexDigest {
+    fn from(hash: blake3::Hash) -> Self {
+        Self(Digest(*hash.as_bytes()))
+    }
+}
+
+impl fmt::Display for HexDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for HexDigest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for HexDigest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| D::Error::custom("expected 64 hexadecimal letters"))
+    }
+}

@@ -1,0 +1,350 @@
+//! Why a node says no.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::escape::escape;
+use super::hex::HexDigest;
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// Why a node says no. Each has its exit code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "refusal", rename_all = "snake_case")]
+pub enum Refusal {
+    /// Who asks may not.
+    NotAuthorised {
+        /// What was wanted.
+        what: String,
+    },
+    /// What was named does not exist.
+    NotFound {
+        /// Of what kind.
+        thing: Thing,
+        /// Its name.
+        name: String,
+    },
+    /// Not possible in the state things are in.
+    WrongState(WrongState),
+    /// The question makes no sense.
+    Malformed {
+        /// Why.
+        what: String,
+    },
+    /// The configuration cannot be run here.
+    Config {
+        /// What is wrong, in order.
+        problems: Vec<String>,
+    },
+    /// A number is out of bounds.
+    TooLarge {
+        /// Of what.
+        what: String,
+        /// The number.
+        found: u64,
+        /// The largest that is taken.
+        max: u64,
+    },
+    /// No room on disk or in memory.
+    OutOfResource {
+        /// For what, and where.
+        what: String,
+    },
+    /// What was sent or read is damaged.
+    Damaged {
+        /// What.
+        what: String,
+        /// The digest it should have.
+        expected: HexDigest,
+        /// The digest it has.
+        found: HexDigest,
+    },
+    /// The node failed.
+    Internal {
+        /// How.
+        what: String,
+    },
+}
+
+/// What can be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Thing {
+    /// A node.
+    Node,
+    /// A token.
+    Token,
+    /// A checkpoint.
+    Checkpoint,
+    /// A layer.
+    Layer,
+    /// A backup.
+    Backup,
+    /// A text.
+    Text,
+}
+
+/// Whether there is a run at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoRun {
+    /// There never was one.
+    Never,
+    /// It was stopped.
+    Stopped,
+}
+
+/// Why something is not possible now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum WrongState {
+    /// There is no run.
+    NoRun {
+        /// Whether there was one.
+        was: NoRun,
+    },
+    /// Another run is under way.
+    OtherRun {
+        /// Its configuration.
+        config: HexDigest,
+        /// How far it is.
+        step: u64,
+        /// Of how many steps.
+        step_count: u64,
+    },
+    /// The run is held already.
+    Paused,
+    /// The run is not held.
+    NotPaused,
+    /// Every step of the run is sealed.
+    Done,
+    /// The run is held because going on would be wrong.
+    Halted {
+        /// Why.
+        reason: String,
+    },
+    /// The node is live; it would have to drain first.
+    NodeLive {
+        /// Its name.
+        name: String,
+    },
+    /// The node is gone already.
+    NodeGone {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// Without this controller nothing could be decided any more.
+    LastController {
+        /// Its name.
+        name: String,
+    },
+    /// The token was taken back already.
+    TokenRevoked {
+        /// Its id.
+        id: String,
+    },
+    /// A piece does not follow what is there.
+    OutOfOrder {
+        /// Where it should begin.
+        expected: u64,
+        /// Where it begins.
+        found: u64,
+    },
+    /// The node has not caught up with the cluster yet.
+    Starting,
+    /// The program that asks is of another version.
+    OtherVersion {
+        /// The node's.
+        node: String,
+    },
+}
+
+impl Thing {
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Token => "token",
+            Self::Checkpoint => "checkpoint",
+            Self::Layer => "layer",
+            Self::Backup => "backup",
+            Self::Text => "text",
+        }
+    }
+
+    /// What shows which there are.
+    const fn listing(self) -> Option<&'static str> {
+        match self {
+            Self::Node => Some("`zbelastic node list` shows them all"),
+            Self::Token => Some("`zbelastic token list` shows them all"),
+            Self::Checkpoint | Self::Layer => Some("`zbelastic ckpt list` shows them all"),
+            Self::Backup => Some("begin the backup again"),
+            Self::Text => None,
+        }
+    }
+}
+
+impl Refusal {
+    /// The exit code.
+    #[must_use]
+    pub const fn code(&self) -> FailureCode {
+        match self {
+            Self::NotAuthorised { .. } => FailureCode::NotAuthorised,
+            Self::NotFound { .. } => FailureCode::NotFound,
+            Self::WrongState(_) => FailureCode::WrongState,
+            Self::Malformed { .. } | Self::Config { .. } | Self::TooLarge { .. } => {
+                FailureCode::Usage
+            }
+            Self::OutOfResource { .. } => FailureCode::OutOfResource,
+            Self::Damaged { .. } => FailureCode::VerificationFailed,
+            Self::Internal { .. } => FailureCode::Internal,
+        }
+    }
+
+    /// The refusal as a person reads it.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        let hint = self.hint();
+        let details = match self {
+            Self::Config { problems } => {
+                problems.iter().map(|problem| Detail::new(escape(problem))).collect()
+            }
+            Self::NotAuthorised { .. }
+            | Self::NotFound { .. }
+            | Self::WrongState(_)
+            | Self::Malformed { .. }
+            | Self::TooLarge { .. }
+            | Self::OutOfResource { .. }
+            | Self::Damaged { .. }
+            | Self::Internal { .. } => Vec::new(),
+        };
+        let mut failure = Failure { code: self.code(), what: self.to_string(), details };
+        if let Some((what, hint)) = hint {
+            failure.details.push(Detail::new(what).hint(hint));
+        }
+        failure
+    }
+
+    /// What to know, and what to do.
+    fn hint(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::NotAuthorised { .. } => Some((
+                "the certificate that was shown does not allow it",
+                "--data-dir with the folder of whoever ran `zbelastic init`",
+            )),
+            Self::NotFound { thing, .. } => {
+                thing.listing().map(|listing| ("the cluster knows no such thing", listing))
+            }
+            Self::WrongState(state) => state.hint(),
+            Self::OutOfResource { .. } => {
+                Some(("nothing was changed", "make room there, or `zbelastic ckpt gc --yes`"))
+            }
+            Self::Malformed { .. }
+            | Self::Config { .. }
+            | Self::TooLarge { .. }
+            | Self::Damaged { .. }
+            | Self::Internal { .. } => None,
+        }
+    }
+}
+
+impl WrongState {
+    fn hint(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::NoRun { .. } => {
+                Some(("nothing is trained on this cluster", "zbelastic run CONFIG"))
+            }
+            Self::OtherRun { .. } => Some((
+                "a cluster trains one configuration at a time",
+                "`zbelastic stop --yes` ends it; its checkpoints stay",
+            )),
+            Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
+            Self::NotPaused => Some(("it goes on already", "zbelastic status")),
+            Self::Done => {
+                Some(("there is no step left", "zbelastic run with a greater train.steps"))
+            }
+            Self::Halted { .. } => Some((
+                "the nodes disagree, and training on could hide it",
+                "`zbelastic events`, then `zbelastic ckpt restore`",
+            )),
+            Self::NodeLive { .. } => {
+                Some(("a live node is drained, so that nothing is lost", "zbelastic node drain"))
+            }
+            Self::LastController { .. } => Some((
+                "too few controllers would be left to decide anything",
+                "first join another with --role controller",
+            )),
+            Self::Starting => Some(("it reads what was agreed before", "again in a moment")),
+            Self::OtherVersion { .. } => {
+                Some(("they would misunderstand each other", "the same version on both sides"))
+            }
+            Self::NodeGone { .. } | Self::TokenRevoked { .. } | Self::OutOfOrder { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAuthorised { what } => write!(f, "not authorised: {}", escape(what)),
+            Self::NotFound { thing, name } => {
+                write!(f, "there is no {} {}", thing.name(), escape(name))
+            }
+            Self::WrongState(state) => state.fmt(f),
+            Self::Malformed { what } => {
+                write!(f, "the node does not accept this: {}", escape(what))
+            }
+            Self::Config { problems } => match problems.len() {
+                1 => write!(f, "the cluster cannot run this configuration"),
+                count => write!(f, "the cluster cannot run this configuration for {count} reasons"),
+            },
+            Self::TooLarge { what, found, max } => {
+                write!(f, "{}: {found}, at most {max}", escape(what))
+            }
+            Self::OutOfResource { what } => write!(f, "out of room: {}", escape(what)),
+            Self::Damaged { what, expected, found } => {
+                write!(f, "{} is damaged: digest {found}, expected {expected}", escape(what))
+            }
+            Self::Internal { what } => write!(f, "the node failed: {}", escape(what)),
+        }
+    }
+}
+
+impl fmt::Display for WrongState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRun { was: NoRun::Never } => write!(f, "there is no run"),
+            Self::NoRun { was: NoRun::Stopped } => write!(f, "the run was stopped"),
+            Self::OtherRun { config, step, step_count } => write!(
+                f,
+                "another run is under way: {} at step {step} of {step_count}",
+                config.short()
+            ),
+            Self::Paused => write!(f, "the run is paused already"),
+            Self::NotPaused => write!(f, "the run is not paused"),
+            Self::Done => write!(f, "the run is done"),
+            Self::Halted { reason } => write!(f, "the run is halted: {}", escape(reason)),
+            Self::NodeLive { name } => write!(f, "node {} is live", escape(name)),
+            Self::NodeGone { name, reason } => {
+                write!(f, "node {} is gone already: {}", escape(name), escape(reason))
+            }
+            Self::LastController { name } => {
+                write!(f, "node {} is a controller that cannot be missed", escape(name))
+            }
+            Self::TokenRevoked { id } => write!(f, "token {} is revoked already", escape(id)),
+            Self::OutOfOrder { expected, found } => {
+                write!(f, "a piece from byte {found}, expected one from byte {expected}")
+            }
+            Self::Starting => write!(f, "the node is starting"),
+            Self::OtherVersion { node } => write!(
+                f,
+                "the node runs version {}, this program is {}",
+                escape(node),
+                env!("CARGO_PKG_VERSION")
+            ),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What is asked.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, NodeId};
+
+use super::hex::HexDigest;
+use super::status::MemberRole;
+
+/// A question or an order. Steps are counted as people count them: step 1 is the first, and a
+/// checkpoint of step 100 is the state after 100 steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// How everything stands.
+    Status,
+    /// What happened, from a sequence number on. Answered at once, with nothing if there is
+    /// nothing: who follows asks again.
+    Events {
+        /// The first that is wanted; what is older than the oldest kept is left out.
+        from_sequence: u64,
+        /// How many at most, up to [`EVENTS_MAX`](super::EVENTS_MAX).
+        max: u32,
+    },
+    /// What a node logged.
+    Logs {
+        /// Which; none for the one that is asked.
+        node: Option<NodeId>,
+        /// The first line that is wanted.
+        from_sequence: u64,
+        /// How many at most, up to [`LOG_LINES_MAX`](super::LOG_LINES_MAX).
+        max: u32,
+    },
+    /// Make a token.
+    TokenCreate(TokenRequest),
+    /// Every token that is not forgotten.
+    TokenList,
+    /// Take a token back.
+    TokenRevoke {
+        /// Its id.
+        id: String,
+        /// Whether nodes that joined with it go too.
+        with_nodes: bool,
+    },
+    /// A node is to go in order.
+    NodeDrain {
+        /// Which.
+        node: NodeId,
+    },
+    /// A node is not counted on any more, and its certificate is of no use.
+    NodeRemove {
+        /// Which.
+        node: NodeId,
+        /// Whether it goes even if it is live.
+        force: bool,
+    },
+    /// Train this, or go on with it. Answered by `data_wanted` until the text is there.
+    Run {
+        /// The effective configuration as TOML.
+        document: String,
+        /// The text.
+        corpus: CorpusDescription,
+    },
+    /// A piece of the text, in order.
+    PutData {
+        /// The hash of the whole text.
+        hash: HexDigest,
+        /// Where the piece begins.
+        offset: u64,
+        /// The piece: the message's body.
+        #[serde(skip)]
+        bytes: Vec<u8>,
+    },
+    /// Hold the run after the step under way.
+    Pause,
+    /// Go on with a run that is held.
+    Resume,
+    /// End the run for good; its checkpoints stay.
+    Stop,
+    /// Every checkpoint.
+    CheckpointList,
+    /// One checkpoint, layer by layer.
+    CheckpointShow {
+        /// Which.
+        step: u64,
+    },
+    /// Read every copy of a layer, and compare.
+    CheckpointVerify {
+        /// The checkpoint.
+        step: u64,
+        /// The layer, counted from 0.
+        layer: u32,
+    },
+    /// Go back to a checkpoint; what was sealed after it is given up.
+    CheckpointRestore {
+        /// Which.
+        step: u64,
+    },
+    /// Remove what no checkpoint needs any more, on every node.
+    CheckpointCollect,
+    /// A piece of a layer's image.
+    CheckpointExport {
+        /// The checkpoint.
+        step: u64,
+        /// The layer, counted from 0.
+        layer: u32,
+        /// Where the piece begins.
+        offset: u64,
+    },
+    /// The cluster itself.
+    ClusterInfo,
+    /// A piece of what a cluster is recovered from.
+    ClusterBackup {
+        /// Which backup: none begins a new one, whose digest the answer tells.
+        digest: Option<HexDigest>,
+        /// Where the piece begins.
+        offset: u64,
+    },
+}
+
+impl Request {
+    /// Its word, for logs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::Events { .. } => "events",
+            Self::Logs { .. } => "logs",
+            Self::TokenCreate(_) => "token_create",
+            Self::TokenList => "token_list",
+            Self::TokenRevoke { .. } => "token_revoke",
+            Self::NodeDrain { .. } => "node_drain",
+            Self::NodeRemove { .. } => "node_remove",
+            Self::Run { .. } => "run",
+            Self::PutData { .. } => "put_data",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Stop => "stop",
+            Self::CheckpointList => "checkpoint_list",
+            Self::CheckpointShow { .. } => "checkpoint_show",
+            Self::CheckpointVerify { .. } => "checkpoint_verify",
+            Self::CheckpointRestore { .. } => "checkpoint_restore",
+            Self::CheckpointCollect => "checkpoint_collect",
+            Self::CheckpointExport { .. } => "checkpoint_export",
+            Self::ClusterInfo => "cluster_info",
+            Self::ClusterBackup { .. } => "cluster_backup",
+        }
+    }
+}
+
+/// A token as it is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRequest {
+    /// What joins with it.
+    pub role: MemberRole,
+    /// How long it can be used.
+    pub ttl_s: u64,
+    /// How often it can be used.
+    pub uses: u32,
+    /// Whether nodes that join with it are forgotten when they are lost.
+    pub ephemeral: bool,
+    /// What a person wants to remember about it.
+    pub note: Option<String>,
+}
+
+/// The text of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CorpusDescription {
+    /// BLAKE3 of it.
+    pub hash: HexDigest,
+    /// Its size.
+    pub length: Bytes,
+}

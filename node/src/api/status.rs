@@ -1,0 +1,326 @@
+//! How everything stands.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, NodeId};
+
+use super::hex::HexDigest;
+
+/// How everything stands, as one node knows it. Times of day are milliseconds since 1970; a number
+/// that is not finite or not known is left out or `null`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of the program that answers.
+    pub version: String,
+    /// When it answered.
+    pub at_ms: u64,
+    /// Who answered.
+    pub answered_by: NodeId,
+    /// The cluster.
+    pub cluster: ClusterStatus,
+    /// Who decides, if anybody does.
+    pub leader: Option<NodeId>,
+    /// The leader's term.
+    pub term: u64,
+    /// Whether anything can be decided.
+    pub quorum: QuorumStatus,
+    /// Members, lost ones included, in the order of their ids.
+    pub members: Vec<MemberStatus>,
+    /// What is trained.
+    pub job: Option<JobStatus>,
+    /// The plan in force.
+    pub plan: Option<PlanStatus>,
+    /// Whether the loss of a node loses no sealed step.
+    pub promise: Option<PromiseStatus>,
+    /// How long verdicts were waited for lately.
+    pub verdict_wait: Option<VerdictWait>,
+    /// The last failures, newest last; at most [`FAILURES_MAX`](super::FAILURES_MAX).
+    pub failures: Vec<FailureStatus>,
+    /// Checkpoints, oldest first.
+    pub checkpoints: Vec<CheckpointStatus>,
+    /// What was counted since the answering process started, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// A cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Its name.
+    pub name: String,
+    /// Its id, as certificates write it.
+    pub id: String,
+}
+
+/// Whether anything can be decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuorumStatus {
+    /// Who votes.
+    pub voters: Vec<NodeId>,
+    /// Voters that the answering node hears.
+    pub reachable: Vec<NodeId>,
+}
+
+impl QuorumStatus {
+    /// Voters that are needed.
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        self.voters.len() / 2 + 1
+    }
+
+    /// Whether enough are there.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.reachable.len() >= self.needed()
+    }
+}
+
+/// What a member is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberRole {
+    /// Votes on what is agreed.
+    Controller,
+    /// Runs a stage.
+    Worker,
+}
+
+impl MemberRole {
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+impl fmt::Display for MemberRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How a member stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum MemberStanding {
+    /// Counted on.
+    Present,
+    /// About to go.
+    Draining,
+    /// Gone.
+    Lost {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The road that frames take to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Road {
+    /// It is the answering node itself.
+    Own,
+    /// Over the network.
+    Quic,
+    /// Within the machine.
+    SameHost,
+    /// There is none.
+    Down,
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Its number.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: MemberRole,
+    /// How it stands.
+    pub standing: MemberStanding,
+    /// Its life.
+    pub incarnation: u64,
+    /// Where it is reached.
+    pub addresses: Vec<String>,
+    /// Its place in the pipeline, counted from 0; a standby has none.
+    pub stage: Option<u32>,
+    /// Layers it holds, as in `0-4`.
+    pub layers: Option<String>,
+    /// The stage whose layers it keeps copies of.
+    pub copies_stage: Option<u32>,
+    /// What it computes on.
+    pub device: String,
+    /// Memory in use for training.
+    pub memory_used: Option<Bytes>,
+    /// Memory it brings.
+    pub memory: Bytes,
+    /// Milliseconds since it was heard.
+    pub last_heard_ms: Option<u64>,
+    /// Round trip to it, in microseconds.
+    pub round_trip_us: Option<u64>,
+    /// The road to it from the answering node.
+    pub road: Road,
+}
+
+/// How far a job is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum JobPhaseStatus {
+    /// Steps are sealed.
+    Running,
+    /// It would run, and something is missing or under way.
+    Waiting {
+        /// What.
+        reason: String,
+    },
+    /// Held by order.
+    Paused,
+    /// Every step is sealed.
+    Done,
+    /// Ended by order.
+    Stopped,
+    /// Held because going on would be wrong.
+    Halted {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl JobPhaseStatus {
+    /// Whether no further step follows without an order.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        match self {
+            Self::Done | Self::Stopped | Self::Halted { .. } => true,
+            Self::Running | Self::Waiting { .. } | Self::Paused => false,
+        }
+    }
+}
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// What people call it: the preset or the file it was configured by.
+    pub name: String,
+    /// Names the whole configuration and the text.
+    pub config: HexDigest,
+    /// How far it is.
+    pub phase: JobPhaseStatus,
+    /// Steps sealed.
+    pub step: u64,
+    /// Steps of the run.
+    pub step_count: u64,
+    /// The last sealed step's loss, in nats a token.
+    pub loss: Option<f64>,
+    /// Its gradient's norm.
+    pub gnorm: Option<f64>,
+    /// Its learning rate.
+    pub lr: Option<f64>,
+    /// Milliseconds a step takes lately.
+    pub step_ms: Option<f64>,
+    /// Tokens a second lately.
+    pub tokens_per_s: Option<f64>,
+    /// Seconds to the end.
+    pub eta_s: Option<f64>,
+    /// The digest of the state after the last step that everybody attested; at the end of the run
+    /// that of the weights.
+    pub digest: Option<HexDigest>,
+    /// The step that `digest` is of.
+    pub digest_step: Option<u64>,
+}
+
+/// The plan in force.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// Its number.
+    pub generation: u64,
+    /// The node at each stage.
+    pub stages: Vec<NodeId>,
+    /// The schedule's name.
+    pub schedule: String,
+    /// Steps that run ahead of their verdict: 0 or 1.
+    pub window: u32,
+    /// The share of a step in which the busiest stage waits, as planned.
+    pub bubble_planned: Option<f64>,
+    /// The same as measured lately.
+    pub bubble_measured: Option<f64>,
+    /// The step it began with.
+    pub from_step: u64,
+    /// Why it was made.
+    pub reason: String,
+    /// Whether its program runs, or what it waits for.
+    pub waits_for: Option<String>,
+}
+
+/// Whether each update is held elsewhere before it is sealed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum PromiseStatus {
+    /// It is: the loss of one node loses no sealed step.
+    Kept,
+    /// It is not.
+    Off {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// How long stages waited for verdicts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VerdictWait {
+    /// The median.
+    pub p50_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+    /// Steps looked at.
+    pub steps: u64,
+}
+
+/// A node that was lost while a run was under way, and what followed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailureStatus {
+    /// When.
+    pub at_ms: u64,
+    /// Who.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Why it is held for lost.
+    pub reason: String,
+    /// From the last sign of life to the decision, in milliseconds.
+    pub detected_ms: Option<f64>,
+    /// From the last seal before to the first one after, in milliseconds.
+    pub next_seal_ms: Option<f64>,
+    /// The generation that followed.
+    pub generation: Option<u64>,
+    /// Layers that moved.
+    pub layers_moved: u32,
+    /// Bytes that moved.
+    pub bytes_moved: Bytes,
+    /// Bytes that had to move, whoever had planned it.
+    pub bytes_floor: Bytes,
+    /// Sealed steps that were computed again.
+    pub steps_lost: u64,
+}
+
+/// A checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointStatus {
+    /// Steps sealed before it.
+    pub step: u64,
+    /// When it was complete.
+    pub at_ms: Option<u64>,
+    /// Bytes of one copy of it.
+    pub bytes: Bytes,
+    /// The digest of the whole.
+    pub digest: HexDigest,
+    /// Nodes that hold at least one of its layers.
+    pub holders: Vec<NodeId>,
+    /// The fewest copies that any of its layers has.
+    pub copies: u32,
+}

@@ -1,0 +1,194 @@
+//! Messages as bytes.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::answer::{Answer, Backup, LayerPiece};
+use super::request::Request;
+use super::{HEAD_BYTES_MAX, PIECE_BYTES_MAX};
+
+/// What every message begins with: the number is that of the form.
+const MAGIC: [u8; 4] = *b"zbe1";
+/// Bytes before the head.
+const PREFIX_BYTES: usize = 8;
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// They do not begin as a message does.
+    #[error("no message of this version: it begins with {found:02x?}, expected {MAGIC:02x?}")]
+    Magic {
+        /// The first bytes.
+        found: Vec<u8>,
+    },
+    /// The head is longer than allowed, or than there are bytes.
+    #[error("a head of {found} bytes, at most {max}")]
+    Head {
+        /// Its length as announced.
+        found: usize,
+        /// Bytes there may be.
+        max: usize,
+    },
+    /// The body is too long.
+    #[error("a body of {found} bytes, at most {PIECE_BYTES_MAX}")]
+    Body {
+        /// Its length.
+        found: usize,
+    },
+    /// A message that has no body brings one.
+    #[error("a body of {found} bytes, expected none")]
+    BodyUnexpected {
+        /// Its length.
+        found: usize,
+    },
+    /// The head is not what was expected.
+    #[error("the head cannot be read: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// The request as bytes.
+///
+/// # Errors
+/// If it is larger than a message may be.
+pub fn encode_request(request: &Request) -> Result<Vec<u8>, WireError> {
+    encode(request, request.body())
+}
+
+/// The request that bytes are.
+///
+/// # Errors
+/// If they are none.
+pub fn decode_request(message: &[u8]) -> Result<Request, WireError> {
+    let (mut request, body): (Request, _) = decode(message)?;
+    attach(request.body_mut(), body)?;
+    Ok(request)
+}
+
+/// The answer as bytes.
+///
+/// # Errors
+/// If it is larger than a message may be.
+pub fn encode_answer(answer: &Answer) -> Result<Vec<u8>, WireError> {
+    encode(answer, answer.body())
+}
+
+/// The answer that bytes are.
+///
+/// # Errors
+/// If they are none.
+pub fn decode_answer(message: &[u8]) -> Result<Answer, WireError> {
+    let (mut answer, body): (Answer, _) = decode(message)?;
+    attach(answer.body_mut(), body)?;
+    Ok(answer)
+}
+
+fn encode(head: &impl Serialize, body: &[u8]) -> Result<Vec<u8>, WireError> {
+    let head = serde_json::to_vec(head).expect("numbers, texts and lists are JSON");
+    if head.len() > HEAD_BYTES_MAX {
+        return Err(WireError::Head { found: head.len(), max: HEAD_BYTES_MAX });
+    }
+    if body.len() > PIECE_BYTES_MAX {
+        return Err(WireError::Body { found: body.len() });
+    }
+    let mut message = Vec::with_capacity(PREFIX_BYTES + head.len() + body.len());
+    message.extend(MAGIC);
+    message.extend((head.len() as u32).to_le_bytes());
+    message.extend(head);
+    message.extend(body);
+    Ok(message)
+}
+
+fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<(T, &[u8]), WireError> {
+    let Some((prefix, rest)) = message.split_at_checked(PREFIX_BYTES) else {
+        return Err(WireError::Magic { found: message.to_vec() });
+    };
+    let (magic, length) = prefix.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(WireError::Magic { found: magic.to_vec() });
+    }
+    let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;
+    let max = rest.len().min(HEAD_BYTES_MAX);
+    if length > max {
+        return Err(WireError::Head { found: length, max });
+    }
+    let (head, body) = rest.split_at(length);
+    if body.len() > PIECE_BYTES_MAX {
+        return Err(WireError::Body { found: body.len() });
+    }
+    Ok((serde_json::from_slice(head)?, body))
+}
+
+fn attach(place: Option<&mut Vec<u8>>, body: &[u8]) -> Result<(), WireError> {
+    match place {
+        Some(place) => *place = body.to_vec(),
+        None if body.is_empty() => {}
+        None => return Err(WireError::BodyUnexpected { found: body.len() }),
+    }
+    Ok(())
+}
+
+impl Request {
+    fn body_mut(&mut self) -> Option<&mut Vec<u8>> {
+        match self {
+            Self::PutData { bytes, .. } => Some(bytes),
+            Self::Status
+            | Self::Events { .. }
+            | Self::Logs { .. }
+            | Self::TokenCreate(_)
+            | Self::TokenList
+            | Self::TokenRevoke { .. }
+            | Self::NodeDrain { .. }
+            | Self::NodeRemove { .. }
+            | Self::Run { .. }
+            | Self::Pause
+            | Self::Resume
+            | Self::Stop
+            | Self::CheckpointList
+            | Self::CheckpointShow { .. }
+            | Self::CheckpointVerify { .. }
+            | Self::CheckpointRestore { .. }
+            | Self::CheckpointCollect
+            | Self::CheckpointExport { .. }
+            | Self::ClusterInfo
+            | Self::ClusterBackup { .. } => None,
+        }
+    }
+
+    fn body(&self) -> &[u8] {
+        if let Self::PutData { bytes, .. } = self { bytes } else { &[] }
+    }
+}
+
+impl Answer {
+    fn body_mut(&mut self) -> Option<&mut Vec<u8>> {
+        match self {
+            Self::Layer(piece) => Some(&mut piece.bytes),
+            Self::Backup(piece) => Some(&mut piece.bytes),
+            Self::Status(_)
+            | Self::Events(_)
+            | Self::Logs(_)
+            | Self::Token(_)
+            | Self::Tokens(_)
+            | Self::Done(_)
+            | Self::Run(_)
+            | Self::DataWanted(_)
+            | Self::Job(_)
+            | Self::Checkpoints(_)
+            | Self::Checkpoint(_)
+            | Self::Verified(_)
+            | Self::Collected(_)
+            | Self::Cluster(_)
+            | Self::Redirect { .. }
+            | Self::NoQuorum { .. }
+            | Self::Refused(_) => None,
+        }
+    }
+
+    fn body(&self) -> &[u8] {
+        if let Self::Layer(LayerPiece { bytes, .. }) | Self::Backup(Backup { bytes, .. }) = self {
+            bytes
+        } else {
+            &[]
+        }
+    }
+}
