@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, DialProblem};
-use crate::identity::PeerIdentity;
+use crate::identity::{JoinAttempt, JoinReply, PeerIdentity};
 use crate::request::Reply;
 
 /// One thing that happened on the wire.
@@ -52,6 +52,8 @@ pub enum TransportEvent {
     },
     /// Somebody with a token wants to become a member.
     Join {
+        /// Where it comes from.
+        from: SocketAddr,
         /// What it showed.
         attempt: JoinAttempt,
         /// Where the answer goes.
@@ -137,11 +139,3 @@ impl EventQueue {
         self.receiver.try_recv().ok()
     }
 }
-
-/// What a stranger with a token showed. Its fields come with the identity part.
-#[derive(Debug)]
-pub struct JoinAttempt {}
-
-/// Where the answer to a stranger goes.
-#[derive(Debug)]
-pub struct JoinReply {}

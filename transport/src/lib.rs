@@ -14,6 +14,7 @@
 //! what happens is a [`TransportEvent`] or a number in [`Counters`].
 
 pub mod bulk;
+mod control;
 mod endpoint;
 mod event;
 pub mod frame;
@@ -29,9 +30,9 @@ pub use endpoint::{
     Counters, DialProblem, DoorCounters, FrameSender, FrameSink, LaneCounters, ProcessStart,
     RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
 };
-pub use event::{DownReason, EventQueue, JoinAttempt, JoinReply, Road, TransportEvent};
+pub use event::{DownReason, EventQueue, Road, TransportEvent};
 pub use frame::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
-pub use identity::{Credentials, PeerIdentity, PeerRole};
+pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,
     Limits, PEER_ADDRESSES_MAX, REQUEST_BYTES_MAX,

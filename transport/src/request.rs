@@ -32,6 +32,11 @@ impl Reply {
         self.answer.send(bytes).is_ok()
     }
 
+    /// Waits until the asker has gone away.
+    pub async fn cancelled(&mut self) {
+        self.answer.closed().await;
+    }
+
     /// Whether the asker has gone away: an answer would be work for nobody.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {

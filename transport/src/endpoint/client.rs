@@ -1,18 +1,37 @@
 //! A client that is no member: an admin's command line.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
+use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream};
 use thiserror::Error;
+use tokio::net::lookup_host;
+use tokio::time::timeout;
 
-use crate::endpoint::{CloseCode, VersionRange};
-use crate::identity::{Credentials, PeerIdentity};
-use crate::request::RequestError;
+use super::close::CloseCode;
+use super::greeting::{SERVER_NAME, exchange};
+use super::hello::Hello;
+use super::problem::problem_of;
+use super::tuning::{client_config, open_for_client};
+use super::version::VersionRange;
+use crate::identity::{Accepted, Credentials, PeerIdentity, UnixSeconds};
+use crate::limits::{Limits, PEER_ADDRESSES_MAX};
+use crate::request::{RequestError, ask};
+
+/// Most addresses that are tried.
+const ADDRESSES_MAX: usize = 64;
 
 /// A connection of an admin to one node of the cluster.
 #[derive(Debug)]
 pub struct AdminClient {
     peer: PeerIdentity,
     address: String,
+    connection: Connection,
+    endpoint: Endpoint,
+    limits: Limits,
+    /// The stream of the hellos: it stays open as long as the connection.
+    _hello: (SendStream, RecvStream),
 }
 
 impl AdminClient {
@@ -25,15 +44,39 @@ impl AdminClient {
         addresses: &[String],
         credentials: Credentials,
     ) -> Result<Self, ConnectError> {
-        let _ = credentials;
-        let tried = addresses
-            .iter()
-            .map(|address| ConnectAttempt {
-                address: address.clone(),
-                problem: DialProblem::NobodyAnswers,
-            })
-            .collect();
+        let limits = Limits::default();
+        let mut tried = Vec::new();
+        for address in addresses.iter().take(ADDRESSES_MAX) {
+            match Self::connect_one(address, &credentials, &limits).await {
+                Ok(client) => return Ok(client),
+                Err(problem) => tried.push(ConnectAttempt { address: address.clone(), problem }),
+            }
+        }
         Err(ConnectError { tried })
+    }
+
+    async fn connect_one(
+        address: &str,
+        credentials: &Credentials,
+        limits: &Limits,
+    ) -> Result<Self, DialProblem> {
+        // Others would refuse it, and this tells why without asking them.
+        credentials.check_own(UnixSeconds::now()).map_err(|refusal| {
+            DialProblem::CertificateExpired { why: format!("our own: {refusal}") }
+        })?;
+        let config = client_config(credentials, limits)
+            .map_err(|error| DialProblem::Other(error.to_string()))?;
+        let mut problem = DialProblem::NoSuchHost;
+        for found in resolve(address).await? {
+            match dial(found, &config, limits).await {
+                Ok((endpoint, connection, peer, hello)) => {
+                    let (address, limits) = (address.to_owned(), limits.clone());
+                    return Ok(Self { peer, address, connection, endpoint, limits, _hello: hello });
+                }
+                Err(failed) => problem = failed,
+            }
+        }
+        Err(problem)
     }
 
     /// Asks and waits for the answer.
@@ -42,8 +85,20 @@ impl AdminClient {
     ///
     /// There is no answer.
     pub async fn request(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RequestError> {
-        let _ = bytes;
-        Err(RequestError::NoRoad)
+        self.request_within(bytes, self.limits.request_within).await
+    }
+
+    /// Asks and waits for the answer for a time of one's own.
+    ///
+    /// # Errors
+    ///
+    /// There is no answer.
+    pub async fn request_within(
+        &self,
+        bytes: Vec<u8>,
+        within: Duration,
+    ) -> Result<Vec<u8>, RequestError> {
+        ask(&self.connection, &bytes, within).await
     }
 
     /// Who answers.
@@ -59,7 +114,49 @@ impl AdminClient {
     }
 
     /// Closes in order.
-    pub async fn close(self) {}
+    pub async fn close(self) {
+        self.connection.close(CloseCode::Left.number().into(), &[]);
+        // A node that does not answer is not waited for.
+        let _ = timeout(self.limits.dial_within, self.endpoint.wait_idle()).await;
+    }
+}
+
+/// The addresses of a `host:port`.
+async fn resolve(address: &str) -> Result<Vec<SocketAddr>, DialProblem> {
+    let (host, port) = address.rsplit_once(':').ok_or(DialProblem::NotAnAddress)?;
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(DialProblem::NotAnAddress);
+    }
+    let found = lookup_host(address).await.map_err(|_| DialProblem::NoSuchHost)?;
+    Ok(found.take(PEER_ADDRESSES_MAX).collect())
+}
+
+type Dialled = (Endpoint, Connection, PeerIdentity, (SendStream, RecvStream));
+
+async fn dial(
+    address: SocketAddr,
+    config: &ClientConfig,
+    limits: &Limits,
+) -> Result<Dialled, DialProblem> {
+    let other = |why: String| DialProblem::Other(why);
+    let own: SocketAddr = if address.is_ipv4() {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
+    } else {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    };
+    let endpoint = Endpoint::client(own).map_err(|error| other(error.to_string()))?;
+    let connecting = endpoint
+        .connect_with(config.clone(), address, SERVER_NAME)
+        .map_err(|error| other(error.to_string()))?;
+    let connected = timeout(limits.dial_within, connecting).await;
+    let connected = connected.map_err(|_| DialProblem::NobodyAnswers)?;
+    let connection = connected.map_err(|error| problem_of(&error))?;
+    let peer = Accepted::member(&connection).map_err(|fault| other(fault.to_string()))?;
+    let ours = Hello::of_nobody();
+    let greeted = timeout(limits.handshake_within, exchange(&connection, &ours)).await;
+    let (_, send, receive) = greeted.map_err(|_| DialProblem::NobodyAnswers)??;
+    open_for_client(&connection, limits);
+    Ok((endpoint, connection, peer, (send, receive)))
 }
 
 /// No address led to a node of the cluster.

@@ -45,8 +45,8 @@ pub struct ControlCounters {
     pub dropped_no_road: u64,
     /// Messages dropped because the node did not take its events.
     pub dropped_events_full: u64,
-    /// Messages not sent because they are longer than the limit.
-    pub dropped_too_long: u64,
+    /// Messages not sent because they are empty or longer than the limit.
+    pub dropped_not_sendable: u64,
     /// Messages dropped because this program does not know their kind.
     pub dropped_unknown_kind: u64,
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use quinn::{Endpoint, Incoming};
+use quinn::{Connection, Endpoint, Incoming};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -12,10 +12,10 @@ use super::close::CloseCode;
 use super::context::Context;
 use super::greeting::{Greeted, be_greeted};
 use super::hello::HelloFault;
-use super::join::serve_join;
+use super::join::{JoinerGone, Standing, serve_join};
 use super::tuning::{open_for_client, open_for_member};
 use crate::event::TransportEvent;
-use crate::identity::{Accepted, PeerIdentity};
+use crate::identity::{Accepted, JoinGate, PeerIdentity};
 use crate::limits::Limits;
 
 /// What is done with an attempt.
@@ -46,6 +46,16 @@ struct Stranger {
     why: String,
 }
 
+/// What came of a handshake.
+enum Knock {
+    /// A peer, which the keeper has now.
+    Peer,
+    /// Somebody who wants to become a member.
+    Joiner(Connection),
+    /// Nobody.
+    Stranger(Stranger),
+}
+
 /// Strangers since the node was last told.
 struct StrangerBook {
     count: u64,
@@ -59,6 +69,8 @@ pub(super) async fn keep_door(
     inbox: mpsc::Sender<Greeted>,
 ) {
     let mut handshakes = JoinSet::new();
+    let mut joins = JoinSet::new();
+    let mut gate = JoinGate::default();
     let mut book = StrangerBook { count: 0, tell_from: Instant::now() };
     loop {
         tokio::select! {
@@ -69,9 +81,23 @@ pub(super) async fn keep_door(
                     handshakes.spawn(enter(Arc::clone(&context), incoming, inbox.clone()));
                 }
             }
-            Some(ended) = handshakes.join_next() => {
-                if let Ok(Some(stranger)) = ended {
-                    book.note(&context, stranger);
+            Some(Ok(knock)) = handshakes.join_next() => match knock {
+                Knock::Peer => {}
+                Knock::Joiner(connection) => {
+                    let address = connection.remote_address().ip();
+                    let delay = gate.admit(address, std::time::Instant::now()).err();
+                    joins.spawn(serve_join(Arc::clone(&context), connection, delay));
+                }
+                Knock::Stranger(stranger) => book.note(&context, stranger),
+            },
+            Some(Ok(JoinerGone { address, standing, why })) = joins.join_next() => {
+                match standing {
+                    Standing::Member => gate.succeeded(address.ip()),
+                    Standing::AtFault => gate.failed(address.ip(), std::time::Instant::now()),
+                    Standing::Unknown => {}
+                }
+                if let Some(why) = why {
+                    book.note(&context, Stranger { address, why });
                 }
             }
         }
@@ -110,15 +136,11 @@ impl StrangerBook {
     }
 }
 
-/// From an attempt to a peer that is handed to the keeper, or to a stranger.
-async fn enter(
-    context: Arc<Context>,
-    incoming: Incoming,
-    inbox: mpsc::Sender<Greeted>,
-) -> Option<Stranger> {
+/// From an attempt to a peer that is handed to the keeper, to a joiner, or to a stranger.
+async fn enter(context: Arc<Context>, incoming: Incoming, inbox: mpsc::Sender<Greeted>) -> Knock {
     let address = incoming.remote_address();
-    let stranger = |why: String| Some(Stranger { address, why });
-    let pending = context.tallies.door_pending.hold();
+    let stranger = |why: String| Knock::Stranger(Stranger { address, why });
+    let _pending = context.tallies.door_pending.hold();
     let within = context.limits.handshake_within;
     let begun = Instant::now();
     let connected = async { incoming.accept()?.await };
@@ -135,11 +157,7 @@ async fn enter(
     };
     let peer = match Accepted::of(&connection) {
         Ok(Accepted::Member(peer)) => peer,
-        Ok(Accepted::Joiner) => {
-            drop(pending);
-            tokio::spawn(serve_join(Arc::clone(&context), connection));
-            return None;
-        }
+        Ok(Accepted::Joiner) => return Knock::Joiner(connection),
         Err(fault) => {
             context.tallies.door_failed.one();
             connection.close(CloseCode::NotThisCluster.number().into(), &[]);
@@ -152,7 +170,7 @@ async fn enter(
         Ok(Ok(greeted)) => {
             // Without a keeper the transport closes, and the connection with it.
             let _ = inbox.send(greeted).await;
-            return None;
+            return Knock::Peer;
         }
         Ok(Err(fault)) => {
             context.tallies.door_failed.one();
@@ -178,7 +196,7 @@ const fn code_of(fault: &HelloFault) -> CloseCode {
 
 async fn meet(
     context: &Context,
-    connection: quinn::Connection,
+    connection: Connection,
     peer: PeerIdentity,
 ) -> Result<Greeted, HelloFault> {
     let greeted = be_greeted(connection, peer).await?;

@@ -123,10 +123,8 @@ impl DownReason {
     fn of(error: &ConnectionError) -> Self {
         match error {
             ConnectionError::ApplicationClosed(close) => {
-                match CloseCode::of(close.error_code.into_inner()) {
-                    CloseCode::Left => Self::Left,
-                    code => Self::ClosedByPeer(code),
-                }
+                let code = CloseCode::of(close.error_code.into_inner());
+                if code == CloseCode::Left { Self::Left } else { Self::ClosedByPeer(code) }
             }
             ConnectionError::TimedOut => Self::Silent,
             ConnectionError::Reset => Self::Reset,
@@ -173,8 +171,8 @@ impl Dialler {
         attempt: u64,
     ) -> Result<Greeted, DialProblem> {
         let connection = self.connect(context.limits.dial_within, address).await?;
-        let peer = Accepted::member(&connection)
-            .map_err(|fault| DialProblem::Other(fault.to_string()))?;
+        let peer =
+            Accepted::member(&connection).map_err(|fault| DialProblem::Other(fault.to_string()))?;
         if peer.node != node {
             connection.close(CloseCode::Left.number().into(), &[]);
             return Err(DialProblem::AnotherNode);

@@ -106,10 +106,8 @@ impl Hello {
         let mut head = [0; HEAD_BYTES];
         read_exact(stream, &mut head).await?;
         let [a, b, c, d, e, f] = head;
-        let theirs = VersionRange {
-            oldest: u16::from_le_bytes([a, b]),
-            newest: u16::from_le_bytes([c, d]),
-        };
+        let theirs =
+            VersionRange { oldest: u16::from_le_bytes([a, b]), newest: u16::from_le_bytes([c, d]) };
         if VERSIONS.common(theirs).is_none() {
             return Err(HelloFault::Version { theirs });
         }

@@ -23,7 +23,8 @@ use tokio::time::timeout;
 use zbelastic_types::NodeId;
 
 pub(crate) use client::run_client;
-pub(super) use streams::{BULK_STREAM, REQUEST_STREAM};
+pub(super) use streams::BULK_STREAM;
+pub(crate) use streams::REQUEST_STREAM;
 
 use super::close::CloseCode;
 use super::context::Context;

@@ -15,10 +15,9 @@ pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
     match error {
         ConnectionError::TimedOut => DialProblem::NobodyAnswers,
         ConnectionError::ApplicationClosed(close) => {
-            match CloseCode::of(close.error_code.into_inner()) {
-                CloseCode::NotThisCluster => DialProblem::NotThisCluster,
-                code => DialProblem::Refused(code),
-            }
+            let code = CloseCode::of(close.error_code.into_inner());
+            let is_stranger = code == CloseCode::NotThisCluster;
+            if is_stranger { DialProblem::NotThisCluster } else { DialProblem::Refused(code) }
         }
         ConnectionError::TransportError(error) => of_code(error.code.into(), &error.reason),
         ConnectionError::ConnectionClosed(close) => {

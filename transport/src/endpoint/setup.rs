@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::identity::Credentials;
 use crate::limits::Limits;
+use crate::local::LocalBindError;
 
 /// What a transport is made of.
 #[derive(Debug)]
@@ -69,12 +70,7 @@ pub enum BindError {
         /// What is wrong with them.
         why: String,
     },
-    /// The folder of the same-host sockets cannot be used.
-    #[error("cannot make a same-host socket in {}", folder.display())]
-    LocalFolder {
-        /// The folder asked for.
-        folder: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// The folder of the same-host socket cannot be used.
+    #[error("no same-host socket")]
+    Local(#[from] LocalBindError),
 }

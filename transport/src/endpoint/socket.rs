@@ -9,12 +9,20 @@ use super::setup::BindError;
 
 /// A socket that listens at an address, with as much room as the system gives of what is asked.
 pub(super) fn bind_udp(address: SocketAddr, buffer_bytes: usize) -> Result<UdpSocket, BindError> {
-    open(address, buffer_bytes).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => BindError::PortInUse { address },
-        io::ErrorKind::PermissionDenied => BindError::NotPermitted { address },
-        io::ErrorKind::AddrNotAvailable => BindError::NotHere { address },
-        _ => BindError::Socket { address, source },
-    })
+    open(address, buffer_bytes).map_err(|source| refused(address, source))
+}
+
+fn refused(address: SocketAddr, source: io::Error) -> BindError {
+    let kind = source.kind();
+    if kind == io::ErrorKind::AddrInUse {
+        BindError::PortInUse { address }
+    } else if kind == io::ErrorKind::PermissionDenied {
+        BindError::NotPermitted { address }
+    } else if kind == io::ErrorKind::AddrNotAvailable {
+        BindError::NotHere { address }
+    } else {
+        BindError::Socket { address, source }
+    }
 }
 
 fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
@@ -32,6 +40,13 @@ fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_is_not_allowed_is_told_apart() {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let refused = refused(address, io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(refused, BindError::NotPermitted { .. }));
+    }
 
     #[test]
     fn a_port_in_use_and_an_address_of_elsewhere_are_told_apart() {

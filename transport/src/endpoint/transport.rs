@@ -1,30 +1,62 @@
 //! The handle the node holds.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use quinn::{ClientConfig, Endpoint};
+use tokio::sync::watch;
 use zbelastic_types::NodeId;
 
+use super::bind;
+use super::bulk_road::open_bulk;
+use super::context::Context;
 use super::counters::Counters;
 use super::setup::{BindError, TransportSetup};
-use crate::bulk::{BulkBody, BulkError, BulkFetch};
+use super::tuning::QuicConfigs;
+use crate::bulk::{BulkBody, BulkError, BulkFetch, fetch};
+use crate::control::Queued;
 use crate::event::EventQueue;
-use crate::frame::{FrameRules, OutgoingFrame, ReceivedFrame};
+use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
 use crate::identity::{Credentials, PeerIdentity, PeerRole};
-use crate::request::RequestError;
+use crate::request::{RequestError, ask};
 
 /// What is called with every frame that arrived, on the task that received it.
 pub type FrameSink = Box<dyn Fn(ReceivedFrame) + Send + Sync>;
-/// What finds the body that a peer asks for by its key. Called on a task; it may read files.
+/// What finds the body that a peer asks for by its key. Called on a task; it may look at files, and
+/// must not block for long.
 pub type BulkSource = Box<dyn Fn(&PeerIdentity, &[u8]) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
 
 /// A cheap handle. All tasks live on the runtime it was bound on, and end when the last handle is
 /// dropped or [`Transport::close`] is called.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+/// What the handles share. Dropped with the last of them, it closes the transport.
+pub(super) struct Shared {
+    pub(super) context: Arc<Context>,
+    pub(super) address: SocketAddr,
+    pub(super) endpoint: Endpoint,
+    pub(super) client: watch::Sender<ClientConfig>,
+    pub(super) closed: watch::Receiver<bool>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.context.wishes.send_modify(|wishes| wishes.closing = true);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("own", &self.context.own)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Transport {
@@ -38,14 +70,14 @@ impl Transport {
     ///
     /// Outside a tokio runtime.
     pub async fn bind(setup: TransportSetup) -> Result<(Self, EventQueue), BindError> {
-        let (_, receiver) = mpsc::channel(setup.limits.events_max);
-        Ok((Self { address: setup.bind }, EventQueue { receiver }))
+        let (shared, events) = bind::bind(setup).await?;
+        Ok((Self { shared: Arc::new(shared) }, events))
     }
 
     /// The address this process listens at.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.address
     }
 
     /// Uses a renewed certificate for handshakes from now on. Connections that are there stay.
@@ -54,51 +86,62 @@ impl Transport {
     ///
     /// They do not make a TLS configuration; the old ones stay in use.
     pub fn set_credentials(&self, credentials: Credentials) -> Result<(), BindError> {
-        let _ = credentials;
+        let configs = QuicConfigs::new(&credentials, &self.shared.context.limits)?;
+        self.shared.endpoint.set_server_config(Some(configs.server));
+        self.shared.client.send_replace(configs.client);
         Ok(())
     }
 
     /// Wants a peer: dials it at its addresses, again and again with a bounded pause. Called again
     /// it replaces role and addresses.
     pub fn know(&self, node: NodeId, role: PeerRole, addresses: Vec<SocketAddr>) {
-        let _ = (node, role, addresses);
+        let wishes = &self.shared.context.wishes;
+        wishes.send_if_modified(|wishes| wishes.know(node, role, addresses));
     }
 
     /// Wants a peer no more, and closes what is there.
     pub fn forget(&self, node: NodeId) {
-        let _ = node;
+        self.shared.context.wishes.send_if_modified(|wishes| wishes.forget(node));
     }
 
     /// The member was removed: closes what is there at once, and refuses it from now on.
     pub fn ban(&self, node: NodeId) {
-        let _ = node;
+        self.shared.context.wishes.send_if_modified(|wishes| wishes.ban(node));
     }
 
     /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; what does
     /// not fit or has no road is dropped and counted.
     pub fn send(&self, to: NodeId, bytes: Bytes) {
-        let _ = (to, bytes);
+        let tallies = &self.shared.context.tallies;
+        let Some(link) = self.shared.context.directory.get(to) else {
+            return tallies.control_no_road.one();
+        };
+        match link.control.put(bytes) {
+            Queued::Waits { dropped: 0 } => {}
+            Queued::Waits { dropped } => tallies.control_queue_full.add(dropped),
+            Queued::NotSendable => tallies.control_not_sendable.one(),
+        }
     }
 
     /// The sender of the Tensor lane.
     #[must_use]
-    pub const fn frame_sender(&self) -> FrameSender {
-        FrameSender {}
+    pub fn frame_sender(&self) -> FrameSender {
+        FrameSender { context: Arc::clone(&self.shared.context) }
     }
 
     /// Says which frames peers may send from now on; replaces what was said before.
     pub fn expect(&self, rules: FrameRules) {
-        let _ = rules;
+        self.shared.context.rules.send_replace(Arc::new(rules));
     }
 
     /// Says where frames go that arrive. Frames that arrive before are dropped and counted.
     pub fn set_frame_sink(&self, sink: FrameSink) {
-        let _ = sink;
+        self.shared.context.sink.send_replace(Some(Arc::new(sink)));
     }
 
     /// Says where bodies of the Bulk lane are found.
     pub fn serve_bulk(&self, source: BulkSource) {
-        let _ = source;
+        self.shared.context.source.send_replace(Some(Arc::new(source)));
     }
 
     /// Fetches a body from those who hold it.
@@ -106,9 +149,9 @@ impl Transport {
     /// # Errors
     ///
     /// No holder could give all of it.
-    pub async fn fetch_bulk(&self, fetch: BulkFetch) -> Result<Vec<u8>, BulkError> {
-        let _ = fetch;
-        Err(BulkError::NoHolders)
+    pub async fn fetch_bulk(&self, request: BulkFetch) -> Result<Vec<u8>, BulkError> {
+        let context = Arc::clone(&self.shared.context);
+        fetch(request, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
     /// Asks a peer and waits for its answer. To drop the future is to cancel the request.
@@ -117,40 +160,61 @@ impl Transport {
     ///
     /// There is no answer.
     pub async fn request(&self, to: NodeId, bytes: Vec<u8>) -> Result<Vec<u8>, RequestError> {
-        let _ = (to, bytes);
-        Err(RequestError::NoRoad)
+        let context = &self.shared.context;
+        let link = context.directory.get(to).ok_or(RequestError::NoRoad)?;
+        context.tallies.requests_asked.one();
+        ask(&link.connection, &bytes, context.limits.request_within).await
     }
 
     /// A reading of the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        Counters::default()
+        self.shared.context.tallies.read()
     }
 
-    /// Closes every connection in order, and waits until the peers could know. Bounded by
-    /// [`crate::Limits::handshake_within`].
-    pub async fn close(&self) {}
+    /// Closes every connection in order, and waits until the peers could know. It ends even if
+    /// they do not answer.
+    pub async fn close(&self) {
+        self.shared.context.wishes.send_modify(|wishes| wishes.closing = true);
+        let mut closed = self.shared.closed.clone();
+        // An error means that the runtime took the tasks down; then all is closed as well.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
 }
 
 /// Sends frames of the Tensor lane, from any thread, with or without a runtime. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct FrameSender {}
+#[derive(Clone)]
+pub struct FrameSender {
+    context: Arc<Context>,
+}
+
+impl fmt::Debug for FrameSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameSender").field("own", &self.context.own).finish_non_exhaustive()
+    }
+}
 
 impl FrameSender {
     /// Gives a frame to the queue of a peer. Never blocks.
     #[must_use]
     pub fn send(&self, to: NodeId, frame: OutgoingFrame) -> SendOutcome {
-        let _ = to;
-        SendOutcome::NoRoad(frame)
+        let Some(link) = self.context.directory.get(to) else {
+            return SendOutcome::NoRoad(frame);
+        };
+        match link.frames.try_send(frame) {
+            Ok(()) => SendOutcome::Queued,
+            Err(FrameNotQueued::Full(frame)) => SendOutcome::Full(frame),
+            Err(FrameNotQueued::Closed(frame)) => SendOutcome::NoRoad(frame),
+        }
     }
 }
 
 /// What became of a frame.
 #[derive(Clone, Debug)]
 pub enum SendOutcome {
-    /// It waits in the queue of the peer, or is on its way.
+    /// It waits in the queue of the peer, or is on its way. Lost if the peer goes `Down`.
     Queued,
-    /// The peer is not there. The frame is given back.
+    /// The peer is not there, or this process may send no frames. The frame is given back.
     NoRoad(OutgoingFrame),
     /// The queue of the peer is full. The frame is given back.
     Full(OutgoingFrame),

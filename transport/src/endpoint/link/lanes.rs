@@ -7,9 +7,7 @@ use tokio::task::JoinSet;
 
 use super::local::{carry_sockets, serve_arrivals};
 use super::settle::Settled;
-use super::streams::{
-    CONTROL_STREAM, LONG_STREAM, TENSOR_STREAM, accept_one_way, accept_two_way,
-};
+use super::streams::{CONTROL_STREAM, LONG_STREAM, TENSOR_STREAM, accept_one_way, accept_two_way};
 use super::{LaneEnd, Link};
 use crate::control::{write_long, write_short};
 use crate::endpoint::context::Context;

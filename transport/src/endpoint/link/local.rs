@@ -36,7 +36,11 @@ pub(super) fn carry_sockets(
     lanes.spawn(take_frames(Arc::clone(context), Arc::clone(link), receive));
 }
 
-async fn send_control(context: Arc<Context>, link: Arc<Link>, mut stream: OwnedWriteHalf) -> LaneEnd {
+async fn send_control(
+    context: Arc<Context>,
+    link: Arc<Link>,
+    mut stream: OwnedWriteHalf,
+) -> LaneEnd {
     let count = |units, bytes| context.tallies.control.sent(Road::SameHost, units, bytes);
     tokio::select! {
         _ = write_all_sizes(&link.control, &mut stream, count) => LaneEnd::SocketGone,

@@ -45,12 +45,7 @@ pub(super) async fn receive_control<R: AsyncRead + Unpin>(
     }
 }
 
-fn take_control(
-    context: &Context,
-    link: &Link,
-    road: Road,
-    bytes: Bytes,
-) -> Result<(), CloseCode> {
+fn take_control(context: &Context, link: &Link, road: Road, bytes: Bytes) -> Result<(), CloseCode> {
     let tallies = &context.tallies;
     tallies.control.received(road, 1, bytes.len() as u64);
     let first = bytes.first().copied().expect("a control message is never empty");
@@ -74,7 +69,7 @@ pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
     road: Road,
     stream: R,
 ) -> LaneEnd {
-    let mut reader = FrameReader::new(stream, link.peer.node, context.rules.subscribe());
+    let mut reader = FrameReader::new(stream, link.peer, context.rules.subscribe());
     loop {
         match reader.read().await {
             Ok(Some(FrameArrival::Frame(frame))) => take_frame(context, road, frame),
@@ -111,7 +106,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let source = context.source.borrow().clone();
-    let find = |key: &[u8]| source.as_ref().and_then(|source| source(&peer, key));
+    let find = move |key: &[u8]| source.as_ref().and_then(|source| source(&peer, key));
     match serve(receive, send, find).await {
         Ok(served) => {
             context.tallies.bulk.sent(road, served.chunks, served.bytes);

@@ -59,9 +59,10 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
     };
     // Both have said all that is said here.
     let _ = send.finish();
-    let (queue, outlet) = frame_queue();
+    let (queue, outlet) = frame_queue(context.limits.frame_queue_max);
     let limits = &context.limits;
-    let control = ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
+    let control =
+        ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
     let road = if sockets.is_some() { Road::SameHost } else { Road::Quic };
     let offer = hello.offer.filter(|_| road == Road::SameHost);
     let link = Arc::new(Link { peer, road, connection, control, frames: queue, offer });

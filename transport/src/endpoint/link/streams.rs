@@ -21,7 +21,7 @@ pub(super) const LONG_STREAM: u8 = 0x11;
 /// Frames, one way.
 pub(super) const TENSOR_STREAM: u8 = 0x12;
 /// A request, both ways.
-pub(in crate::endpoint) const REQUEST_STREAM: u8 = 0x20;
+pub(crate) const REQUEST_STREAM: u8 = 0x20;
 /// Questions for bodies, both ways.
 pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
 

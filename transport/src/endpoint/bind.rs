@@ -1,0 +1,79 @@
+//! How a transport begins and ends: which tasks there are and who owns what.
+
+use std::sync::Arc;
+
+use quinn::{Endpoint, TokioRuntime};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+
+use super::close::CloseCode;
+use super::context::{Context, Events};
+use super::door::keep_door;
+use super::greeting::Dialler;
+use super::hub::LocalHub;
+use super::setup::{BindError, TransportSetup};
+use super::socket::bind_udp;
+use super::tally::Tallies;
+use super::transport::Shared;
+use super::tuning::{QuicConfigs, endpoint_config};
+use crate::event::EventQueue;
+use crate::frame::FrameRules;
+use crate::peers::{Directory, Keeper, Wishes};
+
+/// Peers that said hello and wait for the keeper. More wait with their handshake.
+const INBOX_MAX: usize = 64;
+
+pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), BindError> {
+    let TransportSetup { credentials, bind, local_folder, start, limits } = setup;
+    let configs = QuicConfigs::new(&credentials, &limits)?;
+    let socket = bind_udp(bind, limits.socket_buffer_bytes)?;
+    let broken = |source| BindError::Socket { address: bind, source };
+    let address = socket.local_addr().map_err(broken)?;
+    let hub = match local_folder {
+        Some(folder) => Some(LocalHub::bind(&folder).await?),
+        None => None,
+    };
+    let (server, runtime) = (Some(configs.server), Arc::new(TokioRuntime));
+    let endpoint = Endpoint::new(endpoint_config(), server, socket, runtime).map_err(broken)?;
+    let (events, receiver) = Events::new(limits.events_max);
+    let context = Arc::new(Context {
+        own: credentials.identity(),
+        start,
+        tallies: Tallies::default(),
+        events,
+        directory: Directory::default(),
+        wishes: watch::Sender::new(Wishes::default()),
+        rules: watch::Sender::new(Arc::new(FrameRules::new())),
+        sink: watch::Sender::new(None),
+        source: watch::Sender::new(None),
+        requests_open: Arc::new(Semaphore::new(limits.requests_open_max)),
+        joins_open: Arc::new(Semaphore::new(limits.joins_max)),
+        hub,
+        limits,
+    });
+    let (client, config) = watch::channel(configs.client);
+    let dialler = Dialler { endpoint: endpoint.clone(), config };
+    let (done, closed) = watch::channel(false);
+    tokio::spawn(live(Arc::clone(&context), endpoint.clone(), dialler, done));
+    Ok((Shared { context, address, endpoint, client, closed }, EventQueue { receiver }))
+}
+
+/// Everything a transport does, from its first moment until it is closed.
+async fn live(
+    context: Arc<Context>,
+    endpoint: Endpoint,
+    dialler: Dialler,
+    done: watch::Sender<bool>,
+) {
+    let (greeted, inbox) = mpsc::channel(INBOX_MAX);
+    let wishes = context.wishes.subscribe();
+    let within = context.limits.handshake_within;
+    let door = tokio::spawn(keep_door(Arc::clone(&context), endpoint.clone(), greeted));
+    Keeper::new(context, dialler).run(inbox, wishes).await;
+    endpoint.close(CloseCode::Left.number().into(), &[]);
+    door.abort();
+    // Peers that do not answer are not waited for.
+    let _ = timeout(within, endpoint.wait_idle()).await;
+    // Without a handle nobody waits.
+    let _ = done.send(true);
+}

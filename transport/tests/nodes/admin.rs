@@ -1,0 +1,81 @@
+//! The command line's client.
+
+use std::net::UdpSocket;
+
+use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
+use zbelastic_transport::{
+    AdminClient, CloseCode, DialProblem, PeerRole, RequestError, TransportEvent,
+};
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::site::{Node, Site};
+
+fn address(node: &Node) -> String {
+    node.transport.local_addr().to_string()
+}
+
+async fn answer(node: &mut Node, expected: PeerRole) {
+    match node.next().await {
+        TransportEvent::Request { from, bytes, reply } => {
+            assert_eq!(from.role, expected);
+            assert!(reply.answer(bytes.to_vec()));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_admin_finds_a_node_behind_addresses_that_lead_nowhere() {
+    let (site, other) = (Site::of(1), Site::of(2));
+    let mut node = site.worker(1).await;
+    let stranger = other.worker(2).await;
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let wrong = ["nonsense", "::", ":70", "localhost:70000"].map(str::to_owned);
+    let dead = [silent.local_addr().unwrap().to_string(), address(&stranger)];
+    let all = [&wrong[..], &dead].concat();
+    let credentials = site.credentials(PeerRole::Admin, 50);
+    let error = AdminClient::connect(&all, credentials.clone()).await.unwrap_err();
+    let problems: Vec<_> = error.tried.iter().map(|attempt| attempt.problem.clone()).collect();
+    let nonsense = || DialProblem::NotAnAddress;
+    assert_eq!(problems[..4], [nonsense(), nonsense(), nonsense(), nonsense()]);
+    assert_eq!(problems[4..], [DialProblem::NobodyAnswers, DialProblem::NotThisCluster]);
+    let all = [&dead[..], &[address(&node)]].concat();
+    let client = AdminClient::connect(&all, credentials).await.unwrap();
+    assert_eq!((client.peer().node, client.address()), (NodeId(1), all[2].as_str()));
+    let asked = client.request(b"status".to_vec());
+    let (answered, ()) = tokio::join!(asked, answer(&mut node, PeerRole::Admin));
+    assert_eq!(answered.unwrap(), b"status");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_out_of_date_is_told_as_that_whoever_has_it() {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = UnixSeconds::now();
+    let before = UnixSeconds(now.0 - 20 * DAY);
+    let authority = ClusterAuthority::create(ClusterId(1), before).unwrap();
+    let site = Site::by(authority);
+    let old_admin = site.authority.credentials(PeerRole::Admin, NodeId(50), before).unwrap();
+    let node = site.worker(1).await;
+    let error = AdminClient::connect(&[address(&node)], old_admin).await.unwrap_err();
+    assert!(matches!(error.tried[0].problem, DialProblem::CertificateExpired { .. }), "{error}");
+    let stale = site.authority.credentials(PeerRole::Worker, NodeId(1), before).unwrap();
+    node.transport.set_credentials(stale).unwrap();
+    let admin = site.credentials(PeerRole::Admin, 50);
+    let error = AdminClient::connect(&[address(&node)], admin.clone()).await.unwrap_err();
+    assert!(matches!(error.tried[0].problem, DialProblem::CertificateExpired { .. }), "{error}");
+    node.transport.set_credentials(site.credentials(PeerRole::Worker, 1)).unwrap();
+    AdminClient::connect(&[address(&node)], admin).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_banned_admin_is_closed_and_not_let_in_again() {
+    let site = Site::new();
+    let node = site.worker(1).await;
+    let credentials = site.credentials(PeerRole::Admin, 50);
+    let client = AdminClient::connect(&[address(&node)], credentials.clone()).await.unwrap();
+    node.transport.ban(NodeId(50));
+    assert_eq!(client.request(vec![1]).await, Err(RequestError::Broken));
+    let error = AdminClient::connect(&[address(&node)], credentials).await.unwrap_err();
+    assert_eq!(error.tried[0].problem, DialProblem::Refused(CloseCode::Banned));
+}

@@ -1,0 +1,85 @@
+//! Bans, and processes that end.
+
+use zbelastic_transport::{CloseCode, DialProblem, DownReason, ProcessStart, TransportEvent};
+use zbelastic_types::NodeId;
+
+use crate::site::{Options, Site};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
+    for same_host in [false, true] {
+        let site = Site::new();
+        let (mut one, mut two) = site.pair(same_host).await;
+        one.transport.ban(NodeId(2));
+        assert_eq!(one.down().await, (NodeId(2), DownReason::Banned));
+        let expected = DownReason::ClosedByPeer(CloseCode::Banned);
+        assert_eq!(two.down().await, (NodeId(1), expected));
+        let refused = two
+            .until(|event| match event {
+                TransportEvent::DialFailed { problem, .. } => Some(problem),
+                TransportEvent::Up { .. } => panic!("a banned node is not let in"),
+                _ => None,
+            })
+            .await;
+        assert_eq!(refused, DialProblem::Refused(CloseCode::Banned));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_process_with_the_same_boot_is_told_and_the_first_one_stays() {
+    let site = Site::new();
+    let (one, mut two) = site.pair(false).await;
+    let start = ProcessStart { boot: 1, life: 99 };
+    let mut copy = site.node(1, Options { start, ..Options::default() }).await;
+    copy.knows(&two);
+    let told_by = copy
+        .until(|event| match event {
+            TransportEvent::DuplicateIdentity { told_by } => Some(told_by),
+            _ => None,
+        })
+        .await;
+    assert_eq!(told_by, NodeId(2));
+    one.transport.send(NodeId(2), vec![1, 5].into());
+    assert_eq!(two.control().await, (NodeId(1), vec![1, 5]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_whose_copy_started_later_is_told() {
+    let site = Site::new();
+    let (mut one, mut two) = site.pair(false).await;
+    let start = ProcessStart { boot: 2, life: 99 };
+    let mut copy = site.node(1, Options { start, ..Options::default() }).await;
+    copy.knows(&two);
+    assert_eq!(copy.up().await.0, NodeId(2));
+    assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
+    assert_eq!(two.up().await.1, 2);
+    let told_by = one
+        .until(|event| match event {
+            TransportEvent::DuplicateIdentity { told_by } => Some(told_by),
+            _ => None,
+        })
+        .await;
+    assert_eq!(told_by, NodeId(2));
+}
+
+/// The runtime of a process that is killed ends without a word. Its sockets are closed by the
+/// system, which the same-host road sees at once.
+#[test]
+fn a_killed_process_of_the_same_host_is_noticed_by_its_socket() {
+    let runtime = |threads| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(threads).enable_all().build().unwrap()
+    };
+    let (here, there) = (runtime(2), runtime(1));
+    let site = Site::new();
+    let options = Options { same_host: true, ..Options::default() };
+    let mut one = here.block_on(site.node(1, options.clone()));
+    let mut two = there.block_on(site.node(2, options));
+    one.knows(&two);
+    here.block_on(one.up());
+    there.block_on(two.up());
+    // The handles stay, so nothing closes in order.
+    there.shutdown_background();
+    let (node, reason) = here.block_on(one.down());
+    assert_eq!((node, reason), (NodeId(2), DownReason::ProcessEnded));
+}

@@ -1,0 +1,188 @@
+//! Strangers: noise, floods, other clusters, and those who want to join.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use quinn::Endpoint;
+use zbelastic_transport::identity::{
+    JoinAnswer, JoinGrant, JoinSetup, NodeKey, Token, UnixSeconds, request_certificate,
+};
+use zbelastic_transport::{DialProblem, Limits, PeerRole, TransportEvent};
+use zbelastic_types::NodeId;
+
+use crate::raw::{Raw, client_config};
+use crate::site::{Node, Options, Site};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn noise_on_the_port_is_ignored() {
+    let site = Site::new();
+    let mut one = site.worker(1).await;
+    let address = one.transport.local_addr();
+    let noise = UdpSocket::bind("127.0.0.1:0").unwrap();
+    noise.send_to(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", address).unwrap();
+    for length in [0_usize, 1, 20, 1199, 1200, 1400, 8000] {
+        // Bytes without order, the same in every run; the first bits of a long QUIC header are
+        // among them.
+        let bytes: Vec<u8> =
+            (0..length).map(|index| (index * index * 31 + length) as u8 | 0xc0).collect();
+        noise.send_to(&bytes, address).unwrap();
+    }
+    let mut two = site.worker(2).await;
+    two.knows(&one);
+    one.knows(&two);
+    assert_eq!(one.up().await.0, NodeId(2));
+    assert_eq!(two.up().await.0, NodeId(1));
+}
+
+/// First datagrams of handshakes that nobody goes on with, each of its own.
+async fn first_datagrams(site: &Site, count: usize) -> Vec<Vec<u8>> {
+    let config = client_config(&site.credentials(PeerRole::Worker, 99));
+    let trap = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = trap.local_addr().unwrap();
+    let mut datagrams = Vec::new();
+    for _ in 0..count {
+        let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let connecting = endpoint.connect_with(config.clone(), address, "zbelastic").unwrap();
+        let mut buffer = [0; 2048];
+        let length = trap.recv(&mut buffer).await.unwrap();
+        datagrams.push(buffer[..length].to_vec());
+        drop(connecting);
+    }
+    datagrams
+}
+
+/// Handshakes from as many addresses; the sockets stay open and silent.
+async fn flood(site: &Site, address: SocketAddr, count: usize) -> Vec<UdpSocket> {
+    let mut sockets = Vec::new();
+    for datagram in first_datagrams(site, count).await {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.send_to(&datagram, address).unwrap();
+        sockets.push(socket);
+    }
+    sockets
+}
+
+async fn flooded(limits: Limits) -> (Node, Vec<UdpSocket>) {
+    let site = Site::new();
+    let mut one = site.node(1, Options { limits, ..Options::default() }).await;
+    let sockets = flood(&site, one.transport.local_addr(), 40).await;
+    // Who comes after the flood is let in: datagrams are taken in order, so all of it was seen.
+    let mut two = site.worker(2).await;
+    two.knows(&one);
+    one.until(|event| matches!(event, TransportEvent::Up { .. }).then_some(())).await;
+    two.until(|event| matches!(event, TransportEvent::Up { .. }).then_some(())).await;
+    (one, sockets)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_handshakes_has_to_prove_its_addresses() {
+    let limits = Limits {
+        handshakes_before_retry: 4,
+        handshakes_pending_max: 8,
+        handshake_within: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let (one, _sockets) = flooded(limits).await;
+    let door = one.transport.counters().door;
+    // The one that came later proved its address, beside the four that were let begin.
+    assert!(door.pending_highest <= 5, "{door:?}");
+    assert!(door.retried >= 36, "{door:?}");
+    assert_eq!(door.ignored, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handshakes_beyond_the_limit_are_not_answered() {
+    let limits = Limits {
+        handshakes_before_retry: 100,
+        handshakes_pending_max: 4,
+        handshake_within: Duration::from_secs(2),
+        ..Limits::default()
+    };
+    let (one, sockets) = flooded(limits).await;
+    let door = one.transport.counters().door;
+    assert!(door.pending_highest <= 4, "{door:?}");
+    assert!(door.ignored >= 36, "{door:?}");
+    assert!(door.late >= 1, "{door:?}");
+    let mut answered = 0;
+    for socket in sockets {
+        socket.set_nonblocking(true).unwrap();
+        answered += usize::from(socket.recv(&mut [0; 2048]).is_ok());
+    }
+    assert!(answered <= 4, "{answered}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_clients_are_bounded_in_number() {
+    let site = Site::new();
+    let limits = Limits { clients_max: 3, ..Limits::default() };
+    let node = site.node(1, Options { limits, ..Options::default() }).await;
+    let credentials = site.credentials(PeerRole::Admin, 50);
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        kept.push(Raw::greeted(&credentials, &node.transport).await);
+    }
+    let one_more = Raw::silent(&credentials, &node.transport).await;
+    let _streams = one_more.say_both_ways(&[&[1][..], &crate::raw::HELLO].concat()).await;
+    assert_eq!(one_more.closed_for().await, zbelastic_transport::CloseCode::Crowded);
+    assert_eq!(node.transport.counters().door.open, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_another_cluster_is_told_apart_at_both_ends() {
+    let (ours, theirs) = (Site::of(1), Site::of(2));
+    let mut one = ours.worker(1).await;
+    let mut other = theirs.worker(2).await;
+    other.knows(&one);
+    let problem = other
+        .until(|event| match event {
+            TransportEvent::DialFailed { problem, .. } => Some(problem),
+            _ => None,
+        })
+        .await;
+    assert_eq!(problem, DialProblem::NotThisCluster);
+    let why = one
+        .until(|event| match event {
+            TransportEvent::Strangers { count, why, .. } => {
+                assert_eq!(count, 1);
+                Some(why)
+            }
+            _ => None,
+        })
+        .await;
+    assert!(!why.is_empty());
+    assert!(one.transport.counters().door.failed >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_with_a_token_joins_and_comes_back_as_a_member() {
+    let site = Site::new();
+    let mut one = site.node(1, Options { role: PeerRole::Controller, ..Options::default() }).await;
+    let token = Token::create(PeerRole::Worker, site.authority.pin());
+    let setup = JoinSetup {
+        token: token.clone(),
+        role: PeerRole::Worker,
+        name: "gpu-7".parse().unwrap(),
+        key: NodeKey::generate(),
+        cluster: vec![one.transport.local_addr()],
+        advertised: Vec::new(),
+    };
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let asked = request_certificate(&endpoint, &setup, UnixSeconds::now());
+    let decided = async {
+        let TransportEvent::Join { attempt, reply, .. } = one.next().await else {
+            panic!("a join")
+        };
+        attempt.check_proof(&token.verifier()).unwrap();
+        let now = UnixSeconds::now();
+        let issued = site.authority.issue(&attempt.key, attempt.role, NodeId(7), now).unwrap();
+        let cluster = site.authority.cluster();
+        let grant = JoinGrant::new(cluster, NodeId(7), &issued, Vec::new(), None);
+        reply.answer(JoinAnswer::Granted(grant));
+    };
+    let (joined, ()) = tokio::join!(asked, decided);
+    let credentials = joined.unwrap().credentials;
+    assert_eq!(credentials.identity().node, NodeId(7));
+    let raw = Raw::greeted(&credentials, &one.transport).await;
+    assert_eq!(one.up().await.0, NodeId(7));
+    drop(raw);
+}

@@ -1,0 +1,143 @@
+//! Who finds whom, and who is there after a restart.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use zbelastic_transport::{
+    BindError, DialProblem, DownReason, PeerRole, ProcessStart, Road, Transport, TransportEvent,
+};
+use zbelastic_types::NodeId;
+
+use crate::site::{Options, Site};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_meet_and_one_leaves_in_order() {
+    for same_host in [false, true] {
+        let site = Site::new();
+        let (one, mut two) = site.pair(same_host).await;
+        one.transport.close().await;
+        assert_eq!(two.down().await, (NodeId(1), DownReason::Left));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_addresses_before_the_right_one_are_passed_by() {
+    let site = Site::new();
+    let mut one = site.worker(1).await;
+    let mut two = site.worker(2).await;
+    // A socket that is open and never answers, and an address of no host.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let nowhere: SocketAddr = "192.0.2.1:7000".parse().unwrap();
+    let addresses = vec![silent.local_addr().unwrap(), nowhere, two.transport.local_addr()];
+    one.transport.know(NodeId(2), PeerRole::Worker, addresses);
+    assert_eq!(one.up().await, (NodeId(2), 1, Road::Quic));
+    assert_eq!(two.up().await, (NodeId(1), 1, Road::Quic));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_higher_id_dials_when_the_lower_one_does_not() {
+    let site = Site::new();
+    let mut one = site.worker(1).await;
+    let mut two = site.worker(2).await;
+    two.knows(&one);
+    assert_eq!(one.up().await.0, NodeId(2));
+    assert_eq!(two.up().await.0, NodeId(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
+    let site = Site::new();
+    let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = reserved.local_addr().unwrap();
+    let mut one = site.worker(1).await;
+    one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
+    match one.next().await {
+        TransportEvent::DialFailed { node, address: tried, problem } => {
+            assert_eq!((node, tried, problem), (NodeId(2), address, DialProblem::NobodyAnswers));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(reserved);
+    let mut two = site.node(2, Options { bind: address, ..Options::default() }).await;
+    assert_eq!(two.up().await.0, NodeId(1));
+    assert_eq!(one.up().await.0, NodeId(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_node_at_the_address_is_not_taken_for_the_wanted_one() {
+    let site = Site::new();
+    let mut one = site.worker(1).await;
+    let three = site.worker(3).await;
+    one.transport.know(NodeId(2), PeerRole::Worker, vec![three.transport.local_addr()]);
+    let problem = one
+        .until(|event| match event {
+            TransportEvent::DialFailed { problem, .. } => Some(problem),
+            _ => None,
+        })
+        .await;
+    assert_eq!(problem, DialProblem::AnotherNode);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_starts_again_takes_the_place_of_its_former_life_at_once() {
+    let site = Site::new();
+    let (mut one, two) = site.pair(false).await;
+    // The first life is still there, as a process that hangs would be.
+    let start = ProcessStart { boot: 2, life: 2 };
+    let mut again = site.node(2, Options { start, ..Options::default() }).await;
+    again.knows(&one);
+    assert_eq!(one.down().await, (NodeId(2), DownReason::Replaced));
+    assert_eq!(one.up().await, (NodeId(2), 2, Road::Quic));
+    assert_eq!(again.up().await.0, NodeId(1));
+    one.transport.send(NodeId(2), vec![1, 7].into());
+    assert_eq!(again.control().await, (NodeId(1), vec![1, 7]));
+    drop(two);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forgotten_node_is_closed_and_a_known_one_comes_back() {
+    let site = Site::new();
+    let (mut one, mut two) = site.pair(false).await;
+    two.transport.forget(NodeId(1));
+    one.transport.forget(NodeId(2));
+    assert_eq!(one.until_down().await, NodeId(2));
+    assert_eq!(two.until_down().await, NodeId(1));
+    one.knows(&two);
+    assert_eq!(one.up().await.0, NodeId(2));
+    assert_eq!(two.up().await.0, NodeId(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_in_use_is_told_as_that() {
+    let site = Site::new();
+    let one = site.worker(1).await;
+    let bind = one.transport.local_addr();
+    let setup = site.setup(2, &Options { bind, ..Options::default() });
+    let refused = Transport::bind(setup).await;
+    assert!(matches!(refused, Err(BindError::PortInUse { address }) if address == bind));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_nodes_that_all_know_each_other_hold_one_connection_each() {
+    let site = Site::new();
+    let mut nodes = Vec::new();
+    for id in 1..=5 {
+        nodes.push(site.worker(id).await);
+    }
+    for one in &nodes {
+        for other in nodes.iter().filter(|other| other.id != one.id) {
+            one.knows(other);
+        }
+    }
+    for node in &mut nodes {
+        let mut there = Vec::new();
+        while there.len() < 4 {
+            there.push(node.up().await.0);
+        }
+        there.sort_unstable();
+        there.dedup();
+        assert_eq!(there.len(), 4);
+    }
+    for node in &nodes {
+        assert_eq!(node.transport.counters().door.open, 4);
+    }
+}

@@ -1,0 +1,159 @@
+//! A cluster's authority, and nodes of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
+use zbelastic_transport::{
+    Credentials, DownReason, EventQueue, Limits, PeerRole, ProcessStart, Road, Transport,
+    TransportEvent, TransportSetup,
+};
+use zbelastic_types::{ClusterId, NodeId};
+
+/// Only a broken program takes that long.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct Site {
+    pub authority: ClusterAuthority,
+    folder: tempfile::TempDir,
+}
+
+pub struct Node {
+    pub id: NodeId,
+    pub role: PeerRole,
+    pub transport: Transport,
+    pub events: EventQueue,
+}
+
+/// What differs from node to node.
+#[derive(Clone)]
+pub struct Options {
+    pub role: PeerRole,
+    pub start: ProcessStart,
+    pub bind: SocketAddr,
+    pub same_host: bool,
+    pub limits: Limits,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let limits = Limits { dial_within: Duration::from_millis(300), ..Limits::default() };
+        Self {
+            role: PeerRole::Worker,
+            start: ProcessStart { boot: 1, life: 1 },
+            bind: "127.0.0.1:0".parse().unwrap(),
+            same_host: false,
+            limits,
+        }
+    }
+}
+
+impl Site {
+    pub fn new() -> Self {
+        Self::of(1)
+    }
+
+    pub fn of(cluster: u64) -> Self {
+        let now = UnixSeconds::now();
+        Self::by(ClusterAuthority::create(ClusterId(cluster), now).unwrap())
+    }
+
+    pub fn by(authority: ClusterAuthority) -> Self {
+        Self { authority, folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn credentials(&self, role: PeerRole, node: u64) -> Credentials {
+        self.authority.credentials(role, NodeId(node), UnixSeconds::now()).unwrap()
+    }
+
+    fn local_folder(&self, node: u64, options: &Options) -> Option<PathBuf> {
+        let name = format!("{node}-{}-{}", options.start.boot, options.start.life);
+        options.same_host.then(|| self.folder.path().join(name))
+    }
+
+    pub fn setup(&self, node: u64, options: &Options) -> TransportSetup {
+        TransportSetup {
+            credentials: self.credentials(options.role, node),
+            bind: options.bind,
+            local_folder: self.local_folder(node, options),
+            start: options.start,
+            limits: options.limits.clone(),
+        }
+    }
+
+    pub async fn node(&self, node: u64, options: Options) -> Node {
+        let (transport, events) = Transport::bind(self.setup(node, &options)).await.unwrap();
+        Node { id: NodeId(node), role: options.role, transport, events }
+    }
+
+    pub async fn worker(&self, node: u64) -> Node {
+        self.node(node, Options::default()).await
+    }
+
+    /// Two workers that are up to each other.
+    pub async fn pair(&self, same_host: bool) -> (Node, Node) {
+        let options = Options { same_host, ..Options::default() };
+        let mut one = self.node(1, options.clone()).await;
+        let mut two = self.node(2, options).await;
+        one.knows(&two);
+        two.knows(&one);
+        let road = if same_host { Road::SameHost } else { Road::Quic };
+        assert_eq!(one.up().await, (two.id, 1, road));
+        assert_eq!(two.up().await, (one.id, 1, road));
+        (one, two)
+    }
+}
+
+impl Node {
+    pub fn knows(&self, other: &Self) {
+        self.transport.know(other.id, other.role, vec![other.transport.local_addr()]);
+    }
+
+    pub async fn next(&mut self) -> TransportEvent {
+        timeout(DEADLINE, self.events.next()).await.expect("an event in time").expect("open")
+    }
+
+    /// The next event, which is a peer that is there.
+    pub async fn up(&mut self) -> (NodeId, u64, Road) {
+        match self.next().await {
+            TransportEvent::Up { peer, boot, road } => (peer.node, boot, road),
+            other => panic!("expected a peer to be up, got {other:?}"),
+        }
+    }
+
+    /// The next event, which is a peer that is gone.
+    pub async fn down(&mut self) -> (NodeId, DownReason) {
+        match self.next().await {
+            TransportEvent::Down { peer, reason } => (peer.node, reason),
+            other => panic!("expected a peer to be down, got {other:?}"),
+        }
+    }
+
+    /// The next event, which is a control message.
+    pub async fn control(&mut self) -> (NodeId, Vec<u8>) {
+        match self.next().await {
+            TransportEvent::Control { from, bytes } => (from.node, bytes.to_vec()),
+            other => panic!("expected a control message, got {other:?}"),
+        }
+    }
+
+    /// The node that is gone next, whatever was tried meanwhile.
+    pub async fn until_down(&mut self) -> NodeId {
+        self.until(|event| match event {
+            TransportEvent::Down { peer, .. } => Some(peer.node),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The first event that `pick` takes; others are dropped.
+    pub async fn until<T>(&mut self, mut pick: impl FnMut(TransportEvent) -> Option<T>) -> T {
+        loop {
+            if let Some(picked) = pick(self.next().await) {
+                return picked;
+            }
+        }
+    }
+}
