@@ -31,6 +31,7 @@ use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
+use crate::access::{LATER_CONTROLLERS, NODES_MAX};
 use crate::case::Case;
 use crate::check::Checker;
 use crate::crash_points::CrashPointCounts;
@@ -267,6 +268,7 @@ pub struct World<'a, M: ComputeModel, S> {
     /// Workers that were declared lost and live on.
     fenced: BTreeSet<NodeId>,
     node_next: u64,
+    controller_next: u64,
     boot_next: u64,
     solver: Solver,
     storm: Storm,
@@ -332,7 +334,8 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             workers: BTreeMap::new(),
             dead: BTreeSet::new(),
             fenced: BTreeSet::new(),
-            node_next: 1,
+            node_next: 1 + u64::from(options.controllers),
+            controller_next: 1,
             boot_next: 1,
             solver: Solver::new(options, &setup.stage),
             setup,
@@ -365,8 +368,20 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
     }
 
     fn new_node(&mut self) -> NodeId {
+        let node = NodeId(self.node_next);
+        let last = u64::from(self.case.options.controllers) + NODES_MAX;
+        assert!(node.0 <= last, "no node {node} was let in");
         self.node_next += 1;
-        NodeId(self.node_next - 1)
+        node
+    }
+
+    /// The first controllers are numbered before the workers, later ones far behind them.
+    fn new_controller(&mut self) -> NodeId {
+        let node = NodeId(self.controller_next);
+        assert!(node.0 < LATER_CONTROLLERS + NODES_MAX, "no node {node} was let in");
+        let is_last = node.0 == u64::from(self.case.options.controllers);
+        self.controller_next = if is_last { LATER_CONTROLLERS } else { node.0 + 1 };
+        node
     }
 
     /// A start's number: as from a clock, so that a process can count on from it.
@@ -435,7 +450,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                     self.check_halt(reason);
                     return true;
                 }
-                JobPhase::Done | JobPhase::Running | JobPhase::Paused => {}
+                JobPhase::Done | JobPhase::Running | JobPhase::Paused | JobPhase::Stopped => {}
             }
         }
         let moved = self.checker.moved_at().max(self.calm_at);

@@ -44,7 +44,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Sealed { adopted: None, .. }
             | Change::Durable { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
         self.mark_change(node, change);
     }
@@ -122,7 +123,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 | Change::Durable { .. }
                 | Change::Checkpoint { .. }
                 | Change::Rewound { .. }
-                | Change::Job(_) => format!("{change:?}"),
+                | Change::Job { .. }
+                | Change::Access(_) => format!("{change:?}"),
             };
             format!("n{node} #{index} {text}")
         });
@@ -158,7 +160,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
     }
 
@@ -209,7 +212,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
             MemberChange::Lost { holder, reason } => self.mark_loss(at, *holder, *reason),
-            MemberChange::Drain { .. } => {}
+            MemberChange::Drain { .. } | MemberChange::Moved { .. } => {}
         }
     }
 

@@ -4,13 +4,13 @@ use zbelastic_types::{ClusterId, Incarnation, NodeId, Step};
 
 use super::bench::{BOOT, Bench, CONTROLLERS, NODE, TIMING, Told, briefing};
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, RESOURCES, spec};
+use crate::fixture::{CLUSTER, Log, RESOURCES, contact, spec};
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
 use crate::seat::{BriefingRefusal, News, Order, SeatInput};
 
 fn join(boot: u64) -> Message {
-    Message::Join { boot, role: Role::Worker, resources: RESOURCES }
+    Message::Join { boot, role: Role::Worker, resources: RESOURCES, contact: contact(1) }
 }
 
 /// Tells all controllers for so many ticks what it asks.
@@ -42,7 +42,7 @@ fn a_member_says_that_it_is_there_and_what_it_knows() {
     bench.tick(1);
     let (holder, known) = (log.holder(1), log.state.applied());
     let (generation, pulse) = (log.state.generation(), Default::default());
-    let beat = Message::Beat { holder, known, generation, pulse };
+    let beat = Message::Beat { holder, known, generation, contacts: 0, pulse };
     assert_eq!(bench.sent, CONTROLLERS.map(|to| (to, beat.clone())));
 }
 

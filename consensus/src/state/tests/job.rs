@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::Step;
+use zbelastic_types::{Digest, Step};
 
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
@@ -16,6 +16,11 @@ use crate::validation::{GuardPolicy, Verdict};
 
 fn start(spec: JobSpec) -> Entry {
     Entry::Job(JobChange::Start(Arc::new(spec)))
+}
+
+/// Another job than the usual one.
+fn other() -> JobSpec {
+    JobSpec { config: Digest([8; 32]), ..spec() }
 }
 
 fn phase(log: &Log) -> JobPhase {
@@ -89,7 +94,10 @@ fn without_a_job_nothing_is_trained() {
 fn a_job_is_held_and_goes_on() {
     let mut log = Log::with_job(spec(), &[1]);
     let mut check = |change: JobChange, expected: JobPhase| {
-        assert_eq!(log.apply(Entry::Job(change)), Change::Job(expected));
+        assert_eq!(
+            log.apply(Entry::Job(change)),
+            Change::Job { phase: expected, dropped: Vec::new() }
+        );
         assert_eq!(log.state.running_spec().is_some(), expected == JobPhase::Running);
     };
     check(JobChange::Pause, JobPhase::Paused);
@@ -101,7 +109,8 @@ fn a_job_is_held_and_goes_on() {
     check(JobChange::Pause, JobPhase::Paused);
     check(JobChange::Halt(halt), JobPhase::Halted(halt));
     log.refuse(Entry::Job(JobChange::Pause), JobRefusal::Halted { reason: halt });
-    log.refuse(start(spec()), JobRefusal::UnderWay);
+    log.refuse(start(spec()), JobRefusal::Same);
+    log.refuse(start(other()), JobRefusal::UnderWay);
 }
 
 /// The last step from both sides; what is done stays done.
@@ -125,7 +134,10 @@ fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
     let mut log = Log::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
-    log.apply(start(spec()));
+    log.refuse(start(spec()), JobRefusal::Done);
+    let dropped = vec![Step(12)];
+    let begun = Change::Job { phase: JobPhase::Running, dropped };
+    assert_eq!(log.apply(start(other())), begun);
     let state = &log.state;
     assert!(
         state.plan().is_none() && state.last_seal().is_none() && state.checkpoints().is_empty()
