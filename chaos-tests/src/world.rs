@@ -9,6 +9,7 @@ mod crash;
 mod damage;
 mod ending;
 mod hosts;
+mod numbers;
 mod storm;
 mod workers;
 
@@ -31,7 +32,6 @@ use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
-use crate::access::{LATER_CONTROLLERS, NODES_MAX};
 use crate::case::Case;
 use crate::check::Checker;
 use crate::crash_points::CrashPointCounts;
@@ -51,8 +51,6 @@ use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
-/// Between the numbers of two starts of processes.
-const BOOTS_APART: u64 = 1000;
 /// Between two looks of whoever runs the cluster.
 const ADMIN_US: u64 = 500_000;
 /// After the storm, how long no step may be sealed for good.
@@ -365,29 +363,6 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         }
         self.queue.push(self.calm_at, Event::Calm);
         self.queue.push(Moment(ADMIN_US), Event::Admin);
-    }
-
-    fn new_node(&mut self) -> NodeId {
-        let node = NodeId(self.node_next);
-        let last = u64::from(self.case.options.controllers) + NODES_MAX;
-        assert!(node.0 <= last, "no node {node} was let in");
-        self.node_next += 1;
-        node
-    }
-
-    /// The first controllers are numbered before the workers, later ones far behind them.
-    fn new_controller(&mut self) -> NodeId {
-        let node = NodeId(self.controller_next);
-        assert!(node.0 < LATER_CONTROLLERS + NODES_MAX, "no node {node} was let in");
-        let is_last = node.0 == u64::from(self.case.options.controllers);
-        self.controller_next = if is_last { LATER_CONTROLLERS } else { node.0 + 1 };
-        node
-    }
-
-    /// A start's number: as from a clock, so that a process can count on from it.
-    fn new_boot(&mut self) -> u64 {
-        self.boot_next += BOOTS_APART;
-        self.boot_next
     }
 
     /// Lives until the job is done, or something is wrong.

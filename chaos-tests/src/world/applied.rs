@@ -10,7 +10,8 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{LayerId, NodeId, Step};
 
-use super::{BOOTS_APART, Event, World};
+use super::numbers::BOOTS_APART;
+use super::{Event, World};
 use crate::markers::Marker;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
