@@ -50,6 +50,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
     let layers = plan.sources.len();
     let spec = JobSpec {
         config: Digest([0; 32]),
+        document: Vec::new(),
         layer_tensors: vec![1; layers],
         microbatch_count: common::BATCH.microbatch_count,
         step_count: 4,
@@ -60,6 +61,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         checkpoints_kept: 1,
         attest_every: 0,
         stages_max: STAGES,
+        workers_min: 1,
     };
     let stage = plan.stages.iter().position(|holder| holder.node == NodeId(node));
     HostInput::Order(Order::Load(Box::new(LoadOrder {
