@@ -1,1 +1,52 @@
 //! Checkpoints and logs that survive a power cut.
+//!
+//! Two things are kept: the records of a controller ([`RecordLog`]) and the pieces of checkpoints
+//! ([`Store`]). Whatever a call acknowledged is on the medium when the call returns, and whatever
+//! is read back was checked against the hash it was written under. `docs/checkpoint-format.md` has
+//! the bytes, the invariants and the argument why a crash at any point breaks none of them.
+//!
+//! This package does not know what the bytes mean: a piece is a layer to others, and a name here.
+//! It reads no clock, starts no thread and talks to nobody. What may go is decided by
+//! [`what_to_remove`], a pure function.
+#![forbid(unsafe_code)]
+
+mod chunk_folder;
+pub mod conformance;
+mod data_folder;
+mod error;
+pub mod files;
+mod folder_store;
+mod folder_verify;
+mod index;
+mod index_rows;
+mod log;
+mod manifest;
+mod memory_log;
+mod memory_store;
+mod names;
+mod retention;
+mod sled_database;
+mod sled_log;
+mod sled_rows;
+mod sled_store;
+mod store;
+mod verify;
+
+pub use data_folder::{DataFolder, FORMAT_VERSION, FolderError};
+pub use error::{DatabaseFault, FileFault, LogError, Operation, StoreError};
+pub use folder_store::FolderStore;
+pub use index::{Change, Index, Row};
+pub use log::{RECORD_BYTES_MAX, RecordLog};
+pub use manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
+pub use memory_log::MemoryLog;
+pub use memory_store::MemoryStore;
+pub use names::{
+    CHUNK_BYTES, ChunkDamage, ChunkHash, NameFault, PIECE_BYTES_MAX, PieceName, PieceRecord,
+    RecordFault,
+};
+pub use retention::{Inventory, Needed, Removal, RemovalReason, Removed, what_to_remove};
+pub use sled_database::SledDatabase;
+pub use sled_log::SledLog;
+pub use sled_store::SledStore;
+pub use store::Store;
+pub use verify::{ManifestHealth, Oddity, OddityKind, PieceHealth, Verification};

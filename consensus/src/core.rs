@@ -8,6 +8,7 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+mod orders;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -15,14 +16,15 @@ mod voters;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::codec::{self, DecodeError};
+use crate::contact::{Contact, Contacts};
 use crate::duty::{Action, Duties, DutyTiming, NoPlan, Solution, SolveRequest, Unsolvable};
 use crate::entry::Entry;
-use crate::job::JobChange;
-use crate::member::{LossReason, MemberChange, Resources, Role};
+use crate::member::{MemberChange, Resources, Role};
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::raft::{
@@ -31,6 +33,7 @@ use crate::raft::{
 };
 use crate::state::{Change, EntryRefusal, State};
 
+pub use orders::{Command, Ordered};
 pub use refusal::CoreRefusal;
 
 /// Ticks between two requests of a controller that waits to be admitted.
@@ -41,6 +44,8 @@ const JOIN_TICKS: u64 = 10;
 pub struct CoreSetup {
     /// The cluster.
     pub cluster: ClusterId,
+    /// Where the node is reached.
+    pub contact: Contact,
     /// The voter.
     pub raft: RaftSetup,
     /// How long a leader waits for what.
@@ -120,17 +125,6 @@ pub enum Input {
     },
     /// A person orders something.
     Command(Command),
-}
-
-/// What a person may order.
-#[derive(Clone, Debug)]
-pub enum Command {
-    /// About the job.
-    Job(JobChange),
-    /// A member is to be counted on no more.
-    Remove(NodeId),
-    /// Another voter is to lead.
-    TransferLeader(NodeId),
 }
 
 /// What to do.
@@ -235,6 +229,13 @@ pub struct Core {
     waiting: Option<Waiting>,
     /// The last entry that workers have to know of.
     told: u64,
+    /// Ticks for which nobody is known to lead.
+    leaderless_ticks: u32,
+    ticks: u64,
+    /// Why the plan that was needed last is not there.
+    no_plan: Option<NoPlan>,
+    /// What workers are told of where members are reached.
+    contacts: Arc<Contacts>,
     /// A node that must stop does nothing more.
     is_stopped: bool,
     refusals: BTreeMap<&'static str, u64>,
@@ -278,6 +279,10 @@ impl Core {
             setup,
             raft,
             told: state.applied(),
+            leaderless_ticks: 0,
+            ticks: 0,
+            no_plan: None,
+            contacts: Arc::new(state.contacts()),
             state,
             duties: None,
             waiting,
@@ -299,10 +304,14 @@ impl Core {
         }
         let result = self.take_in(input);
         if let Err(refusal) = &result {
-            *self.refusals.entry(refusal.name()).or_default() += 1;
+            self.count(refusal);
         }
         self.advance();
         result
+    }
+
+    fn count(&mut self, refusal: &CoreRefusal) {
+        *self.refusals.entry(refusal.name()).or_default() += 1;
     }
 
     /// Records are durable.
@@ -346,10 +355,12 @@ impl Core {
         match input {
             Input::Tick => {
                 self.raft.tick();
+                self.handle_tick();
                 if let Some(duties) = &mut self.duties {
                     duties.handle_tick(&self.state);
                 }
                 self.ask_to_be_admitted();
+                self.tell_contact();
                 Ok(())
             }
             Input::Message { from, message } => self.handle_message(from, *message),
@@ -364,30 +375,7 @@ impl Core {
                 }
                 Ok(())
             }
-            Input::Command(command) => self.handle_command(command),
-        }
-    }
-
-    fn handle_command(&mut self, command: Command) -> Result<(), CoreRefusal> {
-        let status = self.raft.status();
-        let Some(duties) = &mut self.duties else {
-            return Err(CoreRefusal::NotLeader { leader: status.leader });
-        };
-        match command {
-            Command::Job(change) => Ok(self.propose(&Entry::Job(change))?),
-            Command::Remove(node) => {
-                let holder = self.state.holder_of(node);
-                let holder = holder.ok_or(CoreRefusal::UnknownNode { node })?;
-                let change = MemberChange::Lost { holder, reason: LossReason::Removed };
-                Ok(duties.handle_change(&self.state, change)?)
-            }
-            Command::TransferLeader(node) => {
-                if !status.members.is_voter(node) {
-                    return Err(CoreRefusal::NotAVoter { node });
-                }
-                self.raft.transfer_leader(node);
-                Ok(())
-            }
+            Input::Command(command) => self.take_order(command).map(|_| ()),
         }
     }
 
@@ -403,9 +391,38 @@ impl Core {
             return;
         }
         let resources = Resources { memory: zbelastic_types::Bytes(0), speed_permille: 0 };
-        let join = Message::Join { boot: waiting.boot, role: Role::Controller, resources };
+        let (boot, contact) = (waiting.boot, self.setup.contact.clone());
+        let join = Message::Join { boot, role: Role::Controller, resources, contact };
         for to in waiting.controllers.clone() {
             self.send(to, join.clone());
+        }
+    }
+
+    /// Counts how long nobody is known to lead.
+    fn handle_tick(&mut self) {
+        self.ticks += 1;
+        let is_led = self.raft.status().leader.is_some();
+        self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
+    }
+
+    /// Says where this node is reached, if something else is agreed on.
+    fn tell_contact(&mut self) {
+        if self.ticks % JOIN_TICKS != 1 {
+            return;
+        }
+        let node = self.setup.raft.node;
+        let Some(holder) = self.state.holder_of(node) else { return };
+        if self.state.members()[&node].contact == self.setup.contact {
+            return;
+        }
+        let contact = self.setup.contact.clone();
+        match (&mut self.duties, self.raft.status().leader) {
+            (Some(duties), _) => {
+                // If there is no room it is told again.
+                let _ = duties.handle_change(&self.state, MemberChange::Moved { holder, contact });
+            }
+            (None, Some(leader)) => self.send(leader, Message::Moved { holder, contact }),
+            (None, None) => {}
         }
     }
 
@@ -467,6 +484,7 @@ impl Core {
             Err(error) => return self.stop(FatalCause::Version(error)),
         };
         let result = self.state.apply(index, entry.clone());
+        self.follow_contacts();
         if let Some(duties) = &mut self.duties {
             let result = result.as_ref().map(|_| ());
             duties.on_applied(&self.state, index, &entry, result);
@@ -485,6 +503,12 @@ impl Core {
         }
     }
 
+    fn follow_contacts(&mut self) {
+        if self.contacts.index != self.state.contacts_index() {
+            self.contacts = Arc::new(self.state.contacts());
+        }
+    }
+
     fn install(&mut self, index: u64, data: &[u8]) {
         match codec::decode::<State>(data, SNAPSHOT_BYTES_MAX) {
             Ok(state) if state.cluster() != self.setup.cluster => {
@@ -493,6 +517,7 @@ impl Core {
             }
             Ok(state) => {
                 self.state = state;
+                self.follow_contacts();
                 if self.state.applied() < index {
                     self.state.pass(index);
                 }
@@ -507,6 +532,7 @@ impl Core {
     fn follow_leadership(&mut self) {
         let leads = self.raft.status().leads_applied;
         if leads != self.duties.is_some() {
+            self.no_plan = None;
             self.duties = leads.then(|| Duties::new(&self.state, self.setup.timing));
             if leads {
                 self.brief_all();
@@ -520,6 +546,7 @@ impl Core {
         match duties.decide(&self.state) {
             Some(Action::Propose(entry)) => self.propose(&entry).is_ok(),
             Some(Action::Solve(request)) => {
+                self.no_plan = None;
                 self.outbox.push_back(Output::Solve(request));
                 true
             }
@@ -529,6 +556,7 @@ impl Core {
             }
             Some(Action::GiveUp(none)) => {
                 *self.refusals.entry(none.name()).or_default() += 1;
+                self.no_plan = Some(none.clone());
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use zbelastic_schedule::{Program, Window};
 use zbelastic_types::{Generation, LayerId, LayerRange, NodeId, StageIndex, Step};
 
+use crate::access::AccessChange;
 use crate::checkpoint::LayerDigest;
 use crate::entry::{Entry, ReadyRecord};
 use crate::job::{HaltReason, JobChange, JobSpec};
@@ -149,6 +150,7 @@ enum Lane {
     Durable(Step, NodeId),
     Checkpoint(Step),
     Job,
+    Access,
 }
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
@@ -235,7 +237,7 @@ impl Duties {
             self.differing = None;
         }
         match entry {
-            Entry::Members(_) => {
+            Entry::Members(_) | Entry::Access(AccessChange::Revoked { .. }) => {
                 self.members_changed = self.now;
                 self.watch.follow(state, self.now);
                 self.changes.retain(|change| is_pending(state, change));
@@ -262,7 +264,8 @@ impl Duties {
             | Entry::Job(_)
             | Entry::Seal(_)
             | Entry::Durable { .. }
-            | Entry::Checkpoint { .. } => {}
+            | Entry::Checkpoint { .. }
+            | Entry::Access(_) => {}
         }
         if result.is_ok() {
             self.forgive_checkpoints(state, entry);
@@ -413,7 +416,9 @@ impl Duties {
         if let MemberChange::Lost { holder, .. } = change {
             self.changes.retain(|noted| match noted {
                 MemberChange::Lost { holder: known, .. } => *known != holder,
-                MemberChange::Admit { .. } | MemberChange::Drain { .. } => true,
+                MemberChange::Admit { .. }
+                | MemberChange::Drain { .. }
+                | MemberChange::Moved { .. } => true,
             });
         }
         if self.changes.len() < crate::entry::CHANGES_MAX {
@@ -436,9 +441,16 @@ impl Duties {
             (MemberChange::Drain { holder: known }, MemberChange::Drain { holder }) => {
                 known == holder
             }
+            (MemberChange::Moved { .. }, MemberChange::Moved { .. }) => noted == change,
             (
-                MemberChange::Admit { .. } | MemberChange::Lost { .. } | MemberChange::Drain { .. },
-                MemberChange::Admit { .. } | MemberChange::Lost { .. } | MemberChange::Drain { .. },
+                MemberChange::Admit { .. }
+                | MemberChange::Lost { .. }
+                | MemberChange::Drain { .. }
+                | MemberChange::Moved { .. },
+                MemberChange::Admit { .. }
+                | MemberChange::Lost { .. }
+                | MemberChange::Drain { .. }
+                | MemberChange::Moved { .. },
             ) => false,
         })
     }
@@ -474,7 +486,8 @@ impl Duties {
             | Entry::Seal(_)
             | Entry::Durable { .. }
             | Entry::Rewind { .. }
-            | Entry::Job(_) => {}
+            | Entry::Job(_)
+            | Entry::Access(_) => {}
         }
     }
 
@@ -488,12 +501,18 @@ impl Duties {
 /// Whether a change would still change something.
 fn is_pending(state: &State, change: &MemberChange) -> bool {
     match change {
-        MemberChange::Admit { node, boot, .. } => state.admits(*node, *boot),
+        MemberChange::Admit { node, boot, role, contact, .. } => {
+            state.admits(*node, *boot) && state.lets_in(*node, *role, contact)
+        }
         MemberChange::Lost { holder, .. } => state.is_live(*holder),
         MemberChange::Drain { holder } => {
             let member = state.members().get(&holder.node);
             state.is_live(*holder)
                 && member.is_some_and(|m| m.standing == crate::member::Standing::Present)
+        }
+        MemberChange::Moved { holder, contact } => {
+            let member = state.members().get(&holder.node);
+            state.is_live(*holder) && member.is_some_and(|m| m.contact != *contact)
         }
     }
 }
@@ -507,5 +526,6 @@ fn lane_of(entry: &Entry) -> Lane {
         Entry::Durable { version, holder, .. } => Lane::Durable(*version, holder.node),
         Entry::Checkpoint { version } => Lane::Checkpoint(*version),
         Entry::Job(_) => Lane::Job,
+        Entry::Access(_) => Lane::Access,
     }
 }

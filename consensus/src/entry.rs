@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Generation, LayerId, Step};
 
+use crate::access::AccessChange;
 use crate::checkpoint::LayerDigest;
 use crate::job::JobChange;
 use crate::member::{Holder, MemberChange};
@@ -38,6 +39,8 @@ pub enum RewindReason {
         /// The layer.
         layer: LayerId,
     },
+    /// A person wants to go on from there. What was sealed since does not bind the run any more.
+    Ordered,
 }
 
 /// An entry of the log.
@@ -83,6 +86,8 @@ pub enum Entry {
     },
     /// The job.
     Job(JobChange),
+    /// Who may take part.
+    Access(AccessChange),
 }
 
 impl Entry {
@@ -99,6 +104,7 @@ impl Entry {
             Self::Checkpoint { .. } => "checkpoint",
             Self::Rewind { .. } => "rewind",
             Self::Job(_) => "job",
+            Self::Access(_) => "access",
         }
     }
 }

@@ -125,6 +125,14 @@ impl History {
         }
     }
 
+    /// Forgets what was sealed from `head` on. What lies before what is remembered begins anew there.
+    pub(crate) fn forget_from(&mut self, head: Step) {
+        match head.0.checked_sub(self.base.0) {
+            Some(count) => self.seals.truncate(count as usize),
+            None => *self = Self::starting_at(head),
+        }
+    }
+
     /// Forgets the oldest seal.
     pub(crate) fn forget_oldest(&mut self) {
         self.forget_before(self.base.next());

@@ -15,6 +15,8 @@ use crate::validation::GuardPolicy;
 pub const LAYERS_MAX: usize = 1024;
 /// Tensors a model may have.
 pub const TENSORS_MAX: u32 = 1 << 16;
+/// Bytes of the document that a job is described by.
+pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 /// Replays of one step that a job may allow: what does not come out finite by then never will.
 pub const REPLAYS_MAX: u32 = 1000;
 
@@ -36,6 +38,8 @@ pub enum WindowPolicy {
 pub struct JobSpec {
     /// Names the whole configuration, what is not here included.
     pub config: Digest,
+    /// The whole configuration, as whoever builds a stage reads it. Nobody looks into it here.
+    pub document: Vec<u8>,
     /// Tensors in each layer, in model order.
     pub layer_tensors: Vec<u32>,
     /// Microbatches a step.
@@ -56,20 +60,31 @@ pub struct JobSpec {
     pub attest_every: u64,
     /// Stages at most.
     pub stages_max: u32,
+    /// Workers without which no plan is made.
+    pub workers_min: u32,
 }
 
 /// Why a configuration is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobRefusal {
-    /// There is a job already.
-    #[error("a job is under way")]
+    /// There is another job.
+    #[error("another job is under way")]
     UnderWay,
+    /// This very job is there, and not ended by order: whoever wants it run can watch it.
+    #[error("this job is there already")]
+    Same,
     /// There is none.
     #[error("there is no job")]
     Missing,
     /// Every step of it is sealed.
     #[error("the job is done")]
     Done,
+    /// It was ended by order.
+    #[error("the job was stopped")]
+    Stopped,
+    /// Only a job that is held goes back by order.
+    #[error("the job is not paused")]
+    NotHeld,
     /// It is held for a reason that a pause would hide; it can be continued.
     #[error("the job is held already: {reason}")]
     Halted {
@@ -83,6 +98,20 @@ pub enum JobRefusal {
         layers: usize,
         /// Tensors.
         tensors: u64,
+    },
+    /// The document is too long.
+    #[error("a document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
+    Document {
+        /// Bytes found.
+        found: usize,
+    },
+    /// More workers are waited for than a plan can have stages.
+    #[error("at least {found} workers, a plan has up to {stages_max} stages")]
+    Workers {
+        /// Workers asked for.
+        found: u32,
+        /// Stages allowed by the job.
+        stages_max: u32,
     },
     /// A count that must not be zero is.
     #[error("{what} is zero")]
@@ -109,6 +138,29 @@ pub enum JobRefusal {
         /// Steps from one to the next.
         found: u64,
     },
+}
+
+impl JobRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::UnderWay => "job-under-way",
+            Self::Same => "job-same",
+            Self::Missing => "job-missing",
+            Self::Done => "job-done",
+            Self::Stopped => "job-stopped",
+            Self::NotHeld => "job-not-held",
+            Self::Halted { .. } => "job-halted",
+            Self::Size { .. } => "job-size",
+            Self::Document { .. } => "job-document",
+            Self::Workers { .. } => "job-workers",
+            Self::Zero { .. } => "job-zero",
+            Self::Stages { .. } => "job-stages",
+            Self::Replays { .. } => "job-replays",
+            Self::Every { .. } => "job-every",
+        }
+    }
 }
 
 impl JobSpec {
@@ -166,6 +218,7 @@ impl JobSpec {
             ("microbatch_count", u64::from(self.microbatch_count)),
             ("step_count", self.step_count),
             ("stages_max", u64::from(self.stages_max)),
+            ("workers_min", u64::from(self.workers_min)),
             ("checkpoints_kept", u64::from(self.checkpoints_kept)),
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
@@ -173,6 +226,14 @@ impl JobSpec {
         }
         if self.stages_max as usize > STAGES_MAX {
             return Err(JobRefusal::Stages { found: self.stages_max });
+        }
+        let (found, stages_max) = (self.workers_min, self.stages_max);
+        if found > stages_max {
+            return Err(JobRefusal::Workers { found, stages_max });
+        }
+        let found = self.document.len();
+        if found > DOCUMENT_BYTES_MAX {
+            return Err(JobRefusal::Document { found });
         }
         if self.policy.replays_max > REPLAYS_MAX {
             return Err(JobRefusal::Replays { found: self.policy.replays_max });
@@ -219,6 +280,8 @@ pub enum JobPhase {
     Done,
     /// Held because going on would be wrong.
     Halted(HaltReason),
+    /// Ended by order, for good: another job may begin.
+    Stopped,
 }
 
 /// The job.
@@ -234,9 +297,13 @@ impl Job {
     /// The configuration, if there are steps to seal.
     ///
     /// # Errors
-    /// If the job is done.
+    /// If the job is done, or was stopped.
     pub fn under_way(&self) -> Result<&Arc<JobSpec>, JobRefusal> {
-        if self.phase == JobPhase::Done { Err(JobRefusal::Done) } else { Ok(&self.spec) }
+        match self.phase {
+            JobPhase::Done => Err(JobRefusal::Done),
+            JobPhase::Stopped => Err(JobRefusal::Stopped),
+            JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => Ok(&self.spec),
+        }
     }
 }
 
@@ -251,4 +318,7 @@ pub enum JobChange {
     Continue,
     /// It cannot go on.
     Halt(HaltReason),
+    /// It ends for good. Workers let go of it; its seals and checkpoints stay known until another
+    /// job begins.
+    Stop,
 }

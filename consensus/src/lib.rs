@@ -8,8 +8,10 @@
 //! [`validation`] is how a step that was applied optimistically is kept, clipped, skipped or
 //! replayed; [`State`] is what follows from the log; [`duty`] is what a leader does about it.
 
+pub mod access;
 pub mod checkpoint;
 pub mod codec;
+pub mod contact;
 pub mod core;
 pub mod duty;
 pub mod entry;
@@ -23,6 +25,7 @@ pub mod mutant;
 pub mod plan;
 pub mod raft;
 pub mod seat;
+pub mod standing;
 pub mod state;
 pub mod validation;
 

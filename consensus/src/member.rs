@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, Incarnation, NodeId};
 
+use crate::contact::Contact;
+
 /// Members there may be, lost ones included.
 pub const MEMBERS_MAX: usize = 128;
 
@@ -120,6 +122,8 @@ pub enum MemberChange {
         role: Role,
         /// What it brings.
         resources: Resources,
+        /// Where it is reached.
+        contact: Contact,
     },
     /// It is not counted on any more.
     Lost {
@@ -132,6 +136,13 @@ pub enum MemberChange {
     Drain {
         /// Who.
         holder: Holder,
+    },
+    /// It is reached elsewhere.
+    Moved {
+        /// Who.
+        holder: Holder,
+        /// Where it is reached now.
+        contact: Contact,
     },
 }
 
@@ -157,6 +168,8 @@ pub struct Member {
     pub role: Role,
     /// What it brings.
     pub resources: Resources,
+    /// Where it is reached.
+    pub contact: Contact,
     /// How it stands.
     pub standing: Standing,
 }

@@ -9,6 +9,7 @@ use zbelastic_types::{
 
 use crate::checkpoint::LayerDigest;
 use crate::codec::{self, DecodeError};
+use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::job::{JobPhase, JobSpec};
 use crate::member::{Holder, Resources, Role};
@@ -92,6 +93,8 @@ pub struct Briefing {
     pub rewinds: u64,
     /// Versions that become checkpoints once all their layers are durable.
     pub pending: Vec<Step>,
+    /// Where members are reached, for who does not know it yet.
+    pub contacts: Option<Arc<Contacts>>,
 }
 
 /// What one node tells another.
@@ -107,6 +110,8 @@ pub enum Message {
         role: Role,
         /// What it brings.
         resources: Resources,
+        /// Where it is reached.
+        contact: Contact,
     },
     /// A worker is there.
     Beat {
@@ -116,6 +121,8 @@ pub enum Message {
         known: u64,
         /// The plan it knows.
         generation: Generation,
+        /// The index of the contacts it knows.
+        contacts: u64,
         /// What it is doing.
         pulse: Pulse,
     },
@@ -186,6 +193,13 @@ pub enum Message {
         /// The last start that was admitted.
         boot: u64,
     },
+    /// A controller is reached elsewhere than is agreed.
+    Moved {
+        /// Who.
+        holder: Holder,
+        /// Where it is reached.
+        contact: Contact,
+    },
 }
 
 impl Message {
@@ -200,7 +214,8 @@ impl Message {
             | Self::LoadFailed { holder, .. }
             | Self::Saved { holder, .. }
             | Self::Drain { holder }
-            | Self::Leave { holder } => Some(*holder),
+            | Self::Leave { holder }
+            | Self::Moved { holder, .. } => Some(*holder),
             Self::Ready(ready) => Some(ready.holder),
             Self::Raft(_) | Self::Join { .. } | Self::Briefing(_) | Self::Spent { .. } => None,
         }

@@ -18,11 +18,12 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_types::{ClusterId, Generation, NodeId, StageIndex, Step};
 
+use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::job::JobSpec;
 use crate::member::{Holder, Resources, Role};
@@ -57,7 +58,9 @@ pub struct SeatSetup {
     pub boot: u64,
     /// What the node brings.
     pub resources: Resources,
-    /// Whom to ask.
+    /// Where the node is reached.
+    pub contact: Contact,
+    /// Whom to ask first. Once it is a member, it is told who else there is.
     pub controllers: Vec<NodeId>,
     /// How often it speaks.
     pub timing: SeatTiming,
@@ -160,6 +163,8 @@ pub struct Seat {
     setup: SeatSetup,
     standing: Standing,
     leader: Option<NodeId>,
+    /// Where members are reached, as far as it was told.
+    contacts: Arc<Contacts>,
     spec: Option<Arc<JobSpec>>,
     pulse: Pulse,
     /// Whether the machine is about to go, in whatever life.
@@ -176,6 +181,7 @@ impl Seat {
             setup,
             standing: Standing::Outside,
             leader: None,
+            contacts: Arc::default(),
             spec: None,
             pulse: Pulse::default(),
             is_draining: false,
@@ -198,6 +204,7 @@ impl Seat {
             SeatInput::Controllers { cluster, controllers } => {
                 if self.setup.cluster != cluster {
                     self.leave_membership();
+                    self.contacts = Arc::default();
                 }
                 self.setup.cluster = cluster;
                 self.setup.controllers = controllers;
@@ -235,6 +242,26 @@ impl Seat {
         }
     }
 
+    /// Where members are reached, as far as it was told: its peers, and all controllers. Whoever
+    /// connects looks again when the index has grown.
+    #[must_use]
+    pub fn contacts(&self) -> &Arc<Contacts> {
+        &self.contacts
+    }
+
+    /// Whom it tells: the controllers that are counted on. While it is no member, those that it was
+    /// to ask first as well, since all that it knows may be gone.
+    #[must_use]
+    pub fn controllers(&self) -> BTreeSet<NodeId> {
+        let told = self.contacts.controllers();
+        let is_outside = match &self.standing {
+            Standing::Outside => true,
+            Standing::Member(_) => self.contacts.index == 0,
+        };
+        let first = self.setup.controllers.iter().copied().filter(|_| is_outside);
+        told.chain(first).collect()
+    }
+
     /// The job's configuration, once it is known.
     #[must_use]
     pub fn spec(&self) -> Option<&Arc<JobSpec>> {
@@ -256,7 +283,8 @@ impl Seat {
             Standing::Member(member) => {
                 let (holder, known) = (member.holder, member.known);
                 let (generation, pulse) = (member.generation, self.pulse);
-                let beat = Message::Beat { holder, known, generation, pulse };
+                let contacts = self.contacts.index;
+                let beat = Message::Beat { holder, known, generation, contacts, pulse };
                 let drain = self.is_draining.then_some(Message::Drain { holder });
                 (Some(beat), drain.into_iter().chain(member.untold.messages(holder)).collect())
             }
@@ -271,7 +299,8 @@ impl Seat {
 
     fn join(&self) -> Message {
         let SeatSetup { boot, resources, .. } = self.setup;
-        Message::Join { boot, role: Role::Worker, resources }
+        let contact = self.setup.contact.clone();
+        Message::Join { boot, role: Role::Worker, resources, contact }
     }
 
     fn handle_drain(&mut self) {
@@ -311,8 +340,8 @@ impl Seat {
     }
 
     fn tell_all(&mut self, message: &Message) {
-        for index in 0..self.setup.controllers.len() {
-            self.send(self.setup.controllers[index], message.clone());
+        for controller in self.controllers() {
+            self.send(controller, message.clone());
         }
     }
 

@@ -3,7 +3,9 @@
 //! Every entry is checked when it is applied, against the state it meets, whatever held when it
 //! was proposed (rule R2). One that does not fit changes nothing and says why.
 
+mod access;
 mod apply;
+mod job;
 mod plans;
 mod refusal;
 #[cfg(test)]
@@ -15,7 +17,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, ClusterId, Generation, Incarnation, NodeId, Step};
 
+use crate::access::Access;
 use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
+use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::history::History;
 use crate::job::{Job, JobPhase, JobSpec};
@@ -57,6 +61,9 @@ pub struct State {
     applied: u64,
     members: BTreeMap<NodeId, Member>,
     quarantined: BTreeSet<NodeId>,
+    access: Access,
+    /// The last entry that changed who is reached where.
+    contacts_index: u64,
     job: Option<Job>,
     plan: Option<PlanState>,
     next: Option<Arc<PlanRecord>>,
@@ -79,6 +86,8 @@ impl State {
             applied: 0,
             members: BTreeMap::new(),
             quarantined: BTreeSet::new(),
+            access: Access::default(),
+            contacts_index: 0,
             job: None,
             plan: None,
             next: None,
@@ -92,18 +101,25 @@ impl State {
         }
     }
 
-    /// The same, with its first controllers.
+    /// The same, with its first controllers. Their numbers are not given again.
     #[must_use]
-    pub fn with_controllers(mut self, nodes: &[NodeId]) -> Self {
+    pub fn with_controllers(
+        mut self,
+        controllers: impl IntoIterator<Item = (NodeId, Contact)>,
+    ) -> Self {
         let resources = Resources { memory: Bytes(0), speed_permille: 0 };
-        let controller = Member {
-            incarnation: Incarnation(0),
-            boot: 0,
-            role: Role::Controller,
-            resources,
-            standing: Standing::Present,
-        };
-        self.members.extend(nodes.iter().map(|node| (*node, controller.clone())));
+        for (node, contact) in controllers {
+            self.access.reserve(node);
+            let controller = Member {
+                incarnation: Incarnation(0),
+                boot: 0,
+                role: Role::Controller,
+                resources,
+                contact,
+                standing: Standing::Present,
+            };
+            self.members.insert(node, controller);
+        }
         self
     }
 
@@ -146,7 +162,7 @@ impl State {
         &self.quarantined
     }
 
-    /// Whether a node that asks with this start would be admitted.
+    /// Whether a node that is let in and asks with this start would be admitted.
     #[must_use]
     pub fn admits(&self, node: NodeId, boot: u64) -> bool {
         let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
@@ -260,6 +276,20 @@ impl State {
     pub fn live_workers(&self) -> impl Iterator<Item = (Holder, &Member)> {
         let live = self.members.iter().filter(|(_, m)| m.is_live() && m.role == Role::Worker);
         live.map(|(node, m)| (Holder { node: *node, incarnation: m.incarnation }, m))
+    }
+
+    /// Where members that are counted on are reached.
+    #[must_use]
+    pub fn contacts(&self) -> Contacts {
+        let live = self.members.iter().filter(|(_, member)| member.is_live());
+        let members = live.map(|(node, member)| (*node, (member.role, member.contact.clone())));
+        Contacts { index: self.contacts_index, members: members.collect() }
+    }
+
+    /// The last entry that changed who is reached where.
+    #[must_use]
+    pub fn contacts_index(&self) -> u64 {
+        self.contacts_index
     }
 
     /// Controllers that are counted on.

@@ -89,7 +89,12 @@ const FENCES: [Fence; 35] = [
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
-    fence("libc", &["node", CHAOS_TESTS], &[], &["node/src/", "chaos-tests/src/"]),
+    fence(
+        "libc",
+        &["node", "checkpoint", CHAOS_TESTS],
+        &[],
+        &["node/src/", "checkpoint/src/", "chaos-tests/src/"],
+    ),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),

@@ -9,7 +9,8 @@ use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::data::BatchSource;
-use crate::digest::{StateDigest, layer_digests, state_digest};
+use crate::digest::{StateDigest, state_digest};
+use crate::elastic::layer_digest;
 use crate::model::{
     Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
     model_layers, rotary_angles,
@@ -208,8 +209,8 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     #[must_use]
     pub fn digest(&self) -> StateDigest {
         let layers = self.model.layers();
-        let tensors = layers.iter().flat_map(|layer| layer_digests(&self.backend, layer));
-        state_digest(tensors.collect(), self.updates)
+        let digests = layers.iter().map(|layer| layer_digest(&layer.image(&self.backend)));
+        state_digest(digests, self.updates)
     }
 }
 

@@ -5,16 +5,26 @@ use std::sync::Arc;
 use zbelastic_types::{Generation, NodeId};
 
 use super::Core;
+use crate::access::AccessOutcome;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
 use crate::state::{Change, PlanPhase};
 use crate::validation::Seal;
 
-/// Whether the receiver knows the plan in force.
+/// What the receiver knows, and is not told again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Knows {
-    Plan,
-    Nothing,
+struct Knows {
+    /// The plan in force.
+    plan: bool,
+    /// Where members are reached.
+    contacts: bool,
+}
+
+impl Knows {
+    const ALL: Self = Self { plan: true, contacts: true };
+    const PLAN: Self = Self { plan: true, contacts: false };
+    const CONTACTS: Self = Self { plan: false, contacts: true };
+    const NOTHING: Self = Self { plan: false, contacts: false };
 }
 
 impl Core {
@@ -22,14 +32,25 @@ impl Core {
     pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
         let (matters, knows) = match change {
             // Whoever saved layers of a checkpoint tells so until it hears that it is there.
-            Change::Members(_)
-            | Change::Resumed(_)
-            | Change::Job(_)
+            Change::Members(_) | Change::Access(AccessOutcome::Revoked { .. }) => {
+                (true, Knows::PLAN)
+            }
+            Change::Resumed(_)
+            | Change::Job { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Sealed { adopted: None, .. } => (true, Knows::Plan),
-            Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::Nothing),
-            Change::Planned(_) | Change::Ready(_) | Change::Durable { .. } => (false, Knows::Plan),
+            | Change::Sealed { adopted: None, .. } => (true, Knows::ALL),
+            Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::CONTACTS),
+            Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Durable { .. }
+            | Change::Access(
+                AccessOutcome::TokenMade { .. }
+                | AccessOutcome::TokenRevoked { .. }
+                | AccessOutcome::LetIn { .. }
+                | AccessOutcome::Renewed { .. }
+                | AccessOutcome::Forgotten { .. },
+            ) => (false, Knows::ALL),
         };
         if !matters {
             return;
@@ -42,7 +63,7 @@ impl Core {
 
     /// Tells all workers everything.
     pub(super) fn brief_all(&mut self) {
-        self.brief_workers(Knows::Nothing);
+        self.brief_workers(Knows::NOTHING);
     }
 
     fn brief_workers(&mut self, knows: Knows) {
@@ -58,7 +79,13 @@ impl Core {
     }
 
     /// Answers a worker that says what it knows, if it lacks something.
-    pub(super) fn answer(&mut self, holder: Holder, known: u64, generation: Generation) {
+    pub(super) fn answer(
+        &mut self,
+        holder: Holder,
+        known: u64,
+        generation: Generation,
+        contacts: u64,
+    ) {
         let is_fenced = !self.state.is_live(holder);
         // A follower that lags behind does not know everybody; only who was applied may be told so.
         if is_fenced && holder.incarnation.0 > self.state.applied() {
@@ -66,8 +93,9 @@ impl Core {
         }
         let asks = self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(holder.node));
         let lacks_plan = generation < self.state.generation();
-        if is_fenced || known < self.told || lacks_plan || asks {
-            let knows = if lacks_plan { Knows::Nothing } else { Knows::Plan };
+        let lacks_contacts = contacts < self.state.contacts_index();
+        if is_fenced || known < self.told || lacks_plan || lacks_contacts || asks {
+            let knows = Knows { plan: !lacks_plan, contacts: !lacks_contacts };
             self.brief_node(holder.node, knows);
         }
     }
@@ -78,7 +106,7 @@ impl Core {
         let (is_live, is_worker, last) =
             (member.is_live(), member.role == Role::Worker, member.boot);
         if is_live && is_worker && last == boot {
-            self.brief_node(node, Knows::Nothing);
+            self.brief_node(node, Knows::NOTHING);
         } else if !is_live && is_worker && last >= boot {
             self.send(node, Message::Spent { boot: last });
         }
@@ -88,7 +116,7 @@ impl Core {
         let state = &self.state;
         let member = state.members().get(&node).filter(|member| member.is_live());
         let plan = state.plan();
-        let is_told = knows == Knows::Nothing;
+        let is_told = !knows.plan;
         Briefing {
             index: state.applied(),
             leader: self.raft.status().leader,
@@ -104,6 +132,7 @@ impl Core {
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
             rewinds: state.rewinds(),
             pending: state.pending().iter().map(|pending| pending.version).collect(),
+            contacts: (!knows.contacts).then(|| Arc::clone(&self.contacts)),
         }
     }
 
@@ -111,7 +140,7 @@ impl Core {
     pub(super) fn tell_proposal(&mut self, seal: Seal) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
-            let briefing = self.briefing(node, Knows::Plan);
+            let briefing = self.briefing(node, Knows::ALL);
             let told = Briefing { seal: Some(seal), ..briefing };
             self.send(node, Message::Briefing(Box::new(told)));
         }

@@ -2,8 +2,11 @@
 
 use zbelastic_types::{ClusterId, NodeId};
 
+use crate::access::AccessRefusal;
 use crate::duty::InputRefusal;
+use crate::job::JobRefusal;
 use crate::raft::{ProposeRefusal, RaftRefusal};
+use crate::state::EntryRefusal;
 
 /// Why an input was dropped. Nothing changed.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +45,27 @@ pub enum CoreRefusal {
         /// Whom it speaks for.
         found: NodeId,
     },
+    /// The job does not take it.
+    #[error(transparent)]
+    Job(#[from] JobRefusal),
+    /// It does not fit who may take part.
+    #[error(transparent)]
+    Access(#[from] AccessRefusal),
+    /// The run cannot go back to where it is to.
+    #[error(transparent)]
+    Restore(#[from] EntryRefusal),
+    /// Only a worker can be drained: a controller is removed.
+    #[error("node {node} is no worker")]
+    NotAWorker {
+        /// The node.
+        node: NodeId,
+    },
+    /// It is about to go already.
+    #[error("node {node} drains already")]
+    Draining {
+        /// The node.
+        node: NodeId,
+    },
     /// No such member.
     #[error("node {node} is no member")]
     UnknownNode {
@@ -77,6 +101,11 @@ impl CoreRefusal {
             Self::NotLeader { .. } => "not-leader",
             Self::NotForControllers => "not-for-controllers",
             Self::WrongSender { .. } => "wrong-sender",
+            Self::Job(refusal) => refusal.name(),
+            Self::Access(refusal) => refusal.name(),
+            Self::Restore(_) => "restore",
+            Self::NotAWorker { .. } => "not-a-worker",
+            Self::Draining { .. } => "draining",
             Self::UnknownNode { .. } => "unknown-node",
             Self::NotAVoter { .. } => "not-a-voter",
             Self::Unasked { .. } => "unasked-plan",

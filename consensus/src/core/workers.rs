@@ -19,18 +19,18 @@ impl Core {
         }
         match envelope.message {
             Message::Raft(message) => Ok(self.raft.handle(from, message)?),
-            Message::Beat { holder, known, generation, pulse } => {
+            Message::Beat { holder, known, generation, contacts, pulse } => {
                 check_sender(from, holder.node)?;
                 let heard = match &mut self.duties {
                     Some(duties) => duties.handle_beat(&self.state, holder, pulse),
                     None => Ok(()),
                 };
-                self.answer(holder, known, generation);
+                self.answer(holder, known, generation, contacts);
                 Ok(heard?)
             }
-            Message::Join { boot, role, resources } => {
+            Message::Join { boot, role, resources, contact } => {
                 self.answer_join(from, boot);
-                let change = MemberChange::Admit { node: from, boot, role, resources };
+                let change = MemberChange::Admit { node: from, boot, role, resources, contact };
                 self.with_duties(|duties, core| duties.handle_change(&core.state, change))
             }
             Message::Briefing(_) | Message::Spent { .. } => Err(CoreRefusal::NotForControllers),
@@ -41,7 +41,8 @@ impl Core {
             | Message::LoadFailed { .. }
             | Message::Saved { .. }
             | Message::Drain { .. }
-            | Message::Leave { .. }) => self.handle_news(from, message),
+            | Message::Leave { .. }
+            | Message::Moved { .. }) => self.handle_news(from, message),
         }
     }
 
@@ -73,6 +74,9 @@ impl Core {
                 Message::Leave { holder } => {
                     let reason = LossReason::Drained;
                     duties.handle_change(state, MemberChange::Lost { holder, reason })
+                }
+                Message::Moved { holder, contact } => {
+                    duties.handle_change(state, MemberChange::Moved { holder, contact })
                 }
                 Message::Raft(_)
                 | Message::Join { .. }

@@ -31,8 +31,18 @@ impl Duties {
         change: MemberChange,
     ) -> Result<(), InputRefusal> {
         let (node, holder) = match &change {
-            MemberChange::Admit { node, .. } => (*node, None),
+            MemberChange::Admit { node, role, contact, .. } => {
+                contact.check()?;
+                if !state.lets_in(*node, *role, contact) {
+                    return Err(InputRefusal::NoCredential { node: *node });
+                }
+                (*node, None)
+            }
             MemberChange::Lost { holder, .. } | MemberChange::Drain { holder } => {
+                (holder.node, Some(*holder))
+            }
+            MemberChange::Moved { holder, contact } => {
+                contact.check()?;
                 (holder.node, Some(*holder))
             }
         };

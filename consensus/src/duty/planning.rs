@@ -51,6 +51,12 @@ impl Duties {
         self.planning.asks_inventory_of(node)
     }
 
+    /// Workers without which no plan is made.
+    #[must_use]
+    pub fn workers_needed(&self, state: &State) -> u32 {
+        state.running_spec().map_or(0, |spec| spec.workers_min)
+    }
+
     /// Why a plan is needed, if one is.
     #[must_use]
     pub fn need(&self, state: &State) -> Option<Need> {
@@ -190,7 +196,7 @@ impl Duties {
         }
         let mut nodes = seating(plan, &available);
         nodes.truncate(spec.stages_max as usize);
-        if nodes.is_empty() {
+        if nodes.len() < self.workers_needed(state) as usize {
             self.planning.draft = None;
             return None;
         }

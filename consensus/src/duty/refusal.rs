@@ -2,6 +2,7 @@
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, TensorIndex};
 
+use crate::contact::ContactRefusal;
 use crate::entry::CHANGES_MAX;
 use crate::member::Holder;
 use crate::validation::{ReportRefusal, Turn};
@@ -127,6 +128,15 @@ pub enum InputRefusal {
     /// again.
     #[error("{CHANGES_MAX} changes of members wait already")]
     TooManyChanges,
+    /// The node has no credential for that role, or it was revoked.
+    #[error("node {node} has no credential")]
+    NoCredential {
+        /// The node.
+        node: NodeId,
+    },
+    /// Where it is reached is not told as it must be.
+    #[error(transparent)]
+    Contact(#[from] ContactRefusal),
     /// The node may not come back, or a later start of it is a member.
     #[error("node {node} is not admitted")]
     NotAdmitted {
@@ -157,6 +167,8 @@ impl InputRefusal {
             Self::Report(refusal) => refusal.name(),
             Self::Unasked => "unasked",
             Self::TooManyChanges => "too-many-changes",
+            Self::NoCredential { .. } => "no-credential",
+            Self::Contact(_) => "contact",
             Self::NotAdmitted { .. } => "not-admitted",
         }
     }

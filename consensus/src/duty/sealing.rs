@@ -1,6 +1,7 @@
 //! When and how the open turn is sealed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use zbelastic_types::{LayerId, StageIndex, Step};
 
@@ -62,6 +63,31 @@ pub enum Withheld {
         /// The step.
         step: Step,
     },
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRunning => write!(f, "nothing runs"),
+            Self::Reports => write!(f, "reports are missing"),
+            Self::NotHeld { stage } => {
+                write!(f, "the update of stage {stage} is not held elsewhere")
+            }
+            Self::NotAttested { stage } => {
+                write!(f, "the state of stage {stage} is not attested")
+            }
+            Self::CheckpointOverdue => write!(f, "a checkpoint is overdue"),
+            Self::Sums { layer, owner, copy } => {
+                write!(f, "{owner} and {copy} tell different sums of layer {layer}")
+            }
+            Self::State { layer, owner, copy } => {
+                write!(f, "{owner} and {copy} hold different states of layer {layer}")
+            }
+            Self::DiffersFromLog { step } => {
+                write!(f, "step {step} comes out other than it was sealed")
+            }
+        }
+    }
 }
 
 /// What is known about the open turn.

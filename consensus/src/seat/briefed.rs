@@ -59,7 +59,8 @@ impl Seat {
         if expected != found {
             return Err(BriefingRefusal::OtherCluster { expected, found });
         }
-        if !self.setup.controllers.contains(&from) {
+        let is_known = self.setup.controllers.contains(&from);
+        if !is_known && !self.contacts.controllers().any(|node| node == from) {
             return Err(BriefingRefusal::NotAController { from });
         }
         match envelope.message {
@@ -75,7 +76,8 @@ impl Seat {
             | Message::LoadFailed { .. }
             | Message::Saved { .. }
             | Message::Drain { .. }
-            | Message::Leave { .. } => Err(BriefingRefusal::NotForWorkers),
+            | Message::Leave { .. }
+            | Message::Moved { .. } => Err(BriefingRefusal::NotForWorkers),
         }
     }
 
@@ -116,6 +118,10 @@ impl Seat {
             }
         }
         self.leader = briefing.leader;
+        if let Some(contacts) = briefing.contacts.as_ref().filter(|c| c.index > self.contacts.index)
+        {
+            self.contacts = Arc::clone(contacts);
+        }
         if let Some(spec) = &briefing.spec {
             self.spec = Some(spec.clone());
         }

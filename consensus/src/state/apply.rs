@@ -5,14 +5,15 @@ use std::sync::Arc;
 use zbelastic_types::{Generation, NodeId, Step};
 
 use super::{EntryRefusal, PlanPhase, State};
+use crate::access::AccessOutcome;
 use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckpoint};
+use crate::contact::Contact;
 use crate::entry::{CHANGES_MAX, Entry, RewindReason};
-use crate::history::History;
-use crate::job::{CHECKPOINT_EVERY_MAX, Job, JobChange, JobPhase, JobRefusal};
-use crate::member::{Holder, MEMBERS_MAX, Member, MemberChange, Role, Standing};
+use crate::job::{CHECKPOINT_EVERY_MAX, JobPhase, JobRefusal};
+use crate::member::{Holder, LossReason, MEMBERS_MAX, Member, MemberChange, Role, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
-use crate::validation::{Ledger, Seal};
+use crate::validation::Seal;
 
 /// What an entry changed.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +59,14 @@ pub enum Change {
         dropped: Vec<Step>,
     },
     /// The job changed.
-    Job(JobPhase),
+    Job {
+        /// How far it is.
+        phase: JobPhase,
+        /// Versions of checkpoints of the job before, which nobody will ask for again.
+        dropped: Vec<Step>,
+    },
+    /// Who may take part changed.
+    Access(AccessOutcome),
 }
 
 impl State {
@@ -83,6 +91,7 @@ impl State {
             Entry::Checkpoint { version } => self.apply_checkpoint(version),
             Entry::Rewind { generation, to, reason } => self.apply_rewind(generation, to, reason),
             Entry::Job(change) => self.apply_job(change),
+            Entry::Access(change) => self.apply_access(index, change),
         }
     }
 
@@ -114,8 +123,8 @@ impl State {
 
     fn change_member(&mut self, index: u64, change: &MemberChange) -> bool {
         match change {
-            MemberChange::Admit { node, boot, role, resources } => {
-                if !self.admits(*node, *boot) {
+            MemberChange::Admit { node, boot, role, resources, contact } => {
+                if !self.admits(*node, *boot) || !self.lets_in(*node, *role, contact) {
                     return false;
                 }
                 self.make_room_for(*node);
@@ -124,27 +133,58 @@ impl State {
                     boot: *boot,
                     role: *role,
                     resources: *resources,
+                    contact: contact.clone(),
                     standing: Standing::Present,
                 };
                 self.members.insert(*node, member);
+                self.contacts_index = index;
                 true
             }
             MemberChange::Lost { holder, reason } => {
-                if !self.is_live(*holder) {
-                    return false;
-                }
-                if reason.is_for_good() {
-                    self.quarantined.insert(holder.node);
-                }
-                self.set_standing(holder.node, Standing::Lost(*reason))
+                self.is_live(*holder) && self.lose(index, holder.node, *reason)
             }
             MemberChange::Drain { holder } => {
                 self.is_live(*holder) && self.set_standing(holder.node, Standing::Draining)
             }
+            MemberChange::Moved { holder, contact } => {
+                let is_fitting = self.is_live(*holder) && contact.check().is_ok();
+                is_fitting && self.set_contact(index, holder.node, contact)
+            }
         }
     }
 
-    fn set_standing(&mut self, node: NodeId, standing: Standing) -> bool {
+    /// Counts on a member no more. Yields whether it may be done without.
+    pub(super) fn lose(&mut self, index: u64, node: NodeId, reason: LossReason) -> bool {
+        match reason {
+            LossReason::Removed if self.check_not_last(node).is_err() => return false,
+            LossReason::Removed => self.access.revoke(node),
+            LossReason::Untrusted { .. } | LossReason::Drained => {
+                self.access.forget_ephemeral(node);
+            }
+            LossReason::Closed
+            | LossReason::Silent { .. }
+            | LossReason::OpOverdue { .. }
+            | LossReason::Superseded
+            | LossReason::OutOfMemory => {}
+        }
+        if reason.is_for_good() {
+            self.quarantined.insert(node);
+        }
+        self.contacts_index = index;
+        self.set_standing(node, Standing::Lost(reason))
+    }
+
+    fn set_contact(&mut self, index: u64, node: NodeId, contact: &Contact) -> bool {
+        let member = self.members.get_mut(&node).expect("looked up before");
+        let is_new = member.contact != *contact;
+        if is_new {
+            member.contact = contact.clone();
+            self.contacts_index = index;
+        }
+        is_new
+    }
+
+    pub(super) fn set_standing(&mut self, node: NodeId, standing: Standing) -> bool {
         let member = self.members.get_mut(&node).expect("looked up before");
         let is_new = member.standing != standing;
         member.standing = standing;
@@ -172,45 +212,6 @@ impl State {
         let lost = self.members.iter().filter(|(_, member)| !member.is_live());
         let free = lost.filter(|(node, _)| !named.contains(node));
         free.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node)
-    }
-
-    fn apply_job(&mut self, change: JobChange) -> Result<Change, EntryRefusal> {
-        let phase = match change {
-            JobChange::Start(spec) => {
-                spec.check()?;
-                if self.job.as_ref().is_some_and(|job| job.phase != JobPhase::Done) {
-                    return Err(JobRefusal::UnderWay.into());
-                }
-                self.start(spec);
-                JobPhase::Running
-            }
-            JobChange::Pause => {
-                if let JobPhase::Halted(reason) = self.job_to_hold()?.phase {
-                    return Err(JobRefusal::Halted { reason }.into());
-                }
-                JobPhase::Paused
-            }
-            JobChange::Continue => JobPhase::Running,
-            JobChange::Halt(reason) => JobPhase::Halted(reason),
-        };
-        self.job_to_hold()?.phase = phase;
-        Ok(Change::Job(phase))
-    }
-
-    /// The job, if there are steps to seal.
-    fn job_to_hold(&mut self) -> Result<&mut Job, JobRefusal> {
-        let job = self.job.as_mut().ok_or(JobRefusal::Missing)?;
-        job.under_way()?;
-        Ok(job)
-    }
-
-    fn start(&mut self, spec: Arc<crate::job::JobSpec>) {
-        self.job = Some(Job { spec, phase: JobPhase::Running });
-        self.ledger = Ledger::new(self.generation, Step(0), 0);
-        self.history = History::default();
-        (self.plan, self.next, self.last_seal) = (None, None, None);
-        self.checkpoints.clear();
-        self.pending.clear();
     }
 
     fn apply_seal(&mut self, seal: Seal) -> Result<Change, EntryRefusal> {
@@ -334,49 +335,6 @@ impl State {
             self.history.forget_before(self.checkpoints[0].version);
         }
         Ok(Change::Checkpoint { version, dropped })
-    }
-
-    fn apply_rewind(
-        &mut self,
-        generation: Generation,
-        to: Step,
-        reason: RewindReason,
-    ) -> Result<Change, EntryRefusal> {
-        self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
-        let expected = self.generation();
-        if generation != expected {
-            return Err(EntryRefusal::OtherGeneration { expected, found: generation });
-        }
-        let open = self.open_turn().step;
-        if to > open {
-            return Err(EntryRefusal::AheadOfLedger { to, open });
-        }
-        let checkpoint = self.checkpoints.iter().find(|found| found.version == to);
-        let ledger = match checkpoint {
-            Some(checkpoint) => checkpoint.ledger.clone(),
-            None if to == Step(0) => Ledger::new(generation, to, 0),
-            None => return Err(EntryRefusal::NoCheckpoint { version: to }),
-        };
-        let base = self.history.base();
-        if to < base {
-            return Err(EntryRefusal::Forgotten { to, base });
-        }
-        let mut dropped = Vec::new();
-        self.checkpoints.retain(|found| {
-            if found.version > to {
-                dropped.push(found.version);
-            }
-            found.version <= to
-        });
-        self.pending.retain(|pending| pending.version <= to);
-        self.ledger = ledger;
-        self.ledger.adopt(generation);
-        self.rewinds += 1;
-        self.next = None;
-        if let Some(plan) = &mut self.plan {
-            plan.phase = PlanPhase::Closed;
-        }
-        Ok(Change::Rewound { to, reason, dropped })
     }
 
     /// Whether a node may vote.

@@ -2,6 +2,7 @@
 
 use zbelastic_types::{Generation, LayerId, Step};
 
+use crate::access::AccessRefusal;
 use crate::history::DiffersFromLog;
 use crate::job::JobRefusal;
 use crate::member::Holder;
@@ -17,6 +18,9 @@ pub enum EntryRefusal {
     /// There is no job, or one already.
     #[error(transparent)]
     Job(#[from] JobRefusal),
+    /// Nobody is let in or kept out by it.
+    #[error(transparent)]
+    Access(#[from] AccessRefusal),
     /// The plan is not accepted.
     #[error(transparent)]
     Plan(#[from] PlanRefusal),

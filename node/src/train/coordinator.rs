@@ -1,5 +1,6 @@
 //! The leader's half of validation with a list of mailboxes: reports in, seals out.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
@@ -171,17 +172,17 @@ impl<'a> Coordinator<'a> {
 
     fn outcome(self, results: Vec<StageResult>) -> Outcome {
         let mut layers = Vec::new();
-        let mut tensors = Vec::new();
+        let mut digests = BTreeMap::new();
         for result in results {
             assert_eq!(result.updates, self.ledger.updates(), "all stages applied all seals");
             layers.extend(result.layers);
-            tensors.extend(result.digests);
+            digests.extend(result.digests);
         }
         layers.sort_by_key(|(layer, _)| *layer);
         Outcome {
             steps_done: self.steps_done,
             layers: layers.into_iter().map(|(_, weights)| weights).collect(),
-            digest: state_digest(tensors, self.ledger.updates()),
+            digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
             timing: self.timing,

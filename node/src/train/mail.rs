@@ -1,8 +1,8 @@
 //! What threads send each other. Every box has a limit.
 
+use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::Report;
 use zbelastic_kernels::AllocateError;
-use zbelastic_trainer::digest::TensorDigest;
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::stage::Event;
 use zbelastic_types::{LayerId, StageIndex};
@@ -61,8 +61,8 @@ pub struct Evaluated {
 pub struct StageResult {
     /// Weights of its layers.
     pub layers: Vec<(LayerId, Vec<f32>)>,
-    /// Digests of its tensors.
-    pub digests: Vec<TensorDigest>,
+    /// Digests of its layers.
+    pub digests: Vec<LayerDigest>,
     /// Updates it applied.
     pub updates: u64,
 }

@@ -7,10 +7,9 @@ use std::thread;
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::digest::layer_digests;
 use zbelastic_trainer::stage::{
     Activity, Bench, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup,
-    Wait,
+    Wait, Workbench,
 };
 use zbelastic_types::StageIndex;
 
@@ -195,14 +194,13 @@ fn handle(engine: &mut Engine, mail: Mail) -> Course {
 
 fn result(engine: &Engine) -> StageResult {
     let backend = engine.backend();
-    let (mut layers, mut digests) = (Vec::new(), Vec::new());
+    let mut layers = Vec::new();
     for layer in engine.layers() {
         let mut weights = vec![0.0; layer.spec.len()];
         backend.download(View::new(&layer.w, 0..layer.spec.len()), &mut weights);
         layers.push((layer.spec.layer, weights));
-        digests.extend(layer_digests(backend, layer));
     }
-    StageResult { layers, digests, updates: engine.updates() }
+    StageResult { layers, digests: engine.bench().digests(), updates: engine.updates() }
 }
 
 /// Tells the coordinator when the thread unwinds.

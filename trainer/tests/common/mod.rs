@@ -12,13 +12,13 @@ use zbelastic_consensus::validation::{
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, Cut};
-use zbelastic_trainer::digest::{StateDigest, layer_digests, state_digest};
+use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::stage::{
-    Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup,
+    Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup, Workbench,
 };
 use zbelastic_types::{Generation, StageIndex, Step};
 
@@ -216,10 +216,9 @@ impl Cluster {
             }
             assert!(idle < 10_000, "the cluster stands still");
         }
-        let tensors = self.engines.iter().flat_map(|engine| {
-            engine.layers().flat_map(|layer| layer_digests(engine.backend(), layer))
-        });
-        outcome.digest = state_digest(tensors.collect(), self.ledger.updates());
+        let layers: BTreeMap<_, _> =
+            self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
+        outcome.digest = state_digest(layers.into_values(), self.ledger.updates());
         for engine in &self.engines {
             assert_eq!(engine.updates(), self.ledger.updates());
         }

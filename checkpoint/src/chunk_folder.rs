@@ -1,0 +1,330 @@
+//! Chunks as files, each under the name of its hash.
+//!
+//! ```text
+//!   tmp/<n>.new            written, then synced
+//!   chunks/ab/<64 letters> renamed to, then the folder synced
+//!   damaged/<64 letters>   what was not whole when the same chunk was written again
+//! ```
+//!
+//! A file under `chunks/` was synced before it got that name, so it is whole or the medium failed.
+//! Whether the *name* is durable is known for each of the 256 folders: a chunk that is found and
+//! not written again may have been renamed a moment ago by another thread, or just before a crash.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::error::{FileFault, Operation};
+use crate::files::{EntryKind, Files, OpenFile, write_all};
+use crate::names::{CHUNK_BYTES, ChunkHash};
+use crate::verify::{Oddity, OddityKind};
+
+const CHUNKS: &str = "chunks";
+const TEMPORARY: &str = "tmp";
+const DAMAGED: &str = "damaged";
+const TEMPORARY_SUFFIX: &str = ".new";
+/// Folders that chunks are spread over, by the first byte of their hash.
+const SPREAD: usize = 256;
+
+/// The chunks of a store.
+#[derive(Debug)]
+pub(crate) struct ChunkFolder {
+    files: Arc<dyn Files>,
+    folder: PathBuf,
+    temporaries: AtomicU64,
+    /// Which folders may hold names that are not durable. Held only to look and to note.
+    entries: Mutex<Vec<Entries>>,
+}
+
+/// Changes to a folder's entries, counted.
+#[derive(Clone, Copy, Debug)]
+struct Entries {
+    changed: u64,
+    synced: u64,
+}
+
+/// A chunk's file that has no name yet. It goes when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Unnamed<'a> {
+    chunks: &'a ChunkFolder,
+    path: PathBuf,
+    file: Box<dyn OpenFile>,
+    hash: ChunkHash,
+    is_synced: bool,
+    is_named: bool,
+}
+
+/// What is at the place of a chunk.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A file that holds what its name says.
+    Whole(Vec<u8>),
+    /// A file that holds something else.
+    Damaged {
+        /// The hash of what it holds.
+        found: ChunkHash,
+        /// How many bytes it has.
+        found_bytes: u64,
+    },
+    /// Something that cannot be read.
+    Unreadable(FileFault),
+    /// Nothing.
+    Nothing,
+}
+
+/// All that lies under the folder.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    /// Chunks that have a file.
+    pub(crate) chunks: BTreeSet<ChunkHash>,
+    /// What is not ours, by path.
+    pub(crate) oddities: Vec<Oddity>,
+}
+
+impl ChunkFolder {
+    /// Opens the chunks in `folder`. What a crash left half written goes.
+    pub(crate) fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, FileFault> {
+        let entries = vec![Entries { changed: 1, synced: 0 }; SPREAD];
+        let chunks = Self {
+            files,
+            folder: folder.to_owned(),
+            temporaries: AtomicU64::new(0),
+            entries: Mutex::new(entries),
+        };
+        for name in [TEMPORARY, DAMAGED, CHUNKS] {
+            chunks.create_folder(&folder.join(name))?;
+        }
+        chunks.create_spread()?;
+        chunks.sync_folder(folder)?;
+        chunks.remove_temporaries()?;
+        Ok(chunks)
+    }
+
+    /// Reads what is at the place of a chunk.
+    pub(crate) fn read(&self, hash: ChunkHash) -> Found {
+        let path = self.path(hash);
+        match self.files.read(&path, CHUNK_BYTES as u64) {
+            Ok(bytes) => {
+                let found = ChunkHash::of(&bytes);
+                if found == hash {
+                    Found::Whole(bytes)
+                } else {
+                    Found::Damaged { found, found_bytes: bytes.len() as u64 }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
+            Err(error) => Found::Unreadable(FileFault::of(Operation::Read, &path)(error)),
+        }
+    }
+
+    /// The length of a chunk's file, if it has one.
+    pub(crate) fn length(&self, hash: ChunkHash) -> Result<Option<u64>, FileFault> {
+        let path = self.path(hash);
+        match self.files.look(&path).map_err(FileFault::of(Operation::Look, &path))? {
+            Some(EntryKind::File { bytes }) => Ok(Some(bytes)),
+            Some(EntryKind::Folder | EntryKind::Link | EntryKind::Special) | None => Ok(None),
+        }
+    }
+
+    /// Writes a chunk's bytes into a file without a name.
+    pub(crate) fn write(&self, hash: ChunkHash, bytes: &[u8]) -> Result<Unnamed<'_>, FileFault> {
+        let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
+        let path = self.folder.join(TEMPORARY).join(format!("{number}{TEMPORARY_SUFFIX}"));
+        let file = self.files.create(&path).map_err(FileFault::of(Operation::Create, &path))?;
+        let (is_synced, is_named) = (false, false);
+        let mut unnamed = Unnamed { chunks: self, path, file, hash, is_synced, is_named };
+        let written = write_all(&mut *unnamed.file, 0, bytes);
+        written.map_err(FileFault::of(Operation::Write, &unnamed.path))?;
+        Ok(unnamed)
+    }
+
+    /// Waits until the names of these chunks are durable.
+    pub(crate) fn sync_names(&self, chunks: &BTreeSet<ChunkHash>) -> Result<(), FileFault> {
+        let folders: BTreeSet<u8> = chunks.iter().map(|hash| hash.0[0]).collect();
+        for folder in folders {
+            let changed = {
+                let entries = self.entries.lock().expect("nothing panics under the lock");
+                let Entries { changed, synced } = entries[usize::from(folder)];
+                if changed == synced {
+                    continue;
+                }
+                changed
+            };
+            self.sync_folder(&self.spread(folder))?;
+            let mut entries = self.entries.lock().expect("nothing panics under the lock");
+            let entry = &mut entries[usize::from(folder)];
+            entry.synced = entry.synced.max(changed);
+        }
+        Ok(())
+    }
+
+    /// Removes a chunk's file. Says whether there was one.
+    pub(crate) fn remove(&self, hash: ChunkHash) -> Result<bool, FileFault> {
+        let path = self.path(hash);
+        match self.files.remove(&path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(FileFault::of(Operation::Remove, &path)(error)),
+        }
+    }
+
+    /// All that is there.
+    pub(crate) fn list(&self) -> Result<Listing, FileFault> {
+        let mut listing = Listing::default();
+        for entry in self.entries_of(&self.folder.join(CHUNKS))? {
+            let path = Path::new(CHUNKS).join(&entry.name);
+            if spread_number(&entry.name).is_some() && entry.kind == EntryKind::Folder {
+                self.list_spread(&entry.name, &path, &mut listing)?;
+            } else {
+                listing.oddities.push(Oddity { path, kind: OddityKind::Foreign });
+            }
+        }
+        for (folder, kind) in [(DAMAGED, OddityKind::PutAside), (TEMPORARY, OddityKind::Foreign)] {
+            for entry in self.entries_of(&self.folder.join(folder))? {
+                let is_ours = match kind {
+                    OddityKind::PutAside => ChunkHash::parse(&entry.name).is_ok(),
+                    OddityKind::Foreign | OddityKind::NotAFile => is_temporary(&entry.name),
+                };
+                if is_ours && kind == OddityKind::Foreign {
+                    continue;
+                }
+                let kind = if is_ours { kind } else { OddityKind::Foreign };
+                listing.oddities.push(Oddity { path: Path::new(folder).join(entry.name), kind });
+            }
+        }
+        listing.oddities.sort();
+        Ok(listing)
+    }
+
+    /// Whether any chunk has a file.
+    pub(crate) fn is_empty(&self) -> Result<bool, FileFault> {
+        Ok(self.list()?.chunks.is_empty())
+    }
+
+    fn list_spread(
+        &self,
+        spread: &str,
+        path: &Path,
+        listing: &mut Listing,
+    ) -> Result<(), FileFault> {
+        for entry in self.entries_of(&self.folder.join(path))? {
+            let hash = ChunkHash::parse(&entry.name).ok();
+            let hash = hash.filter(|_| entry.name.starts_with(spread));
+            let odd = |kind| Oddity { path: path.join(&entry.name), kind };
+            match (hash, entry.kind) {
+                (Some(hash), EntryKind::File { .. }) => {
+                    listing.chunks.insert(hash);
+                }
+                (Some(_), EntryKind::Folder | EntryKind::Link | EntryKind::Special) => {
+                    listing.oddities.push(odd(OddityKind::NotAFile));
+                }
+                (None, _) => listing.oddities.push(odd(OddityKind::Foreign)),
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, hash: ChunkHash) -> PathBuf {
+        self.spread(hash.0[0]).join(hash.to_string())
+    }
+
+    fn spread(&self, number: u8) -> PathBuf {
+        self.folder.join(CHUNKS).join(format!("{number:02x}"))
+    }
+
+    fn create_spread(&self) -> Result<(), FileFault> {
+        let path = self.folder.join(CHUNKS);
+        let entries = self.entries_of(&path)?;
+        let there: BTreeSet<u8> = entries
+            .iter()
+            .filter(|entry| entry.kind == EntryKind::Folder)
+            .filter_map(|entry| spread_number(&entry.name))
+            .collect();
+        for number in 0..=u8::MAX {
+            if !there.contains(&number) {
+                self.create_folder(&self.spread(number))?;
+            }
+        }
+        // Always: a crash may have come between making them and this.
+        self.sync_folder(&path)
+    }
+
+    fn remove_temporaries(&self) -> Result<(), FileFault> {
+        let folder = self.folder.join(TEMPORARY);
+        for entry in self.entries_of(&folder)? {
+            if is_temporary(&entry.name) && matches!(entry.kind, EntryKind::File { .. }) {
+                let path = folder.join(&entry.name);
+                self.files.remove(&path).map_err(FileFault::of(Operation::Remove, &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn create_folder(&self, path: &Path) -> Result<(), FileFault> {
+        self.files.create_folder(path).map_err(FileFault::of(Operation::CreateFolder, path))
+    }
+
+    fn sync_folder(&self, path: &Path) -> Result<(), FileFault> {
+        self.files.sync_folder(path).map_err(FileFault::of(Operation::SyncFolder, path))
+    }
+
+    fn entries_of(&self, path: &Path) -> Result<Vec<crate::files::FolderEntry>, FileFault> {
+        self.files.list(path).map_err(FileFault::of(Operation::List, path))
+    }
+}
+
+impl Unnamed<'_> {
+    /// Waits until the bytes are durable.
+    pub(crate) fn sync(&mut self) -> Result<(), FileFault> {
+        self.file.sync().map_err(FileFault::of(Operation::Sync, &self.path))?;
+        self.is_synced = true;
+        Ok(())
+    }
+
+    /// Gives the file its chunk's name. The name is durable after [`ChunkFolder::sync_names`].
+    pub(crate) fn give_name(mut self) -> Result<(), FileFault> {
+        assert!(self.is_synced, "a file without durable bytes gets no name");
+        let (chunks, path) = (self.chunks, self.chunks.path(self.hash));
+        let folder = usize::from(self.hash.0[0]);
+        // Before the rename: a thread that finds the file must find the folder changed as well.
+        chunks.entries.lock().expect("nothing panics under the lock")[folder].changed += 1;
+        let renamed = chunks.files.rename(&self.path, &path);
+        renamed.map_err(FileFault::of(Operation::Rename, &path))?;
+        self.is_named = true;
+        Ok(())
+    }
+
+    /// Puts aside what has the chunk's name and is not the chunk.
+    pub(crate) fn put_aside_what_is_there(&self) -> Result<(), FileFault> {
+        let aside = self.chunks.folder.join(DAMAGED).join(self.hash.to_string());
+        let path = self.chunks.path(self.hash);
+        match self.chunks.files.rename(&path, &aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(FileFault::of(Operation::Rename, &path)(error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        if !self.is_named {
+            // What cannot be removed now goes when the store is opened again.
+            drop(self.chunks.files.remove(&self.path));
+        }
+    }
+}
+
+fn spread_number(name: &str) -> Option<u8> {
+    let number = u8::from_str_radix(name, 16).ok()?;
+    (name == format!("{number:02x}")).then_some(number)
+}
+
+fn is_temporary(name: &str) -> bool {
+    let number = name.strip_suffix(TEMPORARY_SUFFIX);
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+}

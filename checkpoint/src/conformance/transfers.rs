@@ -1,0 +1,142 @@
+//! Chunks that come from elsewhere.
+
+use super::{StorePlace, name, noise};
+use crate::error::StoreError;
+use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceRecord, RecordFault};
+use crate::store::Store;
+
+/// Case of the suite.
+pub fn a_chunk_comes_back(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let record = store.put(name(1, 0), &noise(1, CHUNK_BYTES + 3)).expect("durable");
+    let chunks: Vec<u8> =
+        record.chunks.iter().flat_map(|hash| store.chunk(*hash).expect("readable")).collect();
+    assert!(chunks == noise(1, CHUNK_BYTES + 3), "the chunks make up the piece");
+}
+
+/// Case of the suite.
+pub fn a_chunk_that_is_not_there_is_named(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let absent = ChunkHash::of(b"absent");
+    match store.chunk(absent) {
+        Err(StoreError::NoChunk { hash }) => assert_eq!(hash, absent),
+        other => panic!("no such chunk, got {other:?}"),
+    }
+}
+
+/// Case of the suite.
+pub fn a_transfer_makes_a_piece(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let bytes = noise(1, CHUNK_BYTES + 3);
+    let record = PieceRecord::of(&bytes);
+    for (hash, chunk) in record.chunks.iter().zip(bytes.chunks(CHUNK_BYTES)).rev() {
+        store.put_chunk(*hash, chunk).expect("durable");
+    }
+    assert_eq!(store.names().expect("readable"), []);
+    store.put_record(name(1, 0), &record).expect("durable");
+    let store = place.open(Some(store));
+    assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
+    assert!(store.inventory().expect("readable").under_way.is_empty());
+}
+
+/// Case of the suite.
+pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let announced = ChunkHash::of(b"one");
+    match store.put_chunk(announced, b"two") {
+        Err(StoreError::WrongChunk { expected, found }) => {
+            assert_eq!((expected, found), (announced, ChunkHash::of(b"two")));
+        }
+        other => panic!("other bytes, got {other:?}"),
+    }
+    assert!(store.inventory().expect("readable").chunks.is_empty());
+}
+
+/// Case of the suite.
+pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    for length in [0, CHUNK_BYTES + 1] {
+        let bytes = noise(1, length);
+        match store.put_chunk(ChunkHash::of(&bytes), &bytes) {
+            Err(StoreError::ChunkLength { found }) => assert_eq!(found, length),
+            other => panic!("{length} bytes are none, got {other:?}"),
+        }
+    }
+    for length in [1, CHUNK_BYTES] {
+        let bytes = noise(1, length);
+        store.put_chunk(ChunkHash::of(&bytes), &bytes).expect("durable");
+    }
+}
+
+/// Case of the suite.
+pub fn a_record_without_its_chunks_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let bytes = noise(1, CHUNK_BYTES + 3);
+    let record = PieceRecord::of(&bytes);
+    store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
+    match store.put_record(name(1, 0), &record) {
+        Err(StoreError::NoChunk { hash }) => assert_eq!(hash, record.chunks[1]),
+        other => panic!("a chunk is missing, got {other:?}"),
+    }
+    assert_eq!(store.names().expect("readable"), []);
+}
+
+/// Case of the suite.
+pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let expected = ChunkHash::of(b"four");
+    store.put_chunk(expected, b"four").expect("durable");
+    let record = PieceRecord { length: 5, chunks: vec![expected] };
+    match store.put_record(name(1, 0), &record) {
+        Err(StoreError::Damaged { damage, .. }) => {
+            let (expected_bytes, found_bytes) = (5, 4);
+            let length = ChunkDamage::Length { index: 0, expected, expected_bytes, found_bytes };
+            assert_eq!(damage, [length]);
+        }
+        other => panic!("another length, got {other:?}"),
+    }
+}
+
+/// Case of the suite.
+pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let check =
+        |record: PieceRecord, expected: RecordFault| match store.put_record(name(1, 0), &record) {
+            Err(StoreError::BadRecord { fault, .. }) => assert_eq!(fault, expected),
+            other => panic!("{expected}, got {other:?}"),
+        };
+    let chunks = vec![ChunkHash::of(b"one")];
+    let (expected, found) = (0, 1);
+    check(PieceRecord { length: 0, chunks }, RecordFault::ChunkCount { expected, found });
+    let (expected, found) = (2, 0);
+    let length = CHUNK_BYTES as u64 + 1;
+    check(PieceRecord { length, chunks: Vec::new() }, RecordFault::ChunkCount { expected, found });
+    let length = u64::MAX;
+    check(PieceRecord { length, chunks: Vec::new() }, RecordFault::TooLong { found: length });
+}
+
+/// Case of the suite.
+pub fn missing_chunks_are_listed_once(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let mut bytes = vec![0; 2 * CHUNK_BYTES];
+    bytes.extend(noise(1, 3));
+    let record = PieceRecord::of(&bytes);
+    let mut expected = vec![record.chunks[0], record.chunks[2]];
+    expected.sort();
+    assert_eq!(store.missing(&record).expect("readable"), expected);
+    store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
+    assert_eq!(store.missing(&record).expect("readable"), [record.chunks[2]]);
+}
+
+/// Case of the suite.
+pub fn a_transfer_goes_on_after_opening_again(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let bytes = noise(1, CHUNK_BYTES + 3);
+    let record = PieceRecord::of(&bytes);
+    store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
+    let store = place.open(Some(store));
+    assert_eq!(store.missing(&record).expect("readable"), [record.chunks[1]]);
+    store.put_chunk(record.chunks[1], &bytes[CHUNK_BYTES..]).expect("durable");
+    store.put_record(name(1, 0), &record).expect("durable");
+    assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
+}

@@ -1,0 +1,307 @@
+//! What can go wrong, with the path and the operation.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::manifest::ManifestFault;
+use crate::names::{ChunkDamage, ChunkHash, PieceName, RecordFault};
+
+/// What was done to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Looking at what is there.
+    Look,
+    /// Listing a folder.
+    List,
+    /// Making a folder.
+    CreateFolder,
+    /// Making a file.
+    Create,
+    /// Opening a file.
+    Open,
+    /// Reading.
+    Read,
+    /// Writing.
+    Write,
+    /// Waiting until a file is on the medium.
+    Sync,
+    /// Waiting until the entries of a folder are on the medium.
+    SyncFolder,
+    /// Giving another name.
+    Rename,
+    /// Removing.
+    Remove,
+    /// Locking.
+    Lock,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Look => "look at",
+            Self::List => "list",
+            Self::CreateFolder => "make the folder",
+            Self::Create => "create",
+            Self::Open => "open",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::SyncFolder => "sync the folder",
+            Self::Rename => "rename",
+            Self::Remove => "remove",
+            Self::Lock => "lock",
+        })
+    }
+}
+
+/// An operation on a file that failed.
+#[derive(Debug, Error)]
+#[error("cannot {operation} {}: {source}", path.display())]
+pub struct FileFault {
+    /// What was tried.
+    pub operation: Operation,
+    /// On which file.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+impl FileFault {
+    /// Turns what the system said into a fault, for `map_err`.
+    pub(crate) fn of(operation: Operation, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self { operation, path, source }
+    }
+
+    /// Whether the disk or the user's share of it is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        is_full(&self.source)
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// What is wrong with a database folder: the log's, or a store's index.
+#[derive(Debug, Error)]
+pub enum DatabaseFault {
+    /// The system refused something.
+    #[error("{0}")]
+    Io(#[source] io::Error),
+    /// The bytes of the database are damaged.
+    #[error("the database is damaged: {reason}")]
+    Damaged {
+        /// What it says of itself.
+        reason: String,
+    },
+    /// Another version of the database wrote the folder, or with other settings.
+    #[error("the database was written otherwise: {reason}")]
+    OtherVersion {
+        /// What it says of itself.
+        reason: String,
+    },
+    /// The folder was in use before, and a file of the database is gone or empty.
+    #[error("the database has lost its file {}; nothing is made anew in its place", file.display())]
+    Lost {
+        /// Which file.
+        file: PathBuf,
+    },
+    /// What is there ends before what was acknowledged: it was damaged, or an older copy put back.
+    #[error("the database ends at {found}, but {acknowledged} was acknowledged")]
+    WentBack {
+        /// Up to where it was written, and synced.
+        acknowledged: u64,
+        /// Up to where it is there.
+        found: u64,
+    },
+    /// Something that is not of the database lies in the folder.
+    #[error("{} does not belong to the database", path.display())]
+    Foreign {
+        /// What lies there.
+        path: PathBuf,
+    },
+    /// A write failed before. What is on the medium is unknown until it is opened again.
+    #[error("a write failed before, and nothing more is written")]
+    Stopped,
+    /// A value that is none of ours.
+    #[error("the row {row} is not readable: {reason}")]
+    BadRow {
+        /// Its key in hexadecimal letters.
+        row: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl DatabaseFault {
+    /// Whether the disk or the user's share of it is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Io(error) => is_full(error),
+            Self::Damaged { .. }
+            | Self::OtherVersion { .. }
+            | Self::Lost { .. }
+            | Self::WentBack { .. }
+            | Self::Foreign { .. }
+            | Self::Stopped
+            | Self::BadRow { .. } => false,
+        }
+    }
+}
+
+/// Why a log cannot be opened, read or written.
+#[derive(Debug, Error)]
+pub enum LogError {
+    /// An operation on a file failed.
+    #[error(transparent)]
+    File(#[from] FileFault),
+    /// The database failed.
+    #[error("the log in {}: {fault}", folder.display())]
+    Database {
+        /// Where it lies.
+        folder: PathBuf,
+        /// What is wrong.
+        #[source]
+        fault: DatabaseFault,
+    },
+    /// A record is not there although others around it are.
+    #[error("record {expected} is missing, the next one there is {found}")]
+    Gap {
+        /// The record that should follow.
+        expected: u64,
+        /// The record that does.
+        found: u64,
+    },
+    /// A number that is not one of a record.
+    #[error("record {found}, there are those from {first} up to {next}")]
+    NoRecord {
+        /// The number asked for.
+        found: u64,
+        /// The first record there is.
+        first: u64,
+        /// The number after the last one.
+        next: u64,
+    },
+    /// A record that is too long.
+    #[error("a record of {found} bytes, at most {}", crate::log::RECORD_BYTES_MAX)]
+    TooLong {
+        /// Its bytes.
+        found: usize,
+    },
+}
+
+impl LogError {
+    /// Whether the disk or the user's share of it is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::File(fault) => fault.is_full(),
+            Self::Database { fault, .. } => fault.is_full(),
+            Self::Gap { .. } | Self::NoRecord { .. } | Self::TooLong { .. } => false,
+        }
+    }
+}
+
+/// Why a store cannot do what it is asked.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// An operation on a file failed.
+    #[error(transparent)]
+    File(#[from] FileFault),
+    /// The index failed.
+    #[error("the index in {}: {fault}", folder.display())]
+    Index {
+        /// Where it lies.
+        folder: PathBuf,
+        /// What is wrong.
+        #[source]
+        fault: DatabaseFault,
+    },
+    /// A sync failed before. Nothing is written until the store is opened again.
+    #[error("the store in {} failed before, and takes nothing more", folder.display())]
+    Stopped {
+        /// Where it lies.
+        folder: PathBuf,
+    },
+    /// The piece is not in this store.
+    #[error("{name} is not here")]
+    NoPiece {
+        /// Its name.
+        name: PieceName,
+    },
+    /// The piece is here and not whole.
+    #[error("{name} is damaged: {} of its chunks, first {}", damage.len(), damage[0])]
+    Damaged {
+        /// Its name.
+        name: PieceName,
+        /// Each chunk that is not as it should be, at least one.
+        damage: Vec<ChunkDamage>,
+    },
+    /// The chunk is not in this store.
+    #[error("chunk {hash} is not here")]
+    NoChunk {
+        /// Its name.
+        hash: ChunkHash,
+    },
+    /// The chunk's file does not hold the bytes it is named after.
+    #[error("chunk {expected} is damaged: its {found_bytes} bytes hash to {found}")]
+    DamagedChunk {
+        /// Its name.
+        expected: ChunkHash,
+        /// The hash of what is there.
+        found: ChunkHash,
+        /// How many bytes are there.
+        found_bytes: u64,
+    },
+    /// Bytes that were handed in under another chunk's name.
+    #[error("the bytes hash to {found}, they were announced as chunk {expected}")]
+    WrongChunk {
+        /// The name they came under.
+        expected: ChunkHash,
+        /// Their hash.
+        found: ChunkHash,
+    },
+    /// A chunk that is too long, or has no bytes.
+    #[error("a chunk of {found} bytes, it has 1 to {}", crate::names::CHUNK_BYTES)]
+    ChunkLength {
+        /// Its bytes.
+        found: usize,
+    },
+    /// A record that cannot be one.
+    #[error("the record of {name}: {fault}")]
+    BadRecord {
+        /// The piece.
+        name: PieceName,
+        /// What is wrong with it.
+        fault: RecordFault,
+    },
+    /// A manifest that cannot be one.
+    #[error("the manifest: {0}")]
+    BadManifest(#[from] ManifestFault),
+}
+
+impl StoreError {
+    /// Whether the disk or the user's share of it is full. The store stays usable: what was written
+    /// halfway is taken back, and room made by a removal counts.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::File(fault) => fault.is_full(),
+            Self::Index { fault, .. } => fault.is_full(),
+            Self::Stopped { .. }
+            | Self::NoPiece { .. }
+            | Self::Damaged { .. }
+            | Self::NoChunk { .. }
+            | Self::DamagedChunk { .. }
+            | Self::WrongChunk { .. }
+            | Self::ChunkLength { .. }
+            | Self::BadRecord { .. }
+            | Self::BadManifest(_) => false,
+        }
+    }
+}

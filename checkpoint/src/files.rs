@@ -1,0 +1,132 @@
+//! The few operations on files that a store needs, each of which can fail on its own.
+//!
+//! All file operations of this package go through [`Files`], but those that the database does
+//! inside. [`RealFiles`] is the system's; `faults` has one that fails on demand and one that is a
+//! whole disk in memory, with power cuts.
+//!
+//! No operation follows a link in the last part of a path, and only plain files are opened.
+
+mod real;
+
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+
+pub use real::RealFiles;
+
+/// What lies at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A plain file with so many bytes.
+    File {
+        /// Its length.
+        bytes: u64,
+    },
+    /// A folder.
+    Folder,
+    /// A link to somewhere else. It is never followed.
+    Link,
+    /// A device, a socket or a pipe. It is never opened.
+    Special,
+}
+
+/// An entry of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FolderEntry {
+    /// Its name; bytes that are no text are replaced.
+    pub name: String,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// Operations on files.
+pub trait Files: Debug + Send + Sync {
+    /// What lies at `path`, if anything does.
+    ///
+    /// # Errors
+    /// If the system refuses to say.
+    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>>;
+
+    /// What lies in a folder, by name.
+    ///
+    /// # Errors
+    /// If it is no folder or cannot be read.
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>>;
+
+    /// Makes a folder that only its owner may enter. One that is there is left as it is.
+    ///
+    /// # Errors
+    /// If it cannot be made, or something other than a folder is there.
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes an empty file that only its owner may read.
+    ///
+    /// # Errors
+    /// If it cannot be made, or anything is there.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
+
+    /// Opens a plain file for reading and writing.
+    ///
+    /// # Errors
+    /// If it is not there, no plain file, or the system refuses.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
+
+    /// The bytes of a plain file. [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max`,
+    /// before any is read.
+    ///
+    /// # Errors
+    /// If it is not there, no plain file, too large, or the medium fails.
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>>;
+
+    /// Gives a file another name, in place of what has it.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// If it is not there or the system refuses.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Waits until the entries of a folder are on the medium.
+    ///
+    /// # Errors
+    /// If they may not be.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+}
+
+/// A file that is open.
+pub trait OpenFile: Debug + Send {
+    /// Writes some of `bytes` at `offset`, at least one if there is one, and says how many.
+    ///
+    /// # Errors
+    /// If none was written.
+    fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Waits until its bytes, and what is needed to find them, are on the medium.
+    ///
+    /// # Errors
+    /// If they may not be. To try again is no use: the system may have forgotten them.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// If not all were written.
+pub fn write_all(file: &mut dyn OpenFile, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write_some(offset, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! The system's files.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::{EntryKind, Files, FolderEntry, OpenFile};
+
+/// Rights of a new folder: its owner's alone.
+const FOLDER_MODE: u32 = 0o700;
+/// Rights of a new file: its owner's alone.
+const FILE_MODE: u32 = 0o600;
+/// A link in the last part of a path is refused, and a pipe does not make us wait.
+const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+
+/// The system's files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealFiles;
+
+impl Files for RealFiles {
+    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        match fs::symlink_metadata(path) {
+            Ok(metadata) => Ok(Some(kind(&metadata))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            entries.push(FolderEntry { name, kind: kind(&entry.metadata()?) });
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        match DirBuilder::new().mode(FOLDER_MODE).create(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.look(path)? {
+                Some(EntryKind::Folder) => Ok(()),
+                Some(EntryKind::File { .. } | EntryKind::Link | EntryKind::Special) | None => {
+                    Err(io::ErrorKind::NotADirectory.into())
+                }
+            },
+            result => result,
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(FILE_MODE).custom_flags(OPEN_FLAGS);
+        Ok(Box::new(options.open(path)?))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).custom_flags(OPEN_FLAGS).open(path)?;
+        plain_bytes(&file)?;
+        Ok(Box::new(file))
+    }
+
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+        let file = OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path)?;
+        let expected = plain_bytes(&file)?;
+        if expected > bytes_max {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let mut bytes = Vec::with_capacity(expected as usize);
+        // One byte more than allowed shows a file that grows while it is read.
+        file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > bytes_max {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(bytes)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        let flags = libc::O_NOFOLLOW | libc::O_DIRECTORY;
+        OpenOptions::new().read(true).custom_flags(flags).open(path)?.sync_all()
+    }
+}
+
+impl OpenFile for File {
+    fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.write_at(bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        // fdatasync: the bytes and the length, not the time of the last change.
+        self.sync_data()
+    }
+}
+
+fn kind(metadata: &fs::Metadata) -> EntryKind {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        EntryKind::File { bytes: metadata.len() }
+    } else if kind.is_dir() {
+        EntryKind::Folder
+    } else if kind.is_symlink() {
+        EntryKind::Link
+    } else {
+        EntryKind::Special
+    }
+}
+
+fn plain_bytes(file: &File) -> io::Result<u64> {
+    match kind(&file.metadata()?) {
+        EntryKind::File { bytes } => Ok(bytes),
+        EntryKind::Folder => Err(io::ErrorKind::IsADirectory.into()),
+        EntryKind::Link | EntryKind::Special => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}

@@ -1,0 +1,361 @@
+//! A store of files beside an index: chunks in [`ChunkFolder`], what they make up in an [`Index`].
+//!
+//! The rule that everything rests on: **a record in the index names only chunks whose bytes and
+//! names are durable**. To write, chunks come before the record; to remove, the record goes before
+//! the chunks. `uses` makes the two exclude each other: whoever writes holds it shared from the
+//! first chunk it looks at to the record, whoever removes files holds it alone.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+
+use zbelastic_types::Step;
+
+use crate::chunk_folder::{ChunkFolder, Found, Unnamed};
+use crate::error::{DatabaseFault, FileFault, StoreError};
+use crate::files::Files;
+use crate::index::{Change, Index};
+use crate::index_rows;
+use crate::manifest::Manifest;
+use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::retention::{Inventory, Removal, Removed};
+use crate::store::{Store, check_chunk, check_length, names_first};
+use crate::verify::Verification;
+
+/// Chunks that are written before the first of them is synced: few enough for a process that may
+/// have 64 files open, enough that the medium is never waited for with nothing to write.
+const CHUNKS_AT_ONCE: usize = 8;
+/// Chunks of transfers that are kept from removal at most, 4 TiB of them. Those beyond it are not
+/// protected until their record is there; a transfer that loses some fetches them again.
+const UNDER_WAY_MAX: usize = 1 << 20;
+
+/// A store in a folder.
+#[derive(Debug)]
+pub struct FolderStore<I> {
+    folder: PathBuf,
+    index: I,
+    chunks: ChunkFolder,
+    /// Excludes writing of what uses chunks from removal of chunks. Taken before `under_way`.
+    uses: RwLock<()>,
+    /// Chunks written for a record that is not there yet.
+    under_way: Mutex<BTreeSet<ChunkHash>>,
+    /// Whether a sync failed. What is on the medium is unknown from then on.
+    has_failed: AtomicBool,
+}
+
+impl<I: Index> FolderStore<I> {
+    /// A store of the chunks in `folder` with the index that belongs to them.
+    ///
+    /// # Errors
+    /// If the folder cannot be used, or the index is new and the chunks are not: then it was lost.
+    pub fn new(
+        files: Arc<dyn Files>,
+        folder: &Path,
+        index: I,
+        is_index_new: bool,
+    ) -> Result<Self, StoreError> {
+        let chunks = ChunkFolder::open(files, folder)?;
+        if is_index_new && !chunks.is_empty()? {
+            let fault = DatabaseFault::Lost { file: folder.to_owned() };
+            return Err(StoreError::Index { folder: folder.to_owned(), fault });
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+            index,
+            chunks,
+            uses: RwLock::new(()),
+            under_way: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn index(&self) -> &I {
+        &self.index
+    }
+
+    pub(crate) fn chunks(&self) -> &ChunkFolder {
+        &self.chunks
+    }
+
+    pub(crate) fn failed(&self, fault: DatabaseFault) -> StoreError {
+        StoreError::Index { folder: self.folder.clone(), fault }
+    }
+
+    fn under_way(&self) -> std::sync::MutexGuard<'_, BTreeSet<ChunkHash>> {
+        self.under_way.lock().expect("nothing panics under the lock")
+    }
+
+    /// The right to write what uses chunks.
+    fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, StoreError> {
+        if self.has_failed.load(Ordering::Acquire) {
+            return Err(StoreError::Stopped { folder: self.folder.clone() });
+        }
+        Ok(self.uses.read().expect("no removal panics"))
+    }
+
+    /// After a sync that failed, the system may have forgotten what it was to write.
+    fn stop<T>(&self, result: Result<T, FileFault>) -> Result<T, StoreError> {
+        result.map_err(|fault| {
+            self.has_failed.store(true, Ordering::Release);
+            StoreError::File(fault)
+        })
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
+        self.index.commit(changes).map_err(|fault| self.failed(fault))
+    }
+
+    /// Makes chunks durable, names and bytes. `new` are those that may not be there.
+    fn write_chunks(&self, new: &[(ChunkHash, &[u8])]) -> Result<(), StoreError> {
+        for batch in new.chunks(CHUNKS_AT_ONCE) {
+            let mut unnamed = Vec::with_capacity(batch.len());
+            for &(hash, bytes) in batch {
+                unnamed.extend(self.write_if_needed(hash, bytes)?);
+            }
+            for (file, _) in &mut unnamed {
+                self.sync_bytes(file)?;
+            }
+            for (file, is_something_there) in unnamed {
+                if is_something_there {
+                    file.put_aside_what_is_there()?;
+                }
+                file.give_name()?;
+            }
+        }
+        let hashes = new.iter().map(|(hash, _)| *hash).collect();
+        self.stop(self.chunks.sync_names(&hashes))
+    }
+
+    /// The chunk's file and whether something else has its name, unless it is there and whole.
+    fn write_if_needed(
+        &self,
+        hash: ChunkHash,
+        bytes: &[u8],
+    ) -> Result<Option<(Unnamed<'_>, bool)>, StoreError> {
+        let is_something_there = match self.chunks.read(hash) {
+            Found::Whole(_) => return Ok(None),
+            Found::Nothing => false,
+            Found::Damaged { .. } | Found::Unreadable(_) => true,
+        };
+        Ok(Some((self.chunks.write(hash, bytes)?, is_something_there)))
+    }
+
+    /// A full disk that shows only now cost a file without a name, which goes; all else is fatal.
+    fn sync_bytes(&self, file: &mut Unnamed<'_>) -> Result<(), StoreError> {
+        match file.sync() {
+            Err(fault) if fault.is_full() => Err(fault.into()),
+            result => self.stop(result),
+        }
+    }
+
+    /// Reads a chunk of a piece onto the end of `bytes`, or says what is wrong with it.
+    fn read_chunk(
+        &self,
+        record: &PieceRecord,
+        index: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Option<ChunkDamage> {
+        let expected = record.chunks[index];
+        let expected_bytes = record.chunk_bytes(index);
+        match self.chunks.read(expected) {
+            Found::Whole(chunk) if chunk.len() as u64 == expected_bytes => {
+                bytes.extend(chunk);
+                None
+            }
+            Found::Whole(chunk) => {
+                let found_bytes = chunk.len() as u64;
+                Some(ChunkDamage::Length { index, expected, expected_bytes, found_bytes })
+            }
+            Found::Damaged { found, found_bytes } => {
+                Some(damage(index, expected, expected_bytes, found, found_bytes))
+            }
+            Found::Unreadable(fault) => {
+                Some(ChunkDamage::Unreadable { index, expected, kind: fault.source.kind() })
+            }
+            Found::Nothing => Some(ChunkDamage::Missing { index, expected }),
+        }
+    }
+}
+
+/// What is wrong with a chunk that holds something else.
+pub(crate) fn damage(
+    index: usize,
+    expected: ChunkHash,
+    expected_bytes: u64,
+    found: ChunkHash,
+    found_bytes: u64,
+) -> ChunkDamage {
+    if expected_bytes == found_bytes {
+        ChunkDamage::Content { index, expected, found }
+    } else {
+        ChunkDamage::Length { index, expected, expected_bytes, found_bytes }
+    }
+}
+
+impl<I: Index> Store for FolderStore<I> {
+    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError> {
+        let _writing = self.writing()?;
+        let record = PieceRecord::of(bytes);
+        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
+        let mut seen = BTreeSet::new();
+        let pairs = record.chunks.iter().copied().zip(bytes.chunks(CHUNK_BYTES));
+        let new: Vec<_> = pairs.filter(|(hash, _)| seen.insert(*hash)).collect();
+        self.write_chunks(&new)?;
+        self.commit(&[index_rows::put_piece(name, &record)])?;
+        Ok(record)
+    }
+
+    fn get(&self, name: PieceName) -> Result<Vec<u8>, StoreError> {
+        let record = self.record(name)?.ok_or(StoreError::NoPiece { name })?;
+        let mut bytes = Vec::new();
+        let chunks = 0..record.chunks.len();
+        let damage: Vec<_> =
+            chunks.filter_map(|index| self.read_chunk(&record, index, &mut bytes)).collect();
+        if damage.is_empty() {
+            return Ok(bytes);
+        }
+        // It may have been removed while it was read.
+        if self.record(name)?.as_ref() != Some(&record) {
+            return Err(StoreError::NoPiece { name });
+        }
+        Err(StoreError::Damaged { name, damage })
+    }
+
+    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, StoreError> {
+        index_rows::piece(&self.index, name).map_err(|fault| self.failed(fault))
+    }
+
+    fn names(&self) -> Result<Vec<PieceName>, StoreError> {
+        let pieces = index_rows::pieces(&self.index).map_err(|fault| self.failed(fault))?;
+        Ok(pieces.into_keys().collect())
+    }
+
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, StoreError> {
+        match self.chunks.read(hash) {
+            Found::Whole(bytes) => Ok(bytes),
+            Found::Damaged { found, found_bytes } => {
+                Err(StoreError::DamagedChunk { expected: hash, found, found_bytes })
+            }
+            Found::Unreadable(fault) => Err(fault.into()),
+            Found::Nothing => Err(StoreError::NoChunk { hash }),
+        }
+    }
+
+    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, StoreError> {
+        let wanted: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
+        let mut missing = Vec::new();
+        for hash in wanted {
+            if self.chunks.length(hash)?.is_none() {
+                missing.push(hash);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+        let _writing = self.writing()?;
+        check_chunk(hash, bytes)?;
+        {
+            let mut under_way = self.under_way();
+            if under_way.len() < UNDER_WAY_MAX {
+                under_way.insert(hash);
+            }
+        }
+        let written = self.write_chunks(&[(hash, bytes)]);
+        if written.is_err() {
+            self.under_way().remove(&hash);
+        }
+        written
+    }
+
+    fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError> {
+        let _writing = self.writing()?;
+        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
+        for (index, &hash) in record.chunks.iter().enumerate() {
+            let length = self.chunks.length(hash)?.ok_or(StoreError::NoChunk { hash })?;
+            check_length(name, record, index, length)?;
+        }
+        let chunks = record.chunks.iter().copied().collect();
+        self.stop(self.chunks.sync_names(&chunks))?;
+        self.commit(&[index_rows::put_piece(name, record)])?;
+        self.under_way().retain(|hash| !chunks.contains(hash));
+        Ok(())
+    }
+
+    fn give_up(&self, record: &PieceRecord) {
+        let chunks: BTreeSet<&ChunkHash> = record.chunks.iter().collect();
+        self.under_way().retain(|hash| !chunks.contains(hash));
+    }
+
+    fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        manifest.check()?;
+        let _writing = self.writing()?;
+        self.commit(&[index_rows::put_manifest(manifest)])
+    }
+
+    fn manifests(&self) -> Result<Vec<Manifest>, StoreError> {
+        let manifests = index_rows::manifests(&self.index);
+        Ok(manifests.map_err(|fault| self.failed(fault))?.into_values().collect())
+    }
+
+    fn manifest(&self, version: Step) -> Result<Option<Manifest>, StoreError> {
+        index_rows::manifest(&self.index, version).map_err(|fault| self.failed(fault))
+    }
+
+    fn inventory(&self) -> Result<Inventory, StoreError> {
+        // The records last: a chunk written in between is missing from the list and so stays.
+        let under_way = self.under_way().clone();
+        let chunks = self.chunks.list()?.chunks;
+        let failed = |fault| self.failed(fault);
+        let manifests = index_rows::manifests(&self.index).map_err(failed)?;
+        let pieces = index_rows::pieces(&self.index).map_err(failed)?;
+        Ok(Inventory { manifests, pieces, chunks, under_way })
+    }
+
+    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError> {
+        drop(self.writing()?);
+        let _alone = self.uses.write().expect("no write panics");
+        let mut gone = self.remove_names(removals)?;
+        let failed = |fault| self.failed(fault);
+        let pieces = index_rows::pieces(&self.index).map_err(failed)?;
+        let mut in_use = self.under_way().clone();
+        in_use.extend(pieces.values().flat_map(|record| &record.chunks));
+        for removal in names_first(removals) {
+            if let Removed::Chunk(hash) = removal.what
+                && !in_use.contains(&hash)
+                && self.chunks.remove(hash)?
+            {
+                gone.push(removal);
+            }
+        }
+        Ok(gone)
+    }
+
+    fn verify(&self) -> Result<Verification, StoreError> {
+        crate::folder_verify::verify(self)
+    }
+}
+
+impl<I: Index> FolderStore<I> {
+    /// Removes manifests and records from the index, durably.
+    fn remove_names(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError> {
+        let mut gone = Vec::new();
+        let mut changes = Vec::new();
+        for removal in names_first(removals) {
+            let key = match removal.what {
+                Removed::Manifest(version) => index_rows::manifest_key(version),
+                Removed::Piece(name) => index_rows::piece_key(name),
+                Removed::Chunk(_) => continue,
+            };
+            if self.index.value(&key).map_err(|fault| self.failed(fault))?.is_some() {
+                changes.push(Change::Remove { key });
+                gone.push(removal);
+            }
+        }
+        if !changes.is_empty() {
+            self.commit(&changes)?;
+        }
+        Ok(gone)
+    }
+}

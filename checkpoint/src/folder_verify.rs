@@ -1,0 +1,91 @@
+//! The walk through a store. It holds no lock, so that nobody waits for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::chunk_folder::Found;
+use crate::error::StoreError;
+use crate::folder_store::{FolderStore, damage};
+use crate::index::Index;
+use crate::index_rows;
+use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::verify::{ManifestHealth, PieceHealth, Verification};
+
+/// What a chunk's file was found to be.
+#[derive(Clone, Copy, Debug)]
+enum ChunkHealth {
+    Whole { bytes: u64 },
+    Damaged { found: ChunkHash, bytes: u64 },
+    Unreadable(std::io::ErrorKind),
+    Missing,
+}
+
+/// Reads everything and says what is whole. What is removed meanwhile is left out.
+pub(crate) fn verify<I: Index>(store: &FolderStore<I>) -> Result<Verification, StoreError> {
+    let failed = |fault| store.failed(fault);
+    let before = index_rows::pieces(store.index()).map_err(failed)?;
+    let listing = store.chunks().list()?;
+    let mut wanted = listing.chunks.clone();
+    wanted.extend(before.values().flat_map(|record| &record.chunks));
+    let mut found = BTreeMap::new();
+    let mut bytes_read = 0;
+    for hash in wanted {
+        let health = look(store, hash);
+        bytes_read += match health {
+            ChunkHealth::Whole { bytes } | ChunkHealth::Damaged { bytes, .. } => bytes,
+            ChunkHealth::Unreadable(_) | ChunkHealth::Missing => 0,
+        };
+        found.insert(hash, health);
+    }
+    let after = index_rows::pieces(store.index()).map_err(failed)?;
+    let pieces: BTreeMap<&PieceName, PieceHealth> = before
+        .iter()
+        .filter(|(name, record)| after.get(*name) == Some(*record))
+        .map(|(name, record)| (name, health(record, &found)))
+        .collect();
+    let manifests = index_rows::manifests(store.index()).map_err(failed)?;
+    let of_piece = |name: &PieceName| {
+        let health = pieces.get(name).cloned().unwrap_or(PieceHealth::Absent);
+        (*name, health)
+    };
+    let of_manifest = |(version, manifest): (&_, &crate::Manifest)| ManifestHealth {
+        version: *version,
+        pieces: manifest.layers.iter().map(of_piece).collect(),
+    };
+    let manifests = manifests.iter().map(of_manifest).collect();
+    let named: BTreeSet<&ChunkHash> = after.values().flat_map(|record| &record.chunks).collect();
+    let unnamed = listing.chunks.iter().filter(|hash| !named.contains(hash)).copied().collect();
+    let pieces = pieces.into_iter().map(|(name, health)| (*name, health)).collect();
+    Ok(Verification { manifests, pieces, unnamed, oddities: listing.oddities, bytes_read })
+}
+
+fn look<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {
+    match store.chunks().read(hash) {
+        Found::Whole(bytes) => ChunkHealth::Whole { bytes: bytes.len() as u64 },
+        Found::Damaged { found, found_bytes } => ChunkHealth::Damaged { found, bytes: found_bytes },
+        Found::Unreadable(fault) => ChunkHealth::Unreadable(fault.source.kind()),
+        Found::Nothing => ChunkHealth::Missing,
+    }
+}
+
+fn health(record: &PieceRecord, found: &BTreeMap<ChunkHash, ChunkHealth>) -> PieceHealth {
+    let chunks = record.chunks.iter().enumerate();
+    let damage: Vec<ChunkDamage> = chunks
+        .filter_map(|(index, &expected)| {
+            let expected_bytes = record.chunk_bytes(index);
+            match found[&expected] {
+                ChunkHealth::Whole { bytes } if bytes == expected_bytes => None,
+                ChunkHealth::Whole { bytes: found_bytes } => {
+                    Some(ChunkDamage::Length { index, expected, expected_bytes, found_bytes })
+                }
+                ChunkHealth::Damaged { found, bytes } => {
+                    Some(damage(index, expected, expected_bytes, found, bytes))
+                }
+                ChunkHealth::Unreadable(kind) => {
+                    Some(ChunkDamage::Unreadable { index, expected, kind })
+                }
+                ChunkHealth::Missing => Some(ChunkDamage::Missing { index, expected }),
+            }
+        })
+        .collect();
+    if damage.is_empty() { PieceHealth::Whole } else { PieceHealth::Damaged(damage) }
+}

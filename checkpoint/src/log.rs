@@ -1,0 +1,59 @@
+//! The records of a controller: opaque bytes with consecutive numbers.
+
+use crate::error::LogError;
+
+/// Bytes of a record at most. A snapshot of the state is the largest there is.
+pub const RECORD_BYTES_MAX: usize = 64 << 20;
+
+/// Records in order. The numbers are the log's own: the first record ever written has 0, and no
+/// number is given twice but to a record behind one that was cut off.
+pub trait RecordLog: Send {
+    /// The number of the oldest record that is kept. [`Self::next`] if there is none.
+    fn first(&self) -> u64;
+
+    /// The number that the next record gets.
+    fn next(&self) -> u64;
+
+    /// Writes `records` behind all others, all of them or none. They are durable when the call
+    /// returns, at the price of one sync for the batch. An empty batch costs nothing.
+    ///
+    /// # Errors
+    /// If they are not durable. After a failed write the log takes no further one until it is
+    /// opened again: what a failed sync left on the medium cannot be known.
+    fn append(&mut self, records: &[Vec<u8>]) -> Result<(), LogError>;
+
+    /// Forgets the records before the number `before`. When they go is of no importance: after a
+    /// crash some may be back.
+    ///
+    /// # Errors
+    /// If `before` is beyond [`Self::next`], or the medium fails.
+    fn trim(&mut self, before: u64) -> Result<(), LogError>;
+
+    /// Cuts off the record `number` and all behind it, durably. For a last record that was torn.
+    ///
+    /// # Errors
+    /// If there is no such record, or the medium fails.
+    fn cut_from(&mut self, number: u64) -> Result<(), LogError>;
+
+    /// All records that are kept, with their numbers, oldest first.
+    ///
+    /// # Errors
+    /// If the medium fails, or a record is not there.
+    fn read_all(&self) -> Result<Vec<(u64, Vec<u8>)>, LogError>;
+}
+
+/// Checks that no record is too long.
+pub(crate) fn check_lengths(records: &[Vec<u8>]) -> Result<(), LogError> {
+    match records.iter().map(Vec::len).find(|length| *length > RECORD_BYTES_MAX) {
+        Some(found) => Err(LogError::TooLong { found }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that `first <= found < next`.
+pub(crate) fn check_number(found: u64, first: u64, next: u64) -> Result<(), LogError> {
+    if (first..next).contains(&found) {
+        return Ok(());
+    }
+    Err(LogError::NoRecord { found, first, next })
+}

@@ -1,0 +1,124 @@
+//! What may go, and why. A pure decision.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_types::{LayerId, Step};
+
+use crate::manifest::Manifest;
+use crate::names::{ChunkHash, PieceName, PieceRecord};
+
+/// What a store holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Manifests by version.
+    pub manifests: BTreeMap<Step, Manifest>,
+    /// Pieces with what they consist of.
+    pub pieces: BTreeMap<PieceName, PieceRecord>,
+    /// Chunks whose files are there.
+    pub chunks: BTreeSet<ChunkHash>,
+    /// Chunks that were written for a record that is not there yet.
+    pub under_way: BTreeSet<ChunkHash>,
+}
+
+/// What others need of a store. All of it stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needed {
+    /// Versions that the cluster refers to, as checkpoints or as something to restore from.
+    pub versions: BTreeSet<Step>,
+    /// Versions that are being written: their manifest is not there yet.
+    pub pending: BTreeSet<Step>,
+    /// The newest manifests that are kept in any case, at least one.
+    pub keep_last: usize,
+}
+
+/// One thing that may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Removal {
+    /// What.
+    pub what: Removed,
+    /// Why it may.
+    pub reason: RemovalReason,
+}
+
+/// What goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Removed {
+    /// The manifest of a version.
+    Manifest(Step),
+    /// The record of a piece.
+    Piece(PieceName),
+    /// A chunk's file.
+    Chunk(ChunkHash),
+}
+
+/// Why something may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RemovalReason {
+    /// Newer manifests are kept, and nobody refers to this one.
+    Superseded {
+        /// The oldest version kept for being among the newest.
+        oldest_kept: Step,
+    },
+    /// No manifest that is kept names the piece, and its version is not being written.
+    NoManifest {
+        /// The layer it is of.
+        layer: LayerId,
+        /// The version it is of.
+        version: Step,
+    },
+    /// No piece that is kept names the chunk.
+    NoPiece,
+}
+
+/// What may go of `inventory`, names before bytes: manifests, then pieces, then chunks.
+///
+/// Never among it: the `keep_last` newest manifests and those of `needed` versions, a piece that
+/// one of these names, a piece of a needed or pending version, a chunk of a piece that stays, and
+/// a chunk that is under way. Pieces newer than the newest manifest stay as well: they belong to a
+/// checkpoint that this store has not heard of yet.
+#[must_use]
+pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {
+    let kept = kept_manifests(inventory, needed);
+    let mut removals = superseded(inventory, &kept);
+    let named: BTreeSet<PieceName> =
+        kept.values().flat_map(|manifest| manifest.layers.iter().copied()).collect();
+    let newest = inventory.manifests.last_key_value().map(|(version, _)| *version);
+    let stays = |name: &PieceName| {
+        named.contains(name)
+            || needed.versions.contains(&name.version)
+            || needed.pending.contains(&name.version)
+            || newest.is_none_or(|newest| name.version > newest)
+    };
+    let mut in_use = inventory.under_way.clone();
+    for (name, record) in &inventory.pieces {
+        if stays(name) {
+            in_use.extend(&record.chunks);
+        } else {
+            let reason = RemovalReason::NoManifest { layer: name.layer, version: name.version };
+            removals.push(Removal { what: Removed::Piece(*name), reason });
+        }
+    }
+    let unused = inventory.chunks.difference(&in_use);
+    let removal = |hash| Removal { what: Removed::Chunk(hash), reason: RemovalReason::NoPiece };
+    removals.extend(unused.copied().map(removal));
+    removals
+}
+
+fn kept_manifests<'a>(inventory: &'a Inventory, needed: &Needed) -> BTreeMap<Step, &'a Manifest> {
+    let newest = inventory.manifests.iter().rev().take(needed.keep_last.max(1));
+    let wanted =
+        |version: &Step| needed.versions.contains(version) || needed.pending.contains(version);
+    let referred = inventory.manifests.iter().filter(|(version, _)| wanted(version));
+    newest.chain(referred).map(|(version, manifest)| (*version, manifest)).collect()
+}
+
+fn superseded(inventory: &Inventory, kept: &BTreeMap<Step, &Manifest>) -> Vec<Removal> {
+    let gone = inventory.manifests.keys().filter(|version| !kept.contains_key(version));
+    let removal = |version: &Step| {
+        let newer = kept.range(*version..).next().map(|(newer, _)| *newer);
+        let oldest_kept = newer.expect("the newest manifest is kept");
+        let reason = RemovalReason::Superseded { oldest_kept };
+        Removal { what: Removed::Manifest(*version), reason }
+    };
+    gone.map(removal).collect()
+}

@@ -1,0 +1,331 @@
+//! A table in sled, with the sync that sled leaves out.
+//!
+//! ```text
+//!   commit:  batch -> sled's file -> fdatasync -> sequence number into MARK -> return
+//! ```
+//!
+//! `flush` of sled 0.34 hands its buffers to the medium but neither empties the medium's own cache
+//! nor writes down that the file has grown. So every commit syncs sled's file through a handle of
+//! our own, and its blob files if there are any.
+//!
+//! When sled meets damage as it opens, it ends its log there and says nothing. So each batch carries
+//! a sequence number, and the number of the last batch that was acknowledged is written into a file
+//! beside it, without a sync: it can be behind what is durable, never ahead of it. A table that ends
+//! before its mark has lost something and is refused.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::error::DatabaseFault;
+use crate::files::{EntryKind, Files, OpenFile, write_all};
+use crate::index::{Change, Index, Row};
+use crate::sled_rows::{self, PART_BYTES, PART_NUMBER_BYTES};
+
+/// The version of the rows, in the stamp.
+const STAMP_VERSION: &str = "zbelastic-table 1 sled 0.34\n";
+const STAMP: &str = "FORMAT";
+const STAMP_NEW: &str = "FORMAT.new";
+const STAMP_BYTES_MAX: u64 = 256;
+const MARK: &str = "MARK";
+const MARK_BYTES: usize = 16;
+const DATABASE: &str = "db";
+const SETTINGS: &str = "conf";
+const BLOBS: &str = "blobs";
+const SNAPSHOT_PREFIX: &str = "snap.";
+/// Settings of fewer bytes sled takes for none, and begins anew.
+const SETTINGS_BYTES_MIN: u64 = 9;
+/// Memory for pages. The tables are small: a thousand rows a checkpoint.
+const CACHE_BYTES: u64 = 32 << 20;
+/// How often sled looks whether space can be used again, in milliseconds.
+const TIDY_MILLISECONDS: u64 = 500;
+/// The key of the number of the last batch. No other key begins with this letter.
+const SEQUENCE_KEY: &[u8] = b"s";
+
+/// A table on a disk.
+#[derive(Debug)]
+pub struct SledDatabase {
+    folder: PathBuf,
+    files: Arc<dyn Files>,
+    database: sled::Db,
+    is_new: bool,
+    /// Held while a batch is written, so that batches are numbered in the order they become durable.
+    writer: Mutex<Writer>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    /// The number of the last batch.
+    sequence: u64,
+    database: Box<dyn OpenFile>,
+    mark: Box<dyn OpenFile>,
+    blobs_synced: BTreeSet<String>,
+    /// Whether a write failed. What is on the medium is unknown from then on.
+    has_failed: bool,
+}
+
+impl SledDatabase {
+    /// Opens the table in `folder`, which is made if it is not there. Its parent must be there.
+    ///
+    /// # Errors
+    /// If it is damaged, has lost something, is another's or of another version. Nothing is made
+    /// anew in a folder that was in use before.
+    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
+        let is_new = !check_folder(&*files, folder)?;
+        let database = open_sled(folder)?;
+        if !is_new && !database.was_recovered() {
+            return Err(DatabaseFault::Lost { file: folder.join(DATABASE) });
+        }
+        let sequence = sequence(&database)?;
+        if is_new {
+            if sequence > 0 {
+                return Err(DatabaseFault::Lost { file: folder.join(STAMP) });
+            }
+            finish_new(&*files, folder, &database)?;
+        }
+        let acknowledged = read_mark(&*files, folder)?;
+        if acknowledged > sequence {
+            return Err(DatabaseFault::WentBack { acknowledged, found: sequence });
+        }
+        let open = |name: &str| files.open(&folder.join(name)).map_err(DatabaseFault::Io);
+        let writer = Writer {
+            sequence,
+            database: open(DATABASE)?,
+            mark: open(MARK)?,
+            blobs_synced: BTreeSet::new(),
+            has_failed: false,
+        };
+        let (folder, writer) = (folder.to_owned(), Mutex::new(writer));
+        Ok(Self { folder, files, database, is_new, writer })
+    }
+
+    /// Whether the table was made by this open.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Makes all of `changes` or none, at some time: they are durable with the next commit.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn change_later(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+        let mut writer = self.writer();
+        if writer.has_failed {
+            return Err(DatabaseFault::Stopped);
+        }
+        let result = self.apply(&mut writer, changes);
+        writer.has_failed |= result.is_err();
+        result
+    }
+
+    /// The last key that begins with `prefix`.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn last_key(&self, prefix: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
+        match self.database.scan_prefix(prefix).keys().next_back() {
+            Some(key) => sled_rows::key_of(&key.map_err(fault)?).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().expect("no call panics while it writes")
+    }
+
+    fn apply(&self, writer: &mut Writer, changes: &[Change]) -> Result<(), DatabaseFault> {
+        let mut batch = sled::Batch::default();
+        for change in changes {
+            let (key, parts) = match change {
+                Change::Put { key, value } => (key, sled_rows::parts(key, value)),
+                Change::Remove { key } => (key, Vec::new()),
+            };
+            for old in self.database.scan_prefix(key).keys().skip(parts.len()) {
+                batch.remove(old.map_err(fault)?);
+            }
+            for (number, part) in (0_u32..).zip(parts) {
+                batch.insert(sled_rows::part_key(key, number), part);
+            }
+        }
+        let sequence = (writer.sequence + 1).to_le_bytes();
+        let [row] = &sled_rows::parts(SEQUENCE_KEY, &sequence)[..] else {
+            unreachable!("{PART_BYTES} bytes hold a number")
+        };
+        batch.insert(sled_rows::part_key(SEQUENCE_KEY, 0), row.clone());
+        self.database.apply_batch(batch).map_err(fault)?;
+        writer.sequence += 1;
+        Ok(())
+    }
+
+    fn make_durable(&self, writer: &mut Writer) -> Result<(), DatabaseFault> {
+        self.database.flush().map_err(fault)?;
+        sync_blobs(&*self.files, &self.folder.join(BLOBS), &mut writer.blobs_synced)?;
+        writer.database.sync().map_err(DatabaseFault::Io)?;
+        let mark = mark_bytes(writer.sequence);
+        write_all(&mut *writer.mark, 0, &mark).map_err(DatabaseFault::Io)
+    }
+}
+
+impl Index for SledDatabase {
+    fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+        let mut writer = self.writer();
+        if writer.has_failed {
+            return Err(DatabaseFault::Stopped);
+        }
+        let applied = self.apply(&mut writer, changes);
+        let result = applied.and_then(|()| self.make_durable(&mut writer));
+        writer.has_failed |= result.is_err();
+        result
+    }
+
+    fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
+        Ok(self.rows(key)?.pop().map(|(_, value)| value))
+    }
+
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault> {
+        let parts = self.database.scan_prefix(prefix);
+        sled_rows::join(parts.map(|part| part.map_err(fault)))
+    }
+}
+
+/// Checks what lies in the folder, and says whether it was in use before.
+fn check_folder(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
+    files.create_folder(folder).map_err(DatabaseFault::Io)?;
+    let entries = files.list(folder).map_err(DatabaseFault::Io)?;
+    for entry in &entries {
+        let name = entry.name.as_str();
+        let is_ours = match entry.kind {
+            EntryKind::File { .. } => {
+                [STAMP, STAMP_NEW, MARK, DATABASE, SETTINGS].contains(&name)
+                    || name.starts_with(SNAPSHOT_PREFIX)
+            }
+            EntryKind::Folder => name == BLOBS,
+            EntryKind::Link | EntryKind::Special => false,
+        };
+        if !is_ours {
+            return Err(DatabaseFault::Foreign { path: folder.join(name) });
+        }
+    }
+    if !entries.iter().any(|entry| entry.name == STAMP) {
+        return Ok(false);
+    }
+    check_stamp(files, folder)?;
+    for (name, bytes_min) in [(DATABASE, 1), (SETTINGS, SETTINGS_BYTES_MIN), (MARK, 0)] {
+        let is_there = entries.iter().any(|entry| {
+            entry.name == name
+                && matches!(entry.kind, EntryKind::File { bytes } if bytes >= bytes_min)
+        });
+        if !is_there {
+            return Err(DatabaseFault::Lost { file: folder.join(name) });
+        }
+    }
+    Ok(true)
+}
+
+fn check_stamp(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
+    let bytes = files.read(&folder.join(STAMP), STAMP_BYTES_MAX).map_err(DatabaseFault::Io)?;
+    if bytes == STAMP_VERSION.as_bytes() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&bytes).trim().to_owned();
+    Err(DatabaseFault::OtherVersion { reason })
+}
+
+fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
+    let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES);
+    let config = config.flush_every_ms(Some(TIDY_MILLISECONDS));
+    // On some damaged files sled panics where it should return an error.
+    catch_unwind(AssertUnwindSafe(|| config.open().map_err(fault))).unwrap_or_else(|_| {
+        let reason = "it cannot be opened".to_owned();
+        Err(DatabaseFault::Damaged { reason })
+    })
+}
+
+/// Makes a new table durable, its stamp last: without a stamp nothing was acknowledged.
+fn finish_new(files: &dyn Files, folder: &Path, database: &sled::Db) -> Result<(), DatabaseFault> {
+    database.flush().map_err(fault)?;
+    let io = DatabaseFault::Io;
+    for name in [STAMP_NEW, MARK] {
+        let path = folder.join(name);
+        if files.look(&path).map_err(io)?.is_some() {
+            files.remove(&path).map_err(io)?;
+        }
+    }
+    for name in [DATABASE, SETTINGS] {
+        files.open(&folder.join(name)).and_then(|mut file| file.sync()).map_err(io)?;
+    }
+    let texts: [(&str, &[u8]); 2] = [(MARK, &mark_bytes(0)), (STAMP_NEW, STAMP_VERSION.as_bytes())];
+    for (name, bytes) in texts {
+        let mut file = files.create(&folder.join(name)).map_err(io)?;
+        write_all(&mut *file, 0, bytes).and_then(|()| file.sync()).map_err(io)?;
+    }
+    files.sync_folder(folder).map_err(io)?;
+    files.rename(&folder.join(STAMP_NEW), &folder.join(STAMP)).map_err(io)?;
+    files.sync_folder(folder).map_err(io)?;
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    files.sync_folder(parent.unwrap_or(Path::new("."))).map_err(io)
+}
+
+fn sequence(database: &sled::Db) -> Result<u64, DatabaseFault> {
+    let parts = database.scan_prefix(SEQUENCE_KEY).map(|part| part.map_err(fault));
+    let Some((key, value)) = sled_rows::join(parts)?.pop() else { return Ok(0) };
+    let number = value.try_into().map_err(|_| sled_rows::bad_row(&key, "it is no number"))?;
+    Ok(u64::from_le_bytes(number))
+}
+
+fn mark_bytes(sequence: u64) -> [u8; MARK_BYTES] {
+    let mut bytes = [0; MARK_BYTES];
+    let (number, check) = bytes.split_at_mut(8);
+    number.copy_from_slice(&sequence.to_le_bytes());
+    check.copy_from_slice(&blake3::hash(number).as_bytes()[..8]);
+    bytes
+}
+
+fn read_mark(files: &dyn Files, folder: &Path) -> Result<u64, DatabaseFault> {
+    let path = folder.join(MARK);
+    let bytes = files.read(&path, MARK_BYTES as u64).map_err(DatabaseFault::Io)?;
+    let number = bytes.first_chunk().map(|number| u64::from_le_bytes(*number));
+    match number {
+        Some(number) if bytes == mark_bytes(number) => Ok(number),
+        Some(_) | None => Err(DatabaseFault::Damaged { reason: format!("{MARK} holds no number") }),
+    }
+}
+
+/// Syncs the blob files that were not there before. The rows are cut so small that sled makes none;
+/// this is here because a page of theirs is its own affair.
+fn sync_blobs(
+    files: &dyn Files,
+    folder: &Path,
+    synced: &mut BTreeSet<String>,
+) -> Result<(), DatabaseFault> {
+    let entries = files.list(folder).map_err(DatabaseFault::Io)?;
+    let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
+    if names.is_subset(synced) {
+        return Ok(());
+    }
+    for name in names.difference(synced) {
+        let synced = files.open(&folder.join(name)).and_then(|mut file| file.sync());
+        match synced {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            result => result.map_err(DatabaseFault::Io)?,
+        }
+    }
+    files.sync_folder(folder).map_err(DatabaseFault::Io)?;
+    *synced = names;
+    Ok(())
+}
+
+fn fault(error: sled::Error) -> DatabaseFault {
+    match error {
+        sled::Error::Io(error) => DatabaseFault::Io(error),
+        sled::Error::Unsupported(reason) => DatabaseFault::OtherVersion { reason },
+        error @ (sled::Error::CollectionNotFound(_)
+        | sled::Error::ReportableBug(_)
+        | sled::Error::Corruption { .. }) => DatabaseFault::Damaged { reason: error.to_string() },
+    }
+}
+
+// A part with its key and its header must fit into a quarter of a segment sixteen times.
+const _: () = assert!(16 * (PART_BYTES + PART_NUMBER_BYTES + 128) < (512 << 10) / 4);

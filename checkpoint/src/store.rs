@@ -1,0 +1,143 @@
+//! Where the pieces of checkpoints lie.
+
+use zbelastic_types::Step;
+
+use crate::error::StoreError;
+use crate::manifest::Manifest;
+use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::retention::{Inventory, Removal};
+use crate::verify::Verification;
+
+/// Pieces, their chunks and manifests. Any number of threads may use one.
+///
+/// What a call acknowledged is on the medium when it returns. What a call yields was checked
+/// against the hash it was written under.
+pub trait Store: Send + Sync {
+    /// Writes a piece: its chunks first, then their folder entries, then its record. Chunks that
+    /// are there and whole are not written again, those that are there and damaged are replaced.
+    ///
+    /// # Errors
+    /// If it is not durable. Nothing refers to what was written of it.
+    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError>;
+
+    /// The bytes of a piece, each chunk checked.
+    ///
+    /// # Errors
+    /// If it is not here, or which of its chunks are not whole.
+    fn get(&self, name: PieceName) -> Result<Vec<u8>, StoreError>;
+
+    /// What a piece consists of, if it is here. Its chunks are not looked at.
+    ///
+    /// # Errors
+    /// If the index fails.
+    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, StoreError>;
+
+    /// The pieces that are here, in order.
+    ///
+    /// # Errors
+    /// If the index fails.
+    fn names(&self) -> Result<Vec<PieceName>, StoreError>;
+
+    /// The bytes of a chunk, checked.
+    ///
+    /// # Errors
+    /// If it is not here or not whole.
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, StoreError>;
+
+    /// Which chunks of a record are not here, each once. Their bytes are not read.
+    ///
+    /// # Errors
+    /// If the medium fails.
+    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, StoreError>;
+
+    /// Writes a chunk that came from elsewhere, durably. It is safe from removal until a record
+    /// names it, [`Self::give_up`] is called or the store is opened again.
+    ///
+    /// # Errors
+    /// If the bytes are not those of the name, or it is not durable.
+    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Writes the record of a piece whose chunks came from elsewhere, durably.
+    ///
+    /// # Errors
+    /// If a chunk of it is not here, or it is not durable.
+    fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError>;
+
+    /// Says that a transfer will not be finished: its chunks may go.
+    fn give_up(&self, record: &PieceRecord);
+
+    /// Writes a manifest, durably. Its pieces may lie elsewhere. One of the same version is
+    /// replaced: a run that was rewound comes by the same version again.
+    ///
+    /// # Errors
+    /// If it is no manifest or not durable.
+    fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError>;
+
+    /// The manifests that are here, oldest version first.
+    ///
+    /// # Errors
+    /// If the index fails.
+    fn manifests(&self) -> Result<Vec<Manifest>, StoreError>;
+
+    /// The manifest of a version, if it is here.
+    ///
+    /// # Errors
+    /// If the index fails.
+    fn manifest(&self, version: Step) -> Result<Option<Manifest>, StoreError>;
+
+    /// What is here, as [`crate::what_to_remove`] looks at it.
+    ///
+    /// # Errors
+    /// If the medium fails.
+    fn inventory(&self) -> Result<Inventory, StoreError>;
+
+    /// Removes what was decided on, names before bytes. A chunk that a record names by now, or
+    /// that was written for one under way, stays. Returns what went.
+    ///
+    /// # Errors
+    /// If the medium fails. What is still named is still there.
+    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError>;
+
+    /// Reads everything and says what is whole.
+    ///
+    /// # Errors
+    /// If the index or the folder cannot be read at all. A chunk that cannot be is in the answer.
+    fn verify(&self) -> Result<Verification, StoreError>;
+}
+
+/// Checks that `bytes` may be a chunk, and are the one called `expected`.
+pub(crate) fn check_chunk(expected: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+    if bytes.is_empty() || bytes.len() > CHUNK_BYTES {
+        return Err(StoreError::ChunkLength { found: bytes.len() });
+    }
+    let found = ChunkHash::of(bytes);
+    if found != expected {
+        return Err(StoreError::WrongChunk { expected, found });
+    }
+    Ok(())
+}
+
+/// Checks that a chunk that is here is as long as the record says.
+pub(crate) fn check_length(
+    name: PieceName,
+    record: &PieceRecord,
+    index: usize,
+    found_bytes: u64,
+) -> Result<(), StoreError> {
+    let expected_bytes = record.chunk_bytes(index);
+    if expected_bytes == found_bytes {
+        return Ok(());
+    }
+    let expected = record.chunks[index];
+    let damage = ChunkDamage::Length { index, expected, expected_bytes, found_bytes };
+    Err(StoreError::Damaged { name, damage: vec![damage] })
+}
+
+/// The removals in an order in which no name is left without its bytes: what names a thing goes
+/// before the thing.
+pub(crate) fn names_first(removals: &[Removal]) -> Vec<Removal> {
+    let mut removals = removals.to_vec();
+    removals.sort();
+    removals.dedup();
+    removals
+}

@@ -1,0 +1,78 @@
+//! What a walk through a store found.
+
+use std::path::PathBuf;
+
+use zbelastic_types::Step;
+
+use crate::names::{ChunkDamage, ChunkHash, PieceName};
+
+/// The answer to [`crate::Store::verify`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verification {
+    /// Each manifest, oldest version first.
+    pub manifests: Vec<ManifestHealth>,
+    /// Each piece that is here, in order.
+    pub pieces: Vec<(PieceName, PieceHealth)>,
+    /// Chunks that no record names, in order. A crash or a removal under way leaves such.
+    pub unnamed: Vec<ChunkHash>,
+    /// What lies in the folder and is not the store's. It is never touched.
+    pub oddities: Vec<Oddity>,
+    /// Bytes that were read and hashed.
+    pub bytes_read: u64,
+}
+
+impl Verification {
+    /// Whether every piece that is here is whole.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.pieces.iter().all(|(_, health)| *health == PieceHealth::Whole)
+    }
+}
+
+/// How the pieces of a manifest are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestHealth {
+    /// The manifest's version.
+    pub version: Step,
+    /// Its pieces in the order of the layers.
+    pub pieces: Vec<(PieceName, PieceHealth)>,
+}
+
+impl ManifestHealth {
+    /// Whether the checkpoint can be restored from this store alone.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.pieces.iter().all(|(_, health)| *health == PieceHealth::Whole)
+    }
+}
+
+/// How a piece is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PieceHealth {
+    /// Every byte is as it was written.
+    Whole,
+    /// It is not in this store. It may be in another.
+    Absent,
+    /// It is here, and these chunks of it are not whole.
+    Damaged(Vec<ChunkDamage>),
+}
+
+/// Something that is not the store's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Oddity {
+    /// Where it lies, from the store's folder.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: OddityKind,
+}
+
+/// What is odd about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OddityKind {
+    /// A file or folder with a name that the store never gives.
+    Foreign,
+    /// Not a file where one should be: a link, a device, a folder.
+    NotAFile,
+    /// A damaged chunk that was replaced by a whole one and put aside.
+    PutAside,
+}

@@ -1,0 +1,114 @@
+//! Under which name and at which addresses a node is reached.
+//!
+//! An address is text here: who connects parses it. Only sizes are checked, so that whatever is
+//! agreed on stays small.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::NodeId;
+
+use crate::member::Role;
+
+/// Bytes of a node's name.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Addresses of a node.
+pub const ADDRESSES_MAX: usize = 8;
+/// Bytes of one address.
+pub const ADDRESS_BYTES_MAX: usize = 64;
+
+/// Where a node is reached, and what people call it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contact {
+    /// Its name: 1 to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`.
+    pub name: String,
+    /// Its addresses, the best one first: [`ADDRESSES_MAX`] of [`ADDRESS_BYTES_MAX`] bytes at most.
+    pub addresses: Vec<String>,
+}
+
+/// Why a contact is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContactRefusal {
+    /// The name is empty or too long.
+    #[error("a name of {found} bytes, 1 to {NAME_BYTES_MAX} allowed")]
+    NameSize {
+        /// Bytes found.
+        found: usize,
+    },
+    /// The name has another character than those allowed.
+    #[error("a name is made of a-z, 0-9 and -, not of {found:?}")]
+    NameCharacter {
+        /// The first one.
+        found: char,
+    },
+    /// Too many addresses.
+    #[error("{found} addresses, at most {ADDRESSES_MAX}")]
+    Addresses {
+        /// Addresses found.
+        found: usize,
+    },
+    /// An address is empty or too long.
+    #[error("an address of {found} bytes, 1 to {ADDRESS_BYTES_MAX} allowed")]
+    AddressSize {
+        /// Bytes found.
+        found: usize,
+    },
+}
+
+impl Contact {
+    /// A node that is called by its number and has no address: one that lives in this process.
+    #[must_use]
+    pub fn of_node(node: NodeId) -> Self {
+        Self { name: format!("node-{node}"), addresses: Vec::new() }
+    }
+
+    /// Checks sizes, and the letters of the name.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), ContactRefusal> {
+        check_name(&self.name)?;
+        let found = self.addresses.len();
+        if found > ADDRESSES_MAX {
+            return Err(ContactRefusal::Addresses { found });
+        }
+        let is_sized = |bytes: &usize| (1..=ADDRESS_BYTES_MAX).contains(bytes);
+        match self.addresses.iter().map(String::len).find(|bytes| !is_sized(bytes)) {
+            Some(found) => Err(ContactRefusal::AddressSize { found }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks the name of a node.
+///
+/// # Errors
+/// If it is empty, too long, or of other characters than `a-z`, `0-9` and `-`.
+pub fn check_name(name: &str) -> Result<(), ContactRefusal> {
+    let found = name.len();
+    if found == 0 || found > NAME_BYTES_MAX {
+        return Err(ContactRefusal::NameSize { found });
+    }
+    let is_allowed = |c: &char| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == '-';
+    match name.chars().find(|c| !is_allowed(c)) {
+        Some(found) => Err(ContactRefusal::NameCharacter { found }),
+        None => Ok(()),
+    }
+}
+
+/// Where all members that are counted on are reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contacts {
+    /// The entry that changed them last; 0 if nothing is known.
+    pub index: u64,
+    /// What each member is for, and where it is reached.
+    pub members: BTreeMap<NodeId, (Role, Contact)>,
+}
+
+impl Contacts {
+    /// The controllers among them.
+    pub fn controllers(&self) -> impl Iterator<Item = NodeId> {
+        let controllers = self.members.iter().filter(|(_, (role, _))| *role == Role::Controller);
+        controllers.map(|(node, _)| *node)
+    }
+}

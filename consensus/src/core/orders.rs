@@ -1,0 +1,172 @@
+//! What a person orders. Everything is checked here before it is proposed, so that whoever asks is
+//! told at once why not; what is proposed is checked again when it is applied.
+
+use zbelastic_types::{NodeId, Step};
+
+use super::{Core, CoreRefusal};
+use crate::access::AccessChange;
+use crate::entry::{Entry, RewindReason};
+use crate::job::JobChange;
+use crate::member::{Holder, LossReason, MemberChange, Role, Standing};
+use crate::standing::RunStanding;
+
+/// What a person may order. Only a leader takes it.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// About the job.
+    Job(JobChange),
+    /// A job that is held goes back to a checkpoint, or to its beginning, and is free from there:
+    /// what was sealed since does not bind it.
+    Restore {
+        /// The version.
+        to: Step,
+    },
+    /// About who may take part.
+    Access(AccessChange),
+    /// A worker is to go: plans do without it as soon as they can.
+    Drain(NodeId),
+    /// A node is to be counted on no more, and not to come back.
+    Remove(NodeId),
+    /// Another voter is to lead.
+    TransferLeader(NodeId),
+}
+
+/// What came of a command that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordered {
+    /// It was proposed. When the entry of this index is applied, and was proposed in this term, it
+    /// was this one. An event tells what it changed, or why it changed nothing.
+    Proposed {
+        /// Its index.
+        index: u64,
+        /// In which term.
+        term: u64,
+    },
+    /// It is noted, and proposed as soon as others of its kind that are under way are agreed on.
+    Noted,
+}
+
+impl Core {
+    /// Takes a command. What is done with it is told at once; what is to be sent or written for it
+    /// follows by [`Core::poll_output`], as for every input.
+    ///
+    /// # Errors
+    /// If it is refused: it is counted, and nothing changes.
+    pub fn order(&mut self, command: Command) -> Result<Ordered, CoreRefusal> {
+        if self.is_stopped {
+            return Err(CoreRefusal::Stopped);
+        }
+        let result = self.take_order(command);
+        if let Err(refusal) = &result {
+            self.count(refusal);
+        }
+        self.advance();
+        result
+    }
+
+    pub(super) fn take_order(&mut self, command: Command) -> Result<Ordered, CoreRefusal> {
+        let status = self.raft.status();
+        if self.duties.is_none() {
+            return Err(CoreRefusal::NotLeader { leader: status.leader });
+        }
+        match command {
+            Command::Job(change) => {
+                self.state.check_job(&change)?;
+                self.propose_order(Entry::Job(change))
+            }
+            Command::Restore { to } => {
+                self.state.check_restore(to)?;
+                let generation = self.state.generation();
+                let reason = RewindReason::Ordered;
+                self.propose_order(Entry::Rewind { generation, to, reason })
+            }
+            Command::Access(change) => {
+                self.state.check_access(&change)?;
+                self.propose_order(Entry::Access(change))
+            }
+            Command::Drain(node) => self.drain(node),
+            Command::Remove(node) => self.remove(node),
+            Command::TransferLeader(node) => {
+                if !status.members.is_voter(node) {
+                    return Err(CoreRefusal::NotAVoter { node });
+                }
+                self.raft.transfer_leader(node);
+                Ok(Ordered::Noted)
+            }
+        }
+    }
+
+    fn propose_order(&mut self, entry: Entry) -> Result<Ordered, CoreRefusal> {
+        self.propose(&entry)?;
+        let status = self.raft.status();
+        Ok(Ordered::Proposed { index: status.last_index, term: status.term })
+    }
+
+    fn drain(&mut self, node: NodeId) -> Result<Ordered, CoreRefusal> {
+        let holder = self.member(node)?;
+        let member = &self.state.members()[&node];
+        match (member.role, member.standing) {
+            (Role::Controller, _) => Err(CoreRefusal::NotAWorker { node }),
+            (Role::Worker, Standing::Draining) => Err(CoreRefusal::Draining { node }),
+            (Role::Worker, Standing::Present | Standing::Lost(_)) => {
+                self.note(MemberChange::Drain { holder })
+            }
+        }
+    }
+
+    fn remove(&mut self, node: NodeId) -> Result<Ordered, CoreRefusal> {
+        self.state.check_not_last(node)?;
+        match self.member(node) {
+            Ok(holder) => {
+                let reason = LossReason::Removed;
+                self.note(MemberChange::Lost { holder, reason })
+            }
+            // Who is lost already, or was let in and never came, is kept out from now on.
+            Err(refusal) => match self.state.access().credential(node) {
+                Some(_) => self.propose_order(Entry::Access(AccessChange::Revoked { node })),
+                None => Err(refusal),
+            },
+        }
+    }
+
+    fn member(&self, node: NodeId) -> Result<Holder, CoreRefusal> {
+        self.state.holder_of(node).ok_or(CoreRefusal::UnknownNode { node })
+    }
+
+    fn note(&mut self, change: MemberChange) -> Result<Ordered, CoreRefusal> {
+        let duties = self.duties.as_mut().expect("only a leader takes orders");
+        duties.handle_change(&self.state, change)?;
+        Ok(Ordered::Noted)
+    }
+
+    /// Why the run goes on, or does not, as far as this node knows.
+    #[must_use]
+    pub fn standing(&self) -> RunStanding {
+        if self.raft.status().leader.is_none() {
+            return RunStanding::NoQuorum { ticks: self.leaderless_ticks };
+        }
+        let duties = self.duties.as_ref();
+        let needed = duties.map_or(0, |duties| duties.workers_needed(&self.state));
+        let standing = RunStanding::of(&self.state, needed);
+        match standing {
+            RunStanding::Running { generation, withheld: None } => {
+                let withheld = duties.and_then(|duties| duties.withheld(&self.state));
+                RunStanding::Running { generation, withheld }
+            }
+            RunStanding::Planning => match &self.no_plan {
+                Some(none) => RunStanding::NoPlan(none.clone()),
+                None => RunStanding::Planning,
+            },
+            RunStanding::Running { .. }
+            | RunStanding::NoPlan(_)
+            | RunStanding::NoQuorum { .. }
+            | RunStanding::NoJob
+            | RunStanding::Paused
+            | RunStanding::Halted(_)
+            | RunStanding::Done
+            | RunStanding::Stopped
+            | RunStanding::WaitingForWorkers { .. }
+            | RunStanding::Loading { .. } => standing,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a run goes on, or does not: what status says first.
+
+use std::fmt;
+
+use zbelastic_types::Generation;
+
+use crate::duty::{NoPlan, Withheld};
+use crate::job::{HaltReason, JobPhase};
+use crate::state::{PlanPhase, State};
+
+/// Where the run stands, as a controller sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunStanding {
+    /// Nobody is known to lead: nothing is agreed on, and nothing sealed. What is said of the run
+    /// otherwise may be old.
+    NoQuorum {
+        /// Ticks since somebody was last known to.
+        ticks: u32,
+    },
+    /// There is no job.
+    NoJob,
+    /// The job is held by order.
+    Paused,
+    /// The job is held because going on would be wrong.
+    Halted(HaltReason),
+    /// Every step is sealed.
+    Done,
+    /// The job was ended by order.
+    Stopped,
+    /// There are too few workers for a plan.
+    WaitingForWorkers {
+        /// Workers there are.
+        present: u32,
+        /// Workers a plan needs.
+        needed: u32,
+    },
+    /// There is no plan for those who are there.
+    NoPlan(NoPlan),
+    /// A plan is being made.
+    Planning,
+    /// Layers of a plan are on their way.
+    Loading {
+        /// The plan.
+        generation: Generation,
+        /// Stages that are ready.
+        ready: u32,
+        /// Stages there are.
+        stages: u32,
+    },
+    /// A plan's program runs.
+    Running {
+        /// The plan.
+        generation: Generation,
+        /// Why the open turn is not sealed yet, if this node leads and stages have reported.
+        withheld: Option<Withheld>,
+    },
+}
+
+impl RunStanding {
+    /// The word for status and logs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NoQuorum { .. } => "no-quorum",
+            Self::NoJob => "no-job",
+            Self::Paused => "paused",
+            Self::Halted(_) => "halted",
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::WaitingForWorkers { .. } => "waiting-for-workers",
+            Self::NoPlan(_) => "no-plan",
+            Self::Planning => "planning",
+            Self::Loading { .. } => "loading",
+            Self::Running { .. } => "running",
+        }
+    }
+
+    /// What the state says of it, if a plan needs so many workers.
+    pub(crate) fn of(state: &State, needed: u32) -> Self {
+        match state.job().map(|job| job.phase) {
+            None => return Self::NoJob,
+            Some(JobPhase::Paused) => return Self::Paused,
+            Some(JobPhase::Halted(reason)) => return Self::Halted(reason),
+            Some(JobPhase::Done) => return Self::Done,
+            Some(JobPhase::Stopped) => return Self::Stopped,
+            Some(JobPhase::Running) => {}
+        }
+        let present = state.live_workers().count() as u32;
+        let plan = state.plan().filter(|_| state.lost_holder().is_none());
+        match plan.map(|plan| (plan.record.generation, &plan.phase)) {
+            Some((generation, PlanPhase::Running)) => Self::Running { generation, withheld: None },
+            Some((generation, PlanPhase::Loading(slots))) => {
+                let ready = slots.iter().filter(|slot| slot.is_some()).count() as u32;
+                Self::Loading { generation, ready, stages: slots.len() as u32 }
+            }
+            Some((_, PlanPhase::Closed)) | None if present < needed => {
+                Self::WaitingForWorkers { present, needed }
+            }
+            Some((_, PlanPhase::Closed)) | None => Self::Planning,
+        }
+    }
+}
+
+impl fmt::Display for RunStanding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoQuorum { ticks } => {
+                write!(f, "no quorum: nobody is known to lead for {ticks} ticks")
+            }
+            Self::NoJob => write!(f, "there is no job"),
+            Self::Paused => write!(f, "paused by order"),
+            Self::Halted(reason) => write!(f, "halted: {reason}"),
+            Self::Done => write!(f, "every step is sealed"),
+            Self::Stopped => write!(f, "stopped by order"),
+            Self::WaitingForWorkers { present, needed } => {
+                write!(f, "waiting for workers: {present} of {needed} are there")
+            }
+            Self::NoPlan(none) => none.fmt(f),
+            Self::Planning => write!(f, "a plan is being made"),
+            Self::Loading { generation, ready, stages } => {
+                write!(f, "plan {generation} loads, {ready} of {stages} stages are ready")
+            }
+            Self::Running { generation, withheld: None } => write!(f, "plan {generation} runs"),
+            Self::Running { generation, withheld: Some(reason) } => {
+                write!(f, "plan {generation} runs; not sealed yet: {reason}")
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Tokens and credentials: what an entry about them does to members.
+
+use zbelastic_types::NodeId;
+
+use super::{Change, EntryRefusal, State};
+use crate::access::{Access, AccessChange, AccessOutcome, AccessRefusal, Credential};
+use crate::contact::Contact;
+use crate::member::{LossReason, Role};
+
+impl State {
+    /// The same, with credentials of those who are there first. Their numbers are not given again.
+    #[must_use]
+    pub fn with_credentials(
+        mut self,
+        credentials: impl IntoIterator<Item = (NodeId, Credential)>,
+    ) -> Self {
+        for (node, credential) in credentials {
+            self.access.grant(node, credential);
+        }
+        self
+    }
+
+    /// Tokens and credentials.
+    #[must_use]
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Whether a change of tokens and credentials would be accepted now.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check_access(&self, change: &AccessChange) -> Result<(), AccessRefusal> {
+        let is_member = |node| self.holder_of(node).is_some();
+        match change {
+            AccessChange::TokenMade { token, terms, at_s } => {
+                self.access.check_made(*token, terms, *at_s)
+            }
+            AccessChange::TokenRevoked { token } => self.access.check_token(*token).map(|_| ()),
+            AccessChange::TokenUsed { token, key, name, role, at_s, expires_at_s } => {
+                let term = (*at_s, *expires_at_s);
+                self.access.check_used((*token, *key), name, *role, term, is_member).map(|_| ())
+            }
+            AccessChange::Renewed { node, key: _, at_s, expires_at_s } => {
+                self.access.check_renewed(*node, (*at_s, *expires_at_s))
+            }
+            AccessChange::Revoked { node } => {
+                self.access.check_known(*node)?;
+                self.check_not_last(*node)
+            }
+            AccessChange::Forgotten { node } => {
+                let credential = self.access.check_known(*node)?;
+                let is_free = credential.is_ephemeral && self.holder_of(*node).is_none();
+                if is_free { Ok(()) } else { Err(AccessRefusal::NotForgotten { node: *node }) }
+            }
+        }
+    }
+
+    /// Somebody must be left who votes.
+    ///
+    /// # Errors
+    /// If the node is the only controller that is counted on.
+    pub fn check_not_last(&self, node: NodeId) -> Result<(), AccessRefusal> {
+        let is_other = |other: NodeId| other != node;
+        if self.is_controller(node) && !self.controllers().any(is_other) {
+            Err(AccessRefusal::LastController { node })
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn apply_access(
+        &mut self,
+        index: u64,
+        change: AccessChange,
+    ) -> Result<Change, EntryRefusal> {
+        self.check_access(&change)?;
+        let outcome = match change {
+            AccessChange::TokenMade { token, terms, at_s } => {
+                self.access.make(token, terms, at_s);
+                AccessOutcome::TokenMade { token }
+            }
+            AccessChange::TokenRevoked { token } => {
+                self.access.revoke_token(token);
+                AccessOutcome::TokenRevoked { token }
+            }
+            AccessChange::TokenUsed { token, key, name, role, at_s, expires_at_s } => {
+                let (by, term) = ((token, key), (at_s, expires_at_s));
+                let live = |node: NodeId| self.members.get(&node).is_some_and(|m| m.is_live());
+                let known = self.access.check_used(by, &name, role, term, live)?;
+                let node = match known {
+                    Some(node) => node,
+                    None => self.access.let_in(by, name, term, live),
+                };
+                let is_repeated = known.is_some();
+                AccessOutcome::LetIn { token, key, node, is_repeated }
+            }
+            AccessChange::Renewed { node, key, at_s, expires_at_s } => {
+                self.access.renew(node, key, (at_s, expires_at_s));
+                AccessOutcome::Renewed { node }
+            }
+            AccessChange::Revoked { node } => {
+                self.access.revoke(node);
+                if self.holder_of(node).is_some() {
+                    self.lose(index, node, LossReason::Removed);
+                }
+                AccessOutcome::Revoked { node }
+            }
+            AccessChange::Forgotten { node } => {
+                self.access.forget_ephemeral(node);
+                AccessOutcome::Forgotten { node }
+            }
+        };
+        Ok(Change::Access(outcome))
+    }
+
+    /// Whether this node is let in as a member of this role, with this contact.
+    #[must_use]
+    pub fn lets_in(&self, node: NodeId, role: Role, contact: &Contact) -> bool {
+        self.access.lets_in(node, role) && contact.check().is_ok()
+    }
+}

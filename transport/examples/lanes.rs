@@ -1,0 +1,166 @@
+//! What the lanes of one host cost, beside a raw TCP stream in the same run.
+//!
+//! ```text
+//! cargo run --release -p zbelastic-transport --example lanes
+//! ```
+//!
+//! Both ends are in this process, each on a runtime of its own. A transfer ends in a new vector,
+//! so every contender pays for its pages; the best of a few rounds counts, because what else runs
+//! on the machine only takes away.
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use zbelastic_transport::bulk::{BulkBody, BulkFetch, fetch, serve};
+use zbelastic_transport::frame::{
+    FrameArrival, FrameClass, FrameReader, FrameRules, OutgoingFrame, write_frame,
+};
+use zbelastic_transport::identity::{PeerIdentity, PeerRole};
+use zbelastic_transport::local::{LocalLane, LocalListener, dial};
+use zbelastic_types::{ClusterId, NodeId};
+
+const TRANSFER_BYTES: usize = 256 << 20;
+const ROUNDS: usize = 5;
+const ECHOES: usize = 2000;
+/// One microbatch of 512 tokens of 768 floats.
+const LARGE_FLOATS: usize = 512 * 768;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Outcome<()> {
+    let bytes = content();
+    let raw = best(|| raw_tcp(&bytes))?;
+    show("raw TCP stream", raw, raw);
+    let folder = std::env::temp_dir().join(format!("zbelastic-lanes-{}", std::process::id()));
+    let road = best(|| same_host(&bytes, &folder.join("road")))?;
+    show("bulk, same-host road", road, raw);
+    for floats in [1, 1024, LARGE_FLOATS] {
+        let once = echo(floats, &folder.join("echo"))?;
+        println!("frame of {floats} floats there and back: {:.1} us", once.as_secs_f64() * 1e6);
+    }
+    Ok(std::fs::remove_dir_all(&folder)?)
+}
+
+fn show(name: &str, took: Duration, raw: Duration) {
+    let rate = TRANSFER_BYTES as f64 / took.as_secs_f64() / 1e9;
+    let ratio = raw.as_secs_f64() / took.as_secs_f64();
+    println!("{name}: {rate:.2} GB/s, {ratio:.2} of raw TCP");
+}
+
+/// Bytes that no part of the way could guess.
+fn content() -> Arc<Vec<u8>> {
+    let mut bytes = vec![0; TRANSFER_BYTES];
+    blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+    Arc::new(bytes)
+}
+
+fn best(mut transfer: impl FnMut() -> Outcome<Duration>) -> Outcome<Duration> {
+    let rounds = (0..ROUNDS).map(|_| transfer()).collect::<Outcome<Vec<_>>>()?;
+    Ok(rounds.into_iter().min().expect("there are rounds"))
+}
+
+fn raw_tcp(bytes: &Arc<Vec<u8>>) -> Outcome<Duration> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let began = Instant::now();
+    let sent = Arc::clone(bytes);
+    let sender = thread::spawn(move || -> io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(&sent)
+    });
+    let mut received = vec![0; bytes.len()];
+    TcpStream::connect(address)?.read_exact(&mut received)?;
+    let took = began.elapsed();
+    sender.join().expect("the sender does not panic")?;
+    assert!(received == **bytes, "what was sent arrived");
+    Ok(took)
+}
+
+fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Duration> {
+    let (holder, fetcher) = (Runtime::new()?, Runtime::new()?);
+    let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(bytes);
+    let mut listener = holder.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
+    let admission = listener.admit(NodeId(2))?;
+    let host = listener.host().clone();
+    let offer = Arc::new(admission.offer().clone());
+    holder.spawn(async move {
+        loop {
+            let (reader, writer) = listener.arrival().await.stream.into_split();
+            let body = Arc::clone(&body);
+            tokio::spawn(serve(reader, writer, move |_: &[u8]| Some(Arc::clone(&body))));
+        }
+    });
+    let request =
+        BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length: bytes.len() as u64 };
+    let began = Instant::now();
+    let received = fetcher.block_on(fetch(request, |_| {
+        let (offer, host) = (Arc::clone(&offer), host.clone());
+        async move {
+            let stream = dial(&offer, &host, LocalLane::Bulk).await.map_err(io::Error::other)?;
+            Ok(stream.into_split())
+        }
+    }))?;
+    let took = began.elapsed();
+    assert!(received == **bytes, "what was sent arrived");
+    Ok(took)
+}
+
+/// The mean time of a frame there and back.
+fn echo(floats: usize, folder: &Path) -> Outcome<Duration> {
+    let (echoer, caller) = (Runtime::new()?, Runtime::new()?);
+    let mut listener = echoer.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
+    let admission = listener.admit(NodeId(2))?;
+    let host = listener.host().clone();
+    let offer = admission.offer().clone();
+    echoer.spawn(async move {
+        let stream = listener.arrival().await.stream;
+        return_frames(stream, floats).await
+    });
+    caller.block_on(async move {
+        let stream = dial(&offer, &host, LocalLane::Tensor).await?;
+        let (reader, mut writer) = stream.into_split();
+        let (mut frames, _rules) = reader_of(reader, floats)?;
+        let frame = frame_of(vec![0.5; floats])?;
+        let began = Instant::now();
+        for _ in 0..ECHOES {
+            write_frame(&mut writer, &frame).await?;
+            frames.read().await?;
+        }
+        Ok(began.elapsed() / ECHOES as u32)
+    })
+}
+
+async fn return_frames(stream: UnixStream, floats: usize) -> Outcome<()> {
+    let (reader, mut writer) = stream.into_split();
+    let (mut frames, _rules) = reader_of(reader, floats)?;
+    while let Some(FrameArrival::Frame(mut frame)) = frames.read().await? {
+        write_frame(&mut writer, &frame_of(frame.parts.remove(0))?).await?;
+    }
+    Ok(())
+}
+
+type Rules = watch::Sender<Arc<FrameRules>>;
+
+fn reader_of<R>(stream: R, floats: usize) -> Outcome<(FrameReader<R>, Rules)>
+where
+    R: tokio::io::AsyncRead + Unpin,
+{
+    let node = NodeId(1);
+    let mut rules = FrameRules::new();
+    rules.allow(node, FrameClass(1), vec![floats])?;
+    let (sender, rules) = watch::channel(Arc::new(rules));
+    let from = PeerIdentity { cluster: ClusterId(1), role: PeerRole::Worker, node };
+    Ok((FrameReader::new(stream, from, rules), sender))
+}
+
+fn frame_of(part: Vec<f32>) -> Outcome<OutgoingFrame> {
+    Ok(OutgoingFrame::new(FrameClass(1), vec![7; 64], Arc::new(vec![part]))?)
+}

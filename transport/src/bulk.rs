@@ -1,0 +1,28 @@
+//! The bulk lane: known lengths of bytes from whoever holds them, chunk by chunk.
+//!
+//! ```text
+//!   request   key length u16 | key | first chunk u64 | chunk count u64
+//!   answer    status u8 | length of the whole u64 | for each chunk: BLAKE3 of it, its bytes
+//!                       everything little endian; only the last chunk of all is shorter
+//! ```
+//!
+//! Who fetches knows the length beforehand and allocates it once. Each chunk is held against its
+//! hash; what is damaged, and what a broken stream did not bring, is asked of another holder. The
+//! hash is the holder's own: that the bytes are those which were meant is for the caller to check.
+//! Streams carry any number of requests, one after another, so that there is no pause between two.
+
+mod body;
+mod error;
+mod fetch;
+mod holder;
+mod serve;
+mod share;
+mod slots;
+mod streams;
+mod wire;
+
+pub use body::BulkBody;
+pub use error::{BulkError, HolderError, HolderFailure};
+pub use fetch::{BulkFetch, HOLDERS_MAX, fetch};
+pub use serve::{ServeBulkError, Served, serve};
+pub use wire::{BULK_BYTES_MAX, CHUNK_BYTES, KEY_BYTES_MAX, RequestFault};

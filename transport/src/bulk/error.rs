@@ -1,0 +1,122 @@
+//! How a fetch fails, and how one holder does.
+
+use std::fmt;
+use std::io;
+
+use thiserror::Error;
+use zbelastic_types::NodeId;
+
+use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX};
+
+/// Why a fetch gave nothing.
+#[derive(Debug, Error)]
+pub enum BulkError {
+    /// The caller named nobody to ask.
+    #[error("nobody holds what is to be fetched")]
+    NoHolders,
+    /// The caller named a key that no request can carry.
+    #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} can be asked for")]
+    KeyTooLong {
+        /// Its bytes.
+        found: usize,
+    },
+    /// The caller named a length that is not fetched at once.
+    #[error("{found} bytes are to be fetched, at most {BULK_BYTES_MAX} are")]
+    TooLong {
+        /// The length.
+        found: u64,
+    },
+    /// Every holder failed as often as it may.
+    #[error("no holder is left after {arrived} of {expected} chunks: {}", Failures(.failures))]
+    NoHolderLeft {
+        /// How they failed, in the order in which they did. Of each holder the last failures.
+        failures: Vec<HolderFailure>,
+        /// The chunks that came whole.
+        arrived: u64,
+        /// The chunks there are.
+        expected: u64,
+    },
+}
+
+/// That a holder failed.
+#[derive(Debug, Error)]
+#[error("node {holder}: {error}")]
+pub struct HolderFailure {
+    /// Who.
+    pub holder: NodeId,
+    /// How.
+    #[source]
+    pub error: HolderError,
+}
+
+/// How a holder fails.
+#[derive(Debug, Error)]
+pub enum HolderError {
+    /// There is no road to it.
+    #[error("cannot be reached: {0}")]
+    Unreachable(#[source] io::Error),
+    /// It does not have what was asked for.
+    #[error("does not have it")]
+    UnknownKey,
+    /// It has something of another length.
+    #[error("has {found} bytes of it, expected {expected}")]
+    WrongLength {
+        /// What the caller said.
+        expected: u64,
+        /// What it says.
+        found: u64,
+    },
+    /// A chunk is not what its hash says.
+    #[error("sent chunk {chunk} damaged")]
+    Damaged {
+        /// Which.
+        chunk: u64,
+    },
+    /// The stream ended or broke.
+    #[error("the stream broke: {0}")]
+    Stream(#[source] io::Error),
+    /// Nothing came for too long.
+    #[error("sent too little for too long")]
+    Stalled,
+    /// It was so much slower than another that the other took over.
+    #[error("was overtaken by a faster one")]
+    Overtaken,
+    /// What it sent is no answer.
+    #[error("answered with status {status}, which is none")]
+    NoAnswer {
+        /// The status byte.
+        status: u8,
+    },
+    /// It holds fewer chunks than were asked for, though the length is right.
+    #[error("refused the range")]
+    RangeRefused,
+}
+
+impl HolderError {
+    /// Whether the holder would say the same again.
+    pub(super) fn is_final(&self) -> bool {
+        match self {
+            Self::UnknownKey
+            | Self::WrongLength { .. }
+            | Self::NoAnswer { .. }
+            | Self::RangeRefused => true,
+            Self::Unreachable(_)
+            | Self::Damaged { .. }
+            | Self::Stream(_)
+            | Self::Stalled
+            | Self::Overtaken => false,
+        }
+    }
+}
+
+struct Failures<'a>(&'a [HolderFailure]);
+
+impl fmt::Display for Failures<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, failure) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "; " };
+            write!(f, "{comma}{failure}")?;
+        }
+        Ok(())
+    }
+}

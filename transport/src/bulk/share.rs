@@ -1,0 +1,182 @@
+//! Who fetches which chunks: the decisions of a fetch, without clocks and streams.
+//!
+//! Chunks are missing, asked of one holder, or here. A holder that works gets a few orders ahead,
+//! so that it never waits for the next; orders grow smaller towards the end, so that all holders
+//! end together. A holder that has nothing to do takes over what a much slower one was asked for.
+//! No chunk is asked of two holders at once.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The most orders of one holder that are open: it works on one, the other waits at its side.
+pub(super) const ORDERS_AHEAD: usize = 2;
+/// The most chunks of an order.
+pub(super) const ORDER_CHUNKS_MAX: u64 = 8;
+/// How often a holder may fail without a chunk between before it is asked no more.
+pub(super) const HOLDER_FAILURES_MAX: usize = 3;
+/// How long a holder is left alone after its first failure; after the second twice as long.
+const REST: Duration = Duration::from_millis(100);
+/// A holder is overtaken if it would need this many times as long for its rest as the idle one,
+/// and [`STEAL_FLOOR`] beyond that. To be overtaken costs what is on the way.
+const STEAL_FACTOR: u32 = 4;
+const STEAL_FLOOR: Duration = Duration::from_millis(200);
+/// How often holders are compared while one of them has nothing to do.
+const STEAL_LOOK: Duration = Duration::from_millis(50);
+
+/// The state of a fetch. Holders go by their place in the list, times count from its beginning.
+#[derive(Debug)]
+pub(super) struct Share {
+    expected: u64,
+    arrived: u64,
+    missing: VecDeque<Range<u64>>,
+    holders: Vec<Holder>,
+}
+
+#[derive(Debug, Default)]
+struct Holder {
+    orders: VecDeque<Range<u64>>,
+    /// When it was last asked after a pause, or gave a chunk.
+    stirred: Duration,
+    /// How long a chunk takes it, as a sliding mean.
+    pace: Option<Duration>,
+    /// Since its last chunk.
+    failures: usize,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    #[default]
+    Ready,
+    /// To be left alone until then.
+    Resting(Duration),
+    /// Was told to give up what it was asked for, and has not yet said so.
+    Yielding,
+    /// Is asked no more.
+    Out,
+}
+
+impl Share {
+    pub(super) fn new(chunks: u64, holders: usize) -> Self {
+        assert!(holders > 0, "somebody is asked");
+        let missing = (chunks > 0).then_some(0..chunks).into_iter().collect();
+        let holders = (0..holders).map(|_| Holder::default()).collect();
+        Self { expected: chunks, arrived: 0, missing, holders }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.arrived == self.expected
+    }
+
+    /// Whether nobody is left to ask.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.holders.iter().all(|holder| holder.standing == Standing::Out)
+    }
+
+    pub(super) fn arrived(&self) -> u64 {
+        self.arrived
+    }
+
+    /// Chunks to ask of `holder` now, in addition to what it was asked for.
+    pub(super) fn poll_order(&mut self, holder: usize, now: Duration) -> Option<Range<u64>> {
+        let size = self.order_chunks();
+        let state = &mut self.holders[holder];
+        if let Standing::Resting(until) = state.standing
+            && until <= now
+        {
+            state.standing = Standing::Ready;
+        }
+        if state.standing != Standing::Ready || state.orders.len() >= ORDERS_AHEAD {
+            return None;
+        }
+        let first = self.missing.front_mut()?;
+        let order = first.start..first.end.min(first.start + size);
+        first.start = order.end;
+        if first.is_empty() {
+            self.missing.pop_front();
+        }
+        if state.orders.is_empty() {
+            state.stirred = now;
+        }
+        state.orders.push_back(order.clone());
+        Some(order)
+    }
+
+    /// What is missing divided by the orders that are open when all work, within bounds.
+    fn order_chunks(&self) -> u64 {
+        let missing: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
+        let working = self.holders.iter().filter(|holder| holder.standing != Standing::Out);
+        let orders = (working.count().max(1) * ORDERS_AHEAD) as u64;
+        missing.div_ceil(orders).clamp(1, ORDER_CHUNKS_MAX)
+    }
+
+    /// A chunk came whole, the first of those that `holder` still owed.
+    pub(super) fn on_chunk(&mut self, holder: usize, chunk: u64, now: Duration) {
+        let state = &mut self.holders[holder];
+        let order = state.orders.front_mut().expect("a chunk that was asked for");
+        assert_eq!(order.start, chunk, "chunks of a holder come in order");
+        order.start += 1;
+        if order.is_empty() {
+            state.orders.pop_front();
+        }
+        let took = now.saturating_sub(state.stirred);
+        state.pace = Some(state.pace.map_or(took, |pace| (pace * 3 + took) / 4));
+        state.stirred = now;
+        state.failures = 0;
+        self.arrived += 1;
+    }
+
+    /// `holder` failed; what it owed is missing again. It is left alone for a while, or for good.
+    pub(super) fn on_failure(&mut self, holder: usize, is_final: bool, now: Duration) {
+        let state = &mut self.holders[holder];
+        // The front goes in last, so that it is asked for first.
+        while let Some(order) = state.orders.pop_back() {
+            self.missing.push_front(order);
+        }
+        state.failures += 1;
+        let is_out = is_final || state.failures >= HOLDER_FAILURES_MAX;
+        let rest = REST * u32::try_from(state.failures).expect("few failures");
+        state.standing = if is_out { Standing::Out } else { Standing::Resting(now + rest) };
+    }
+
+    /// A holder that has to give up what it owes, because another is idle and much faster. It owes
+    /// all of that until its failure is told.
+    pub(super) fn poll_yield(&mut self, now: Duration) -> Option<usize> {
+        let is_yielding = |holder: &Holder| holder.standing == Standing::Yielding;
+        if !self.missing.is_empty() || self.holders.iter().any(is_yielding) {
+            return None;
+        }
+        let idle = self.holders.iter().filter(|holder| holder.is_idle());
+        let thief_pace = idle.map(|holder| holder.pace.unwrap_or(STEAL_FLOOR)).min()?;
+        let mut working = self.holders.iter().enumerate();
+        let (victim, _) = working.find(|(_, holder)| holder.is_overtaken(thief_pace, now))?;
+        self.holders[victim].standing = Standing::Yielding;
+        Some(victim)
+    }
+
+    /// When to look again although nothing happened.
+    pub(super) fn poll_timeout(&self, now: Duration) -> Option<Duration> {
+        let rests = self.holders.iter().filter_map(|holder| match holder.standing {
+            Standing::Resting(until) => Some(until.max(now)),
+            Standing::Ready | Standing::Yielding | Standing::Out => None,
+        });
+        let is_idle = self.holders.iter().any(Holder::is_idle);
+        rests.chain(is_idle.then_some(now + STEAL_LOOK)).min()
+    }
+}
+
+impl Holder {
+    fn is_idle(&self) -> bool {
+        self.standing == Standing::Ready && self.orders.is_empty()
+    }
+
+    fn is_overtaken(&self, thief_pace: Duration, now: Duration) -> bool {
+        let rest: u64 = self.orders.iter().map(|order| order.end - order.start).sum();
+        let rest = u32::try_from(rest).expect("a few orders of a few chunks");
+        let silent = now.saturating_sub(self.stirred);
+        let pace = self.pace.map_or(silent, |pace| pace.max(silent));
+        let is_slow = pace * rest > thief_pace * rest * STEAL_FACTOR + STEAL_FLOOR;
+        self.standing == Standing::Ready && rest > 0 && is_slow
+    }
+}

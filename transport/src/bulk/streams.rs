@@ -1,0 +1,183 @@
+//! A holder's stream, piecewise: what is asked goes out and what comes is sorted. Both may be left
+//! half-way and taken up again, so that one task does both at once.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+
+use super::error::HolderError;
+use super::wire::{ANSWER_BYTES, Answer, HASH_BYTES, Request};
+
+/// What is read ahead of answers and hashes. The bytes of chunks pass it by.
+const READ_AHEAD_BYTES: usize = 4096;
+
+/// Requests on their way out.
+pub(super) struct Outbox<W> {
+    writer: W,
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+/// Chunks on their way in.
+pub(super) struct Inbox<R> {
+    reader: BufReader<R>,
+    /// The length of the whole, as an answer has to say.
+    length: u64,
+    /// What was asked for, in the order in which it comes.
+    asked: VecDeque<Asked>,
+    stage: Stage,
+    head: [u8; HASH_BYTES],
+    /// How much of the stage is there.
+    filled: usize,
+}
+
+struct Asked {
+    chunk: u64,
+    piece: BytesMut,
+    /// Whether an answer comes before it, as before the first chunk of a request.
+    has_answer: bool,
+}
+
+/// What comes next. Follows from what was asked for only after a chunk was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// An answer, or the hash of a chunk that has none.
+    Begin,
+    Hash,
+    Piece,
+}
+
+/// A chunk and what its holder says it hashes to.
+pub(super) struct Unverified {
+    pub(super) chunk: u64,
+    pub(super) piece: BytesMut,
+    pub(super) hash: blake3::Hash,
+}
+
+impl<W> Outbox<W> {
+    pub(super) fn new(writer: W) -> Self {
+        Self { writer, bytes: Vec::new(), sent: 0 }
+    }
+
+    pub(super) fn push(&mut self, request: &Request) {
+        self.bytes.extend_from_slice(&request.encode());
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+}
+
+impl<W: AsyncWrite + Unpin> Outbox<W> {
+    /// Sends some of what waits. May be dropped half-way.
+    pub(super) async fn send(&mut self) -> io::Result<()> {
+        if self.sent < self.bytes.len() {
+            let sent = self.writer.write(&self.bytes[self.sent..]).await?;
+            self.sent += sent;
+            return if sent == 0 { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) };
+        }
+        self.writer.flush().await?;
+        self.bytes.clear();
+        self.sent = 0;
+        Ok(())
+    }
+}
+
+impl<R: AsyncRead + Unpin> Inbox<R> {
+    pub(super) fn new(reader: R, length: u64) -> Self {
+        let reader = BufReader::with_capacity(READ_AHEAD_BYTES, reader);
+        let asked = VecDeque::new();
+        Self { reader, length, asked, stage: Stage::Begin, head: [0; HASH_BYTES], filled: 0 }
+    }
+
+    /// Reads some of what comes, and gives a chunk when it is complete. May be dropped half-way.
+    pub(super) async fn read(&mut self) -> Result<Option<Unverified>, HolderError> {
+        let asked = self.asked.front_mut().expect("something was asked for");
+        if self.stage == Stage::Begin && !asked.has_answer {
+            self.stage = Stage::Hash;
+        }
+        let stage = match self.stage {
+            Stage::Begin => &mut self.head[..ANSWER_BYTES],
+            Stage::Hash => &mut self.head[..],
+            Stage::Piece => &mut asked.piece[..],
+        };
+        let stage_bytes = stage.len();
+        let read = self.reader.read(&mut stage[self.filled..]).await;
+        match read.map_err(HolderError::Stream)? {
+            0 => return Err(HolderError::Stream(io::ErrorKind::UnexpectedEof.into())),
+            read => self.filled += read,
+        }
+        if self.filled < stage_bytes {
+            return Ok(None);
+        }
+        self.filled = 0;
+        self.finish_stage()
+    }
+
+    fn finish_stage(&mut self) -> Result<Option<Unverified>, HolderError> {
+        match self.stage {
+            Stage::Begin => {
+                self.check_answer()?;
+                self.stage = Stage::Hash;
+                Ok(None)
+            }
+            Stage::Hash => {
+                self.stage = Stage::Piece;
+                Ok(None)
+            }
+            Stage::Piece => {
+                self.stage = Stage::Begin;
+                let Asked { chunk, piece, .. } = self.asked.pop_front().expect("it was read");
+                let hash = blake3::Hash::from_bytes(self.head);
+                Ok(Some(Unverified { chunk, piece, hash }))
+            }
+        }
+    }
+
+    fn check_answer(&self) -> Result<(), HolderError> {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes.copy_from_slice(&self.head[..ANSWER_BYTES]);
+        let answer = Answer::decode(bytes).map_err(|status| HolderError::NoAnswer { status })?;
+        let expected = self.length;
+        match answer {
+            Answer::Here { length: found } | Answer::NoSuchRange { length: found }
+                if found != expected =>
+            {
+                Err(HolderError::WrongLength { expected, found })
+            }
+            Answer::Here { .. } => Ok(()),
+            Answer::NoSuchRange { .. } => Err(HolderError::RangeRefused),
+            Answer::UnknownKey => Err(HolderError::UnknownKey),
+        }
+    }
+}
+
+impl<R> Inbox<R> {
+    /// Whether something was asked for and is not there.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// From now on the chunks from `first` on come as well, after an answer.
+    pub(super) fn expect(&mut self, first: u64, pieces: Vec<BytesMut>) {
+        let asked = (first..).zip(pieces).map(|(chunk, piece)| Asked {
+            chunk,
+            piece,
+            has_answer: chunk == first,
+        });
+        self.asked.extend(asked);
+    }
+
+    /// The memory of a chunk that came and is of no use.
+    pub(super) fn put_back(&mut self, chunk: u64, piece: BytesMut) {
+        self.asked.push_back(Asked { chunk, piece, has_answer: false });
+    }
+
+    /// The memory of the chunks that did not come. Nothing can be read any more.
+    pub(super) fn take_pieces(&mut self) -> Vec<(u64, BytesMut)> {
+        mem::take(&mut self.asked).into_iter().map(|asked| (asked.chunk, asked.piece)).collect()
+    }
+}

@@ -1,0 +1,169 @@
+//! Control messages that wait for one connection: bounded, and the oldest falls out.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX};
+
+/// Most bytes that are taken for one write.
+pub(super) const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Most long messages that wait for one connection.
+const LONG_MESSAGES_MAX: usize = 4;
+
+/// What waits for one connection. Anyone puts messages in, the tasks of the connection take them.
+#[derive(Debug)]
+pub(crate) struct ControlQueue {
+    pub(super) short: Waiting,
+    pub(super) long: Waiting,
+}
+
+/// What became of a message that was put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queued {
+    /// It waits, and this many older ones fell out for it.
+    Waits { dropped: u64 },
+    /// It is empty or longer than can be sent.
+    NotSendable,
+}
+
+/// One queue. The lock guards the queue alone, is held for a few instructions, and never while
+/// another one is.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    queue: Mutex<Inner>,
+    news: Notify,
+    messages_max: usize,
+    bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    messages: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl ControlQueue {
+    pub(crate) fn new(messages_max: usize, bytes_max: usize) -> Self {
+        Self {
+            short: Waiting::new(messages_max, bytes_max),
+            long: Waiting::new(LONG_MESSAGES_MAX, LONG_MESSAGES_MAX * CONTROL_MESSAGE_BYTES_MAX),
+        }
+    }
+
+    pub(crate) fn put(&self, message: Bytes) -> Queued {
+        if message.is_empty() || message.len() > CONTROL_MESSAGE_BYTES_MAX {
+            return Queued::NotSendable;
+        }
+        let is_short = message.len() <= CONTROL_FRAME_BYTES_MAX;
+        let waiting = if is_short { &self.short } else { &self.long };
+        Queued::Waits { dropped: waiting.put(message) }
+    }
+}
+
+impl Waiting {
+    fn new(messages_max: usize, bytes_max: usize) -> Self {
+        let (messages_max, bytes_max) = (messages_max.max(1), bytes_max.max(1));
+        Self { queue: Mutex::default(), news: Notify::new(), messages_max, bytes_max }
+    }
+
+    fn put(&self, message: Bytes) -> u64 {
+        let mut dropped = 0;
+        {
+            let mut inner = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            while inner.messages.len() >= self.messages_max
+                || (inner.bytes + message.len() > self.bytes_max && !inner.messages.is_empty())
+            {
+                let oldest = inner.messages.pop_front().expect("the limits are above zero");
+                inner.bytes -= oldest.len();
+                dropped += 1;
+            }
+            inner.bytes += message.len();
+            inner.messages.push_back(message);
+        }
+        self.news.notify_one();
+        dropped
+    }
+
+    /// Takes the oldest, as many as one write takes. Waits until there is one; may be dropped
+    /// while it waits.
+    pub(super) async fn take(&self, into: &mut Vec<Bytes>) {
+        while !self.try_take(into) {
+            self.news.notified().await;
+        }
+    }
+
+    /// Takes the oldest, as many as one write takes, if there is one.
+    pub(super) fn try_take(&self, into: &mut Vec<Bytes>) -> bool {
+        let mut inner = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES_MAX
+            && let Some(message) = inner.messages.pop_front()
+        {
+            bytes += message.len();
+            into.push(message);
+        }
+        inner.bytes -= bytes;
+        bytes > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(byte: u8, length: usize) -> Bytes {
+        Bytes::from(vec![byte; length])
+    }
+
+    fn take_all(waiting: &Waiting) -> Vec<u8> {
+        let mut taken = Vec::new();
+        while waiting.try_take(&mut taken) {}
+        taken.iter().map(|message| message[0]).collect()
+    }
+
+    #[test]
+    fn the_oldest_falls_out_when_the_count_is_full() {
+        let queue = ControlQueue::new(3, 1 << 20);
+        for byte in 0..3 {
+            assert_eq!(queue.put(message(byte, 1)), Queued::Waits { dropped: 0 });
+        }
+        assert_eq!(queue.put(message(3, 1)), Queued::Waits { dropped: 1 });
+        assert_eq!(take_all(&queue.short), [1, 2, 3]);
+        assert_eq!(queue.put(message(4, 1)), Queued::Waits { dropped: 0 });
+    }
+
+    #[test]
+    fn the_oldest_fall_out_when_the_bytes_are_full() {
+        let queue = ControlQueue::new(100, 10);
+        queue.put(message(0, 5));
+        assert_eq!(queue.put(message(1, 5)), Queued::Waits { dropped: 0 });
+        assert_eq!(queue.put(message(2, 6)), Queued::Waits { dropped: 2 });
+        assert_eq!(queue.put(message(3, 20)), Queued::Waits { dropped: 1 });
+        assert_eq!(take_all(&queue.short), [3], "one that is above the limit waits alone");
+    }
+
+    #[test]
+    fn long_messages_wait_apart_and_what_cannot_be_sent_is_told() {
+        let queue = ControlQueue::new(100, 1 << 30);
+        assert_eq!(queue.put(Bytes::new()), Queued::NotSendable);
+        queue.put(message(1, CONTROL_FRAME_BYTES_MAX));
+        queue.put(message(2, CONTROL_FRAME_BYTES_MAX + 1));
+        let longest = message(3, CONTROL_MESSAGE_BYTES_MAX);
+        assert_eq!(queue.put(longest), Queued::Waits { dropped: 0 });
+        let too_long = message(4, CONTROL_MESSAGE_BYTES_MAX + 1);
+        assert_eq!(queue.put(too_long), Queued::NotSendable);
+        assert_eq!(take_all(&queue.short), [1]);
+        assert_eq!(take_all(&queue.long), [2, 3]);
+    }
+
+    #[tokio::test]
+    async fn one_who_waits_is_woken_by_a_message() {
+        let queue = ControlQueue::new(2, 100);
+        let mut taken = Vec::new();
+        tokio::join!(queue.short.take(&mut taken), async { queue.put(message(7, 1)) });
+        assert_eq!(taken, [message(7, 1)]);
+    }
+}

@@ -1,0 +1,113 @@
+//! The head of a control frame.
+
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX};
+
+/// The bytes of a head.
+pub(super) const HEAD_BYTES: usize = 9;
+
+/// What a control frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// A whole message.
+    Whole,
+    /// The start of a long message.
+    Start,
+    /// A piece of the long message that was started last.
+    Piece,
+}
+
+/// A head whose length is within the limit of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) kind: FrameKind,
+    pub(super) length: usize,
+}
+
+/// Why a head is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeadFault {
+    /// No such kind.
+    Kind { found: u8 },
+    /// Nothing, or more than the limit.
+    Length { found: u64 },
+}
+
+impl FrameKind {
+    const fn byte(self) -> u8 {
+        match self {
+            Self::Whole => 0,
+            Self::Start => 1,
+            Self::Piece => 2,
+        }
+    }
+
+    const fn of(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Whole),
+            1 => Some(Self::Start),
+            2 => Some(Self::Piece),
+            _ => None,
+        }
+    }
+
+    const fn length_max(self) -> usize {
+        match self {
+            Self::Whole => CONTROL_FRAME_BYTES_MAX,
+            Self::Start => CONTROL_MESSAGE_BYTES_MAX,
+            Self::Piece => CONTROL_PIECE_BYTES_MAX,
+        }
+    }
+}
+
+impl Head {
+    pub(super) fn encode(self) -> [u8; HEAD_BYTES] {
+        assert!((1..=self.kind.length_max()).contains(&self.length), "senders keep to the limits");
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[0] = self.kind.byte();
+        bytes[1..].copy_from_slice(&(self.length as u64).to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, HeadFault> {
+        let [byte, length @ ..] = bytes;
+        let kind = FrameKind::of(byte).ok_or(HeadFault::Kind { found: byte })?;
+        let found = u64::from_le_bytes(length);
+        let length = usize::try_from(found).map_err(|_| HeadFault::Length { found })?;
+        let is_allowed = (1..=kind.length_max()).contains(&length);
+        is_allowed.then_some(Self { kind, length }).ok_or(HeadFault::Length { found })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(kind: u8, length: u64) -> Result<Head, HeadFault> {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[0] = kind;
+        bytes[1..].copy_from_slice(&length.to_le_bytes());
+        Head::decode(bytes)
+    }
+
+    #[test]
+    fn a_length_is_taken_up_to_the_limit_of_its_kind() {
+        for kind in [FrameKind::Whole, FrameKind::Start, FrameKind::Piece] {
+            let max = kind.length_max();
+            for length in [1, max - 1, max] {
+                let expected = Head { kind, length };
+                assert_eq!(Head::decode(expected.encode()), Ok(expected));
+            }
+            for found in [0, max as u64 + 1, 1 << 63, u64::MAX] {
+                assert_eq!(head(kind.byte(), found), Err(HeadFault::Length { found }));
+            }
+        }
+    }
+
+    #[test]
+    fn a_kind_nobody_knows_is_refused() {
+        assert!(head(2, 1).is_ok());
+        for found in [3, 4, 127, 255] {
+            assert_eq!(head(found, 1), Err(HeadFault::Kind { found }));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What was carried, dropped and refused, counted from the start.
+
+/// A reading of the counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// The Control lane.
+    pub control: ControlCounters,
+    /// The Tensor lane.
+    pub frames: LaneCounters,
+    /// The Bulk lane.
+    pub bulk: LaneCounters,
+    /// The requests.
+    pub requests: RequestCounters,
+    /// The door: handshakes and who was refused.
+    pub door: DoorCounters,
+}
+
+/// Bytes of a lane by road, and what went wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounters {
+    /// Units sent: frames, chunks.
+    pub sent: u64,
+    /// Units received.
+    pub received: u64,
+    /// Bytes sent over QUIC.
+    pub quic_bytes_sent: u64,
+    /// Bytes received over QUIC.
+    pub quic_bytes_received: u64,
+    /// Bytes sent over the same-host road.
+    pub same_host_bytes_sent: u64,
+    /// Bytes received over the same-host road.
+    pub same_host_bytes_received: u64,
+    /// Units dropped because nobody waits for them or nobody is there.
+    pub dropped: u64,
+}
+
+/// The Control lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlCounters {
+    /// Messages and bytes by road.
+    pub lane: LaneCounters,
+    /// Messages dropped because the queue of the peer was full: the oldest.
+    pub dropped_queue_full: u64,
+    /// Messages dropped because no road led to the peer.
+    pub dropped_no_road: u64,
+    /// Messages dropped because the node did not take its events.
+    pub dropped_events_full: u64,
+    /// Messages not sent because they are longer than the limit.
+    pub dropped_too_long: u64,
+    /// Messages dropped because this program does not know their kind.
+    pub dropped_unknown_kind: u64,
+}
+
+/// The requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounters {
+    /// Requests sent.
+    pub asked: u64,
+    /// Requests given to the node.
+    pub taken: u64,
+    /// Requests answered as busy.
+    pub refused_busy: u64,
+    /// Requests refused by role or length.
+    pub refused: u64,
+}
+
+/// The door.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorCounters {
+    /// Handshakes under way now.
+    pub pending: u64,
+    /// The most there ever were.
+    pub pending_highest: u64,
+    /// Attempts sent away to prove their address.
+    pub retried: u64,
+    /// Attempts not answered because too many were under way.
+    pub ignored: u64,
+    /// Handshakes that failed: wrong cluster, no certificate, damage.
+    pub failed: u64,
+    /// Handshakes or hellos that took too long.
+    pub late: u64,
+    /// Members refused: banned, forged, crowded, duplicate.
+    pub refused: u64,
+    /// Connections closed because of what the peer sent.
+    pub violations: u64,
+    /// Connections that are open now.
+    pub open: u64,
+}

@@ -1,0 +1,287 @@
+//! From an address or an attempt to a peer that has said hello.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, RecvStream, SendStream};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use zbelastic_types::NodeId;
+
+use super::client::DialProblem;
+use super::close::CloseCode;
+use super::context::Context;
+use super::hello::{Hello, HelloFault};
+use super::hub::Leave;
+use super::problem::problem_of;
+use super::version::VERSIONS;
+use crate::event::DownReason;
+use crate::identity::{Accepted, PeerIdentity};
+use crate::peers::LinkFacts;
+
+/// What a dialler calls the host: nobody looks at it, certificates name nodes.
+pub(super) const SERVER_NAME: &str = "zbelastic";
+/// The first byte of the stream on which hellos go. `docs/wire-format.md` lists the others.
+pub(super) const HELLO_STREAM: u8 = 0x01;
+
+/// A connection whose peer is known and has said hello.
+pub(crate) struct Greeted {
+    pub(crate) peer: PeerIdentity,
+    pub(super) connection: Connection,
+    pub(super) hello: Hello,
+    pub(super) side: Side,
+    pub(super) send: SendStream,
+    pub(super) receive: RecvStream,
+    verdict: Arc<OnceLock<DownReason>>,
+}
+
+/// Who dialled.
+pub(super) enum Side {
+    /// We did, for the so-manieth time, and gave the peer leave to come to our socket.
+    Dialled { attempt: u64, leave: Option<Leave> },
+    /// The peer did, and waits for our hello.
+    Accepted,
+}
+
+/// Closes a connection, and keeps the first reason why.
+#[derive(Clone, Debug)]
+pub(crate) struct Closer {
+    connection: Connection,
+    verdict: Arc<OnceLock<DownReason>>,
+}
+
+/// Why no address of a peer led to it: the last address and what came of it.
+#[derive(Debug)]
+pub(crate) struct DialFailure {
+    pub(crate) address: SocketAddr,
+    pub(crate) problem: DialProblem,
+}
+
+impl Greeted {
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.connection.remote_address()
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        Closer { connection: self.connection.clone(), verdict: Arc::clone(&self.verdict) }
+    }
+
+    pub(crate) fn facts(&self, own: NodeId) -> LinkFacts {
+        let is_lower = own < self.peer.node;
+        let (dialled_by_lower, attempt) = match self.side {
+            Side::Dialled { attempt, .. } => (is_lower, attempt),
+            Side::Accepted => (!is_lower, self.hello.attempt),
+        };
+        LinkFacts { start: self.hello.start, dialled_by_lower, attempt }
+    }
+
+    pub(crate) fn refuse(self, code: CloseCode) {
+        self.connection.close(code.number().into(), &[]);
+    }
+}
+
+impl Closer {
+    pub(crate) fn close(&self, reason: DownReason) {
+        self.close_as(reason, reason.code());
+    }
+
+    /// Closes, and tells the peer a code of its own.
+    pub(crate) fn close_as(&self, reason: DownReason, code: CloseCode) {
+        // Only the first reason counts: what follows is its consequence.
+        let _ = self.verdict.set(reason);
+        self.connection.close(code.number().into(), &[]);
+    }
+
+    /// Whether this side closed it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.verdict.get().is_some()
+    }
+
+    /// Why it ended: for our reason if we closed it, else for what the connection says.
+    pub(super) fn reason(&self, error: &ConnectionError) -> DownReason {
+        self.verdict.get().copied().unwrap_or_else(|| DownReason::of(error))
+    }
+}
+
+impl DownReason {
+    const fn code(self) -> CloseCode {
+        match self {
+            Self::Violation(code) => code,
+            Self::Replaced => CloseCode::Replaced,
+            Self::Banned => CloseCode::Banned,
+            Self::Left
+            | Self::ProcessEnded
+            | Self::Silent
+            | Self::Reset
+            | Self::Forgotten
+            | Self::ClosedByPeer(_)
+            | Self::Broken
+            | Self::Closing => CloseCode::Left,
+        }
+    }
+
+    fn of(error: &ConnectionError) -> Self {
+        match error {
+            ConnectionError::ApplicationClosed(close) => {
+                match CloseCode::of(close.error_code.into_inner()) {
+                    CloseCode::Left => Self::Left,
+                    code => Self::ClosedByPeer(code),
+                }
+            }
+            ConnectionError::TimedOut => Self::Silent,
+            ConnectionError::Reset => Self::Reset,
+            ConnectionError::LocallyClosed => Self::Closing,
+            ConnectionError::VersionMismatch
+            | ConnectionError::TransportError(_)
+            | ConnectionError::ConnectionClosed(_)
+            | ConnectionError::CidsExhausted => Self::Broken,
+        }
+    }
+}
+
+/// Dials by the credentials of the moment.
+#[derive(Clone)]
+pub(crate) struct Dialler {
+    pub(super) endpoint: Endpoint,
+    pub(super) config: watch::Receiver<ClientConfig>,
+}
+
+impl Dialler {
+    /// Tries the addresses in turn until one leads to the node.
+    pub(crate) async fn dial(
+        &self,
+        context: &Context,
+        node: NodeId,
+        addresses: &[SocketAddr],
+        attempt: u64,
+    ) -> Result<Greeted, DialFailure> {
+        let mut failure = None;
+        for &address in addresses {
+            match self.dial_one(context, node, address, attempt).await {
+                Ok(greeted) => return Ok(greeted),
+                Err(problem) => failure = Some(DialFailure { address, problem }),
+            }
+        }
+        Err(failure.expect("a peer is dialled only if it has addresses"))
+    }
+
+    async fn dial_one(
+        &self,
+        context: &Context,
+        node: NodeId,
+        address: SocketAddr,
+        attempt: u64,
+    ) -> Result<Greeted, DialProblem> {
+        let connection = self.connect(context.limits.dial_within, address).await?;
+        let peer = Accepted::member(&connection)
+            .map_err(|fault| DialProblem::Other(fault.to_string()))?;
+        if peer.node != node {
+            connection.close(CloseCode::Left.number().into(), &[]);
+            return Err(DialProblem::AnotherNode);
+        }
+        super::tuning::open_for_member(&connection, &context.limits);
+        let within = context.limits.handshake_within;
+        let greeted = timeout(within, greet(context, connection, peer, attempt)).await;
+        greeted.unwrap_or(Err(DialProblem::NobodyAnswers))
+    }
+
+    async fn connect(
+        &self,
+        within: std::time::Duration,
+        address: SocketAddr,
+    ) -> Result<Connection, DialProblem> {
+        let config = self.config.borrow().clone();
+        let connecting = self
+            .endpoint
+            .connect_with(config, address, SERVER_NAME)
+            .map_err(|error| DialProblem::Other(error.to_string()))?;
+        let connected = timeout(within, connecting).await;
+        let connected = connected.map_err(|_| DialProblem::NobodyAnswers)?;
+        connected.map_err(|error| problem_of(&error))
+    }
+}
+
+/// Says hello as the dialler, and waits for the answer.
+async fn greet(
+    context: &Context,
+    connection: Connection,
+    peer: PeerIdentity,
+    attempt: u64,
+) -> Result<Greeted, DialProblem> {
+    let leave = match &context.hub {
+        Some(hub) => hub.leave(peer.node).await,
+        None => None,
+    };
+    let ours = Hello {
+        start: context.start,
+        attempt,
+        host: context.hub.as_ref().map(|hub| hub.host().clone()),
+        offer: leave.as_ref().map(|leave| leave.admission.offer().clone()),
+    };
+    let (hello, send, receive) = exchange(&connection, &ours).await?;
+    let side = Side::Dialled { attempt, leave };
+    let verdict = Arc::default();
+    Ok(Greeted { peer, connection, hello, side, send, receive, verdict })
+}
+
+/// Writes a dialler's hello on a new stream and reads the answer.
+pub(super) async fn exchange(
+    connection: &Connection,
+    ours: &Hello,
+) -> Result<(Hello, SendStream, RecvStream), DialProblem> {
+    let result = async {
+        let (mut send, mut receive) = connection.open_bi().await.map_err(std::io::Error::from)?;
+        send.write_all(&[HELLO_STREAM]).await.map_err(std::io::Error::from)?;
+        ours.write(&mut send).await?;
+        let hello = Hello::read(&mut receive).await?;
+        Ok::<_, HelloFault>((hello, send, receive))
+    };
+    let fault = match result.await {
+        Ok(exchanged) => return Ok(exchanged),
+        Err(fault) => fault,
+    };
+    let code = match fault {
+        HelloFault::Version { .. } => CloseCode::Version,
+        HelloFault::Malformed => CloseCode::Malformed,
+        HelloFault::Broken(_) => CloseCode::Left,
+    };
+    let closed = connection.close_reason();
+    connection.close(code.number().into(), &[]);
+    Err(match fault {
+        HelloFault::Version { theirs } => DialProblem::Version { ours: VERSIONS, theirs },
+        HelloFault::Malformed => DialProblem::Other(fault.to_string()),
+        HelloFault::Broken(_) => match closed {
+            Some(error) => problem_of(&error),
+            None => DialProblem::Other(fault.to_string()),
+        },
+    })
+}
+
+/// Reads the hello of a member that dialled.
+pub(super) async fn be_greeted(
+    connection: Connection,
+    peer: PeerIdentity,
+) -> Result<Greeted, HelloFault> {
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(std::io::Error::from)?;
+    let mut tag = [0];
+    let read = receive.read_exact(&mut tag).await;
+    read.map_err(|error| HelloFault::Broken(std::io::Error::other(error)))?;
+    if tag != [HELLO_STREAM] {
+        return Err(HelloFault::Malformed);
+    }
+    match Hello::read(&mut receive).await {
+        Ok(hello) => {
+            let (side, verdict) = (Side::Accepted, Arc::default());
+            Ok(Greeted { peer, connection, hello, side, send, receive, verdict })
+        }
+        Err(fault) => {
+            if let HelloFault::Version { .. } = fault {
+                // It reads our versions and closes; the caller waits for that.
+                let ours = Hello::of_nobody();
+                ours.write(&mut send).await?;
+                connection.closed().await;
+            }
+            Err(fault)
+        }
+    }
+}

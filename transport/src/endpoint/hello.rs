@@ -1,0 +1,171 @@
+//! The first words of two members on a new connection.
+//!
+//! ```text
+//!   dialler   oldest version u16 | newest u16 | body length u16 | body (postcard)   ->
+//!                 <- the same from the one who was dialled
+//!   dialler   road u8: 0 QUIC, 1 same host                                          ->
+//! ```
+//!
+//! The versions and the length never change their place, so that any two versions can tell each
+//! other that they have none in common.
+
+use std::io;
+
+use quinn::{RecvStream, SendStream};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::setup::ProcessStart;
+use super::version::{VERSIONS, VersionRange};
+use crate::event::Road;
+use crate::local::{HostIdentity, LocalOffer};
+
+/// The longest body. Ours has below 300 bytes.
+const BODY_BYTES_MAX: usize = 1024;
+const HEAD_BYTES: usize = 6;
+
+/// What a process says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Which start of the node it is.
+    pub(crate) start: ProcessStart,
+    /// Which of its attempts to reach the peer; only the dialler's counts.
+    pub(crate) attempt: u64,
+    /// The host it is on, if it has a same-host socket.
+    pub(crate) host: Option<HostIdentity>,
+    /// Leave to come to its same-host socket.
+    pub(crate) offer: Option<LocalOffer>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    boot: u64,
+    life: u64,
+    attempt: u64,
+    host: Option<HostIdentity>,
+    offer: Option<Vec<u8>>,
+}
+
+/// Why no hello came.
+#[derive(Debug, Error)]
+pub(crate) enum HelloFault {
+    #[error("its hello makes no sense")]
+    Malformed,
+    #[error("it speaks protocol versions {theirs}, this program speaks {VERSIONS}")]
+    Version { theirs: VersionRange },
+    #[error("the connection broke during the hello")]
+    Broken(#[from] io::Error),
+}
+
+impl Hello {
+    /// The hello of a process whose start means nothing to the peer.
+    pub(crate) const fn of_nobody() -> Self {
+        let start = ProcessStart { boot: 0, life: 0 };
+        Self { start, attempt: 0, host: None, offer: None }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let body = Body {
+            boot: self.start.boot,
+            life: self.start.life,
+            attempt: self.attempt,
+            host: self.host.clone(),
+            offer: self.offer.as_ref().map(LocalOffer::encode),
+        };
+        let body = postcard::to_allocvec(&body).expect("plain data");
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
+        bytes.extend_from_slice(&VERSIONS.oldest.to_le_bytes());
+        bytes.extend_from_slice(&VERSIONS.newest.to_le_bytes());
+        let length = u16::try_from(body.len()).expect("a hello is short");
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+
+    fn decode(body: &[u8]) -> Result<Self, HelloFault> {
+        let (body, rest): (Body, _) =
+            postcard::take_from_bytes(body).map_err(|_| HelloFault::Malformed)?;
+        if !rest.is_empty() {
+            return Err(HelloFault::Malformed);
+        }
+        let offer = body.offer.map(|bytes| LocalOffer::decode(&bytes)).transpose();
+        Ok(Self {
+            start: ProcessStart { boot: body.boot, life: body.life },
+            attempt: body.attempt,
+            host: body.host,
+            offer: offer.map_err(|_| HelloFault::Malformed)?,
+        })
+    }
+
+    pub(crate) async fn write(&self, stream: &mut SendStream) -> Result<(), HelloFault> {
+        stream.write_all(&self.encode()).await.map_err(io::Error::from)?;
+        Ok(())
+    }
+
+    pub(crate) async fn read(stream: &mut RecvStream) -> Result<Self, HelloFault> {
+        let mut head = [0; HEAD_BYTES];
+        read_exact(stream, &mut head).await?;
+        let [a, b, c, d, e, f] = head;
+        let theirs = VersionRange {
+            oldest: u16::from_le_bytes([a, b]),
+            newest: u16::from_le_bytes([c, d]),
+        };
+        if VERSIONS.common(theirs).is_none() {
+            return Err(HelloFault::Version { theirs });
+        }
+        let length = usize::from(u16::from_le_bytes([e, f]));
+        if length > BODY_BYTES_MAX {
+            return Err(HelloFault::Malformed);
+        }
+        let mut body = vec![0; length];
+        read_exact(stream, &mut body).await?;
+        Self::decode(&body)
+    }
+}
+
+/// Tells the road that the dialler chose.
+pub(crate) async fn write_road(stream: &mut SendStream, road: Road) -> Result<(), HelloFault> {
+    let byte = match road {
+        Road::Quic => 0,
+        Road::SameHost => 1,
+    };
+    stream.write_all(&[byte]).await.map_err(io::Error::from)?;
+    Ok(())
+}
+
+/// The road that the dialler chose.
+pub(crate) async fn read_road(stream: &mut RecvStream) -> Result<Road, HelloFault> {
+    let mut byte = [0];
+    read_exact(stream, &mut byte).await?;
+    match byte {
+        [0] => Ok(Road::Quic),
+        [1] => Ok(Road::SameHost),
+        [_] => Err(HelloFault::Malformed),
+    }
+}
+
+async fn read_exact(stream: &mut RecvStream, into: &mut [u8]) -> Result<(), HelloFault> {
+    stream.read_exact(into).await.map_err(|error| HelloFault::Broken(io::Error::other(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_comes_back_as_it_was_and_nothing_may_follow_it() {
+        let hello = Hello {
+            start: ProcessStart { boot: 3, life: u64::MAX },
+            attempt: 9,
+            host: HostIdentity::read().ok(),
+            offer: None,
+        };
+        let bytes = hello.encode();
+        assert_eq!(Hello::decode(&bytes[HEAD_BYTES..]).unwrap(), hello);
+        let longer = [&bytes[HEAD_BYTES..], &[0]].concat();
+        assert!(matches!(Hello::decode(&longer), Err(HelloFault::Malformed)));
+        for end in HEAD_BYTES..bytes.len() {
+            assert!(matches!(Hello::decode(&bytes[HEAD_BYTES..end]), Err(HelloFault::Malformed)));
+        }
+    }
+}

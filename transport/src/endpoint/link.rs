@@ -1,0 +1,130 @@
+//! One connection to a member, from its hello to its end.
+//!
+//! ```text
+//!   run_link --settle--> road known --> Up --> lanes work --> closed --> Down
+//! ```
+//!
+//! Each lane is a task of its own. When the connection closes, or one lane finds a reason to close
+//! it, all of them end before the node is told.
+
+mod client;
+mod lanes;
+mod local;
+mod receive;
+mod settle;
+mod streams;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, ConnectionError};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use zbelastic_types::NodeId;
+
+pub(crate) use client::run_client;
+pub(super) use streams::{BULK_STREAM, REQUEST_STREAM};
+
+use super::close::CloseCode;
+use super::context::Context;
+use super::greeting::{Closer, Greeted};
+use crate::control::ControlQueue;
+use crate::event::{DownReason, Road, TransportEvent};
+use crate::frame::FrameQueue;
+use crate::identity::PeerIdentity;
+use crate::local::LocalOffer;
+
+/// How long the same-host sockets stay open after this side closed, so that the peer learns of the
+/// close before their end: else it would take us for dead. It closes its ends as soon as it knows.
+const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
+
+/// A connection to a member whose lanes work. Whoever sends puts in here.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: PeerIdentity,
+    pub(crate) road: Road,
+    pub(crate) connection: Connection,
+    pub(crate) control: ControlQueue,
+    pub(crate) frames: FrameQueue,
+    /// Leave to come to the peer's same-host socket, for the Bulk lane.
+    pub(crate) offer: Option<LocalOffer>,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkEnd {
+    pub(crate) node: NodeId,
+    pub(crate) was_up: bool,
+    pub(crate) reason: DownReason,
+}
+
+/// How a lane ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LaneEnd {
+    /// Its stream is over; what that means, the connection tells.
+    Over,
+    /// The peer's end of a same-host socket is gone.
+    SocketGone,
+    /// The peer sent what it must not.
+    Violation(CloseCode),
+}
+
+/// Carries everything between this process and a member, until the connection ends.
+pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd {
+    let open = context.tallies.open.hold();
+    let (node, start, closer) = (greeted.peer.node, greeted.hello.start, greeted.closer());
+    let connection = greeted.connection.clone();
+    let within = context.limits.handshake_within;
+    let Ok(Some(settled)) = timeout(within, settle::settle(&context, greeted)).await else {
+        closer.close(DownReason::Violation(CloseCode::Late));
+        let reason = closer.reason(&connection.closed().await);
+        return LinkEnd { node, was_up: false, reason };
+    };
+    let link = Arc::clone(&settled.link);
+    let peer = link.peer;
+    context.directory.enter(Arc::clone(&link));
+    context.events.tell(TransportEvent::Up { peer, boot: start.boot, road: link.road }).await;
+    let mut lanes = lanes::spawn(&context, settled);
+    let error = attend(&context, &closer, &connection, &mut lanes).await;
+    context.directory.strike(node);
+    if link.road == Road::SameHost && closer.is_ours() {
+        // If the peer is stuck, its end of the sockets stays open; then enough was waited.
+        let _ = timeout(ORDERLY_CLOSE, until_sockets_gone(&mut lanes)).await;
+    }
+    lanes.shutdown().await;
+    let reason = closer.reason(&error);
+    drop(open);
+    context.events.tell(TransportEvent::Down { peer, reason }).await;
+    LinkEnd { node, was_up: true, reason }
+}
+
+/// Waits for the end of the connection, and brings it about when a lane asks for it.
+async fn attend(
+    context: &Context,
+    closer: &Closer,
+    connection: &Connection,
+    lanes: &mut JoinSet<LaneEnd>,
+) -> ConnectionError {
+    loop {
+        tokio::select! {
+            error = connection.closed() => return error,
+            Some(ended) = lanes.join_next() => match ended {
+                Ok(LaneEnd::Over) => {}
+                Ok(LaneEnd::SocketGone) => closer.close(DownReason::ProcessEnded),
+                Ok(LaneEnd::Violation(code)) => {
+                    context.tallies.violations.one();
+                    closer.close(DownReason::Violation(code));
+                }
+                Err(error) => assert!(!error.is_panic(), "a lane panicked"),
+            },
+        }
+    }
+}
+
+async fn until_sockets_gone(lanes: &mut JoinSet<LaneEnd>) {
+    while let Some(ended) = lanes.join_next().await {
+        if matches!(ended, Ok(LaneEnd::SocketGone)) {
+            return;
+        }
+    }
+}

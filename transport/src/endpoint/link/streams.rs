@@ -1,0 +1,110 @@
+//! What comes over QUIC: streams, each told by its first byte.
+
+use std::sync::Arc;
+
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::task::JoinSet;
+
+use super::receive::{receive_control, receive_frames, serve_bulk};
+use super::{LaneEnd, Link};
+use crate::endpoint::close::CloseCode;
+use crate::endpoint::context::Context;
+use crate::event::Road;
+use crate::identity::PeerIdentity;
+use crate::peers::{ControlKind, MessageKind, may};
+use crate::request::serve_request;
+
+/// Short control messages, one way.
+pub(super) const CONTROL_STREAM: u8 = 0x10;
+/// Long control messages, one way.
+pub(super) const LONG_STREAM: u8 = 0x11;
+/// Frames, one way.
+pub(super) const TENSOR_STREAM: u8 = 0x12;
+/// A request, both ways.
+pub(in crate::endpoint) const REQUEST_STREAM: u8 = 0x20;
+/// Questions for bodies, both ways.
+pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
+
+/// Takes streams that come one way, until the connection ends or one of them breaks the rules.
+pub(super) async fn accept_one_way(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            stream = link.connection.accept_uni() => {
+                let Ok(stream) = stream else { return LaneEnd::Over };
+                streams.spawn(take_one_way(Arc::clone(&context), Arc::clone(&link), stream));
+            }
+            Some(Ok(LaneEnd::Violation(code))) = streams.join_next() => {
+                return LaneEnd::Violation(code);
+            }
+        }
+    }
+}
+
+async fn take_one_way(context: Arc<Context>, link: Arc<Link>, mut stream: RecvStream) -> LaneEnd {
+    let mut tag = [0];
+    if stream.read_exact(&mut tag).await.is_err() {
+        return LaneEnd::Over;
+    }
+    let role = link.peer.role;
+    let kind = match tag {
+        [CONTROL_STREAM | LONG_STREAM] => MessageKind::Control(ControlKind::Member),
+        [TENSOR_STREAM] => MessageKind::Tensor,
+        [_] => return LaneEnd::Violation(CloseCode::Malformed),
+    };
+    if !may(role, kind) {
+        return LaneEnd::Violation(CloseCode::Forbidden);
+    }
+    match kind {
+        MessageKind::Control(_) => receive_control(&context, &link, Road::Quic, stream).await,
+        MessageKind::Tensor => receive_frames(&context, &link, Road::Quic, stream).await,
+        MessageKind::Bulk | MessageKind::Request => unreachable!("these go both ways"),
+    }
+}
+
+/// Takes streams that go both ways. `road` is that of a member; a client has none, and only asks.
+pub(super) async fn accept_two_way(
+    context: Arc<Context>,
+    connection: Connection,
+    peer: PeerIdentity,
+    road: Option<Road>,
+) -> LaneEnd {
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            stream = connection.accept_bi() => {
+                let Ok((send, receive)) = stream else { return LaneEnd::Over };
+                streams.spawn(take_two_way(Arc::clone(&context), peer, road, send, receive));
+            }
+            Some(Ok(LaneEnd::Violation(code))) = streams.join_next() => {
+                return LaneEnd::Violation(code);
+            }
+        }
+    }
+}
+
+async fn take_two_way(
+    context: Arc<Context>,
+    peer: PeerIdentity,
+    road: Option<Road>,
+    send: SendStream,
+    mut receive: RecvStream,
+) -> LaneEnd {
+    let mut tag = [0];
+    if receive.read_exact(&mut tag).await.is_err() {
+        return LaneEnd::Over;
+    }
+    match tag {
+        [REQUEST_STREAM] if may(peer.role, MessageKind::Request) => {
+            match serve_request(&context, peer, send, receive).await {
+                Ok(()) => LaneEnd::Over,
+                Err(code) => LaneEnd::Violation(code),
+            }
+        }
+        [BULK_STREAM] if road.is_some() && may(peer.role, MessageKind::Bulk) => {
+            serve_bulk(&context, peer, Road::Quic, receive, send).await
+        }
+        [REQUEST_STREAM | BULK_STREAM] => LaneEnd::Violation(CloseCode::Forbidden),
+        [_] => LaneEnd::Violation(CloseCode::Malformed),
+    }
+}

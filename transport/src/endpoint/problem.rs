@@ -1,0 +1,66 @@
+//! What a broken connection says of the one who was dialled.
+
+use quinn::ConnectionError;
+
+use super::client::DialProblem;
+use super::close::CloseCode;
+
+/// TLS alerts are carried as this plus the alert (RFC 9001, 4.8).
+const TLS_ALERTS: std::ops::RangeInclusive<u64> = 0x100..=0x1ff;
+/// The code that stands in every refusal of a certificate by its time, at either end.
+const CLOCK_CODE: &str = "E2010";
+
+/// What a broken connection says of the one who was dialled.
+pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
+    match error {
+        ConnectionError::TimedOut => DialProblem::NobodyAnswers,
+        ConnectionError::ApplicationClosed(close) => {
+            match CloseCode::of(close.error_code.into_inner()) {
+                CloseCode::NotThisCluster => DialProblem::NotThisCluster,
+                code => DialProblem::Refused(code),
+            }
+        }
+        ConnectionError::TransportError(error) => of_code(error.code.into(), &error.reason),
+        ConnectionError::ConnectionClosed(close) => {
+            of_code(close.error_code.into(), &String::from_utf8_lossy(&close.reason))
+        }
+        ConnectionError::VersionMismatch => {
+            DialProblem::Other("it speaks another version of QUIC".to_owned())
+        }
+        ConnectionError::Reset
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted => DialProblem::Other(error.to_string()),
+    }
+}
+
+fn of_code(code: u64, reason: &str) -> DialProblem {
+    if !TLS_ALERTS.contains(&code) {
+        return DialProblem::Other(format!("the connection failed with code {code}"));
+    }
+    match reason.find(CLOCK_CODE) {
+        Some(at) => DialProblem::CertificateExpired { why: printable(&reason[at..]) },
+        None => DialProblem::NotThisCluster,
+    }
+}
+
+/// A text of a stranger, short and without control characters.
+fn printable(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 400;
+    text.chars().filter(|letter| !letter.is_control()).take(CHARACTERS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_told_from_another_cluster_and_from_what_is_no_certificate() {
+        let late = of_code(0x128, "other error: E2010 certificate expired:\u{7} never");
+        let why = "E2010 certificate expired: never".to_owned();
+        assert_eq!(late, DialProblem::CertificateExpired { why });
+        assert_eq!(of_code(0x128, "whatever"), DialProblem::NotThisCluster);
+        assert_eq!(of_code(0x1ff, ""), DialProblem::NotThisCluster);
+        assert!(matches!(of_code(0x200, "E2010"), DialProblem::Other(_)));
+        assert!(matches!(of_code(0xa, "E2010"), DialProblem::Other(_)));
+    }
+}

@@ -1,0 +1,80 @@
+//! What a transport is made of, and why one cannot be made.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::identity::Credentials;
+use crate::limits::Limits;
+
+/// What a transport is made of.
+#[derive(Debug)]
+pub struct TransportSetup {
+    /// Who this process is, and whom it believes.
+    pub credentials: Credentials,
+    /// The UDP address to listen at. Port 0 takes any free one.
+    pub bind: SocketAddr,
+    /// Where this process puts its same-host sockets. `None`: QUIC only.
+    pub local_folder: Option<PathBuf>,
+    /// Which start of this node this is.
+    pub start: ProcessStart,
+    /// The limits.
+    pub limits: Limits,
+}
+
+/// Which start of a node a process is. Of two processes that claim one identity, the later boot
+/// stays; with equal boots and different lives, the one that was there first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProcessStart {
+    /// Counted from 1 in the node's data folder.
+    pub boot: u64,
+    /// Drawn at the start: it tells this process from one with a copy of the folder.
+    pub life: u64,
+}
+
+/// Why a transport cannot be bound.
+#[derive(Debug, Error)]
+pub enum BindError {
+    /// Another process listens there.
+    #[error("port in use: {address} is taken by another process")]
+    PortInUse {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The system does not allow this process to listen there.
+    #[error("no permission to listen at {address}")]
+    NotPermitted {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// This host has no such address.
+    #[error("{address} is no address of this host")]
+    NotHere {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The socket failed otherwise.
+    #[error("cannot listen at {address}")]
+    Socket {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The credentials do not make a TLS configuration.
+    #[error("the credentials cannot be used: {why}")]
+    Credentials {
+        /// What is wrong with them.
+        why: String,
+    },
+    /// The folder of the same-host sockets cannot be used.
+    #[error("cannot make a same-host socket in {}", folder.display())]
+    LocalFolder {
+        /// The folder asked for.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,48 @@
+//! The UDP socket.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::setup::BindError;
+
+/// A socket that listens at an address, with as much room as the system gives of what is asked.
+pub(super) fn bind_udp(address: SocketAddr, buffer_bytes: usize) -> Result<UdpSocket, BindError> {
+    open(address, buffer_bytes).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => BindError::PortInUse { address },
+        io::ErrorKind::PermissionDenied => BindError::NotPermitted { address },
+        io::ErrorKind::AddrNotAvailable => BindError::NotHere { address },
+        _ => BindError::Socket { address, source },
+    })
+}
+
+fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    // The system caps these at its own limits; what it gives is enough to work.
+    socket.set_recv_buffer_size(buffer_bytes)?;
+    socket.set_send_buffer_size(buffer_bytes)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_in_use_and_an_address_of_elsewhere_are_told_apart() {
+        let first = bind_udp("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap();
+        let address = first.local_addr().unwrap();
+        let second = bind_udp(address, 1 << 20);
+        assert!(matches!(second, Err(BindError::PortInUse { address: found }) if found == address));
+        // 192.0.2.0/24 is for documentation: no host has it.
+        let elsewhere = bind_udp("192.0.2.1:0".parse().unwrap(), 1 << 20);
+        assert!(matches!(elsewhere, Err(BindError::NotHere { .. })));
+        drop(first);
+        assert!(bind_udp(address, 1 << 20).is_ok());
+    }
+}

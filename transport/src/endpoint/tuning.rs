@@ -1,0 +1,115 @@
+//! How QUIC is set: limits before and after a peer is known, and room for bulk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{
+    ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
+    TransportConfig, VarInt,
+};
+
+use super::setup::BindError;
+use crate::identity::{Credentials, Doors, Wanted};
+use crate::limits::Limits;
+
+/// What a connection may send before its peer is known, and a stranger at any time.
+const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+/// Handshake bytes kept of a connection: four certificates of 8 KiB do not come at once.
+const HANDSHAKE_BYTES_MAX: usize = 16 << 10;
+/// Bytes kept of one attempt that was not looked at yet, beyond its first packet.
+const ATTEMPT_BYTES_MAX: u64 = 4 << 10;
+/// Bytes kept of all such attempts together.
+const ATTEMPTS_BYTES_MAX: u64 = 1 << 20;
+/// Attempts that were not looked at yet. The door looks at them at once.
+const ATTEMPTS_MAX: usize = 1024;
+/// The largest packet that is tried: a jumbo frame of Ethernet less its headers.
+const PACKET_BYTES_MAX: u16 = 8952;
+/// What a round trip is taken for before one was measured. Ours are machines of one site; the
+/// standard's third of a second would make the first loss cost a second.
+const ROUND_TRIP_GUESS: Duration = Duration::from_millis(50);
+/// One stream may hold a quarter of a connection's window: three that stand still leave room.
+const STREAM_SHARE: u32 = 4;
+
+/// How an endpoint dials and how it is dialled, by one set of credentials.
+#[derive(Clone, Debug)]
+pub(super) struct QuicConfigs {
+    pub(super) server: ServerConfig,
+    pub(super) client: ClientConfig,
+}
+
+impl QuicConfigs {
+    pub(super) fn new(credentials: &Credentials, limits: &Limits) -> Result<Self, BindError> {
+        Ok(Self {
+            server: server_config(credentials, limits)?,
+            client: client_config(credentials, limits)?,
+        })
+    }
+}
+
+pub(super) fn endpoint_config() -> EndpointConfig {
+    let mut config = EndpointConfig::default();
+    config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC asks for");
+    config
+}
+
+fn server_config(credentials: &Credentials, limits: &Limits) -> Result<ServerConfig, BindError> {
+    let tls = credentials.server_config(Doors::MembersAndJoiners).map_err(unusable)?;
+    let crypto = QuicServerConfig::try_from(tls).map_err(unusable)?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    config
+        .transport_config(Arc::new(before_known(limits)))
+        .max_incoming(ATTEMPTS_MAX)
+        .incoming_buffer_size(ATTEMPT_BYTES_MAX)
+        .incoming_buffer_size_total(ATTEMPTS_BYTES_MAX)
+        .migration(true);
+    Ok(config)
+}
+
+pub(super) fn client_config(
+    credentials: &Credentials,
+    limits: &Limits,
+) -> Result<ClientConfig, BindError> {
+    let tls = credentials.client_config(Wanted::AnyMember).map_err(unusable)?;
+    let crypto = QuicClientConfig::try_from(tls).map_err(unusable)?;
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    config.transport_config(Arc::new(before_known(limits)));
+    Ok(config)
+}
+
+fn unusable(error: impl std::fmt::Display) -> BindError {
+    BindError::Credentials { why: error.to_string() }
+}
+
+/// What holds for a connection until [`open_for_member`] or [`open_for_client`].
+pub(super) fn before_known(limits: &Limits) -> TransportConfig {
+    let mut mtu = MtuDiscoveryConfig::default();
+    mtu.upper_bound(PACKET_BYTES_MAX);
+    let mut config = TransportConfig::default();
+    config
+        .max_idle_timeout(IdleTimeout::try_from(limits.idle_within).ok())
+        .keep_alive_interval(Some(limits.keep_alive_every))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .stream_receive_window(VarInt::from_u32(limits.window_bytes / STREAM_SHARE))
+        .receive_window(VarInt::from_u32(STRANGER_WINDOW_BYTES))
+        .send_window(u64::from(limits.window_bytes))
+        .crypto_buffer_size(HANDSHAKE_BYTES_MAX)
+        .datagram_receive_buffer_size(None)
+        .initial_rtt(ROUND_TRIP_GUESS)
+        .mtu_discovery_config(Some(mtu));
+    config
+}
+
+/// Opens the lanes of a member.
+pub(super) fn open_for_member(connection: &Connection, limits: &Limits) {
+    connection.set_receive_window(VarInt::from_u32(limits.window_bytes));
+    connection.set_max_concurrent_uni_streams(VarInt::from_u32(limits.streams_one_way_max));
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));
+}
+
+/// Lets an admin ask.
+pub(super) fn open_for_client(connection: &Connection, limits: &Limits) {
+    connection.set_receive_window(VarInt::from_u32(limits.window_bytes / STREAM_SHARE));
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));
+}

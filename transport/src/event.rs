@@ -1,0 +1,147 @@
+//! What the transport tells the node, through one bounded queue.
+//!
+//! News of peers, requests and joins are never dropped in silence: news waits for room, a request
+//! or a join without room is answered as busy. Control messages may be dropped, and are counted:
+//! the protocols above resend.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use zbelastic_types::NodeId;
+
+use crate::endpoint::{CloseCode, DialProblem};
+use crate::identity::PeerIdentity;
+use crate::request::Reply;
+
+/// One thing that happened on the wire.
+#[derive(Debug)]
+pub enum TransportEvent {
+    /// A peer is there, and every lane to it works.
+    Up {
+        /// Who it is, by its certificate.
+        peer: PeerIdentity,
+        /// The start of that process, as it said.
+        boot: u64,
+        /// How bytes travel.
+        road: Road,
+    },
+    /// A peer that was up is not there any more. What was on its way may be lost. When another
+    /// connection took its place, an `Up` follows at once.
+    Down {
+        /// Who it was.
+        peer: PeerIdentity,
+        /// Why.
+        reason: DownReason,
+    },
+    /// A control message. Its first byte was checked against the sender's role.
+    Control {
+        /// Who sent it.
+        from: PeerIdentity,
+        /// The whole message, first byte included.
+        bytes: Bytes,
+    },
+    /// A request that waits for an answer.
+    Request {
+        /// Who asks.
+        from: PeerIdentity,
+        /// What.
+        bytes: Bytes,
+        /// Where the answer goes. To drop it is to leave the request unanswered.
+        reply: Reply,
+    },
+    /// Somebody with a token wants to become a member.
+    Join {
+        /// What it showed.
+        attempt: JoinAttempt,
+        /// Where the answer goes.
+        reply: JoinReply,
+    },
+    /// A wanted peer cannot be reached. Told again only when the problem changes.
+    DialFailed {
+        /// The wanted peer.
+        node: NodeId,
+        /// The address tried last.
+        address: SocketAddr,
+        /// What came of it.
+        problem: DialProblem,
+    },
+    /// A peer has met another living process with our identity, one that started later: a data
+    /// folder was copied, or a process was forgotten. This process should stop.
+    DuplicateIdentity {
+        /// Who told.
+        told_by: NodeId,
+    },
+    /// Strangers at the door, counted since the last such event. At most one event in
+    /// [`crate::Limits::strangers_told_every`].
+    Strangers {
+        /// How many attempts came to nothing.
+        count: u64,
+        /// The address of the last.
+        last: SocketAddr,
+        /// What was wrong with it, in words.
+        why: String,
+    },
+}
+
+/// How the bytes of a peer travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Road {
+    /// QUIC over UDP.
+    Quic,
+    /// Unix sockets, between processes of one host.
+    SameHost,
+}
+
+/// Why a peer is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DownReason {
+    /// It closed in order.
+    Left,
+    /// Its process ended without a word; the same-host road told.
+    ProcessEnded,
+    /// It was silent for too long.
+    Silent,
+    /// Its address answers, but its process has forgotten the connection: it started again.
+    Reset,
+    /// A newer connection of the same peer took the place.
+    Replaced,
+    /// We forgot it.
+    Forgotten,
+    /// We banned it.
+    Banned,
+    /// It closed the connection for a reason of its own.
+    ClosedByPeer(CloseCode),
+    /// We closed the connection because of what it sent.
+    Violation(CloseCode),
+    /// The connection broke below us.
+    Broken,
+    /// This process closes.
+    Closing,
+}
+
+/// The receiving end of the events. One owner, who takes them in order.
+#[derive(Debug)]
+pub struct EventQueue {
+    pub(crate) receiver: mpsc::Receiver<TransportEvent>,
+}
+
+impl EventQueue {
+    /// The next event; `None` after the transport has closed and all was taken.
+    pub async fn next(&mut self) -> Option<TransportEvent> {
+        self.receiver.recv().await
+    }
+
+    /// The next event if one is there.
+    pub fn try_next(&mut self) -> Option<TransportEvent> {
+        self.receiver.try_recv().ok()
+    }
+}
+
+/// What a stranger with a token showed. Its fields come with the identity part.
+#[derive(Debug)]
+pub struct JoinAttempt {}
+
+/// Where the answer to a stranger goes.
+#[derive(Debug)]
+pub struct JoinReply {}

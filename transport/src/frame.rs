@@ -1,0 +1,31 @@
+//! The tensor lane: frames of floats whose lengths the receiver knows before they come.
+//!
+//! ```text
+//!   byte  0        4             8              16           16+meta
+//!         +--------+-------------+--------------+-------------+----------------- - -
+//!         | class  | meta length | body length  | meta        | parts, one after another
+//!         +--------+-------------+--------------+-------------+----------------- - -
+//!           u32      u32           u64, in bytes               f32 each
+//!                    everything little endian
+//! ```
+//!
+//! It promises that nothing is allocated for a body before its length is what the rule of its class
+//! says, that floats arrive bit for bit, and that a frame is one write which is flushed at once. It
+//! promises no delivery: what lies in a queue when a road breaks is lost.
+
+#[cfg(target_endian = "big")]
+compile_error!("floats travel as they lie in memory, which must be little endian");
+
+mod header;
+mod message;
+mod queue;
+mod read;
+mod rules;
+mod write;
+
+pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
+pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame};
+pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};
+pub use read::{FrameArrival, FrameReader, ReadFrameError};
+pub use rules::{FRAME_PARTS_MAX, FrameClass, FrameRules, RuleError};
+pub use write::{WriteFrameError, write_frame};

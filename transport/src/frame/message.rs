@@ -1,0 +1,119 @@
+//! A frame before it goes and after it came.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::header::{FRAME_BYTES_MAX, META_BYTES_MAX};
+use super::rules::{FRAME_PARTS_MAX, FrameClass, body_bytes};
+use crate::identity::PeerIdentity;
+
+/// Floats that are written from where they lie. What `parts` yields does not change while a frame
+/// is under way.
+pub trait FrameBody: Send + Sync {
+    /// The parts, in order.
+    fn parts(&self) -> Vec<&[f32]>;
+}
+
+impl FrameBody for Vec<Vec<f32>> {
+    fn parts(&self) -> Vec<&[f32]> {
+        self.iter().map(Vec::as_slice).collect()
+    }
+}
+
+/// A frame to send. Copies share their body.
+#[derive(Clone)]
+pub struct OutgoingFrame {
+    class: FrameClass,
+    meta: Vec<u8>,
+    body: Arc<dyn FrameBody>,
+    body_bytes: u64,
+}
+
+/// Why something cannot be sent as a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FrameTooLarge {
+    /// Its meta is too long.
+    #[error("{found} bytes of meta, at most {META_BYTES_MAX} can be sent")]
+    Meta {
+        /// Its bytes.
+        found: usize,
+    },
+    /// It has too many parts.
+    #[error("{found} parts, at most {FRAME_PARTS_MAX} can be sent")]
+    Parts {
+        /// How many.
+        found: usize,
+    },
+    /// Its parts are too long together.
+    #[error("the parts have more than {FRAME_BYTES_MAX} bytes together")]
+    Body,
+}
+
+impl OutgoingFrame {
+    /// A frame of `class`.
+    ///
+    /// # Errors
+    /// If no receiver would take it.
+    pub fn new(
+        class: FrameClass,
+        meta: Vec<u8>,
+        body: Arc<dyn FrameBody>,
+    ) -> Result<Self, FrameTooLarge> {
+        if meta.len() > META_BYTES_MAX {
+            return Err(FrameTooLarge::Meta { found: meta.len() });
+        }
+        let lengths: Vec<usize> = body.parts().iter().map(|part| part.len()).collect();
+        if lengths.len() > FRAME_PARTS_MAX {
+            return Err(FrameTooLarge::Parts { found: lengths.len() });
+        }
+        let body_bytes = body_bytes(&lengths).ok_or(FrameTooLarge::Body)?;
+        Ok(Self { class, meta, body, body_bytes })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn class(&self) -> FrameClass {
+        self.class
+    }
+
+    /// What goes before the floats.
+    #[must_use]
+    pub fn meta(&self) -> &[u8] {
+        &self.meta
+    }
+
+    /// The floats.
+    #[must_use]
+    pub fn parts(&self) -> Vec<&[f32]> {
+        self.body.parts()
+    }
+
+    /// The bytes of the floats.
+    #[must_use]
+    pub fn body_bytes(&self) -> u64 {
+        self.body_bytes
+    }
+}
+
+impl fmt::Debug for OutgoingFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut tuple = f.debug_struct("OutgoingFrame");
+        tuple.field("class", &self.class).field("meta", &self.meta);
+        tuple.field("body_bytes", &self.body_bytes).finish_non_exhaustive()
+    }
+}
+
+/// A frame that came.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReceivedFrame {
+    /// Who sent it.
+    pub from: PeerIdentity,
+    /// What it is.
+    pub class: FrameClass,
+    /// What went before the floats.
+    pub meta: Vec<u8>,
+    /// The floats, with the lengths that the rule says.
+    pub parts: Vec<Vec<f32>>,
+}

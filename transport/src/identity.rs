@@ -1,0 +1,53 @@
+//! Who is who: certificates, tokens, and how a stranger becomes a member.
+//!
+//! ```text
+//!   ClusterAuthority --issue--> Credentials --configs--> TLS 1.3, both sides certified
+//!        ^                          ^
+//!        | JoinAttempt              | request_certificate
+//!        +------ zbe-join/1 --------+   (the only talk without a certificate of one's own)
+//! ```
+//!
+//! A certificate says who its holder is in one place, a URI: [`PeerIdentity`]. Whatever else is in
+//! it is neither read nor believed. What a role may do is decided elsewhere; here is only decided
+//! who it is. The whole is told in `docs/security.md`.
+
+mod authority;
+mod certificate;
+mod clock;
+mod credentials;
+mod folder;
+mod gate;
+mod join;
+mod key;
+mod name;
+mod peer;
+mod role;
+mod tls;
+mod token;
+mod verify;
+
+pub use authority::{
+    AuthorityFault, AuthoritySecret, CertificateLife, ClusterAuthority, IssuedCertificate,
+};
+pub use certificate::{
+    CERTIFICATE_BYTES_MAX, CHAIN_CERTIFICATES_MAX, CertificateFault, SerialNumber, SpkiPin,
+    peer_of, serial_of,
+};
+pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
+pub use credentials::{Credentials, CredentialsFault};
+pub use folder::{Damage, FolderFault, check_permissions};
+pub use gate::{ATTEMPTS_MAX, ATTEMPTS_PER_ADDRESS_MAX, JoinDelay, JoinGate};
+pub use join::{
+    ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
+    DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
+    JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
+    JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
+    read_join, request_certificate, serve_join,
+};
+pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
+pub use name::{NAME_CHARS_MAX, NameFault, NodeName};
+pub use peer::{IdentityFault, PeerIdentity};
+pub use role::{PeerRole, UnknownRole};
+pub use tls::{AcceptFault, Accepted, Doors, Protocol};
+pub use token::{TOKEN_CHARS_MAX, Token, TokenFault, TokenId, TokenVerifier};
+pub use verify::{PeerRefusal, Wanted};

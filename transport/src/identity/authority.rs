@@ -1,0 +1,263 @@
+//! Who vouches for members: the cluster's own certificate authority.
+//!
+//! Each cluster makes one of its own, and it signs for that cluster only. Its key is with every
+//! controller, so that whichever leads can let a worker in; nobody else has it.
+
+use std::fmt;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyUsagePurpose, SanType, date_time_ymd,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zbelastic_types::{ClusterId, NodeId};
+
+use super::certificate::{
+    AuthorityCertificate, CertificateFault, SerialNumber, SpkiPin, read_authority,
+};
+use super::clock::{CLOCK_TOLERANCE_SECONDS, UnixSeconds, ValidityWindow};
+use super::credentials::{Credentials, CredentialsFault};
+use super::key::{NodeKey, RequestedKey};
+use super::peer::{PeerIdentity, SCHEME, cluster_text};
+use super::role::PeerRole;
+
+const HOUR_SECONDS: u64 = 60 * 60;
+const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;
+/// How long an authority is good: longer than any cluster is expected to live.
+const AUTHORITY_DAYS: u64 = 3650;
+/// The length of the serial numbers we give: 128 random bits never meet again.
+const SERIAL_BYTES: usize = 16;
+
+/// How long certificates are good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CertificateLife(pub u64);
+
+impl CertificateLife {
+    /// What a role gets: the easier a machine is to lose, the shorter.
+    #[must_use]
+    pub const fn of(role: PeerRole) -> Self {
+        match role {
+            PeerRole::Worker | PeerRole::Observer => Self(DAY_SECONDS),
+            PeerRole::Controller => Self(30 * DAY_SECONDS),
+            PeerRole::Admin => Self(7 * DAY_SECONDS),
+        }
+    }
+}
+
+/// A cluster's authority, with its key.
+#[derive(Clone)]
+pub struct ClusterAuthority {
+    certificate: CertificateDer<'static>,
+    read: AuthorityCertificate,
+    key: NodeKey,
+}
+
+/// The authority as it travels to a controller that joins, over the connection that proved it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuthoritySecret {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// Says that it is one, and nothing of it.
+impl fmt::Debug for AuthoritySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuthoritySecret(..)")
+    }
+}
+
+/// A certificate that was made for a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IssuedCertificate {
+    /// What the member shows: its certificate, then the authority's.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its number.
+    pub serial: SerialNumber,
+    /// From when to when it is good.
+    pub window: ValidityWindow,
+}
+
+/// Why an authority cannot be had, or cannot issue.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum AuthorityFault {
+    /// The certificate is none of an authority.
+    #[error("the authority's certificate: {0}")]
+    Certificate(#[from] CertificateFault),
+    /// The key is damaged.
+    #[error("the authority's key is damaged")]
+    DamagedKey,
+    /// The key is not the one that the certificate is for.
+    #[error("the authority's key is not the one its certificate is for")]
+    OtherKey,
+    /// The authority's own time is over, or has not come.
+    #[error("the authority is good from {} to {}, and it is {now}", window.not_before, window.not_after)]
+    NotGood {
+        /// This machine's clock.
+        now: UnixSeconds,
+        /// The authority's window.
+        window: ValidityWindow,
+    },
+    /// Whoever makes certificates refused.
+    #[error("no certificate was made: {0}")]
+    Refused(String),
+    /// What was issued does not fit together.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsFault),
+}
+
+impl ClusterAuthority {
+    /// A new authority for a new cluster.
+    ///
+    /// # Errors
+    /// If whoever makes certificates refuses.
+    pub fn create(cluster: ClusterId, now: UnixSeconds) -> Result<Self, AuthorityFault> {
+        let key = NodeKey::generate();
+        let window = ValidityWindow {
+            not_before: now.minus(CLOCK_TOLERANCE_SECONDS),
+            not_after: now.plus(AUTHORITY_DAYS * DAY_SECONDS),
+        };
+        let name = cluster_text(cluster);
+        let mut params = parameters(format!("{SCHEME}{name}"), window)?;
+        params.distinguished_name.push(DnType::CommonName, format!("zbelastic authority {name}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(key.pair()).map_err(refused)?;
+        Self::from_parts(certificate.der().clone(), key)
+    }
+
+    pub(super) fn from_parts(
+        certificate: CertificateDer<'static>,
+        key: NodeKey,
+    ) -> Result<Self, AuthorityFault> {
+        let read = read_authority(&certificate)?;
+        if read.key.0 != key.digest().0 {
+            return Err(AuthorityFault::OtherKey);
+        }
+        Ok(Self { certificate, read, key })
+    }
+
+    /// The authority that another controller sent.
+    ///
+    /// # Errors
+    /// If the bytes are no authority.
+    pub fn from_secret(secret: &AuthoritySecret) -> Result<Self, AuthorityFault> {
+        let key = NodeKey::from_pkcs8(&secret.key).map_err(|_| AuthorityFault::DamagedKey)?;
+        Self::from_parts(CertificateDer::from(secret.certificate.clone()), key)
+    }
+
+    /// The authority as bytes, key and all. Only for a controller.
+    #[must_use]
+    pub fn secret(&self) -> AuthoritySecret {
+        AuthoritySecret {
+            certificate: self.certificate.to_vec(),
+            key: self.key.pair().serialize_der(),
+        }
+    }
+
+    /// The cluster it vouches for.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.read.cluster
+    }
+
+    /// Its certificate: the root that members believe.
+    #[must_use]
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// What tokens name it by.
+    #[must_use]
+    pub fn pin(&self) -> SpkiPin {
+        self.read.key
+    }
+
+    pub(super) fn key(&self) -> &NodeKey {
+        &self.key
+    }
+
+    /// Makes a certificate that says who the holder of `key` is, from `now` on, for as long as the
+    /// role gets, at most as long as the authority itself is good.
+    ///
+    /// # Errors
+    /// If the authority is not good now.
+    pub fn issue(
+        &self,
+        key: &RequestedKey,
+        role: PeerRole,
+        node: NodeId,
+        now: UnixSeconds,
+    ) -> Result<IssuedCertificate, AuthorityFault> {
+        let own = self.read.window;
+        if now < own.not_before || now >= own.not_after {
+            return Err(AuthorityFault::NotGood { now, window: own });
+        }
+        let not_after = now.plus(CertificateLife::of(role).0).min(own.not_after);
+        let window = ValidityWindow { not_before: now, not_after };
+        let identity = PeerIdentity { cluster: self.read.cluster, role, node };
+        let serial = random_serial();
+        let mut params = parameters(identity.to_string(), window)?;
+        params.serial_number = Some(serial.0.clone().into());
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let issuer =
+            Issuer::from_ca_cert_der(&self.certificate, self.key.pair()).map_err(refused)?;
+        let certificate = params.signed_by(key.spki(), &issuer).map_err(refused)?;
+        let chain = vec![certificate.der().clone(), self.certificate.clone()];
+        Ok(IssuedCertificate { chain, serial, window })
+    }
+
+    /// Credentials for a process or person on this machine, with a new key.
+    ///
+    /// # Errors
+    /// As [`ClusterAuthority::issue`].
+    pub fn credentials(
+        &self,
+        role: PeerRole,
+        node: NodeId,
+        now: UnixSeconds,
+    ) -> Result<Credentials, AuthorityFault> {
+        let key = NodeKey::generate();
+        let issued = self.issue(&key.requested(), role, node, now)?;
+        Ok(Credentials::new(issued.chain, key, vec![self.certificate.clone()])?)
+    }
+}
+
+/// Says whose it is, and nothing of the key.
+impl fmt::Debug for ClusterAuthority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterAuthority")
+            .field("cluster", &self.read.cluster)
+            .field("pin", &self.read.key)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused(error: rcgen::Error) -> AuthorityFault {
+    AuthorityFault::Refused(error.to_string())
+}
+
+/// What all certificates of ours have in common: one name, a window, and nothing else.
+fn parameters(name: String, window: ValidityWindow) -> Result<CertificateParams, AuthorityFault> {
+    let epoch = date_time_ymd(1970, 1, 1);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = vec![SanType::URI(name.try_into().map_err(refused)?)];
+    params.not_before = epoch + Duration::from_secs(window.not_before.0);
+    params.not_after = epoch + Duration::from_secs(window.not_after.0);
+    Ok(params)
+}
+
+/// A number that no other certificate has: positive, and as long as it looks.
+fn random_serial() -> SerialNumber {
+    let mut bytes = vec![0_u8; SERIAL_BYTES];
+    SystemRandom::new().fill(&mut bytes).expect("the machine has random numbers");
+    bytes[0] = bytes[0] & 0x7f | 0x40;
+    SerialNumber(bytes)
+}

@@ -1,0 +1,174 @@
+//! What a member shows and what it believes: its certificates, its key, its roots.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ServerConfig};
+use thiserror::Error;
+use zbelastic_types::ClusterId;
+
+use super::certificate::{
+    CertificateFault, MemberCertificate, SerialNumber, check_chain_size, read_authority,
+    read_member,
+};
+use super::clock::{UnixSeconds, ValidityWindow};
+use super::key::NodeKey;
+use super::peer::{PeerIdentity, cluster_text};
+use super::tls::{self, Doors};
+use super::verify::{PeerCheck, PeerRefusal, Wanted};
+
+/// A member's own certificates and key, and the authorities it believes. Cheap to clone.
+#[derive(Clone)]
+pub struct Credentials {
+    parts: Arc<Parts>,
+}
+
+struct Parts {
+    chain: Vec<CertificateDer<'static>>,
+    key: NodeKey,
+    roots: Vec<CertificateDer<'static>>,
+    own: MemberCertificate,
+}
+
+/// Why parts make no credentials.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum CredentialsFault {
+    /// One of the certificates is none.
+    #[error(transparent)]
+    Certificate(#[from] CertificateFault),
+    /// The key is not the one that the certificate is for.
+    #[error("the key is not the one the certificate is for")]
+    OtherKey,
+    /// A root is of another cluster than the certificate.
+    #[error(
+        "a root of cluster {} beside a certificate of cluster {}",
+        cluster_text(*found),
+        cluster_text(*expected)
+    )]
+    OtherRoot {
+        /// The certificate's cluster.
+        expected: ClusterId,
+        /// The root's.
+        found: ClusterId,
+    },
+    /// A root cannot be used.
+    #[error("a root that cannot be used: {0}")]
+    Root(rustls::Error),
+}
+
+impl Credentials {
+    /// Puts together what belongs together. `chain` begins with the member's own certificate.
+    ///
+    /// # Errors
+    /// If the parts do not belong together. Whether they are good now is another question:
+    /// [`Credentials::check_own`].
+    pub fn new(
+        chain: Vec<CertificateDer<'static>>,
+        key: NodeKey,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, CredentialsFault> {
+        check_chain_size(&chain)?;
+        check_chain_size(&roots)?;
+        let own = read_member(&chain[0])?;
+        if own.key.0 != key.digest().0 {
+            return Err(CredentialsFault::OtherKey);
+        }
+        for root in &roots {
+            let (expected, found) = (own.identity.cluster, read_authority(root)?.cluster);
+            if expected != found {
+                return Err(CredentialsFault::OtherRoot { expected, found });
+            }
+        }
+        let credentials = Self { parts: Arc::new(Parts { chain, key, roots, own }) };
+        credentials.peer_check().map_err(CredentialsFault::Root)?;
+        Ok(credentials)
+    }
+
+    /// Who this is.
+    #[must_use]
+    pub fn identity(&self) -> PeerIdentity {
+        self.parts.own.identity
+    }
+
+    /// From when to when the certificate is good.
+    #[must_use]
+    pub fn window(&self) -> ValidityWindow {
+        self.parts.own.window
+    }
+
+    /// The number of the certificate.
+    #[must_use]
+    pub fn serial(&self) -> &SerialNumber {
+        &self.parts.own.serial
+    }
+
+    /// The certificates this member shows, its own first.
+    #[must_use]
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.parts.chain
+    }
+
+    /// The authorities it believes.
+    #[must_use]
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.parts.roots
+    }
+
+    /// The key, which a renewed certificate is for as well.
+    #[must_use]
+    pub fn key(&self) -> &NodeKey {
+        &self.parts.key
+    }
+
+    /// The same member with a renewed certificate.
+    ///
+    /// # Errors
+    /// As [`Credentials::new`].
+    pub fn renewed(&self, chain: Vec<CertificateDer<'static>>) -> Result<Self, CredentialsFault> {
+        Self::new(chain, self.parts.key.clone(), self.parts.roots.clone())
+    }
+
+    /// Whether others would believe these credentials at `now`.
+    ///
+    /// # Errors
+    /// With what others would say.
+    pub fn check_own(&self, now: UnixSeconds) -> Result<(), PeerRefusal> {
+        let check = self.peer_check().map_err(PeerRefusal::Untrusted)?;
+        check.check(&self.parts.chain[0], &self.parts.chain[1..], now).map(|_| ())
+    }
+
+    /// How to accept connections.
+    ///
+    /// # Errors
+    /// If TLS cannot use the certificates or the key.
+    pub fn server_config(&self, doors: Doors) -> Result<ServerConfig, rustls::Error> {
+        tls::server_config(self, doors)
+    }
+
+    /// How to dial members.
+    ///
+    /// # Errors
+    /// If TLS cannot use the certificates or the key.
+    pub fn client_config(&self, wanted: Wanted) -> Result<ClientConfig, rustls::Error> {
+        tls::client_config(self, wanted)
+    }
+
+    pub(super) fn peer_check(&self) -> Result<PeerCheck, rustls::Error> {
+        PeerCheck::new(self.identity().cluster, &self.parts.roots)
+    }
+
+    pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
+        self.parts.key.private_key()
+    }
+}
+
+/// Says who it is, and nothing of the key.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("identity", &self.parts.own.identity)
+            .field("serial", &self.parts.own.serial)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,390 @@
+//! An identity on disk: a folder that only its owner may open.
+//!
+//! ```text
+//!   identity/        0700
+//!     key.pem        0600   the node's key; first, for it names the joiner before it is a member
+//!     ca.pem                the authorities it believes
+//!     cert.pem              its certificate and the authority's
+//!     ca-key.pem     0600   controllers only: the authority's key
+//! ```
+//!
+//! Each file is replaced as a whole and is on the disk before the call returns. A renewed
+//! certificate is for the same key, so one file changes and a crash leaves the old one or the new.
+//! What is wrong with a folder is told apart, because each fault has another remedy; nothing is
+//! ever made anew where something is.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use data_encoding::BASE64;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use thiserror::Error;
+use zbelastic_types::ClusterId;
+
+use super::authority::{AuthorityFault, ClusterAuthority};
+use super::certificate::{CHAIN_CERTIFICATES_MAX, read_authority};
+use super::clock::{ClockFault, UnixSeconds};
+use super::credentials::{Credentials, CredentialsFault};
+use super::key::NodeKey;
+use super::peer::cluster_text;
+use super::verify::PeerRefusal;
+
+const KEY_FILE: &str = "key.pem";
+const CERTIFICATE_FILE: &str = "cert.pem";
+const ROOTS_FILE: &str = "ca.pem";
+const AUTHORITY_KEY_FILE: &str = "ca-key.pem";
+/// The longest file of an identity: four certificates of 8 KiB as text, and room.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// The permissions of anyone but the owner.
+const OTHERS: u32 = 0o077;
+const PEM_LINE_CHARS: usize = 64;
+
+/// What is wrong with an identity's folder.
+#[derive(Debug, Error)]
+pub enum FolderFault {
+    /// It is not there.
+    #[error("{} is missing", path.display())]
+    Missing {
+        /// What.
+        path: PathBuf,
+    },
+    /// It is there and cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Unreadable {
+        /// What.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It cannot be written.
+    #[error("{} cannot be written: {source}", path.display())]
+    Unwritable {
+        /// What.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others than its owner may open it.
+    #[error("{} has permissions {found:04o}, at most {expected:04o} are safe", path.display())]
+    TooOpen {
+        /// What.
+        path: PathBuf,
+        /// Its permissions.
+        found: u32,
+        /// The widest that are taken.
+        expected: u32,
+    },
+    /// Its bytes are not what they should be.
+    #[error("{} is damaged: {why}", path.display())]
+    Damaged {
+        /// What.
+        path: PathBuf,
+        /// In which way.
+        why: Damage,
+    },
+    /// It is of another cluster.
+    #[error(
+        "{} is of cluster {}, cluster {} is expected",
+        path.display(),
+        cluster_text(*found),
+        cluster_text(*expected)
+    )]
+    OtherCluster {
+        /// What.
+        path: PathBuf,
+        /// The cluster that is expected.
+        expected: ClusterId,
+        /// The one it is of.
+        found: ClusterId,
+    },
+    /// Its time is over or has not come, or this machine's clock is wrong.
+    #[error("{}: {fault}", path.display())]
+    Clock {
+        /// What.
+        path: PathBuf,
+        /// Both clocks.
+        fault: ClockFault,
+    },
+    /// Another identity is there already.
+    #[error("{} is of another identity, and is not replaced", path.display())]
+    Occupied {
+        /// What.
+        path: PathBuf,
+    },
+}
+
+/// In which way a file is damaged.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum Damage {
+    /// It is longer than any of ours.
+    #[error("more than {FILE_BYTES_MAX} bytes")]
+    TooLong,
+    /// It is not in PEM, or has no part or too many of what it should hold.
+    #[error("not the PEM text that belongs there")]
+    NoPem,
+    /// The key in it is none.
+    #[error("no private key")]
+    NoKey,
+    /// The parts do not belong together.
+    #[error(transparent)]
+    Parts(#[from] CredentialsFault),
+    /// The certificate does not lead to the authority beside it.
+    #[error(transparent)]
+    Untrusted(#[from] PeerRefusal),
+    /// It is no authority.
+    #[error(transparent)]
+    Authority(#[from] AuthorityFault),
+}
+
+impl NodeKey {
+    /// The key in `folder`, which is made if it is not there. A joiner calls this before it asks
+    /// for a certificate, so that a second attempt after a crash is the same joiner.
+    ///
+    /// # Errors
+    /// If there is one that cannot be used, or none can be written.
+    pub fn load_or_create(folder: &Path) -> Result<Self, FolderFault> {
+        prepare(folder)?;
+        match load_key(&folder.join(KEY_FILE)) {
+            Ok(key) => Ok(key),
+            Err(FolderFault::Missing { .. }) => {
+                let key = Self::generate();
+                replace(folder, KEY_FILE, &key_text(&key))?;
+                Ok(key)
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+}
+
+impl Credentials {
+    /// Writes the credentials to `folder`. Replaces certificates of the same key, never a key.
+    ///
+    /// # Errors
+    /// If another identity is there, or something cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), FolderFault> {
+        prepare(folder)?;
+        let path = folder.join(KEY_FILE);
+        match load_key(&path) {
+            Ok(key) if key.digest() == self.key().digest() => {}
+            Ok(_) => return Err(FolderFault::Occupied { path }),
+            Err(FolderFault::Missing { .. }) => replace(folder, KEY_FILE, &key_text(self.key()))?,
+            Err(fault) => return Err(fault),
+        }
+        replace(folder, ROOTS_FILE, &certificates_text(self.roots()))?;
+        replace(folder, CERTIFICATE_FILE, &certificates_text(self.chain()))
+    }
+
+    /// The credentials in `folder`, if others would believe them at `now`. With `expected`, only of
+    /// that cluster.
+    ///
+    /// # Errors
+    /// With what is wrong, each kind of fault apart.
+    pub fn load(
+        folder: &Path,
+        expected: Option<ClusterId>,
+        now: UnixSeconds,
+    ) -> Result<Self, FolderFault> {
+        check_mode(folder)?;
+        let key = load_key(&folder.join(KEY_FILE))?;
+        let roots = load_certificates(&folder.join(ROOTS_FILE))?;
+        let path = folder.join(CERTIFICATE_FILE);
+        let chain = load_certificates(&path)?;
+        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let read = Self::new(chain, key, roots).map_err(|fault| damaged(fault.into()))?;
+        check_cluster(&path, expected, read.identity().cluster)?;
+        read.check_own(now).map_err(|refusal| match refusal {
+            PeerRefusal::Clock(fault) => FolderFault::Clock { path: path.clone(), fault },
+            PeerRefusal::Certificate(_)
+            | PeerRefusal::OtherCluster { .. }
+            | PeerRefusal::Untrusted(_)
+            | PeerRefusal::ServesNobody { .. }
+            | PeerRefusal::OtherPeer { .. } => damaged(refusal.into()),
+        })?;
+        Ok(read)
+    }
+}
+
+impl ClusterAuthority {
+    /// Writes the authority to `folder`, key and all. Only on a controller.
+    ///
+    /// # Errors
+    /// If another authority is there, or something cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), FolderFault> {
+        prepare(folder)?;
+        let path = folder.join(AUTHORITY_KEY_FILE);
+        match load_key(&path) {
+            Ok(key) if key.digest() == self.key().digest() => {}
+            Ok(_) => return Err(FolderFault::Occupied { path }),
+            Err(FolderFault::Missing { .. }) => {
+                replace(folder, AUTHORITY_KEY_FILE, &key_text(self.key()))?;
+            }
+            Err(fault) => return Err(fault),
+        }
+        let path = folder.join(ROOTS_FILE);
+        match load_certificates(&path) {
+            Ok(roots) if roots.contains(self.certificate()) => Ok(()),
+            Ok(_) => Err(FolderFault::Occupied { path }),
+            Err(FolderFault::Missing { .. }) => {
+                let own = std::slice::from_ref(self.certificate());
+                replace(folder, ROOTS_FILE, &certificates_text(own))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// The authority in `folder`. With `expected`, only of that cluster.
+    ///
+    /// # Errors
+    /// With what is wrong. `Missing` for the key means that the folder is not of a controller.
+    pub fn load(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+        check_mode(folder)?;
+        let key = load_key(&folder.join(AUTHORITY_KEY_FILE))?;
+        let path = folder.join(ROOTS_FILE);
+        let roots = load_certificates(&path)?;
+        let is_own = |root: &CertificateDer<'_>| {
+            read_authority(root).is_ok_and(|read| read.key.0 == key.digest().0)
+        };
+        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let root = roots.into_iter().find(is_own);
+        let root = root.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
+        let read = Self::from_parts(root, key).map_err(|fault| damaged(fault.into()))?;
+        check_cluster(&path, expected, read.cluster())?;
+        Ok(read)
+    }
+}
+
+/// What of an identity's folder others may open although they should not. For a look that changes
+/// nothing; what is missing is no fault here.
+#[must_use]
+pub fn check_permissions(folder: &Path) -> Vec<FolderFault> {
+    let paths =
+        [folder.to_owned(), folder.join(KEY_FILE), folder.join(AUTHORITY_KEY_FILE)].into_iter();
+    let faults = paths.filter_map(|path| check_mode(&path).err());
+    faults.filter(|fault| !matches!(fault, FolderFault::Missing { .. })).collect()
+}
+
+fn check_cluster(
+    path: &Path,
+    expected: Option<ClusterId>,
+    found: ClusterId,
+) -> Result<(), FolderFault> {
+    match expected {
+        Some(expected) if expected != found => {
+            Err(FolderFault::OtherCluster { path: path.to_owned(), expected, found })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn check_mode(path: &Path) -> Result<(), FolderFault> {
+    let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
+    let found = metadata.permissions().mode() & 0o7777;
+    if found & OTHERS != 0 {
+        let expected = if metadata.is_dir() { FOLDER_MODE } else { FILE_MODE };
+        return Err(FolderFault::TooOpen { path: path.to_owned(), found, expected });
+    }
+    Ok(())
+}
+
+fn unreadable(path: &Path, source: io::Error) -> FolderFault {
+    let path = path.to_owned();
+    if source.kind() == io::ErrorKind::NotFound {
+        FolderFault::Missing { path }
+    } else {
+        FolderFault::Unreadable { path, source }
+    }
+}
+
+fn load_key(path: &Path) -> Result<NodeKey, FolderFault> {
+    let text = read(path)?;
+    check_mode(path)?;
+    let damaged = |why| FolderFault::Damaged { path: path.to_owned(), why };
+    let der = PrivatePkcs8KeyDer::from_pem_slice(&text).map_err(|_| damaged(Damage::NoPem))?;
+    NodeKey::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| damaged(Damage::NoKey))
+}
+
+fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FolderFault> {
+    let text = read(path)?;
+    let no_pem = || FolderFault::Damaged { path: path.to_owned(), why: Damage::NoPem };
+    let parts: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(&text).take(CHAIN_CERTIFICATES_MAX + 1).collect();
+    match parts {
+        Ok(parts) if (1..=CHAIN_CERTIFICATES_MAX).contains(&parts.len()) => Ok(parts),
+        Ok(_) | Err(_) => Err(no_pem()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, FolderFault> {
+    let fault = |source| unreadable(path, source);
+    // A pipe would be waited for; only files are opened.
+    if !fs::metadata(path).map_err(fault)?.is_file() {
+        return Err(fault(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")));
+    }
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(fault)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(fault)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(FolderFault::Damaged { path: path.to_owned(), why: Damage::TooLong });
+    }
+    Ok(text)
+}
+
+/// Makes the folder, or finds it there and closed to others.
+fn prepare(folder: &Path) -> Result<(), FolderFault> {
+    let unwritable = |source| FolderFault::Unwritable { path: folder.to_owned(), source };
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent).map_err(unwritable)?;
+    }
+    match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_mode(folder),
+        Err(error) => Err(unwritable(error)),
+    }
+}
+
+/// Puts a file in the place of another in one step, and both onto the disk.
+fn replace(folder: &Path, name: &str, text: &str) -> Result<(), FolderFault> {
+    let (path, draft) = (folder.join(name), folder.join(format!(".{name}.new")));
+    write_whole(folder, &path, &draft, text)
+        .map_err(|source| FolderFault::Unwritable { path, source })
+}
+
+fn write_whole(folder: &Path, path: &Path, draft: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(draft) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(draft)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(draft, path)?;
+    File::open(folder)?.sync_all()
+}
+
+fn key_text(key: &NodeKey) -> String {
+    pem_text("PRIVATE KEY", &key.pair().serialize_der())
+}
+
+fn certificates_text(certificates: &[CertificateDer<'_>]) -> String {
+    certificates.iter().map(|part| pem_text("CERTIFICATE", part)).collect()
+}
+
+fn pem_text(label: &str, bytes: &[u8]) -> String {
+    let letters = BASE64.encode(bytes);
+    let mut text = format!("-----BEGIN {label}-----\n");
+    for line in letters.as_bytes().chunks(PEM_LINE_CHARS) {
+        text.extend(line.iter().copied().map(char::from));
+        text.push('\n');
+    }
+    text.push_str(&format!("-----END {label}-----\n"));
+    text
+}
+
+#[cfg(test)]
+mod tests;

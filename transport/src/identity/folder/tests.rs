@@ -1,0 +1,251 @@
+use zbelastic_types::NodeId;
+
+use super::super::role::PeerRole;
+use super::*;
+
+const CLUSTER: ClusterId = ClusterId(7);
+const NOW: UnixSeconds = UnixSeconds(1_800_000_000);
+const DAY_SECONDS: u64 = 24 * 60 * 60;
+
+struct Home {
+    _kept: tempfile::TempDir,
+    folder: PathBuf,
+}
+
+impl Home {
+    fn empty() -> Self {
+        let kept = tempfile::tempdir().unwrap();
+        let folder = kept.path().join("node").join("identity");
+        Self { _kept: kept, folder }
+    }
+
+    fn of_controller() -> Self {
+        let home = Self::empty();
+        let authority = ClusterAuthority::create(CLUSTER, NOW).unwrap();
+        authority.save(&home.folder).unwrap();
+        credentials(&authority).save(&home.folder).unwrap();
+        home
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn load(&self) -> Result<Credentials, FolderFault> {
+        Credentials::load(&self.folder, Some(CLUSTER), NOW)
+    }
+
+    fn fault(&self) -> FolderFault {
+        self.load().unwrap_err()
+    }
+}
+
+fn credentials(authority: &ClusterAuthority) -> Credentials {
+    authority.credentials(PeerRole::Controller, NodeId(1), NOW).unwrap()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn an_identity_is_read_as_it_was_written() {
+    let home = Home::empty();
+    let authority = ClusterAuthority::create(CLUSTER, NOW).unwrap();
+    let written = credentials(&authority);
+    written.save(&home.folder).unwrap();
+    let read = home.load().unwrap();
+    assert_eq!(read.identity(), written.identity());
+    assert_eq!(read.serial(), written.serial());
+    assert_eq!(read.chain(), written.chain());
+    assert_eq!(read.roots(), written.roots());
+    assert_eq!(read.key().digest(), written.key().digest());
+}
+
+#[test]
+fn an_authority_is_read_as_it_was_written_and_still_issues() {
+    let home = Home::of_controller();
+    let authority = ClusterAuthority::load(&home.folder, Some(CLUSTER)).unwrap();
+    let issued = credentials(&authority);
+    issued.check_own(NOW).unwrap();
+    assert_eq!(home.load().unwrap().roots(), issued.roots());
+}
+
+#[test]
+fn keys_and_folder_are_closed_to_others_and_nothing_is_left_lying() {
+    let home = Home::of_controller();
+    assert_eq!(mode(&home.folder), 0o700);
+    let mut names: Vec<_> = fs::read_dir(&home.folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, [AUTHORITY_KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE, KEY_FILE]);
+    for name in names {
+        assert_eq!(mode(&home.file(&name)), 0o600, "{name}");
+    }
+    assert!(check_permissions(&home.folder).is_empty());
+}
+
+#[test]
+fn a_key_or_folder_that_others_may_open_is_refused_and_named() {
+    let home = Home::of_controller();
+    for path in [home.folder.clone(), home.file(KEY_FILE)] {
+        let closed = mode(&path);
+        for open in [0o040, 0o004, 0o020, 0o001] {
+            set_mode(&path, closed | open);
+            let FolderFault::TooOpen { path: named, found, expected } = home.fault() else {
+                panic!("{}", home.fault());
+            };
+            assert_eq!((named, found, expected), (path.clone(), closed | open, closed));
+            assert_eq!(check_permissions(&home.folder).len(), 1);
+        }
+        set_mode(&path, closed);
+        assert!(home.load().is_ok());
+    }
+    set_mode(&home.file(AUTHORITY_KEY_FILE), 0o644);
+    let fault = ClusterAuthority::load(&home.folder, None).unwrap_err();
+    assert!(matches!(fault, FolderFault::TooOpen { .. }), "{fault}");
+    assert_eq!(check_permissions(&home.folder).len(), 1);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let home = Home::empty();
+    assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.folder));
+    assert!(check_permissions(&home.folder).is_empty());
+    for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
+        let home = Home::of_controller();
+        fs::remove_file(home.file(name)).unwrap();
+        assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.file(name)));
+    }
+}
+
+#[test]
+fn what_is_no_file_is_unreadable() {
+    for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
+        let home = Home::of_controller();
+        fs::remove_file(home.file(name)).unwrap();
+        fs::create_dir(home.file(name)).unwrap();
+        let fault = home.fault();
+        assert!(matches!(fault, FolderFault::Unreadable { .. }), "{fault}");
+    }
+}
+
+#[test]
+fn what_is_damaged_is_named() {
+    let texts = ["", "no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"];
+    let long = "x".repeat(FILE_BYTES_MAX as usize + 1);
+    for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
+        for text in texts.into_iter().chain([long.as_str()]) {
+            let home = Home::of_controller();
+            fs::write(home.file(name), text).unwrap();
+            let fault = home.fault();
+            assert!(matches!(fault, FolderFault::Damaged { .. }), "{name}: {fault}");
+        }
+    }
+}
+
+#[test]
+fn a_certificate_cut_short_anywhere_is_damage_and_never_a_panic() {
+    let home = Home::of_controller();
+    let whole = fs::read(home.file(CERTIFICATE_FILE)).unwrap();
+    let first = whole.windows(9).position(|part| part == b"-----END ").unwrap();
+    for length in (0..first).step_by(7) {
+        fs::write(home.file(CERTIFICATE_FILE), &whole[..length]).unwrap();
+        assert!(matches!(home.fault(), FolderFault::Damaged { .. }), "{length}");
+    }
+}
+
+#[test]
+fn a_key_of_someone_else_is_damage() {
+    let (home, other) = (Home::of_controller(), Home::of_controller());
+    fs::copy(other.file(KEY_FILE), home.file(KEY_FILE)).unwrap();
+    let FolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
+    assert_eq!(why, Damage::Parts(CredentialsFault::OtherKey));
+    fs::copy(other.file(AUTHORITY_KEY_FILE), home.file(AUTHORITY_KEY_FILE)).unwrap();
+    let fault = ClusterAuthority::load(&home.folder, None).unwrap_err();
+    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+}
+
+#[test]
+fn a_certificate_of_another_authority_for_the_same_cluster_is_damage() {
+    let (home, other) = (Home::of_controller(), Home::of_controller());
+    fs::copy(other.file(ROOTS_FILE), home.file(ROOTS_FILE)).unwrap();
+    let FolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
+    assert!(matches!(why, Damage::Untrusted(PeerRefusal::Untrusted(_))), "{why}");
+}
+
+#[test]
+fn an_identity_of_another_cluster_is_told_apart() {
+    let home = Home::of_controller();
+    let expected = ClusterId(8);
+    let check = |fault: FolderFault| {
+        let FolderFault::OtherCluster { expected: wanted, found, .. } = fault else {
+            panic!("{fault}");
+        };
+        assert_eq!((wanted, found), (expected, CLUSTER));
+    };
+    check(Credentials::load(&home.folder, Some(expected), NOW).unwrap_err());
+    check(ClusterAuthority::load(&home.folder, Some(expected)).unwrap_err());
+    assert!(Credentials::load(&home.folder, None, NOW).is_ok());
+}
+
+#[test]
+fn an_identity_is_loaded_until_five_minutes_after_its_end() {
+    let home = Home::of_controller();
+    let end = NOW.plus(30 * DAY_SECONDS + 300);
+    assert!(Credentials::load(&home.folder, None, end).is_ok());
+    let fault = Credentials::load(&home.folder, None, end.plus(1)).unwrap_err();
+    assert!(matches!(fault, FolderFault::Clock { .. }), "{fault}");
+    let early = NOW.minus(301);
+    let fault = Credentials::load(&home.folder, None, early).unwrap_err().to_string();
+    assert!(fault.contains("E2010") && fault.contains(&early.to_string()), "{fault}");
+    assert!(fault.contains(&NOW.to_string()), "{fault}");
+}
+
+#[test]
+fn a_renewed_certificate_takes_the_place_of_the_old_one() {
+    let home = Home::of_controller();
+    let authority = ClusterAuthority::load(&home.folder, None).unwrap();
+    let old = home.load().unwrap();
+    let later = old.window().renew_after();
+    let who = old.identity();
+    let issued = authority.issue(&old.key().requested(), who.role, who.node, later).unwrap();
+    let renewed = old.renewed(issued.chain).unwrap();
+    // A draft that a crash left is no obstacle.
+    fs::write(home.file(".cert.pem.new"), "half").unwrap();
+    renewed.save(&home.folder).unwrap();
+    let read = Credentials::load(&home.folder, None, later).unwrap();
+    assert_eq!(read.serial(), renewed.serial());
+    assert_ne!(read.serial(), old.serial());
+}
+
+#[test]
+fn another_identity_is_never_replaced() {
+    let home = Home::of_controller();
+    let stranger = ClusterAuthority::create(CLUSTER, NOW).unwrap();
+    let fault = credentials(&stranger).save(&home.folder).unwrap_err();
+    assert!(matches!(fault, FolderFault::Occupied { .. }), "{fault}");
+    let fault = stranger.save(&home.folder).unwrap_err();
+    assert!(matches!(fault, FolderFault::Occupied { .. }), "{fault}");
+    fs::write(home.file(KEY_FILE), "damaged").unwrap();
+    let fault = credentials(&stranger).save(&home.folder).unwrap_err();
+    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+}
+
+#[test]
+fn a_joiners_key_outlives_its_process() {
+    let home = Home::empty();
+    let key = NodeKey::load_or_create(&home.folder).unwrap();
+    let again = NodeKey::load_or_create(&home.folder).unwrap();
+    assert_eq!(key.digest(), again.digest());
+    assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.file(ROOTS_FILE)));
+    fs::write(home.file(KEY_FILE), "damaged").unwrap();
+    let fault = NodeKey::load_or_create(&home.folder).unwrap_err();
+    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+}

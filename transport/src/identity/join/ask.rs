@@ -1,0 +1,343 @@
+//! The joiner's end: from a token to credentials.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicClientConfig;
+use rustls::pki_types::CertificateDer;
+use thiserror::Error;
+use tokio::time::timeout;
+use zbelastic_types::ClusterId;
+
+use super::super::authority::{AuthorityFault, ClusterAuthority};
+use super::super::certificate::read_authority;
+use super::super::clock::UnixSeconds;
+use super::super::credentials::{Credentials, CredentialsFault};
+use super::super::key::NodeKey;
+use super::super::name::NodeName;
+use super::super::peer::PeerIdentity;
+use super::super::role::PeerRole;
+use super::super::token::Token;
+use super::super::verify::PeerRefusal;
+use super::message::{
+    ControllerContact, JOIN_ANSWER_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal,
+    JoinRequest, decode_answer, encode,
+};
+use super::pinned::{self, JoinServerFault};
+use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
+use super::serve::DECISION_SECONDS_MAX;
+
+/// How long one address may take to answer a dial. A handshake takes three round trips.
+const DIAL_SECONDS_MAX: u64 = 5;
+/// How long an answer may take: the cluster's time to decide, and the way there and back.
+const ANSWER_SECONDS_MAX: u64 = DECISION_SECONDS_MAX + 5;
+/// The most dials of one attempt, so that controllers which point at each other end.
+const DIALS_MAX: usize = 32;
+/// How often one address is dialled: once because someone typed it, once because it leads now.
+const DIALS_PER_ADDRESS_MAX: usize = 2;
+/// TLS wants a name where we have none. It is not sent and not checked.
+const NO_NAME: &str = "zbelastic.invalid";
+
+/// What a joiner brings.
+#[derive(Clone, Debug)]
+pub struct JoinSetup {
+    /// The token.
+    pub token: Token,
+    /// What to become.
+    pub role: PeerRole,
+    /// What the node is called.
+    pub name: NodeName,
+    /// The node's key. The same one in a second attempt, so that a use of the token whose answer
+    /// was lost is not a second use.
+    pub key: NodeKey,
+    /// Where members of the cluster may be.
+    pub cluster: Vec<SocketAddr>,
+    /// Where others may dial this node.
+    pub advertised: Vec<SocketAddr>,
+}
+
+/// A new member.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// Its certificate, key and root.
+    pub credentials: Credentials,
+    /// Whom to dial now.
+    pub controllers: Vec<ControllerContact>,
+    /// For a controller: the authority.
+    pub authority: Option<ClusterAuthority>,
+}
+
+/// What became of the dials of an attempt that reached nobody who could decide.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JoinDials {
+    /// Each address, and why it did not help.
+    pub failed: Vec<(SocketAddr, String)>,
+}
+
+/// Why a node did not join.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    /// TLS or QUIC cannot be set up here.
+    #[error("this machine cannot dial: {0}")]
+    Setup(String),
+    /// Nobody was reached who could decide.
+    #[error("no controller that leads was reached, {} dials", dials.failed.len())]
+    NobodyDecided {
+        /// What was tried.
+        dials: JoinDials,
+    },
+    /// Who answered is not whom the token names. Nothing was sent.
+    #[error("{address}: {fault}")]
+    WrongServer {
+        /// Who.
+        address: SocketAddr,
+        /// Why.
+        fault: JoinServerFault,
+    },
+    /// The cluster said no.
+    #[error("{refusal}")]
+    Refused {
+        /// Who said it.
+        address: SocketAddr,
+        /// Why.
+        refusal: JoinRefusal,
+    },
+    /// The cluster said yes and sent something that is not what it promised.
+    #[error("{address} granted what cannot be used: {fault}")]
+    WrongGrant {
+        /// Who.
+        address: SocketAddr,
+        /// Why.
+        fault: GrantFault,
+    },
+}
+
+/// What is wrong with a grant.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum GrantFault {
+    /// The parts do not fit together.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsFault),
+    /// The certificate is for someone else.
+    #[error("a certificate for {found}, asked for one for {expected}")]
+    OtherIdentity {
+        /// Who was promised.
+        expected: PeerIdentity,
+        /// Who the certificate is for.
+        found: PeerIdentity,
+    },
+    /// Others would not believe it.
+    #[error(transparent)]
+    Unbelievable(#[from] PeerRefusal),
+    /// Its authority is not the one that the token names.
+    #[error(transparent)]
+    Authority(#[from] JoinServerFault),
+    /// The authority's secret is missing for a controller, or sent to someone else.
+    #[error("the authority's key comes to controllers and to nobody else")]
+    WrongSecret,
+    /// The authority's secret is damaged.
+    #[error(transparent)]
+    Secret(#[from] AuthorityFault),
+}
+
+/// What one dial led to, if not to membership or the end of the attempt.
+enum DialFailure {
+    /// Try the next address, and these first.
+    Elsewhere { why: String, leader: Vec<SocketAddr> },
+    /// There is nothing more to try.
+    Final(JoinError),
+}
+
+/// Asks the cluster that the token names for a certificate: dials its addresses in turn, follows to
+/// whoever leads, and checks what it gets. Nothing is sent to a server that is not that cluster.
+///
+/// # Errors
+/// If there is no certificate. `NobodyDecided` and some refusals pass with time; trying again, with
+/// the same key, is the caller's business.
+pub async fn request_certificate(
+    endpoint: &quinn::Endpoint,
+    setup: &JoinSetup,
+    now: UnixSeconds,
+) -> Result<Joined, JoinError> {
+    let mut waiting: VecDeque<SocketAddr> = setup.cluster.iter().copied().collect();
+    let mut dials = JoinDials::default();
+    while let Some(address) = waiting.pop_front() {
+        let before = dials.failed.iter().filter(|(dialled, _)| *dialled == address).count();
+        if dials.failed.len() >= DIALS_MAX || before >= DIALS_PER_ADDRESS_MAX {
+            continue;
+        }
+        match dial(endpoint, setup, address, now).await {
+            Ok(joined) => return Ok(joined),
+            Err(DialFailure::Final(error)) => return Err(error),
+            Err(DialFailure::Elsewhere { why, leader }) => {
+                dials.failed.push((address, why));
+                leader.into_iter().rev().for_each(|next| waiting.push_front(next));
+            }
+        }
+    }
+    Err(JoinError::NobodyDecided { dials })
+}
+
+async fn dial(
+    endpoint: &quinn::Endpoint,
+    setup: &JoinSetup,
+    address: SocketAddr,
+    now: UnixSeconds,
+) -> Result<Joined, DialFailure> {
+    let connection = connect(endpoint, setup, address).await?;
+    let answer = timeout(Duration::from_secs(ANSWER_SECONDS_MAX), ask(&connection, setup, now))
+        .await
+        .unwrap_or(Err(AskFault::TooSlow))
+        .map_err(|fault| DialFailure::elsewhere(&fault))?;
+    let root = pinned_root(&connection, setup);
+    connection.close(0_u32.into(), b"thank you");
+    match answer {
+        JoinAnswer::Granted(grant) => root
+            .and_then(|root| accept(&grant, root, setup, now))
+            .map_err(|fault| DialFailure::Final(JoinError::WrongGrant { address, fault })),
+        JoinAnswer::Refused(refusal) => Err(follow(address, refusal)),
+    }
+}
+
+fn follow(address: SocketAddr, refusal: JoinRefusal) -> DialFailure {
+    match refusal {
+        JoinRefusal::NotLeader { ref leader } => {
+            DialFailure::Elsewhere { why: refusal.to_string(), leader: leader.clone() }
+        }
+        JoinRefusal::NotReady => DialFailure::elsewhere(&refusal),
+        JoinRefusal::TokenExpired { .. }
+        | JoinRefusal::TokenRevoked { .. }
+        | JoinRefusal::TokenSpent { .. }
+        | JoinRefusal::TokenUnknown { .. }
+        | JoinRefusal::WrongRole { .. }
+        | JoinRefusal::WrongProof { .. }
+        | JoinRefusal::TooManyAttempts { .. }
+        | JoinRefusal::Clock(_)
+        | JoinRefusal::WrongName(_)
+        | JoinRefusal::WrongRequest(_)
+        | JoinRefusal::Unreadable => DialFailure::Final(JoinError::Refused { address, refusal }),
+    }
+}
+
+impl DialFailure {
+    fn elsewhere(why: &impl ToString) -> Self {
+        Self::Elsewhere { why: why.to_string(), leader: Vec::new() }
+    }
+
+    fn setup(why: &impl ToString) -> Self {
+        Self::Final(JoinError::Setup(why.to_string()))
+    }
+}
+
+async fn connect(
+    endpoint: &quinn::Endpoint,
+    setup: &JoinSetup,
+    address: SocketAddr,
+) -> Result<quinn::Connection, DialFailure> {
+    let pinned = pinned::client_config(setup.token.pin());
+    let (config, fault) = pinned.map_err(|error| DialFailure::setup(&error))?;
+    let config = QuicClientConfig::try_from(config).map_err(|error| DialFailure::setup(&error))?;
+    let config = quinn::ClientConfig::new(Arc::new(config));
+    // An address that cannot be dialled, such as port 0, is a matter of that address.
+    let connecting = endpoint
+        .connect_with(config, address, NO_NAME)
+        .map_err(|error| DialFailure::elsewhere(&error))?;
+    match timeout(Duration::from_secs(DIAL_SECONDS_MAX), connecting).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(error)) => Err(match fault.get().cloned() {
+            Some(fault) => DialFailure::Final(JoinError::WrongServer { address, fault }),
+            None => DialFailure::elsewhere(&error),
+        }),
+        Err(_) => Err(DialFailure::elsewhere(&format!("no answer for {DIAL_SECONDS_MAX} seconds"))),
+    }
+}
+
+/// Why a server that is the right one gave no answer.
+#[derive(Debug, Error)]
+enum AskFault {
+    #[error("no answer for {ANSWER_SECONDS_MAX} seconds")]
+    TooSlow,
+    #[error(transparent)]
+    Binding(#[from] BindingFault),
+    #[error(transparent)]
+    Connection(#[from] quinn::ConnectionError),
+    #[error(transparent)]
+    Write(#[from] quinn::WriteError),
+    #[error(transparent)]
+    Read(#[from] quinn::ReadToEndError),
+    #[error(transparent)]
+    Message(#[from] JoinMessageFault),
+}
+
+async fn ask(
+    connection: &quinn::Connection,
+    setup: &JoinSetup,
+    now: UnixSeconds,
+) -> Result<JoinAnswer, AskFault> {
+    let channel = ChannelBinding::of(connection)?;
+    let request = setup.key.signing_request();
+    let claim = Claim {
+        channel: &channel,
+        request: &request_digest(&request),
+        role: setup.role,
+        name: setup.name.as_str(),
+    };
+    let message = JoinRequest {
+        token: setup.token.id(),
+        role: setup.role,
+        name: setup.name.as_str(),
+        request: &request,
+        proof: claim.prove(&setup.token.verifier()),
+        clock: now,
+        addresses: setup.advertised.clone(),
+    };
+    let (mut send, mut receive) = connection.open_bi().await?;
+    send.write_all(&encode(&message)).await?;
+    // Nothing closed the stream before, and a server that hung up shows in the read.
+    let _ = send.finish();
+    let answer = receive.read_to_end(JOIN_ANSWER_BYTES_MAX).await?;
+    Ok(decode_answer(&answer)?)
+}
+
+/// The authority that the server showed and that the handshake found to be the token's.
+fn pinned_root(
+    connection: &quinn::Connection,
+    setup: &JoinSetup,
+) -> Result<CertificateDer<'static>, GrantFault> {
+    let chain = connection
+        .peer_identity()
+        .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
+        .unwrap_or_default();
+    Ok(pinned::pinned_authority(setup.token.pin(), &chain)?)
+}
+
+fn accept(
+    grant: &JoinGrant,
+    root: CertificateDer<'static>,
+    setup: &JoinSetup,
+    now: UnixSeconds,
+) -> Result<Joined, GrantFault> {
+    let cluster = cluster_of(&root)?;
+    let credentials = Credentials::new(grant.chain(), setup.key.clone(), vec![root])?;
+    let expected = PeerIdentity { cluster, role: setup.role, node: grant.node };
+    let found = credentials.identity();
+    if found != expected || grant.cluster != cluster {
+        return Err(GrantFault::OtherIdentity { expected, found });
+    }
+    credentials.check_own(now)?;
+    if grant.authority.is_some() != (setup.role == PeerRole::Controller) {
+        return Err(GrantFault::WrongSecret);
+    }
+    let authority = grant.authority.as_ref().map(ClusterAuthority::from_secret).transpose()?;
+    if authority.as_ref().is_some_and(|authority| authority.pin() != setup.token.pin()) {
+        return Err(JoinServerFault::OtherAuthority.into());
+    }
+    Ok(Joined { credentials, controllers: grant.controllers.clone(), authority })
+}
+
+fn cluster_of(root: &CertificateDer<'_>) -> Result<ClusterId, GrantFault> {
+    let read = read_authority(root).map_err(CredentialsFault::from)?;
+    Ok(read.cluster)
+}

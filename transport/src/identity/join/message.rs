@@ -1,0 +1,266 @@
+//! The two messages of a join, and their bytes: postcard, consumed to the last byte.
+//!
+//! Lists are counted while they are read, so that a count which was made up reserves no memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+
+use rustls::pki_types::CertificateDer;
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+use zbelastic_types::{ClusterId, NodeId};
+
+use super::super::authority::{AuthoritySecret, IssuedCertificate};
+use super::super::certificate::CHAIN_CERTIFICATES_MAX;
+use super::super::clock::{ClockFault, UnixSeconds};
+use super::super::key::RequestFault;
+use super::super::name::NameFault;
+use super::super::role::PeerRole;
+use super::super::token::TokenId;
+
+/// The longest request: a signing request of 8 KiB, a name, eight addresses, and room.
+pub const JOIN_REQUEST_BYTES_MAX: usize = 10 << 10;
+/// The longest answer: four certificates of 8 KiB, the authority, sixteen controllers, and room.
+pub const JOIN_ANSWER_BYTES_MAX: usize = 64 << 10;
+/// The most addresses of one node.
+pub const ADDRESSES_MAX: usize = 8;
+/// The most controllers that an answer names. A cluster has three to seven.
+pub const CONTROLLERS_MAX: usize = 16;
+
+/// What a joiner says, once it knows whom it talks to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct JoinRequest<'a> {
+    pub token: TokenId,
+    pub role: PeerRole,
+    #[serde(borrow)]
+    pub name: &'a str,
+    #[serde(borrow)]
+    pub request: &'a [u8],
+    pub proof: [u8; 32],
+    /// What the joiner's clock says.
+    pub clock: UnixSeconds,
+    /// Where others may dial it. None if it only dials.
+    #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// What a joiner is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinAnswer {
+    /// It is a member.
+    Granted(JoinGrant),
+    /// It is not.
+    Refused(JoinRefusal),
+}
+
+/// What makes a member of a joiner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinGrant {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The joiner's number in it.
+    pub node: NodeId,
+    #[serde(deserialize_with = "at_most::<_, _, CHAIN_CERTIFICATES_MAX>")]
+    chain: Vec<Vec<u8>>,
+    /// Whom to dial next.
+    #[serde(deserialize_with = "at_most::<_, _, CONTROLLERS_MAX>")]
+    pub controllers: Vec<ControllerContact>,
+    /// For a controller, and for nobody else: the authority, so that it can let others in.
+    pub authority: Option<AuthoritySecret>,
+}
+
+/// Where a controller is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControllerContact {
+    /// Which one.
+    pub node: NodeId,
+    /// Where to dial it.
+    #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl JoinGrant {
+    /// A grant of this certificate.
+    #[must_use]
+    pub fn new(
+        cluster: ClusterId,
+        node: NodeId,
+        issued: &IssuedCertificate,
+        controllers: Vec<ControllerContact>,
+        authority: Option<AuthoritySecret>,
+    ) -> Self {
+        let chain = issued.chain.iter().map(|part| part.to_vec()).collect();
+        Self { cluster, node, chain, controllers, authority }
+    }
+
+    /// The certificates, the joiner's own first.
+    #[must_use]
+    pub fn chain(&self) -> Vec<CertificateDer<'static>> {
+        self.chain.iter().map(|part| CertificateDer::from(part.clone())).collect()
+    }
+}
+
+/// Why a joiner is not let in.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum JoinRefusal {
+    /// The token's time is over.
+    #[error("E2002 token {token} expired at {at}")]
+    TokenExpired {
+        /// Which.
+        token: TokenId,
+        /// When.
+        at: UnixSeconds,
+    },
+    /// Someone took the token back.
+    #[error("E2003 token {token} was revoked at {at}")]
+    TokenRevoked {
+        /// Which.
+        token: TokenId,
+        /// When.
+        at: UnixSeconds,
+    },
+    /// The token was used as often as it may be.
+    #[error("E2004 token {token} is spent: all of its {uses} uses are taken, the last at {at}")]
+    TokenSpent {
+        /// Which.
+        token: TokenId,
+        /// How often it may be used.
+        uses: u64,
+        /// When the last use was.
+        at: UnixSeconds,
+    },
+    /// No such token.
+    #[error("E2005 token {token} is not known here")]
+    TokenUnknown {
+        /// Which.
+        token: TokenId,
+    },
+    /// The token is for another role.
+    #[error("E2006 token {token} is for the role {expected}, and {found} was asked for")]
+    WrongRole {
+        /// Which.
+        token: TokenId,
+        /// What it is for.
+        expected: PeerRole,
+        /// What was asked for.
+        found: PeerRole,
+    },
+    /// The proof is not of this token, this channel, this request, this role and this name.
+    #[error("E2007 the proof for token {token} is wrong")]
+    WrongProof {
+        /// Which.
+        token: TokenId,
+    },
+    /// Too many asked lately.
+    #[error("E2009 too many attempts to join, try again in {seconds} seconds")]
+    TooManyAttempts {
+        /// From when on it is worth trying.
+        seconds: u64,
+    },
+    /// The clocks are too far apart for certificates to be of use.
+    #[error("{0}")]
+    Clock(ClockFault),
+    /// The name is none, or the cluster does not want it.
+    #[error("E2011 the name was refused: {0}")]
+    WrongName(NameRefusal),
+    /// The signing request is refused.
+    #[error("E2012 {0}")]
+    WrongRequest(RequestFault),
+    /// The message is none, or there are too many addresses in it.
+    #[error("E2013 the join request cannot be read by the other side: are the versions the same?")]
+    Unreadable,
+    /// Another controller leads. Ask there.
+    #[error("this controller does not lead the cluster")]
+    NotLeader {
+        /// Where the one that leads is, if that is known.
+        #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
+        leader: Vec<SocketAddr>,
+    },
+    /// The cluster cannot decide now: too few controllers, or it took too long.
+    #[error("the cluster cannot let anyone in right now, try again later")]
+    NotReady,
+}
+
+/// What is wrong with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum NameRefusal {
+    /// It is no name.
+    #[error(transparent)]
+    Form(#[from] NameFault),
+    /// Another member has it.
+    #[error("another member has it")]
+    Taken,
+    /// The token is for other names.
+    #[error("the token is for other names")]
+    NotForToken,
+}
+
+/// Why bytes are no message of a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum JoinMessageFault {
+    /// Too many.
+    #[error("a message of {found} bytes, at most {maximum} are looked at")]
+    TooLong {
+        /// How many there are.
+        found: usize,
+        /// How many there may be.
+        maximum: usize,
+    },
+    /// Not the message, or not only.
+    #[error("the bytes are no message of a join")]
+    Damaged,
+}
+
+pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("a vector takes all bytes")
+}
+
+pub(super) fn decode_request(bytes: &[u8]) -> Result<JoinRequest<'_>, JoinMessageFault> {
+    decode(bytes, JOIN_REQUEST_BYTES_MAX)
+}
+
+pub(super) fn decode_answer(bytes: &[u8]) -> Result<JoinAnswer, JoinMessageFault> {
+    decode(bytes, JOIN_ANSWER_BYTES_MAX)
+}
+
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], maximum: usize) -> Result<T, JoinMessageFault> {
+    if bytes.len() > maximum {
+        return Err(JoinMessageFault::TooLong { found: bytes.len(), maximum });
+    }
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, _)) | Err(_) => Err(JoinMessageFault::Damaged),
+    }
+}
+
+/// A list of at most `MAX`. Grows as it is read, whatever length is announced.
+fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(AtMost::<T, MAX>(PhantomData))
+}
+
+struct AtMost<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for AtMost<T, MAX> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<T>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = sequence.next_element()? {
+            if list.len() == MAX {
+                return Err(A::Error::custom("the list is too long"));
+            }
+            list.push(item);
+        }
+        Ok(list)
+    }
+}

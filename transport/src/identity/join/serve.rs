@@ -1,0 +1,221 @@
+//! The controller's end of a join: reads what a stranger says, hands it on, writes the answer.
+//! Whether it is let in is decided elsewhere.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::super::clock::{UnixSeconds, check_apart};
+use super::super::key::{KeyDigest, RequestedKey};
+use super::super::name::NodeName;
+use super::super::role::PeerRole;
+use super::super::token::{TokenId, TokenVerifier};
+use super::message::{
+    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, decode_request, encode,
+};
+use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
+
+/// How long a joiner may take to say what it wants.
+pub const READ_SECONDS_MAX: u64 = 5;
+/// How long the cluster may take to decide. An election and a commit take below five seconds.
+pub const DECISION_SECONDS_MAX: u64 = 20;
+/// How long a joiner may take to read its answer.
+const GOODBYE_SECONDS_MAX: u64 = 5;
+
+/// What a stranger asks for, well-formed and not yet believed.
+#[derive(Clone, Debug)]
+pub struct JoinAttempt {
+    /// The token it says it holds.
+    pub token: TokenId,
+    /// What it wants to be.
+    pub role: PeerRole,
+    /// What its owner calls it.
+    pub name: NodeName,
+    /// The key to make a certificate for. The same key twice is the same joiner, which did not get
+    /// its answer: [`RequestedKey::digest`] tells.
+    pub key: RequestedKey,
+    /// Where it says others may dial it.
+    pub addresses: Vec<SocketAddr>,
+    channel: ChannelBinding,
+    request: [u8; 32],
+    proof: [u8; 32],
+}
+
+impl JoinAttempt {
+    /// Whether it holds the token that `verifier` is of. Ask this before anything that depends on
+    /// the token's record is told, so that only its holder learns about it.
+    ///
+    /// # Errors
+    /// If the proof is wrong: another token, another connection, or something was changed.
+    pub fn check_proof(&self, verifier: &TokenVerifier) -> Result<(), JoinRefusal> {
+        let claim = Claim {
+            channel: &self.channel,
+            request: &self.request,
+            role: self.role,
+            name: self.name.as_str(),
+        };
+        if claim.is_proved_by(verifier, &self.proof) {
+            return Ok(());
+        }
+        Err(JoinRefusal::WrongProof { token: self.token })
+    }
+
+    /// The digest of the key, by which a repeated attempt is recognised.
+    #[must_use]
+    pub fn key_digest(&self) -> KeyDigest {
+        self.key.digest()
+    }
+}
+
+/// Why there is no attempt to decide about.
+#[derive(Debug, Error)]
+pub enum JoinReadFault {
+    /// The connection broke.
+    #[error("a joiner went away: {0}")]
+    Broken(#[from] io::Error),
+    /// It took too long.
+    #[error("a joiner said nothing for {READ_SECONDS_MAX} seconds")]
+    TooSlow,
+    /// What it said is no request.
+    #[error(transparent)]
+    Message(#[from] JoinMessageFault),
+    /// What it said is a request that nobody has to decide about.
+    #[error("a joiner was refused: {0}")]
+    Refused(JoinRefusal),
+}
+
+impl JoinReadFault {
+    /// What to tell the joiner, if it is still there.
+    fn refusal(&self) -> Option<JoinRefusal> {
+        match self {
+            Self::Broken(_) | Self::TooSlow => None,
+            Self::Message(_) => Some(JoinRefusal::Unreadable),
+            Self::Refused(refusal) => Some(refusal.clone()),
+        }
+    }
+}
+
+/// Reads the one message of a joiner, to the end of the stream.
+///
+/// # Errors
+/// If there is no attempt in it that is worth deciding about.
+pub async fn read_join(
+    stream: &mut (impl AsyncRead + Unpin),
+    channel: ChannelBinding,
+    now: UnixSeconds,
+) -> Result<JoinAttempt, JoinReadFault> {
+    let mut bytes = Vec::new();
+    let limited = &mut stream.take(JOIN_REQUEST_BYTES_MAX as u64 + 1);
+    timeout(Duration::from_secs(READ_SECONDS_MAX), limited.read_to_end(&mut bytes))
+        .await
+        .map_err(|_| JoinReadFault::TooSlow)??;
+    attempt_of(&bytes, channel, now)
+}
+
+fn attempt_of(
+    bytes: &[u8],
+    channel: ChannelBinding,
+    now: UnixSeconds,
+) -> Result<JoinAttempt, JoinReadFault> {
+    let said = decode_request(bytes)?;
+    let refused = JoinReadFault::Refused;
+    check_apart(now, said.clock).map_err(|fault| refused(JoinRefusal::Clock(fault)))?;
+    let name: NodeName = said.name.parse().map_err(|fault| {
+        refused(JoinRefusal::WrongName(super::message::NameRefusal::Form(fault)))
+    })?;
+    let key = RequestedKey::from_request(said.request)
+        .map_err(|fault| refused(JoinRefusal::WrongRequest(fault)))?;
+    Ok(JoinAttempt {
+        token: said.token,
+        role: said.role,
+        name,
+        key,
+        addresses: said.addresses,
+        channel,
+        request: request_digest(said.request),
+        proof: said.proof,
+    })
+}
+
+/// Where the answer to one attempt goes. Dropped without an answer, it says "not ready".
+#[derive(Debug)]
+pub struct JoinReply {
+    sender: oneshot::Sender<JoinAnswer>,
+}
+
+impl JoinReply {
+    /// A reply and where its answer comes out. [`serve_join`] makes one itself.
+    #[must_use]
+    pub fn pair() -> (Self, oneshot::Receiver<JoinAnswer>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self { sender }, receiver)
+    }
+
+    /// Answers. Returns at once; whether the joiner still listens is not known, which is why it may
+    /// ask again with the same key.
+    pub fn answer(self, answer: JoinAnswer) {
+        // A joiner that hung up needs no answer.
+        let _ = self.sender.send(answer);
+    }
+}
+
+/// How serving a joiner ended before it was answered.
+#[derive(Debug, Error)]
+pub enum JoinServeFault {
+    /// The connection broke.
+    #[error("a joiner's connection broke: {0}")]
+    Connection(#[from] quinn::ConnectionError),
+    /// The stream broke.
+    #[error("a joiner's stream broke: {0}")]
+    Write(#[from] quinn::WriteError),
+    /// The connection has no value of its own.
+    #[error(transparent)]
+    Binding(#[from] BindingFault),
+    /// There was nothing to decide about. If it could be told, it was.
+    #[error(transparent)]
+    Read(#[from] JoinReadFault),
+}
+
+/// Serves the joiner at the other end of an accepted connection: reads its request, gives it to
+/// `hand_on`, waits for the answer, sends it, and closes. One request a connection. Every wait ends.
+///
+/// # Errors
+/// If there was no request, or nobody to answer.
+pub async fn serve_join(
+    connection: &quinn::Connection,
+    now: UnixSeconds,
+    hand_on: impl FnOnce(JoinAttempt, JoinReply),
+) -> Result<(), JoinServeFault> {
+    let channel = ChannelBinding::of(connection)?;
+    let opened = timeout(Duration::from_secs(READ_SECONDS_MAX), connection.accept_bi()).await;
+    let (mut send, mut receive) = opened.map_err(|_| JoinReadFault::TooSlow)??;
+    let read = read_join(&mut receive, channel, now).await;
+    let (answer, fault) = match read {
+        Ok(attempt) => (decide(attempt, hand_on).await, None),
+        Err(fault) => match fault.refusal() {
+            Some(refusal) => (JoinAnswer::Refused(refusal), Some(fault)),
+            None => return Err(fault.into()),
+        },
+    };
+    send.write_all(&encode(&answer)).await?;
+    // The stream was not closed by us before, and a peer that hung up needs no end of it.
+    let _ = send.finish();
+    let goodbye = Duration::from_secs(GOODBYE_SECONDS_MAX);
+    // The joiner closes when it has read. If it does not, the wait is what ends.
+    let _ = timeout(goodbye, connection.closed()).await;
+    fault.map_or(Ok(()), |fault| Err(fault.into()))
+}
+
+async fn decide(attempt: JoinAttempt, hand_on: impl FnOnce(JoinAttempt, JoinReply)) -> JoinAnswer {
+    let (reply, answer) = JoinReply::pair();
+    hand_on(attempt, reply);
+    match timeout(Duration::from_secs(DECISION_SECONDS_MAX), answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) | Err(_) => JoinAnswer::Refused(JoinRefusal::NotReady),
+    }
+}

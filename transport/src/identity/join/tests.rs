@@ -1,0 +1,1 @@
+//! A join over real connections of this machine.

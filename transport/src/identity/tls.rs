@@ -1,0 +1,253 @@
+//! Our rules as configurations of TLS: version 1.3 only, no early data, no resumption (a resumed
+//! session would skip the look at the certificate), and our own checks of the peer.
+
+use std::sync::Arc;
+
+use quinn::crypto::rustls::HandshakeData;
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::NoServerSessionStorage;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible,
+    ServerConfig, SignatureScheme,
+};
+use thiserror::Error as ThisError;
+
+use super::certificate::{CertificateFault, peer_of};
+use super::clock::UnixSeconds;
+use super::credentials::Credentials;
+use super::peer::PeerIdentity;
+use super::verify::{PeerCheck, Wanted};
+
+/// What is spoken on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Members among themselves.
+    Member,
+    /// Someone without a certificate asks for one.
+    Join,
+}
+
+impl Protocol {
+    /// The name under which the two sides agree on it (ALPN).
+    #[must_use]
+    pub const fn name(self) -> &'static [u8] {
+        match self {
+            Self::Member => b"zbe/1",
+            Self::Join => b"zbe-join/1",
+        }
+    }
+}
+
+/// Who may knock at an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doors {
+    /// Members, each with its certificate: without one there is no connection.
+    Members,
+    /// Joiners too. One port serves both, and TLS asks for certificates before it tells which it
+    /// is, so [`Accepted::of`] has to be asked about each connection.
+    MembersAndJoiners,
+}
+
+/// Who came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// A member.
+    Member(PeerIdentity),
+    /// A stranger, who may ask for a certificate and nothing else.
+    Joiner,
+}
+
+/// Why someone who came in must be sent away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ThisError)]
+pub enum AcceptFault {
+    /// Neither protocol was agreed on.
+    #[error("a connection without a protocol of ours")]
+    UnknownProtocol,
+    /// It speaks as a member and did not show that it is one.
+    #[error("a member's connection: {0}")]
+    NoMember(#[from] CertificateFault),
+}
+
+impl Accepted {
+    /// Who is at the other end of a connection that an endpoint accepted, once its handshake is
+    /// complete. The one place where a connection without a certificate is let pass.
+    ///
+    /// # Errors
+    /// If the connection must be closed at once.
+    pub fn of(connection: &quinn::Connection) -> Result<Self, AcceptFault> {
+        let protocol = connection
+            .handshake_data()
+            .and_then(|data| data.downcast::<HandshakeData>().ok())
+            .and_then(|data| data.protocol);
+        match protocol.as_deref() {
+            Some(name) if name == Protocol::Join.name() => Ok(Self::Joiner),
+            Some(name) if name == Protocol::Member.name() => {
+                Ok(Self::Member(Self::member(connection)?))
+            }
+            Some(_) | None => Err(AcceptFault::UnknownProtocol),
+        }
+    }
+
+    /// Who is at the other end of a member's connection, dialled or accepted.
+    ///
+    /// # Errors
+    /// If no certificate was shown.
+    pub fn member(connection: &quinn::Connection) -> Result<PeerIdentity, CertificateFault> {
+        let certificates = connection
+            .peer_identity()
+            .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
+            .ok_or(CertificateFault::Missing)?;
+        peer_of(&certificates)
+    }
+}
+
+/// The arithmetic behind TLS. Only version 1.3's.
+pub(super) fn provider() -> CryptoProvider {
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.cipher_suites.retain(|suite| suite.tls13().is_some());
+    provider
+}
+
+pub(super) fn server_config(own: &Credentials, doors: Doors) -> Result<ServerConfig, Error> {
+    let check = own.peer_check()?;
+    let mandatory = doors == Doors::Members;
+    let verifier = Arc::new(MemberVerifier { check, wanted: Wanted::AnyMember, mandatory });
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(own.chain().to_vec(), own.private_key())?;
+    config.alpn_protocols = match doors {
+        Doors::Members => vec![Protocol::Member.name().to_vec()],
+        Doors::MembersAndJoiners => {
+            vec![Protocol::Member.name().to_vec(), Protocol::Join.name().to_vec()]
+        }
+    };
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Ok(config)
+}
+
+pub(super) fn client_config(own: &Credentials, wanted: Wanted) -> Result<ClientConfig, Error> {
+    let verifier = MemberVerifier { check: own.peer_check()?, wanted, mandatory: true };
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_auth_cert(own.chain().to_vec(), own.private_key())?;
+    config.alpn_protocols = vec![Protocol::Member.name().to_vec()];
+    harden_client(&mut config);
+    Ok(config)
+}
+
+/// What every dialler's configuration has in common.
+pub(super) fn harden_client(config: &mut ClientConfig) {
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    config.enable_sni = false;
+}
+
+/// Our check, at the place where TLS asks for one.
+#[derive(Debug)]
+struct MemberVerifier {
+    check: PeerCheck,
+    /// Whom a dialler wants. Who is dialled takes any member.
+    wanted: Wanted,
+    /// Whether a client must have a certificate.
+    mandatory: bool,
+}
+
+/// A refusal as TLS carries it: its text reaches whoever reads the connection's error.
+pub(super) fn tls_error(refusal: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Other(OtherError(Arc::new(refusal)))
+}
+
+pub(super) fn seconds(now: UnixTime) -> UnixSeconds {
+    UnixSeconds(now.as_secs())
+}
+
+impl ServerCertVerifier for MemberVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check
+            .check_dialled(end_entity, intermediates, seconds(now), self.wanted)
+            .map(|_| ServerCertVerified::assertion())
+            .map_err(tls_error)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, self.check.algorithms())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.check.algorithms().supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for MemberVerifier {
+    fn client_auth_mandatory(&self) -> bool {
+        self.mandatory
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check
+            .check(end_entity, intermediates, seconds(now))
+            .map(|_| ClientCertVerified::assertion())
+            .map_err(tls_error)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, self.check.algorithms())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.check.algorithms().supported_schemes()
+    }
+}

@@ -1,0 +1,150 @@
+//! Whether a peer's certificates are believed. A pure function of them, the roots and the time.
+//!
+//! In this order, so that the reason which is told is the one that helps: size, form, cluster,
+//! clock, signatures, and last whether it is whom one wanted.
+
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use thiserror::Error;
+use zbelastic_types::{ClusterId, NodeId};
+
+use super::certificate::{CertificateFault, check_chain_size, read_member};
+use super::clock::{ClockFault, UnixSeconds};
+use super::peer::{PeerIdentity, cluster_text};
+use super::role::PeerRole;
+
+/// Whom a dialler expects to meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Any member that serves.
+    AnyMember,
+    /// Any member with this role.
+    Role(PeerRole),
+    /// This one.
+    Node(NodeId),
+}
+
+/// Why a peer is not let in, or not talked to.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PeerRefusal {
+    /// What it presented is not a certificate of a member.
+    #[error(transparent)]
+    Certificate(#[from] CertificateFault),
+    /// It is of another cluster.
+    #[error(
+        "a certificate of cluster {}, this is cluster {}",
+        cluster_text(*found),
+        cluster_text(*expected)
+    )]
+    OtherCluster {
+        /// Ours.
+        expected: ClusterId,
+        /// Its.
+        found: ClusterId,
+    },
+    /// The clocks do not agree, or the certificate is too old.
+    #[error(transparent)]
+    Clock(#[from] ClockFault),
+    /// No root of ours vouches for it.
+    #[error("the certificate does not lead to this cluster's authority: {0}")]
+    Untrusted(rustls::Error),
+    /// It is a member, and none that others dial.
+    #[error("dialled a member and met {found}, which serves nobody")]
+    ServesNobody {
+        /// Who it is.
+        found: PeerIdentity,
+    },
+    /// It is a member, and another one.
+    #[error("dialled {wanted:?} and met {found}")]
+    OtherPeer {
+        /// Whom one wanted.
+        wanted: Wanted,
+        /// Who it is.
+        found: PeerIdentity,
+    },
+}
+
+/// What peers are held against.
+#[derive(Clone, Debug)]
+pub(super) struct PeerCheck {
+    cluster: ClusterId,
+    roots: Arc<RootCertStore>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl PeerCheck {
+    pub(super) fn new(
+        cluster: ClusterId,
+        roots: &[CertificateDer<'static>],
+    ) -> Result<Self, rustls::Error> {
+        let mut store = RootCertStore::empty();
+        for root in roots {
+            store.add(root.clone())?;
+        }
+        let algorithms = super::tls::provider().signature_verification_algorithms;
+        Ok(Self { cluster, roots: Arc::new(store), algorithms })
+    }
+
+    pub(super) fn algorithms(&self) -> &WebPkiSupportedAlgorithms {
+        &self.algorithms
+    }
+
+    /// Who presented these certificates, if they are believed at `now`.
+    pub(super) fn check(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixSeconds,
+    ) -> Result<PeerIdentity, PeerRefusal> {
+        let chain: Vec<CertificateDer<'_>> =
+            std::iter::once(own).chain(others).map(|part| part.as_ref().into()).collect();
+        check_chain_size(&chain)?;
+        let member = read_member(own)?;
+        let (expected, found) = (self.cluster, member.identity.cluster);
+        if expected != found {
+            return Err(PeerRefusal::OtherCluster { expected, found });
+        }
+        let judged = member.window.tolerated(now)?;
+        self.check_signatures(own, others, judged).map_err(PeerRefusal::Untrusted)?;
+        Ok(member.identity)
+    }
+
+    /// The same for a peer that was dialled.
+    pub(super) fn check_dialled(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixSeconds,
+        wanted: Wanted,
+    ) -> Result<PeerIdentity, PeerRefusal> {
+        let found = self.check(own, others, now)?;
+        if !found.role.serves() {
+            return Err(PeerRefusal::ServesNobody { found });
+        }
+        let is_wanted = match wanted {
+            Wanted::AnyMember => true,
+            Wanted::Role(role) => found.role == role,
+            Wanted::Node(node) => found.node == node,
+        };
+        if is_wanted { Ok(found) } else { Err(PeerRefusal::OtherPeer { wanted, found }) }
+    }
+
+    fn check_signatures(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        judged: UnixSeconds,
+    ) -> Result<(), rustls::Error> {
+        let own = ParsedCertificate::try_from(own)?;
+        let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(judged.0));
+        let algorithms = self.algorithms.all;
+        // Every certificate of ours may be used at either end of a connection, so one way of
+        // following signatures serves both; what a role may do is not told by such usages.
+        verify_server_cert_signed_by_trust_anchor(&own, &self.roots, others, now, algorithms)
+    }
+}

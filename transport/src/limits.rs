@@ -1,0 +1,106 @@
+//! Every limit of the wire, with its default and what happens when it is reached.
+//!
+//! A limit that is here may be set by the process. One that two processes must share to understand
+//! each other, such as the length of a control frame, is a constant, and `docs/wire-format.md`
+//! lists it.
+
+use std::time::Duration;
+
+/// Longest control frame that travels whole. A longer message is cut into pieces.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 64 << 10;
+/// Longest control message of all. One that claims more closes the connection.
+pub const CONTROL_MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Longest piece of a control message that was cut. A longer one closes the connection.
+pub const CONTROL_PIECE_BYTES_MAX: usize = 1 << 20;
+/// Longest request. A longer one is not sent, and is refused when it arrives.
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// Longest answer to a request. A longer one is not sent, and is not read to its end.
+pub const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Most addresses kept of one peer. More are left out.
+pub const PEER_ADDRESSES_MAX: usize = 8;
+
+/// The limits of one process. Each says what happens when it is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Handshakes under way at once. More are not answered.
+    pub handshakes_pending_max: usize,
+    /// Handshakes under way from which on an address must be proved first, by a stateless Retry.
+    pub handshakes_before_retry: usize,
+    /// How long a handshake and the hello after it may take. Then the connection is closed.
+    pub handshake_within: Duration,
+    /// How long a peer may be silent before it counts as lost.
+    pub idle_within: Duration,
+    /// How often a connection without traffic says that it lives.
+    pub keep_alive_every: Duration,
+    /// Streams of one direction that a member may have open. More wait at the sender.
+    pub streams_one_way_max: u32,
+    /// Streams of both directions that a member may have open. More wait at the sender.
+    pub streams_both_ways_max: u32,
+    /// Connections of members at once. More are refused.
+    pub members_max: usize,
+    /// Connections of admins and observers at once. More are refused.
+    pub clients_max: usize,
+    /// Joins at once. More are refused.
+    pub joins_max: usize,
+    /// How long a join may take from its connection to its answer, commit included.
+    pub join_within: Duration,
+    /// Control messages that wait for one peer. More drop the oldest, and are counted.
+    pub control_queue_messages_max: usize,
+    /// Bytes of control messages that wait for one peer. More drop the oldest, and are counted.
+    pub control_queue_bytes_max: usize,
+    /// Tensor frames that wait for one peer. More are given back to the sender as full.
+    pub frame_queue_max: usize,
+    /// Events that wait for the node. Control messages beyond it are dropped and counted, requests
+    /// are answered as busy; news of peers waits.
+    pub events_max: usize,
+    /// Requests that wait for an answer of the node, of all peers together. More are answered as
+    /// busy.
+    pub requests_open_max: usize,
+    /// How long a request may take, as the asker counts.
+    pub request_within: Duration,
+    /// The first pause before a peer is dialled again.
+    pub redial_first: Duration,
+    /// The longest pause before a peer is dialled again.
+    pub redial_longest: Duration,
+    /// How long one address may take to answer before the next one is tried.
+    pub dial_within: Duration,
+    /// How long the node with the higher id waits for the other one to dial before it dials.
+    pub dial_patience: Duration,
+    /// Bytes that the operating system keeps for the socket, each way. It may give fewer.
+    pub socket_buffer_bytes: usize,
+    /// Bytes under way to or from one member.
+    pub window_bytes: u32,
+    /// How often strangers at the door are told of as an event.
+    pub strangers_told_every: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshakes_pending_max: 256,
+            handshakes_before_retry: 64,
+            handshake_within: Duration::from_secs(5),
+            idle_within: Duration::from_secs(10),
+            keep_alive_every: Duration::from_secs(1),
+            streams_one_way_max: 256,
+            streams_both_ways_max: 32,
+            members_max: 1024,
+            clients_max: 64,
+            joins_max: 64,
+            join_within: Duration::from_secs(30),
+            control_queue_messages_max: 1024,
+            control_queue_bytes_max: 32 << 20,
+            frame_queue_max: 64,
+            events_max: 4096,
+            requests_open_max: 256,
+            request_within: Duration::from_secs(30),
+            redial_first: Duration::from_millis(100),
+            redial_longest: Duration::from_secs(5),
+            dial_within: Duration::from_secs(2),
+            dial_patience: Duration::from_secs(2),
+            socket_buffer_bytes: 8 << 20,
+            window_bytes: 64 << 20,
+            strangers_told_every: Duration::from_secs(10),
+        }
+    }
+}

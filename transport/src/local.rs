@@ -1,0 +1,28 @@
+//! The same-host road: Unix sockets between processes that trust each other by another road.
+//!
+//! ```text
+//!   dialer                                   listener
+//!     |      <- offer: host, path, secret       |    over the authenticated connection
+//!     |  lane u8 | secret 32 ->                 |    over the socket
+//!     |      <- proof 32                        |
+//!     |  ...the lane...                         |
+//! ```
+//!
+//! A connection is the peer's if it shows the secret which only that peer was told, and if the same
+//! user runs both processes. The listener's proof tells the dialer that it reached the process that
+//! made the offer: in a container the same path may be another's. The end of a process ends its
+//! connections, which the other side reads as the end of the stream, at once.
+//!
+//! It promises no secrecy from the same user or from root, and decides nothing about roads.
+
+mod dial;
+mod door;
+mod folder;
+mod listener;
+mod offer;
+
+pub use dial::{DIAL_DEADLINE, LocalDialError, dial};
+pub use door::{GREETING_DEADLINE, STRANGERS_MAX};
+pub use folder::{LocalFolderError, SOCKET_PATH_BYTES_MAX};
+pub use listener::{Admission, AdmissionId, LocalArrival, LocalBindError, LocalListener};
+pub use offer::{BOOT_ID_BYTES_MAX, HostIdentity, LocalLane, LocalOffer, OfferFault};

@@ -1,0 +1,80 @@
+//! To a socket that a peer offered.
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::door::widen;
+use super::folder::own_user;
+use super::offer::{HostIdentity, LocalLane, LocalOffer, SECRET_BYTES};
+
+/// How long a listener may take to show that it is the right one.
+pub const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Why an offer leads to no connection. The other road serves then.
+#[derive(Debug, Error)]
+pub enum LocalDialError {
+    /// The offer is from another machine.
+    #[error("the socket is on another machine")]
+    OtherHost,
+    /// Nobody listens at the path.
+    #[error("nobody listens there")]
+    NotHere(#[source] io::Error),
+    /// Another user's process listens there.
+    #[error("user {found} listens there, expected {expected}")]
+    OtherUser {
+        /// Who runs this process.
+        expected: u32,
+        /// Who listens.
+        found: u32,
+    },
+    /// Whoever listens does not know the secret, or did not show it in time.
+    #[error("the listener is not who made the offer")]
+    WrongListener,
+    /// It took too long.
+    #[error("no answer within {DIAL_DEADLINE:?}")]
+    Deadline,
+    /// The connection broke.
+    #[error("the connection broke")]
+    Stream(#[source] io::Error),
+}
+
+/// A connection for `lane` to who made the offer, if that is a process of this machine.
+///
+/// # Errors
+/// If it is not, or does not answer.
+pub async fn dial(
+    offer: &LocalOffer,
+    here: &HostIdentity,
+    lane: LocalLane,
+) -> Result<UnixStream, LocalDialError> {
+    if offer.host != *here {
+        return Err(LocalDialError::OtherHost);
+    }
+    let dialled = timeout(DIAL_DEADLINE, greet(offer, lane)).await;
+    dialled.map_err(|_| LocalDialError::Deadline)?
+}
+
+async fn greet(offer: &LocalOffer, lane: LocalLane) -> Result<UnixStream, LocalDialError> {
+    let mut stream = UnixStream::connect(&offer.path).await.map_err(LocalDialError::NotHere)?;
+    let expected = own_user().map_err(LocalDialError::Stream)?;
+    let found = stream.peer_cred().map_err(LocalDialError::Stream)?.uid();
+    if found != expected {
+        return Err(LocalDialError::OtherUser { expected, found });
+    }
+    let mut greeting = [lane.to_byte(); 1 + SECRET_BYTES];
+    greeting[1..].copy_from_slice(offer.secret.bytes());
+    stream.write_all(&greeting).await.map_err(LocalDialError::Stream)?;
+    let mut proof = [0; SECRET_BYTES];
+    // A listener that does not know the secret closes the connection.
+    let read = stream.read_exact(&mut proof).await;
+    if read.is_err() || blake3::Hash::from_bytes(proof) != offer.secret.proof() {
+        return Err(LocalDialError::WrongListener);
+    }
+    widen(&stream).map_err(LocalDialError::Stream)?;
+    Ok(stream)
+}

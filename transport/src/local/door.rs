@@ -1,0 +1,113 @@
+//! Where connections come in: a task that lets in who shows a secret.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use zbelastic_types::NodeId;
+
+use super::listener::{AdmissionId, LocalArrival, Secrets};
+use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
+
+/// The most connections that have not shown a secret yet. One more, and the oldest is closed: who
+/// is silent cannot keep others out.
+pub const STRANGERS_MAX: usize = 16;
+/// How long a connection may take to show a secret.
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(2);
+/// The most connections that wait to be taken from a listener. Those after them wait with their
+/// greeting unanswered, until the deadline.
+pub(super) const ARRIVALS_MAX: usize = 32;
+/// The pause after a failure to accept, as for lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What is asked of the system as room between writer and reader. It may give less.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// What a connection is held against.
+#[derive(Clone)]
+pub(super) struct Door {
+    user: u32,
+    secrets: watch::Receiver<Secrets>,
+    arrivals: mpsc::Sender<LocalArrival>,
+    refused: Arc<AtomicU64>,
+}
+
+impl Door {
+    pub(super) fn new(
+        user: u32,
+        secrets: watch::Receiver<Secrets>,
+        arrivals: mpsc::Sender<LocalArrival>,
+        refused: Arc<AtomicU64>,
+    ) -> Self {
+        Self { user, secrets, arrivals, refused }
+    }
+
+    /// Lets in whoever may come, until it is aborted.
+    pub(super) async fn keep(self, socket: UnixListener) {
+        let mut strangers = JoinSet::new();
+        let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let accepted = socket.accept().await;
+            while strangers.try_join_next().is_some() {}
+            oldest.retain(|stranger| !stranger.is_finished());
+            let Ok((stream, _)) = accepted else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            if oldest.len() == STRANGERS_MAX {
+                let stranger = oldest.pop_front().expect("it is full");
+                stranger.abort();
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            }
+            oldest.push_back(strangers.spawn(self.clone().receive(stream)));
+        }
+    }
+
+    async fn receive(self, stream: UnixStream) {
+        let greeted = timeout(GREETING_DEADLINE, self.greet(stream)).await;
+        if !matches!(greeted, Ok(Some(()))) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads a greeting, and hands the connection on if it is right.
+    async fn greet(&self, mut stream: UnixStream) -> Option<()> {
+        if stream.peer_cred().ok()?.uid() != self.user {
+            return None;
+        }
+        let mut greeting = [0; 1 + SECRET_BYTES];
+        stream.read_exact(&mut greeting).await.ok()?;
+        let [lane, secret @ ..] = greeting;
+        let lane = LocalLane::from_byte(lane)?;
+        let secret = LocalSecret::from_bytes(secret);
+        let (admission, peer) = self.find(&secret)?;
+        let place = self.arrivals.reserve().await.ok()?;
+        stream.write_all(secret.proof().as_bytes()).await.ok()?;
+        widen(&stream).ok()?;
+        place.send(LocalArrival { admission, peer, lane, stream });
+        Some(())
+    }
+
+    /// Whose secret it is. Looks at all of them, so that the time tells nothing.
+    fn find(&self, secret: &LocalSecret) -> Option<(AdmissionId, NodeId)> {
+        let secrets = self.secrets.borrow();
+        secrets.iter().fold(
+            None,
+            |found, (&admission, (peer, known))| {
+                if known == secret { Some((admission, *peer)) } else { found }
+            },
+        )
+    }
+}
+
+/// Asks for more room between writer and reader than the system gives by itself.
+pub(super) fn widen(stream: &UnixStream) -> io::Result<()> {
+    SockRef::from(stream).set_send_buffer_size(SOCKET_BUFFER_BYTES)
+}

@@ -1,0 +1,201 @@
+//! A process's own socket: who may come in, and who came.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{self, JoinHandle};
+use tokio::time::timeout;
+use zbelastic_types::NodeId;
+
+use super::door::{ARRIVALS_MAX, Door};
+use super::folder::{LocalFolderError, Place, own_user, prepare};
+use super::offer::{HostIdentity, LocalLane, LocalOffer, LocalSecret};
+
+/// How long an old socket may take to show that somebody listens.
+const STALE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What tells the admissions of a listener apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdmissionId(u64);
+
+/// Leave for one peer to come in, as long as it is held.
+#[derive(Debug)]
+pub struct Admission {
+    id: AdmissionId,
+    offer: LocalOffer,
+    admitted: Admitted,
+}
+
+/// A connection that showed the secret of an admission.
+#[derive(Debug)]
+pub struct LocalArrival {
+    /// The admission.
+    pub admission: AdmissionId,
+    /// Whom it was for.
+    pub peer: NodeId,
+    /// What the connection is for.
+    pub lane: LocalLane,
+    /// The connection, from its first byte after the greeting on.
+    pub stream: UnixStream,
+}
+
+/// Why there is no socket.
+#[derive(Debug, Error)]
+pub enum LocalBindError {
+    /// There is no folder for it.
+    #[error(transparent)]
+    Folder(#[from] LocalFolderError),
+    /// A living process listens there.
+    #[error("{path}: another process listens there")]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The system does not tell which machine or user this is.
+    #[error("the system does not tell which machine and user this is")]
+    Unknown(#[source] io::Error),
+    /// The system refuses.
+    #[error("{path}: cannot listen")]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A process's socket. When it is dropped, nobody can come in any more; who came in stays.
+#[derive(Debug)]
+pub struct LocalListener {
+    place: Place,
+    host: HostIdentity,
+    admitted: Admitted,
+    admissions: AtomicU64,
+    refused: Arc<AtomicU64>,
+    arrivals: mpsc::Receiver<LocalArrival>,
+    door: JoinHandle<()>,
+}
+
+/// Who may come in, and by which secret.
+pub(super) type Secrets = BTreeMap<AdmissionId, (NodeId, LocalSecret)>;
+
+/// The listener and its admissions write it, the door reads.
+type Admitted = Arc<watch::Sender<Secrets>>;
+
+impl LocalListener {
+    /// Listens in `folder`, which is made if it is not there, or if its path is too long for a
+    /// socket, in a folder of its own below `temporary`. What a dead process left is removed.
+    ///
+    /// # Errors
+    /// If no socket can be there.
+    pub async fn bind(folder: &Path, temporary: &Path) -> Result<Self, LocalBindError> {
+        let user = own_user().map_err(LocalBindError::Unknown)?;
+        let host = HostIdentity::read().map_err(LocalBindError::Unknown)?;
+        let place = prepare(folder, temporary, user)?;
+        let path = place.socket.clone();
+        remove_stale(&path).await?;
+        let refused = |source| LocalBindError::Refused { path, source };
+        let socket = UnixListener::bind(&place.socket).map_err(refused)?;
+        let admitted = Admitted::default();
+        let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
+        let refused = Arc::new(AtomicU64::new(0));
+        let door = Door::new(user, admitted.subscribe(), sender, Arc::clone(&refused));
+        let door = task::spawn(door.keep(socket));
+        let admissions = AtomicU64::new(0);
+        Ok(Self { place, host, admitted, admissions, refused, arrivals, door })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.place.socket
+    }
+
+    /// The machine it is on.
+    #[must_use]
+    pub fn host(&self) -> &HostIdentity {
+        &self.host
+    }
+
+    /// Lets `peer` in, by a secret of its own, until the admission is dropped.
+    ///
+    /// # Errors
+    /// If the system gives no random bytes.
+    pub fn admit(&self, peer: NodeId) -> io::Result<Admission> {
+        let secret = LocalSecret::generate()?;
+        let id = AdmissionId(self.admissions.fetch_add(1, Ordering::Relaxed));
+        self.admitted.send_modify(|admitted| {
+            admitted.insert(id, (peer, secret));
+        });
+        let offer = LocalOffer { host: self.host.clone(), path: self.place.socket.clone(), secret };
+        Ok(Admission { id, offer, admitted: Arc::clone(&self.admitted) })
+    }
+
+    /// The next connection that showed a secret. May be dropped at any time.
+    pub async fn arrival(&mut self) -> LocalArrival {
+        self.arrivals.recv().await.expect("the door lives as long as its listener")
+    }
+
+    /// How many connections were closed because they showed no secret of an admission.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for LocalListener {
+    /// What cannot be removed is removed by the next process that listens there.
+    fn drop(&mut self) {
+        self.door.abort();
+        let _ = fs::remove_file(&self.place.socket);
+        if let Some(folder) = &self.place.short_folder {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+impl Admission {
+    /// What tells it apart.
+    #[must_use]
+    pub fn id(&self) -> AdmissionId {
+        self.id
+    }
+
+    /// What to tell the peer.
+    #[must_use]
+    pub fn offer(&self) -> &LocalOffer {
+        &self.offer
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.admitted.send_modify(|admitted| {
+            admitted.remove(&self.id);
+        });
+    }
+}
+
+/// Removes a socket on which nobody listens. Two processes that start in one folder at once are
+/// kept apart by the lock of the data folder, not here.
+async fn remove_stale(path: &Path) -> Result<(), LocalBindError> {
+    let dialled = timeout(STALE_DEADLINE, UnixStream::connect(path)).await;
+    match dialled {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let refused = |source| LocalBindError::Refused { path: path.to_owned(), source };
+            fs::remove_file(path).map_err(refused)
+        }
+        Ok(Err(source)) => Err(LocalBindError::Refused { path: path.to_owned(), source }),
+        Ok(Ok(_)) | Err(_) => Err(LocalBindError::InUse { path: path.to_owned() }),
+    }
+}

@@ -1,0 +1,293 @@
+//! The task that owns what is known of the peers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use zbelastic_types::NodeId;
+
+use super::admission::{Entry, LinkFacts, admit};
+use super::backoff::pause_before_dial;
+use super::seat::{Dial, Present, Seat};
+use super::wishes::Wishes;
+use crate::endpoint::{
+    CloseCode, Closer, Context, DialFailure, DialProblem, Dialler, Greeted, LinkEnd, run_client,
+    run_link,
+};
+use crate::event::{DownReason, TransportEvent};
+
+/// How the keeper is told of connections from outside.
+pub(crate) type Inbox = mpsc::Receiver<Greeted>;
+
+/// The task that owns what is known of the peers.
+pub(crate) struct Keeper {
+    context: Arc<Context>,
+    dialler: Dialler,
+    seats: BTreeMap<NodeId, Seat>,
+    members: usize,
+    clients: BTreeMap<u64, (NodeId, Closer)>,
+    clients_seen: u64,
+    attempts: u64,
+    dials: JoinSet<(NodeId, Result<Greeted, DialFailure>)>,
+    links: JoinSet<LinkEnd>,
+    client_links: JoinSet<u64>,
+}
+
+impl Keeper {
+    pub(crate) fn new(context: Arc<Context>, dialler: Dialler) -> Self {
+        Self {
+            context,
+            dialler,
+            seats: BTreeMap::new(),
+            members: 0,
+            clients: BTreeMap::new(),
+            clients_seen: 0,
+            attempts: 0,
+            dials: JoinSet::new(),
+            links: JoinSet::new(),
+            client_links: JoinSet::new(),
+        }
+    }
+
+    /// Follows the wishes until the transport closes, then waits for the connections to end.
+    pub(crate) async fn run(mut self, mut inbox: Inbox, mut wishes: watch::Receiver<Wishes>) {
+        loop {
+            let due = self.next_due();
+            tokio::select! {
+                changed = wishes.changed() => {
+                    let wishes = wishes.borrow_and_update().clone();
+                    if changed.is_err() || wishes.closing {
+                        break;
+                    }
+                    self.follow(&wishes);
+                }
+                Some(greeted) = inbox.recv() => self.handle_greeted(greeted),
+                Some(Ok((node, result))) = self.dials.join_next() => {
+                    self.handle_dialled(node, result).await;
+                }
+                Some(Ok(end)) = self.links.join_next() => self.handle_end(end).await,
+                Some(Ok(client)) = self.client_links.join_next() => {
+                    self.clients.remove(&client);
+                }
+                () = sleep_until(due), if due.is_some() => self.dial_due(),
+            }
+        }
+        self.close().await;
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let due = |seat: &Seat| match seat.dial {
+            Dial::Due(at) => Some(at),
+            Dial::Resting | Dial::UnderWay => None,
+        };
+        self.seats.values().filter_map(due).min()
+    }
+
+    fn follow(&mut self, wishes: &Wishes) {
+        for (node, seat) in &mut self.seats {
+            let is_banned = wishes.banned.contains(node);
+            let is_forgotten = seat.wanted.is_some() && !wishes.wanted.contains_key(node);
+            if !is_banned && !is_forgotten {
+                continue;
+            }
+            seat.wanted = None;
+            seat.dial = Dial::Resting;
+            let reason = if is_banned { DownReason::Banned } else { DownReason::Forgotten };
+            if let Some((_, next)) = seat.next.take() {
+                next.refuse(if is_banned { CloseCode::Banned } else { CloseCode::Left });
+            }
+            if let Some(present) = &seat.present {
+                present.closer.close(reason);
+            }
+        }
+        for (node, closer) in self.clients.values() {
+            if wishes.banned.contains(node) {
+                closer.close(DownReason::Banned);
+            }
+        }
+        let own = self.context.own.node;
+        for (&node, wanted) in wishes.wanted.iter().filter(|(node, _)| **node != own) {
+            let seat = self.seats.entry(node).or_default();
+            if seat.wanted.as_ref() != Some(wanted) {
+                seat.wanted = Some(wanted.clone());
+                seat.failures = 0;
+                if matches!(seat.dial, Dial::Due(_)) {
+                    seat.dial = Dial::Resting;
+                }
+            }
+            self.plan_dial(node);
+        }
+        self.dial_due();
+    }
+
+    /// Plans the next dial of a peer, if it is wanted and not there.
+    fn plan_dial(&mut self, node: NodeId) {
+        let (own, limits) = (self.context.own.node, &self.context.limits);
+        if let Some(seat) = self.seats.get_mut(&node)
+            && seat.wants_dial()
+        {
+            let pause = pause_before_dial(own, node, seat.failures, limits);
+            seat.dial = Dial::Due(Instant::now() + pause);
+        }
+    }
+
+    fn dial_due(&mut self) {
+        let now = Instant::now();
+        for (&node, seat) in &mut self.seats {
+            if matches!(seat.dial, Dial::Due(at) if at <= now) {
+                seat.dial = Dial::UnderWay;
+                self.attempts += 1;
+                let (dialler, attempt) = (self.dialler.clone(), self.attempts);
+                let (context, addresses) = (Arc::clone(&self.context), seat.addresses());
+                self.dials.spawn(async move {
+                    (node, dialler.dial(&context, node, &addresses, attempt).await)
+                });
+            }
+        }
+    }
+
+    async fn handle_dialled(&mut self, node: NodeId, result: Result<Greeted, DialFailure>) {
+        let seat = self.seats.entry(node).or_default();
+        if seat.dial == Dial::UnderWay {
+            seat.dial = Dial::Resting;
+        }
+        match result {
+            Ok(greeted) => {
+                seat.good_address = Some(greeted.address());
+                if seat.wanted.is_some() {
+                    self.handle_greeted(greeted);
+                } else {
+                    greeted.refuse(CloseCode::Left);
+                }
+            }
+            Err(failure) => self.handle_dial_failure(node, failure).await,
+        }
+        self.plan_dial(node);
+    }
+
+    async fn handle_dial_failure(&mut self, node: NodeId, failure: DialFailure) {
+        let DialFailure { address, problem } = failure;
+        let seat = self.seats.entry(node).or_default();
+        seat.failures = seat.failures.saturating_add(1);
+        let is_news = seat.told.as_ref() != Some(&problem);
+        if seat.present.is_some() || seat.wanted.is_none() || !is_news {
+            return;
+        }
+        seat.told = Some(problem.clone());
+        if problem == DialProblem::Refused(CloseCode::DuplicateIdentity) {
+            self.context.events.tell(TransportEvent::DuplicateIdentity { told_by: node }).await;
+        }
+        self.context.events.tell(TransportEvent::DialFailed { node, address, problem }).await;
+    }
+
+    fn handle_greeted(&mut self, greeted: Greeted) {
+        if self.context.wishes.borrow().banned.contains(&greeted.peer.node) {
+            self.refuse(greeted, CloseCode::Banned);
+        } else if greeted.peer.role.serves() {
+            self.handle_member(greeted);
+        } else {
+            self.handle_client(greeted);
+        }
+    }
+
+    fn refuse(&self, greeted: Greeted, code: CloseCode) {
+        self.context.tallies.door_refused.one();
+        greeted.refuse(code);
+    }
+
+    fn handle_client(&mut self, greeted: Greeted) {
+        if self.clients.len() >= self.context.limits.clients_max {
+            return self.refuse(greeted, CloseCode::Crowded);
+        }
+        self.clients_seen += 1;
+        let client = self.clients_seen;
+        self.clients.insert(client, (greeted.peer.node, greeted.closer()));
+        let context = Arc::clone(&self.context);
+        self.client_links.spawn(async move {
+            run_client(context, greeted).await;
+            client
+        });
+    }
+
+    fn handle_member(&mut self, greeted: Greeted) {
+        let (own, peer) = (self.context.own.node, greeted.peer.node);
+        if own == peer {
+            return self.refuse(greeted, CloseCode::DuplicateIdentity);
+        }
+        let facts = greeted.facts(own);
+        let seat = self.seats.entry(peer).or_default();
+        let waiting = seat.next.as_ref().map(|(facts, _)| *facts);
+        let present = waiting.or_else(|| seat.present.as_ref().map(|present| present.facts));
+        let entry = admit(seat.newest_boot, present, facts);
+        seat.newest_boot = seat.newest_boot.max(facts.start.boot);
+        match entry {
+            Entry::Refuse(code) => self.refuse(greeted, code),
+            Entry::Take if self.members >= self.context.limits.members_max => {
+                self.refuse(greeted, CloseCode::Crowded);
+            }
+            Entry::Take => self.start(facts, greeted),
+            Entry::Replace(code) => {
+                if let Some((_, older)) = seat.next.replace((facts, greeted)) {
+                    older.refuse(code);
+                }
+                if let Some(present) = &seat.present {
+                    present.closer.close_as(DownReason::Replaced, code);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, facts: LinkFacts, greeted: Greeted) {
+        self.members += 1;
+        let seat = self.seats.entry(greeted.peer.node).or_default();
+        seat.present = Some(Present { facts, closer: greeted.closer() });
+        if matches!(seat.dial, Dial::Due(_)) {
+            seat.dial = Dial::Resting;
+        }
+        self.links.spawn(run_link(Arc::clone(&self.context), greeted));
+    }
+
+    async fn handle_end(&mut self, end: LinkEnd) {
+        self.members -= 1;
+        let node = end.node;
+        let seat = self.seats.entry(node).or_default();
+        seat.present = None;
+        if end.was_up {
+            seat.failures = 0;
+            seat.told = None;
+        } else {
+            seat.failures = seat.failures.saturating_add(1);
+        }
+        if end.reason == DownReason::ClosedByPeer(CloseCode::DuplicateIdentity) {
+            seat.failures = seat.failures.saturating_add(1);
+            self.context.events.tell(TransportEvent::DuplicateIdentity { told_by: node }).await;
+        }
+        let next = self.seats.entry(node).or_default().next.take();
+        if let Some((facts, greeted)) = next {
+            self.start(facts, greeted);
+        }
+        self.plan_dial(node);
+    }
+
+    async fn close(mut self) {
+        self.dials.shutdown().await;
+        for seat in self.seats.values() {
+            if let Some(present) = &seat.present {
+                present.closer.close(DownReason::Closing);
+            }
+        }
+        for (_, closer) in self.clients.values() {
+            closer.close(DownReason::Closing);
+        }
+        while self.links.join_next().await.is_some() {}
+        while self.client_links.join_next().await.is_some() {}
+    }
+}
+
+async fn sleep_until(due: Option<Instant>) {
+    if let Some(due) = due {
+        tokio::time::sleep_until(due).await;
+    }
+}

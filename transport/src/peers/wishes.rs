@@ -1,0 +1,72 @@
+//! What the node wants of its peers. Its calls change it, the keeper follows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use zbelastic_types::NodeId;
+
+use crate::identity::PeerRole;
+use crate::limits::PEER_ADDRESSES_MAX;
+
+/// What the node wants. As large as the cluster's list of members, which the log bounds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    /// Who should be there, and where they may be found.
+    pub(crate) wanted: BTreeMap<NodeId, Wanted>,
+    /// Who must never be there again.
+    pub(crate) banned: BTreeSet<NodeId>,
+    /// The transport should close.
+    pub(crate) closing: bool,
+}
+
+/// A wanted peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) role: PeerRole,
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+impl Wishes {
+    /// Wants a peer. False if that changes nothing.
+    pub(crate) fn know(
+        &mut self,
+        node: NodeId,
+        role: PeerRole,
+        mut addresses: Vec<SocketAddr>,
+    ) -> bool {
+        addresses.truncate(PEER_ADDRESSES_MAX);
+        let wanted = Wanted { role, addresses };
+        if self.banned.contains(&node) || self.wanted.get(&node) == Some(&wanted) {
+            return false;
+        }
+        self.wanted.insert(node, wanted);
+        true
+    }
+
+    pub(crate) fn forget(&mut self, node: NodeId) -> bool {
+        self.wanted.remove(&node).is_some()
+    }
+
+    pub(crate) fn ban(&mut self, node: NodeId) -> bool {
+        self.wanted.remove(&node);
+        self.banned.insert(node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_banned_is_never_wanted_again_and_addresses_are_bounded() {
+        let mut wishes = Wishes::default();
+        let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let many = vec![address; PEER_ADDRESSES_MAX + 1];
+        assert!(wishes.know(NodeId(2), PeerRole::Worker, many.clone()));
+        assert_eq!(wishes.wanted[&NodeId(2)].addresses.len(), PEER_ADDRESSES_MAX);
+        assert!(!wishes.know(NodeId(2), PeerRole::Worker, many.clone()));
+        assert!(wishes.ban(NodeId(2)));
+        assert!(!wishes.know(NodeId(2), PeerRole::Worker, many));
+        assert!(wishes.wanted.is_empty());
+    }
+}

@@ -1,0 +1,82 @@
+//! Requests: one question, one answer, on a stream of its own.
+//!
+//! ```text
+//!   asker      stream kind u8 | length u32 | the request           ->
+//!              <- outcome u8: 0 answer, 1 busy, 2 unanswered | length u32 | the answer
+//! ```
+//!
+//! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
+//! arrive. An asker that goes away stops the stream, which the one who answers is told of.
+
+mod ask;
+mod serve;
+
+pub(crate) use ask::ask;
+pub(crate) use serve::serve_request;
+
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+/// Where the answer of a request goes. Dropped without an answer, the asker learns that nobody
+/// answered.
+#[derive(Debug)]
+pub struct Reply {
+    pub(crate) answer: oneshot::Sender<Vec<u8>>,
+}
+
+impl Reply {
+    /// Answers. False if the asker has gone away meanwhile.
+    pub fn answer(self, bytes: Vec<u8>) -> bool {
+        self.answer.send(bytes).is_ok()
+    }
+
+    /// Whether the asker has gone away: an answer would be work for nobody.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.answer.is_closed()
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RequestError {
+    /// No connection to that node.
+    #[error("no road to the node")]
+    NoRoad,
+    /// The request is longer than may be sent.
+    #[error("a request of {bytes} bytes, at most {limit} may be sent")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The answer is longer than may be read.
+    #[error("an answer of {bytes} bytes, at most {limit} are read")]
+    AnswerTooLong {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// No answer in time.
+    #[error("no answer within {} ms", within.as_millis())]
+    Deadline {
+        /// How long was waited.
+        within: Duration,
+    },
+    /// The peer has too much to do.
+    #[error("the peer is busy")]
+    Busy,
+    /// The peer took the request and let it fall.
+    #[error("the peer did not answer")]
+    Unanswered,
+    /// The role of this process may not ask.
+    #[error("the peer does not allow this role to ask")]
+    Forbidden,
+    /// The connection broke before the answer was complete.
+    #[error("the connection broke before the answer came")]
+    Broken,
+}

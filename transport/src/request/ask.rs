@@ -1,0 +1,71 @@
+//! The asking side.
+
+use std::time::Duration;
+
+use quinn::{Connection, RecvStream};
+use tokio::time::timeout;
+
+use super::RequestError;
+use super::serve::{Outcome, read_growing};
+use crate::endpoint::{CloseCode, REQUEST_STREAM};
+use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
+
+/// Asks on a new stream and waits for the answer. To drop the future is to cancel the request.
+pub(crate) async fn ask(
+    connection: &Connection,
+    request: &[u8],
+    within: Duration,
+) -> Result<Vec<u8>, RequestError> {
+    if request.len() > REQUEST_BYTES_MAX {
+        let (bytes, limit) = (request.len(), REQUEST_BYTES_MAX);
+        return Err(RequestError::TooLong { bytes, limit });
+    }
+    let answered = timeout(within, ask_now(connection, request)).await;
+    answered.unwrap_or(Err(RequestError::Deadline { within }))
+}
+
+async fn ask_now(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, RequestError> {
+    let broken = |_| why_broken(connection);
+    let (mut send, mut receive) = connection.open_bi().await.map_err(broken)?;
+    let length = u32::try_from(request.len()).expect("below the limit");
+    let mut head = [REQUEST_STREAM; 5];
+    head[1..].copy_from_slice(&length.to_le_bytes());
+    send.write_all(&head).await.map_err(|_| why_broken(connection))?;
+    send.write_all(request).await.map_err(|_| why_broken(connection))?;
+    // A stream that is closed already has its outcome on the way.
+    let _ = send.finish();
+    let mut outcome = [0];
+    receive.read_exact(&mut outcome).await.map_err(|_| why_broken(connection))?;
+    match Outcome::of(outcome[0]) {
+        Some(Outcome::Answer) => read_answer(connection, receive).await,
+        Some(Outcome::Busy) => Err(RequestError::Busy),
+        Some(Outcome::Unanswered) => Err(RequestError::Unanswered),
+        None => Err(RequestError::Broken),
+    }
+}
+
+fn why_broken(connection: &Connection) -> RequestError {
+    match connection.close_reason() {
+        Some(quinn::ConnectionError::ApplicationClosed(close))
+            if CloseCode::of(close.error_code.into_inner()) == CloseCode::Forbidden =>
+        {
+            RequestError::Forbidden
+        }
+        Some(_) | None => RequestError::Broken,
+    }
+}
+
+async fn read_answer(
+    connection: &Connection,
+    mut receive: RecvStream,
+) -> Result<Vec<u8>, RequestError> {
+    let mut length = [0; 4];
+    receive.read_exact(&mut length).await.map_err(|_| why_broken(connection))?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > ANSWER_BYTES_MAX {
+        let (bytes, limit) = (length, ANSWER_BYTES_MAX);
+        return Err(RequestError::AnswerTooLong { bytes, limit });
+    }
+    let read = read_growing(&mut receive, length).await;
+    read.map_err(|_| why_broken(connection))
+}

@@ -1,0 +1,121 @@
+//! The answering side.
+
+use quinn::{ReadExactError, RecvStream, SendStream};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::Reply;
+use crate::endpoint::{CloseCode, Context};
+use crate::event::TransportEvent;
+use crate::identity::PeerIdentity;
+use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
+
+/// The steps in which memory grows for bytes that were announced.
+const GROWTH_BYTES: usize = 64 << 10;
+
+/// What became of a request, as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Answer,
+    Busy,
+    Unanswered,
+}
+
+impl Outcome {
+    const fn byte(self) -> u8 {
+        match self {
+            Self::Answer => 0,
+            Self::Busy => 1,
+            Self::Unanswered => 2,
+        }
+    }
+
+    pub(super) const fn of(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Answer),
+            1 => Some(Self::Busy),
+            2 => Some(Self::Unanswered),
+            _ => None,
+        }
+    }
+}
+
+/// Reads a request, gives it to the node, and sends the answer. An error is a reason to close the
+/// connection.
+pub(crate) async fn serve_request(
+    context: &Context,
+    from: PeerIdentity,
+    mut send: SendStream,
+    mut receive: RecvStream,
+) -> Result<(), CloseCode> {
+    let tallies = &context.tallies;
+    let Ok(place) = context.requests_open.try_acquire() else {
+        tallies.requests_busy.one();
+        say(&mut send, Outcome::Busy, &[]).await;
+        return Ok(());
+    };
+    let within = context.limits.request_within;
+    let Ok(read) = timeout(within, read_request(&mut receive)).await else {
+        return Ok(());
+    };
+    let Some(bytes) = read.inspect_err(|_| tallies.requests_refused.one())? else {
+        return Ok(());
+    };
+    let (answer, answered) = oneshot::channel();
+    let event = TransportEvent::Request { from, bytes: bytes.into(), reply: Reply { answer } };
+    if !context.events.offer(event) {
+        tallies.requests_busy.one();
+        say(&mut send, Outcome::Busy, &[]).await;
+        return Ok(());
+    }
+    tallies.requests_taken.one();
+    tokio::select! {
+        answer = answered => match answer {
+            Ok(bytes) if bytes.len() <= ANSWER_BYTES_MAX => {
+                say(&mut send, Outcome::Answer, &bytes).await;
+            }
+            Ok(_) | Err(_) => say(&mut send, Outcome::Unanswered, &[]).await,
+        },
+        // The asker went away; the node sees that nobody waits.
+        _ = send.stopped() => {}
+    }
+    drop(place);
+    Ok(())
+}
+
+/// None if the asker went away.
+async fn read_request(receive: &mut RecvStream) -> Result<Option<Vec<u8>>, CloseCode> {
+    let mut head = [0; 4];
+    if receive.read_exact(&mut head).await.is_err() {
+        return Ok(None);
+    }
+    let length = u32::from_le_bytes(head) as usize;
+    if length > REQUEST_BYTES_MAX {
+        return Err(CloseCode::Length);
+    }
+    Ok(read_growing(receive, length).await.ok())
+}
+
+/// Reads so many bytes; memory grows as they arrive.
+pub(super) async fn read_growing(
+    receive: &mut RecvStream,
+    length: usize,
+) -> Result<Vec<u8>, ReadExactError> {
+    let mut bytes = Vec::new();
+    while bytes.len() < length {
+        let from = bytes.len();
+        bytes.resize(from + (length - from).min(GROWTH_BYTES), 0);
+        receive.read_exact(&mut bytes[from..]).await?;
+    }
+    Ok(bytes)
+}
+
+async fn say(send: &mut SendStream, outcome: Outcome, bytes: &[u8]) {
+    let length = u32::try_from(bytes.len()).expect("below the limit");
+    let mut head = [outcome.byte(); 5];
+    head[1..].copy_from_slice(&length.to_le_bytes());
+    // An asker that went away needs no outcome.
+    if send.write_all(&head).await.is_ok() && send.write_all(bytes).await.is_ok() {
+        let _ = send.finish();
+    }
+}
