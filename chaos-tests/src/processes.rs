@@ -14,6 +14,11 @@
     reason = "processes, sockets and waits are what this module is about; no simulated life uses it"
 )]
 
+pub mod contract;
+pub mod events;
+pub mod group;
+pub mod picture;
+pub mod ports;
 pub mod proxy;
 pub mod system;
 pub mod weather;
