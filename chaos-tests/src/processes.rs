@@ -14,11 +14,19 @@
     reason = "processes, sockets and waits are what this module is about; no simulated life uses it"
 )]
 
+pub mod check;
 pub mod contract;
 pub mod events;
+pub mod faults;
+pub mod folder;
 pub mod group;
 pub mod picture;
 pub mod ports;
 pub mod proxy;
+pub mod small_disk;
+pub mod strike;
 pub mod system;
+pub mod times;
+pub mod undisturbed;
+pub mod watch;
 pub mod weather;

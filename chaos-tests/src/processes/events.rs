@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Bytes that are read of a file at once; what is longer is read in the next turn.
 const READ_BYTES_MAX: u64 = 4 << 20;
@@ -126,7 +126,7 @@ pub struct Seal {
 }
 
 /// What was agreed on about a step. Numbers are compared by their bits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// `keep`, `clip` or `skip`.
     pub verdict: String,

@@ -17,7 +17,8 @@ use super::events::{Event, EventsError};
 use super::picture::{MemberIndex, Picture};
 use super::ports::Ports;
 use super::proxy::{Proxy, Site};
-use super::system::{Signal, send};
+use super::small_disk;
+use super::system::{Signal, own_mounts, send};
 
 /// Between two looks at files and processes.
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -59,6 +60,21 @@ pub enum GroupError {
     /// Too many members.
     #[error("a group has at most {MEMBERS_MAX} members, and there were as many")]
     Full,
+    /// The run is held.
+    #[error("the run is held: {reason}")]
+    Halted {
+        /// Why.
+        reason: String,
+    },
+    /// The run without faults is not sound itself.
+    #[error("the run without faults is not sound: {what}")]
+    Undisturbed {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Nobody takes what is told.
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
     /// Whoever watches wants it to end.
     #[error("interrupted")]
     Interrupted,
@@ -79,6 +95,8 @@ pub struct GroupSetup {
     pub seed: u64,
     /// Whether datagrams go through the proxy.
     pub has_proxy: bool,
+    /// Each worker's data folder is a disk of so many MiB in memory.
+    pub small_disk_mib: Option<u32>,
 }
 
 /// A cluster.
@@ -91,6 +109,7 @@ pub struct Group {
     members: Vec<Member>,
     tickets: Vec<(Role, Ticket)>,
     picture: Picture,
+    small_disk_mib: Option<u32>,
 }
 
 /// Microseconds since 1970, as events tell them.
@@ -123,7 +142,11 @@ impl Group {
             members: Vec::new(),
             tickets: Vec::new(),
             picture: Picture::default(),
+            small_disk_mib: setup.small_disk_mib,
         };
+        if group.small_disk_mib.is_some() {
+            own_mounts().map_err(system("cannot have mounts of its own"))?;
+        }
         let founder = group.add(Role::Controller)?;
         group.wait(limit, "the founder", |picture, _| picture.starts(founder) > 0)?;
         for role in [Role::Worker, Role::Controller] {
@@ -179,6 +202,9 @@ impl Group {
             None => bind,
         };
         let data_dir = self.folder.join(&name);
+        if let Some(mib) = self.small_disk_mib.filter(|_| role == Role::Worker) {
+            small_disk::mount(&data_dir, mib).map_err(system("cannot mount a small disk"))?;
+        }
         let spec = NodeSpec { name, role, bind, advertise, data_dir };
         self.members.push(Member::new(spec));
         self.start_member(index)?;
@@ -319,6 +345,12 @@ impl Group {
         self.program.status(self.admin(), VERB_LIMIT)
     }
 
+    /// The digest of the final state, if `status` tells it.
+    #[must_use]
+    pub fn final_digest(&self) -> Option<String> {
+        Some(self.status().ok()?.job?.final_digest()?.to_owned())
+    }
+
     /// Has every copy of every checkpoint read.
     ///
     /// # Errors
@@ -358,6 +390,11 @@ impl Group {
     /// A member goes and is not to come back.
     pub fn retire(&mut self, index: MemberIndex) {
         self.members[index].retire();
+    }
+
+    /// Something is about to happen to a member that may leave a broken line in its file.
+    pub fn disturb(&mut self, index: MemberIndex) {
+        self.members[index].disturb();
     }
 
     /// Its folder.

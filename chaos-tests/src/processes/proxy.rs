@@ -19,7 +19,7 @@ use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use serde::Serialize;
@@ -107,6 +107,8 @@ enum Request {
 #[derive(Debug)]
 pub struct Proxy {
     requests: SyncSender<Request>,
+    /// The thread says when it has done what it was asked for.
+    done: Receiver<()>,
     bell: UnixDatagram,
     thread: Option<JoinHandle<()>>,
 }
@@ -121,10 +123,11 @@ impl Proxy {
         ear.set_nonblocking(true)?;
         bell.set_nonblocking(true)?;
         let (requests, inbox) = sync_channel(REQUESTS_WAITING_MAX);
-        let relay = Relay::new(seed, inbox, ear);
+        let (does, done) = sync_channel(REQUESTS_WAITING_MAX);
+        let relay = Relay::new(seed, inbox, does, ear);
         let name = "proxy".to_owned();
         let thread = std::thread::Builder::new().name(name).spawn(move || relay.run())?;
-        Ok(Self { requests, bell, thread: Some(thread) })
+        Ok(Self { requests, done, bell, thread: Some(thread) })
     }
 
     /// What reaches the address that is returned goes to `target`, which is where `site` has bound
@@ -140,7 +143,7 @@ impl Proxy {
         Ok(address)
     }
 
-    /// Another weather for these links, from now on.
+    /// Another weather for these links, for whatever is sent after this returns.
     pub fn set(&self, links: Links, weather: Weather) {
         self.ask(Request::Set { links, weather });
     }
@@ -155,7 +158,7 @@ impl Proxy {
         self.ask(Request::Replay { links, count });
     }
 
-    /// What it did so far: everything asked for before has been done.
+    /// What it did so far.
     #[must_use]
     pub fn counts(&self) -> ProxyCounts {
         let (answer, counts) = sync_channel(1);
@@ -167,6 +170,7 @@ impl Proxy {
         self.requests.send(request).expect("the thread runs until it is stopped");
         // A full bell has rung already.
         let _ = self.bell.send(&[1]);
+        self.done.recv().expect("the thread runs until it is stopped");
     }
 }
 

@@ -72,8 +72,8 @@ pub struct Member {
     process: Option<Child>,
     standing: Standing,
     is_retired: bool,
-    /// Processes of it that were killed: each may have left a line half written.
-    kills: u32,
+    /// What happened to it that may have left a line half written.
+    disturbances: u32,
 }
 
 impl Member {
@@ -88,7 +88,7 @@ impl Member {
             process: None,
             standing: Standing::Down,
             is_retired: false,
-            kills: 0,
+            disturbances: 0,
         }
     }
 
@@ -103,7 +103,7 @@ impl Member {
 
     /// A signal is about to be sent: what its process does then is no surprise.
     pub(super) fn expects(&mut self, signal: Signal) {
-        self.kills += u32::from(signal == Signal::Kill);
+        self.disturbances += u32::from(signal == Signal::Kill);
         self.standing = match signal {
             Signal::Kill | Signal::Terminate => Standing::Leaving,
             Signal::Stop => Standing::Stopped,
@@ -119,6 +119,10 @@ impl Member {
         }
         self.standing = Standing::Down;
         Ok(())
+    }
+
+    pub(super) fn disturb(&mut self) {
+        self.disturbances += 1;
     }
 
     pub(super) fn retire(&mut self) {
@@ -189,10 +193,10 @@ impl Member {
         &self.events
     }
 
-    /// How often it was killed.
+    /// How often something happened to it that may have left a line half written.
     #[must_use]
-    pub const fn kills(&self) -> u32 {
-        self.kills
+    pub const fn disturbances(&self) -> u32 {
+        self.disturbances
     }
 }
 

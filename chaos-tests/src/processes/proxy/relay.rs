@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use super::super::system::{wait_readable, widen};
@@ -95,6 +95,7 @@ type Recording = VecDeque<(u64, Side, Vec<u8>)>;
 pub(super) struct Relay {
     seed: u64,
     inbox: Receiver<Request>,
+    done: SyncSender<()>,
     ear: UnixDatagram,
     began: Instant,
     fronts: Vec<Front>,
@@ -120,10 +121,16 @@ enum Readable {
 }
 
 impl Relay {
-    pub(super) fn new(seed: u64, inbox: Receiver<Request>, ear: UnixDatagram) -> Self {
+    pub(super) fn new(
+        seed: u64,
+        inbox: Receiver<Request>,
+        done: SyncSender<()>,
+        ear: UnixDatagram,
+    ) -> Self {
         Self {
             seed,
             inbox,
+            done,
             ear,
             began: Instant::now(),
             fronts: Vec::new(),
@@ -202,6 +209,8 @@ impl Relay {
                 }
                 Request::Stop => return true,
             }
+            // Whoever asked may have gone.
+            let _ = self.done.try_send(());
         }
         false
     }
