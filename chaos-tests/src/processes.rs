@@ -14,12 +14,15 @@
     reason = "processes, sockets and waits are what this module is about; no simulated life uses it"
 )]
 
+pub mod account;
+pub mod campaign;
 pub mod check;
 pub mod contract;
 pub mod events;
 pub mod faults;
 pub mod folder;
 pub mod group;
+pub mod machine;
 pub mod picture;
 pub mod ports;
 pub mod proxy;

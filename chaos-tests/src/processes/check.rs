@@ -38,6 +38,8 @@ pub struct Undisturbed {
     pub steps: BTreeMap<u64, Facts>,
     /// The digest of its final state.
     pub digest: Option<String>,
+    /// Milliseconds from a seal to the next, in the middle.
+    pub step_ms: f64,
 }
 
 /// What was told and must not be.
@@ -335,7 +337,7 @@ mod tests {
             _ => None,
         });
         let mut undisturbed =
-            Undisturbed { steps: facts.collect(), digest: Some("ab".to_owned()) };
+            Undisturbed { steps: facts.collect(), digest: Some("ab".to_owned()), step_ms: 1.0 };
         let check = |files: &[Vec<String>], undisturbed: &Undisturbed, expected: &[&str]| {
             let found = found(files, Some(undisturbed));
             let ids: Vec<_> = found.violations.iter().map(|violation| violation.id).collect();

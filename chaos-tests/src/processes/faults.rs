@@ -278,8 +278,8 @@ impl Fault {
         }
     }
 
-    fn draw(kind: FaultKind, draws: &mut Draws) -> Self {
-        let mut time = |(low, high): (u64, u64)| draws.between(low, high);
+    fn draw(kind: FaultKind, longest_ms: u64, draws: &mut Draws) -> Self {
+        let mut time = |(low, high): (u64, u64)| draws.between(low, high.min(longest_ms).max(low));
         let (down_ms, dark_ms) = (time(DOWN_MS), time(DARK_MS));
         let (pause_ms, full_ms, weather_ms) = (time(PAUSE_MS), time(FULL_MS), time(WEATHER_MS));
         let grace_ms = time(GRACE_MS);
@@ -368,6 +368,8 @@ pub struct FaultMix {
     pub kinds: Vec<FaultKind>,
     /// Power cycles, spread evenly among the others.
     pub power_cycles: u64,
+    /// None lasts longer than this, in milliseconds.
+    pub longest_ms: u64,
 }
 
 impl FaultMix {
@@ -386,7 +388,7 @@ impl FaultMix {
             let is_cycle = (place + 1) * self.power_cycles / total > cycles;
             cycles += u64::from(is_cycle);
             let kind = if is_cycle { FaultKind::PowerCycle } else { self.kind(&mut draws) };
-            faults.push(Fault::draw(kind, &mut draws));
+            faults.push(Fault::draw(kind, self.longest_ms, &mut draws));
         }
         faults
     }
@@ -409,7 +411,7 @@ mod tests {
     use crate::processes::weather::Weather;
 
     fn mix(kinds: &[FaultKind], count: u64, power_cycles: u64) -> FaultMix {
-        FaultMix { count, kinds: kinds.to_vec(), power_cycles }
+        FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: 6000 }
     }
 
     #[test]
@@ -431,6 +433,21 @@ mod tests {
         let kinds = [FaultKind::Drain, FaultKind::Replay];
         let drawn = mix(&kinds, 100, 0).draw(1);
         assert!(drawn.iter().all(|fault| kinds.contains(&fault.kind())));
+    }
+
+    #[test]
+    fn nothing_lasts_longer_than_it_may() {
+        let pauses = |longest_ms| {
+            let mix = FaultMix { longest_ms, ..mix(&[FaultKind::PauseWorker], 200, 0) };
+            let lasts = |fault: Fault| match fault {
+                Fault::PauseWorker { ms, .. } => ms,
+                other => panic!("{other}"),
+            };
+            mix.draw(1).into_iter().map(lasts).max()
+        };
+        assert!(pauses(100) <= Some(100));
+        assert!(pauses(6000) > Some(5000));
+        assert!(pauses(0) <= Some(50));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use super::check::{NodeLog, Undisturbed, check};
 use super::contract::Program;
 use super::folder::Folder;
 use super::group::{Group, GroupError, GroupSetup};
+use super::picture::Picture;
+use super::times::Times;
 use super::watch::Watch;
 
 /// A cluster that nothing disturbs seals within this time, or something is wrong with it.
@@ -93,7 +95,7 @@ impl Training {
         let seals = group.picture().seals().iter();
         let steps = seals.map(|(step, seal)| (*step, seal.facts.clone())).collect();
         let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
-        Ok(Undisturbed { steps, digest })
+        Ok(Undisturbed { steps, digest, step_ms: step_ms(group.picture()) })
     }
 }
 
@@ -102,6 +104,13 @@ impl Training {
 pub fn log_of(member: &super::group::Member) -> NodeLog<'_> {
     let (name, events) = (member.spec().name.as_str(), member.events());
     NodeLog { name, events, disturbances: member.disturbances() }
+}
+
+/// Half of the steps took at most this.
+fn step_ms(picture: &Picture) -> f64 {
+    let moments: Vec<u64> = picture.seals().values().map(|seal| seal.at_us).collect();
+    let gaps = moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 / 1e3);
+    gaps.collect::<Times>().quantiles().map_or(0.0, |quantiles| quantiles.p50_ms)
 }
 
 fn load(path: &Path) -> Option<Undisturbed> {
@@ -134,7 +143,7 @@ mod tests {
         let bits = [Some(u64::MAX), None, Some(0), Some(1)];
         let facts = Facts { verdict: "clip".to_owned(), bits };
         let steps = BTreeMap::from([(1, facts)]);
-        let known = Undisturbed { steps, digest: Some("ab".to_owned()) };
+        let known = Undisturbed { steps, digest: Some("ab".to_owned()), step_ms: 0.1 };
         assert_eq!(load(&path), None);
         save(&path, &known).expect("written");
         assert_eq!(load(&path), Some(known));
