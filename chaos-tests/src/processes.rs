@@ -17,12 +17,15 @@
 pub mod account;
 pub mod campaign;
 pub mod check;
+pub mod command;
 pub mod contract;
+pub mod demo;
 pub mod events;
 pub mod faults;
 pub mod folder;
 pub mod group;
 pub mod machine;
+pub mod measure;
 pub mod picture;
 pub mod ports;
 pub mod proxy;

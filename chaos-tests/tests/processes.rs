@@ -72,7 +72,8 @@ impl Scene {
             small_disk_mib: None,
         };
         let (mix, seal_limit) = (self.mix.clone(), self.seal_limit);
-        let setup = CampaignSetup { training, group, mix, every_steps: EVERY_STEPS, seal_limit };
+        let (every_steps, tell_every) = (EVERY_STEPS, Some(Duration::from_millis(100)));
+        let setup = CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every };
         let account = campaign::run(&setup, &undisturbed, &mut watch).expect("it is told");
         (account, String::from_utf8(told).expect("text"))
     }

@@ -135,11 +135,7 @@ pub fn recovery_times(strikes: &[StrikeRecord]) -> BTreeMap<FaultKind, Quantiles
 
 impl fmt::Display for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<18}{:>7}{:>12}{:>12}{:>12}",
-            "fault", "struck", "seal p50", "p99", "max"
-        )?;
+        writeln!(f, "{:<18}{:>7}{:>12}{:>12}{:>12}", "fault", "struck", "seal p50", "p99", "max")?;
         for kind in FaultKind::ALL {
             let of_kind = |strike: &&StrikeRecord| strike.fault.kind() == kind;
             let struck = self.strikes.iter().filter(of_kind).count();

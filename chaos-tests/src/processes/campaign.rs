@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::account::{Account, Recovery, StrikeRecord, Verdict, recovery_times};
 use super::check::{Findings, Undisturbed, check};
+use super::events::Facts;
 use super::faults::{Fault, FaultMix};
 use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing};
 use super::strike::{Strike, Striker};
@@ -26,6 +27,8 @@ const STEP_MS_MIN: f64 = 0.1;
 const STEPS_APART_MIN: u64 = 4;
 /// Within this time something is sealed, once nothing is down, stopped or cut off.
 pub const SEAL_LIMIT: Duration = Duration::from_secs(60);
+/// More victims than this are everybody.
+const NAMES_MAX: usize = 4;
 /// Within this time a cluster is up.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -42,6 +45,8 @@ pub struct CampaignSetup {
     pub every_steps: u64,
     /// Within this time something is sealed, once nothing is down, stopped or cut off.
     pub seal_limit: Duration,
+    /// How often the step and its loss are told.
+    pub tell_every: Option<Duration>,
 }
 
 impl CampaignSetup {
@@ -71,6 +76,8 @@ struct Campaign<'a, 'b> {
     open: Option<Strike>,
     strikes: Vec<StrikeRecord>,
     missed: u64,
+    began: Instant,
+    told: Instant,
 }
 
 /// Strikes a run with all faults of a setup, and compares it with the undisturbed one.
@@ -106,8 +113,18 @@ pub fn run(
     let striker = Striker::new(setup.group.workers as usize, setup.group.small_disk_mib.is_some());
     let mut faults = setup.mix.draw(setup.group.seed);
     faults.reverse();
-    let (open, strikes) = (None, Vec::new());
-    let mut campaign = Campaign { setup, watch, group, striker, faults, open, strikes, missed: 0 };
+    let mut campaign = Campaign {
+        setup,
+        watch,
+        group,
+        striker,
+        faults,
+        open: None,
+        strikes: Vec::new(),
+        missed: 0,
+        began,
+        told: began,
+    };
     let ended = campaign.live();
     let Campaign { group, faults, strikes, missed, .. } = campaign;
     account.seconds = began.elapsed().as_secs_f64();
@@ -181,6 +198,7 @@ impl Campaign<'_, '_> {
             if self.is_time() {
                 self.strike()?;
             }
+            self.tell_step()?;
             std::thread::sleep(LOOK_EVERY);
         }
         while !self.striker.is_idle() {
@@ -205,20 +223,19 @@ impl Campaign<'_, '_> {
         let Some(fault) = self.faults.pop() else { return Ok(()) };
         let Some(strike) = self.striker.strike(&mut self.group, fault)? else {
             self.missed += 1;
-            return self.watch.tell(&format!("{:>12}  {fault}: nobody is there", ""));
+            return self.tell(&format!("✖ {fault}: nobody is there"));
         };
-        let number = self.strikes.len() + 1;
         let victims = self.names(&strike);
-        let whom = if victims.len() > 4 { "everybody".to_owned() } else { victims.join(" ") };
-        let (step, generation) = (strike.step, strike.generation);
-        self.watch.tell(&format!("{number:>5} step {step} of generation {generation}  {fault}: {whom}"))?;
+        let whom =
+            if victims.len() > NAMES_MAX { "everybody".to_owned() } else { victims.join(" ") };
+        self.tell(&format!("✖ {whom}: {fault}"))?;
         self.strikes.push(StrikeRecord {
             fault,
             text: fault.to_string(),
             victims,
             at_us: strike.at_us,
-            step,
-            generation,
+            step: strike.step,
+            generation: strike.generation,
             recovery: None,
         });
         self.open = Some(strike);
@@ -232,17 +249,34 @@ impl Campaign<'_, '_> {
 
     /// Looks whether the run has recovered from what struck last.
     fn close(&mut self) -> Result<(), GroupError> {
-        let Some(strike) = &self.open else { return Ok(()) };
-        let seen = self.group.picture().recovery(strike.at_us, strike.step, strike.generation);
-        let Some((step, seal)) = seen else { return Ok(()) };
-        let ms = (seal.at_us - strike.at_us) as f64 / 1e3;
-        let recovery = Recovery { ms, step, generation: seal.generation };
+        let Some(recovery) = self.open.as_ref().and_then(|open| open.recovery(&self.group)) else {
+            return Ok(());
+        };
         if let Some(record) = self.strikes.last_mut() {
             record.recovery = Some(recovery);
         }
         self.open = None;
-        let (time, generation) = (words(ms), recovery.generation);
-        self.watch.tell(&format!("      step {step} of generation {generation}  sealed after {time}"))
+        let Recovery { ms, step, generation } = recovery;
+        self.tell(&format!("✔ sealed step {step} of generation {generation} after {}", words(ms)))
+    }
+
+    fn tell_step(&mut self) -> Result<(), GroupError> {
+        let Some(every) = self.setup.tell_every else { return Ok(()) };
+        if self.told.elapsed() < every {
+            return Ok(());
+        }
+        self.told = Instant::now();
+        let picture = self.group.picture();
+        let last = picture.seals().last_key_value().map(|(_, seal)| &seal.facts);
+        let loss =
+            last.and_then(Facts::loss).map_or(String::new(), |loss| format!("  loss {loss:.4}"));
+        let (step, steps) = (picture.step(), self.setup.training.steps);
+        self.tell(&format!("  step {step}/{steps}{loss}  generation {}", picture.generation()))
+    }
+
+    /// A line, with its time.
+    fn tell(&mut self, line: &str) -> Result<(), GroupError> {
+        self.watch.tell(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
     }
 }
 

@@ -93,39 +93,19 @@ struct Told<'a> {
 #[must_use]
 pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>) -> Findings {
     let mut findings = Findings::default();
-    let rewinds_to = logs.iter().flat_map(|log| log.events).filter_map(|event| match event.kind {
-        EventKind::Rewound { to_step } => Some(to_step),
-        EventKind::Started { .. }
-        | EventKind::Leader { .. }
-        | EventKind::Lost { .. }
-        | EventKind::Plan { .. }
-        | EventKind::Seal(_)
-        | EventKind::Halted { .. }
-        | EventKind::Done { .. }
-        | EventKind::Other
-        | EventKind::Torn { .. } => None,
+    let rewinds_to = logs.iter().flat_map(|log| log.events).filter_map(|event| {
+        if let EventKind::Rewound { to_step } = event.kind { Some(to_step) } else { None }
     });
     let lowest_rewind = rewinds_to.min();
     let mut told: BTreeMap<u64, Vec<Told<'_>>> = BTreeMap::new();
     for log in logs {
         check_file(log, &mut findings);
         for event in log.events {
-            match &event.kind {
-                EventKind::Seal(seal) => {
-                    told.entry(seal.step).or_default().push(Told { by: log.name, seal });
-                }
-                EventKind::Done { digest: Some(digest), .. } => {
-                    findings.digests.push(digest.clone());
-                }
-                EventKind::Done { digest: None, .. }
-                | EventKind::Started { .. }
-                | EventKind::Leader { .. }
-                | EventKind::Lost { .. }
-                | EventKind::Plan { .. }
-                | EventKind::Rewound { .. }
-                | EventKind::Halted { .. }
-                | EventKind::Other
-                | EventKind::Torn { .. } => {}
+            if let EventKind::Seal(seal) = &event.kind {
+                told.entry(seal.step).or_default().push(Told { by: log.name, seal });
+            }
+            if let EventKind::Done { digest: Some(digest), .. } = &event.kind {
+                findings.digests.push(digest.clone());
             }
         }
     }
@@ -152,7 +132,8 @@ fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
             EventKind::Started { .. } | EventKind::Rewound { .. } => last = None,
             EventKind::Seal(seal) => {
                 if let Some(last) = last.filter(|last| seal.step <= *last) {
-                    let what = format!("{} tells of step {} after step {last}", log.name, seal.step);
+                    let what =
+                        format!("{} tells of step {} after step {last}", log.name, seal.step);
                     findings.violate("S1", what);
                 }
                 last = Some(seal.step);
@@ -332,9 +313,12 @@ mod tests {
             let done = format!("{{\"event\":\"done\",\"step\":4,\"digest\":\"{digest}\"}}");
             [seals(1..=4), vec![done]].concat()
         };
-        let facts = events(&seals(1..=4)).into_iter().filter_map(|event| match event.kind {
-            EventKind::Seal(seal) => Some((seal.step, seal.facts)),
-            _ => None,
+        let facts = events(&seals(1..=4)).into_iter().filter_map(|event| {
+            if let EventKind::Seal(seal) = event.kind {
+                Some((seal.step, seal.facts))
+            } else {
+                None
+            }
         });
         let mut undisturbed =
             Undisturbed { steps: facts.collect(), digest: Some("ab".to_owned()), step_ms: 1.0 };

@@ -251,7 +251,9 @@ impl Tail {
         let read_error = |source| EventsError::Read { path: self.path(), source };
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.read == 0 => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.read == 0 => {
+                return Ok(());
+            }
             Err(error) => return Err(read_error(error)),
         };
         let found = file.metadata().map_err(read_error)?.len();

@@ -302,9 +302,7 @@ impl Fault {
             FaultKind::PowerCycle => Self::PowerCycle { order: draw, down_ms: dark_ms },
             FaultKind::FullDisk => Self::FullDisk { draw, ms: full_ms },
             FaultKind::Isolate => Self::Isolate { draw, ms: weather_ms },
-            FaultKind::OneWay => {
-                Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms }
-            }
+            FaultKind::OneWay => Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms },
             FaultKind::Storm => Self::Storm { weather: storm(draws), ms: weather_ms },
             FaultKind::Replay => Self::Replay { count: REPLAYED, ms: weather_ms },
         }
@@ -439,9 +437,8 @@ mod tests {
     fn nothing_lasts_longer_than_it_may() {
         let pauses = |longest_ms| {
             let mix = FaultMix { longest_ms, ..mix(&[FaultKind::PauseWorker], 200, 0) };
-            let lasts = |fault: Fault| match fault {
-                Fault::PauseWorker { ms, .. } => ms,
-                other => panic!("{other}"),
+            let lasts = |fault: Fault| {
+                if let Fault::PauseWorker { ms, .. } = fault { ms } else { panic!("{fault}") }
             };
             mix.draw(1).into_iter().map(lasts).max()
         };

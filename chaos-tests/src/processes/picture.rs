@@ -134,8 +134,8 @@ impl Picture {
     #[must_use]
     pub fn recovery(&self, at_us: u64, step: u64, generation: u64) -> Option<(u64, &SealSeen)> {
         let later = self.seals.range(step + 1..).filter(|(_, seal)| seal.at_us > at_us);
-        let mut shows = later
-            .filter(|(sealed, seal)| seal.generation > generation || **sealed >= step + 2);
+        let mut shows =
+            later.filter(|(sealed, seal)| seal.generation > generation || **sealed >= step + 2);
         shows.next().map(|(step, seal)| (*step, seal))
     }
 }
@@ -204,7 +204,8 @@ mod tests {
     fn one_seal_may_have_been_on_its_way() {
         let mut lines = vec![(0, seal(4, 10, 1)), (0, seal(5, 21, 1))];
         let check = |lines: &[(usize, String)], expected: Option<u64>| {
-            let lines: Vec<_> = lines.iter().map(|(member, line)| (*member, line.as_str())).collect();
+            let lines: Vec<_> =
+                lines.iter().map(|(member, line)| (*member, line.as_str())).collect();
             let picture = picture(&lines);
             assert_eq!(picture.recovery(20_000, 4, 1).map(|(step, _)| step), expected);
         };

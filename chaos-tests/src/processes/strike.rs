@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::account::Recovery;
 use super::contract::Role;
 use super::faults::Fault;
 use super::group::{Group, GroupError, Standing, wall_us};
@@ -36,6 +37,17 @@ pub struct Strike {
     pub generation: u64,
     /// To whom.
     pub victims: Vec<MemberIndex>,
+}
+
+impl Strike {
+    /// What shows that the run recovered from it, if anything does.
+    #[must_use]
+    pub fn recovery(&self, group: &Group) -> Option<Recovery> {
+        let seen = group.picture().recovery(self.at_us, self.step, self.generation);
+        let (step, seal) = seen?;
+        let ms = (seal.at_us - self.at_us) as f64 / 1e3;
+        Some(Recovery { ms, step, generation: seal.generation })
+    }
 }
 
 /// What takes a fault back.
@@ -90,7 +102,8 @@ impl Striker {
     ) -> Result<Option<Strike>, GroupError> {
         let victims = self.victims(group, &fault);
         let needs_victim = !matches!(fault, Fault::Join { .. });
-        if victims.is_empty() && needs_victim || fault.kind().is_network() && group.proxy().is_none()
+        if victims.is_empty() && needs_victim
+            || fault.kind().is_network() && group.proxy().is_none()
         {
             return Ok(None);
         }
@@ -142,7 +155,9 @@ impl Striker {
             Fault::Drain { killed_after_ms, .. } => {
                 self.signal(group, victims, Signal::Terminate)?;
                 for victim in victims {
-                    killed_after_ms.map(|ms| self.later(ms, Undo::Kill(*victim)));
+                    if let Some(ms) = killed_after_ms {
+                        self.later(ms, Undo::Kill(*victim));
+                    }
                     self.later(0, Undo::StartWhenGone(*victim));
                 }
             }

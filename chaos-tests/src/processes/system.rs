@@ -77,13 +77,13 @@ pub fn limit_files(pid: u32, bytes: Option<u64>) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable for the call.
-    check(unsafe {
-        libc::prlimit64(pid, libc::RLIMIT_FSIZE, std::ptr::null(), &raw mut limit)
-    })?;
+    check(unsafe { libc::prlimit64(pid, libc::RLIMIT_FSIZE, std::ptr::null(), &raw mut limit) })?;
     // The hard limit stays, so that the soft one can be raised again.
     limit.rlim_cur = bytes.unwrap_or(limit.rlim_max).min(limit.rlim_max);
     // SAFETY: `limit` is readable for the call.
-    check(unsafe { libc::prlimit64(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) })
+    check(unsafe {
+        libc::prlimit64(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut())
+    })
 }
 
 /// Gives this thread, and what it starts, mounts of its own: they go when the last of them ends.
@@ -123,9 +123,8 @@ pub fn wait_readable(
     };
     ready.clear();
     // SAFETY: `entries` has `count` entries, and both live through the call.
-    let found = unsafe {
-        libc::ppoll(entries.as_mut_ptr(), count, &raw const limit, std::ptr::null())
-    };
+    let found =
+        unsafe { libc::ppoll(entries.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
     match check(found) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
         other => other?,

@@ -314,7 +314,8 @@ mod tests {
     #[test]
     fn a_seed_decides_and_the_weather_before_does_not_matter() {
         let weather = Weather { loss: 0.5, jitter_us: 90, corruption: 0.3, ..Weather::CLEAR };
-        let fates = |link: &mut Link| (0..1000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>();
+        let fates =
+            |link: &mut Link| (0..1000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>();
         let (mut one, mut same) = (link(weather), link(weather));
         assert_eq!(fates(&mut one), fates(&mut same));
         assert_ne!(fates(&mut link(weather)), fates(&mut Link::new(8, 1, 2, weather)));
@@ -324,7 +325,8 @@ mod tests {
         fates(&mut other);
         one.set(weather);
         other.set(weather);
-        let later = |link: &mut Link| (2000..3000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>();
+        let later =
+            |link: &mut Link| (2000..3000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>();
         assert_eq!(later(&mut one), later(&mut other));
     }
 

@@ -2,6 +2,11 @@
 //! files in the folder above their data folders; locks, which the system takes from whoever dies,
 //! tell who lives.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it is a process, with a clock, an environment and time to wait"
+)]
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::UdpSocket;

@@ -172,8 +172,10 @@ impl Relay {
 
     fn readables(&self) -> (Vec<RawFd>, Vec<Readable>) {
         let fronts = self.fronts.iter().enumerate();
-        let fronts = fronts.map(|(place, front)| (front.socket.as_raw_fd(), Readable::Front(place)));
-        let flows = self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), Readable::Flow(*id)));
+        let fronts =
+            fronts.map(|(place, front)| (front.socket.as_raw_fd(), Readable::Front(place)));
+        let flows =
+            self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), Readable::Flow(*id)));
         let ear = (self.ear.as_raw_fd(), Readable::Ear);
         std::iter::once(ear).chain(fronts).chain(flows).unzip()
     }

@@ -140,8 +140,7 @@ fn what_is_overtaken_comes_all_the_same() {
     let scene = scene(1);
     scene.proxy.set(Links::One(INWARD), weather);
     (0..MANY).for_each(|number| scene.send(number));
-    let mut came: Vec<u32> =
-        (0..MANY).map(|_| numbers(&[receive(&scene.server).0])[0]).collect();
+    let mut came: Vec<u32> = (0..MANY).map(|_| numbers(&[receive(&scene.server).0])[0]).collect();
     assert!(!came.is_sorted(), "nothing overtook anything");
     came.sort_unstable();
     assert!(came.into_iter().eq(0..MANY));
