@@ -146,6 +146,7 @@ fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
                 }
             }
             EventKind::Leader { .. }
+            | EventKind::Joined { .. }
             | EventKind::Lost { .. }
             | EventKind::Plan { .. }
             | EventKind::Halted { .. }

@@ -17,6 +17,8 @@ use super::system::tie;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Bytes of what a verb said that are told when it failed.
 const SAID_BYTES_MAX: usize = 2000;
+/// Many processes share the cores of a machine.
+const WORKER_THREADS: &str = "1";
 /// How often the one token of a cluster may be used: more than processes ever join.
 const TOKEN_USES: &str = "1000";
 
@@ -197,6 +199,9 @@ impl Program {
                 command.args(["--role", node.role.name()])
             }
         };
+        if matches!(entry, Entry::Joins { .. }) && node.role == Role::Worker {
+            command.args(["--threads", WORKER_THREADS]);
+        }
         command.args(["--name", &node.name]);
         command.args(["--bind", &node.bind.to_string()]);
         command.args(["--advertise", &node.advertise.to_string()]);
@@ -371,8 +376,8 @@ mod tests {
         let program = program("/bin/zbelastic");
         assert_eq!(
             line(&program.node(&node, Entry::Joins { cluster: "a:1,b:2", token: "T" })),
-            "zbelastic join --cluster a:1,b:2 --token T --role worker --name w1 \
-             --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 --data-dir w1"
+            "zbelastic join --cluster a:1,b:2 --token T --role worker --threads 1 \
+             --name w1 --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 --data-dir w1"
         );
         assert_eq!(
             line(&program.node(&node, Entry::Founds)),

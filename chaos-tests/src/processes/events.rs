@@ -70,6 +70,13 @@ pub enum EventKind {
         /// Since which term.
         term: u64,
     },
+    /// A node was admitted.
+    Joined {
+        /// Its number.
+        node: u64,
+        /// Its name.
+        name: String,
+    },
     /// A member is gone.
     Lost {
         /// Which.
@@ -151,6 +158,7 @@ struct Raw {
     time_us: Option<u64>,
     node: Option<u64>,
     term: u64,
+    name: String,
     reason: Option<String>,
     generation: u64,
     stages: Option<serde_json::Value>,
@@ -170,6 +178,7 @@ impl Raw {
         match (self.event.as_str(), self.node) {
             ("started", Some(node)) => EventKind::Started { node },
             ("leader", node) => EventKind::Leader { node, term: self.term },
+            ("joined", Some(node)) => EventKind::Joined { node, name: self.name },
             ("lost", Some(node)) => EventKind::Lost { node, reason },
             ("plan", _) => {
                 let stages = self.stages.as_ref().and_then(serde_json::Value::as_array);
@@ -195,8 +204,8 @@ impl Raw {
 
 /// Whether a line is an event that is not looked at here, with keys of another form.
 fn is_of_another_version(line: &str) -> bool {
-    const KNOWN: [&str; 8] =
-        ["started", "leader", "lost", "plan", "step", "rewound", "halted", "done"];
+    const KNOWN: [&str; 9] =
+        ["started", "leader", "joined", "lost", "plan", "step", "rewound", "halted", "done"];
     let value = serde_json::from_str::<serde_json::Value>(line);
     value.is_ok_and(|value| value["event"].as_str().is_some_and(|event| !KNOWN.contains(&event)))
 }
@@ -297,6 +306,8 @@ mod tests {
         check(r#"{"event":"leader","node":null,"term":3}"#, leader);
         let lost = EventKind::Lost { node: 5, reason: "silent".to_owned() };
         check(r#"{"event":"lost","node":5,"name":"w1","reason":"silent"}"#, lost);
+        let joined = EventKind::Joined { node: 5, name: "w1".to_owned() };
+        check(r#"{"event":"joined","node":5,"name":"w1","role":"worker"}"#, joined);
         let plan = EventKind::Plan { generation: 2, stages: vec![3, 4] };
         check(r#"{"event":"plan","generation":2,"stages":[3,4],"window":1}"#, plan);
         check(r#"{"event":"rewound","to_step":4}"#, EventKind::Rewound { to_step: 4 });

@@ -148,18 +148,18 @@ impl Group {
             own_mounts().map_err(system("cannot have mounts of its own"))?;
         }
         let founder = group.add(Role::Controller)?;
-        group.wait(limit, "the founder", |picture, _| picture.starts(founder) > 0)?;
+        group.wait(limit, "the founder", |picture, _| picture.is_known(founder))?;
         for role in [Role::Worker, Role::Controller] {
             let ticket = group.get_ticket(role, limit)?;
             group.tickets.push((role, ticket));
         }
         for _ in 1..setup.controllers {
             let member = group.add(Role::Controller)?;
-            group.wait(limit, "another controller", |picture, _| picture.starts(member) > 0)?;
+            group.wait(limit, "another controller", |picture, _| picture.is_known(member))?;
         }
         let workers = (0..setup.workers).map(|_| group.add(Role::Worker));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
-        let are_up = |picture: &Picture| workers.iter().all(|worker| picture.starts(*worker) > 0);
+        let are_up = |picture: &Picture| workers.iter().all(|worker| picture.is_known(*worker));
         group.wait(limit, "the workers", |picture, _| are_up(picture))?;
         Ok(group)
     }
@@ -206,6 +206,7 @@ impl Group {
             small_disk::mount(&data_dir, mib).map_err(system("cannot mount a small disk"))?;
         }
         let spec = NodeSpec { name, role, bind, advertise, data_dir };
+        self.picture.name(index, &spec.name);
         self.members.push(Member::new(spec));
         self.start_member(index)?;
         Ok(index)

@@ -21,6 +21,8 @@ pub struct SealSeen {
 /// What is known so far.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
+    /// Which member has a name.
+    names: BTreeMap<String, MemberIndex>,
     /// Which member a node is.
     members: BTreeMap<u64, MemberIndex>,
     /// How often each member's process said that it began.
@@ -36,12 +38,22 @@ pub struct Picture {
 }
 
 impl Picture {
+    /// A member has this name.
+    pub fn name(&mut self, member: MemberIndex, name: &str) {
+        self.names.insert(name.to_owned(), member);
+    }
+
     /// A member's file has another line.
     pub fn learn(&mut self, member: MemberIndex, event: &Event) {
         match &event.kind {
             EventKind::Started { node } => {
                 self.members.insert(*node, member);
                 *self.starts.entry(member).or_default() += 1;
+            }
+            EventKind::Joined { node, name } => {
+                if let Some(member) = self.names.get(name) {
+                    self.members.insert(*node, *member);
+                }
             }
             EventKind::Leader { node, term } => {
                 let is_newer = *term > self.term || *term == self.term && node.is_some();
@@ -102,6 +114,12 @@ impl Picture {
     #[must_use]
     pub fn stages(&self) -> Vec<MemberIndex> {
         self.stages.iter().filter_map(|node| self.members.get(node).copied()).collect()
+    }
+
+    /// Whether a member was heard of: it said so itself, or was admitted by that name.
+    #[must_use]
+    pub fn is_known(&self, member: MemberIndex) -> bool {
+        self.members.values().any(|known| *known == member)
     }
 
     /// How often a member's process said that it began.
@@ -170,6 +188,19 @@ mod tests {
         ]);
         assert_eq!(picture.leader(), Some(1));
         assert_eq!((picture.starts(0), picture.starts(1), picture.starts(2)), (1, 2, 0));
+    }
+
+    #[test]
+    fn a_member_is_known_by_itself_or_by_its_name() {
+        let mut picture = Picture::default();
+        picture.name(3, "w1");
+        picture.learn(0, &Event::parse(r#"{"event":"joined","node":9,"name":"w1"}"#));
+        picture.learn(0, &Event::parse(r#"{"event":"joined","node":8,"name":"stranger"}"#));
+        picture.learn(1, &Event::parse(r#"{"event":"started","node":2}"#));
+        let known = [0, 1, 2, 3].map(|member| picture.is_known(member));
+        assert_eq!(known, [false, true, false, true]);
+        picture.learn(0, &Event::parse(r#"{"event":"plan","generation":1,"stages":[9,8]}"#));
+        assert_eq!(picture.stages(), [3]);
     }
 
     #[test]
