@@ -37,6 +37,9 @@ fn every_command_has_help_with_an_example() {
         "bench train",
         "bench gemm",
         "chaos sim",
+        "chaos run",
+        "chaos measure",
+        "chaos demo",
     ];
     for command in commands {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();

@@ -6,6 +6,7 @@
 //! away, so it must be long enough for all its faults; how many steps that takes follows from how
 //! long a step takes without faults.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::account::{Account, Recovery, StrikeRecord, Verdict, recovery_times};
@@ -90,57 +91,46 @@ pub fn run(
     watch: &mut Watch<'_>,
 ) -> Result<Account, GroupError> {
     let began = Instant::now();
-    let steps = setup.training.steps;
-    let mut account = Account {
-        seed: setup.group.seed,
-        controllers: setup.group.controllers,
-        workers: setup.group.workers,
-        steps,
-        seconds: 0.0,
-        machine: super::machine::report(),
-        strikes: Vec::new(),
-        missed: 0,
-        recovery: Default::default(),
-        findings: Findings::default(),
-        digest_undisturbed: undisturbed.digest.clone(),
-        proxy: None,
-        verdict: Verdict::Passed,
-    };
+    let account = blank(setup, undisturbed);
     let group = match Group::start(&setup.group, START_LIMIT) {
         Ok(group) => group,
         Err(error) => return Ok(Account { verdict: verdict_of(error)?, ..account }),
     };
-    let striker = Striker::new(setup.group.workers as usize, setup.group.small_disk_mib.is_some());
-    let mut faults = setup.mix.draw(setup.group.seed);
-    faults.reverse();
-    let mut campaign = Campaign {
-        setup,
-        watch,
-        group,
-        striker,
-        faults,
-        open: None,
-        strikes: Vec::new(),
-        missed: 0,
-        began,
-        told: began,
-    };
+    let mut campaign = Campaign::new(setup, group, watch, began);
     let ended = campaign.live();
     let Campaign { group, faults, strikes, missed, .. } = campaign;
-    account.seconds = began.elapsed().as_secs_f64();
-    account.recovery = recovery_times(&strikes);
-    (account.strikes, account.missed) = (strikes, missed);
-    account.proxy = group.proxy().map(super::proxy::Proxy::counts);
-    account.findings = judge(&group, steps, undisturbed, ended.is_ok());
-    account.verdict = match ended {
+    let findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
+    let verdict = match ended {
         Err(error) => verdict_of(error)?,
-        Ok(()) => match account.findings.violations.first() {
+        Ok(()) => match findings.violations.first() {
             Some(violation) => Verdict::Unsafe(violation.to_string()),
             None if faults.is_empty() => Verdict::Passed,
             None => Verdict::Harness(format!("{} faults found no time to strike", faults.len())),
         },
     };
-    Ok(account)
+    let recovery = recovery_times(&strikes);
+    let proxy = group.proxy().map(super::proxy::Proxy::counts);
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Account { seconds, strikes, missed, recovery, findings, proxy, verdict, ..account })
+}
+
+/// An account of nothing.
+fn blank(setup: &CampaignSetup, undisturbed: &Undisturbed) -> Account {
+    Account {
+        seed: setup.group.seed,
+        controllers: setup.group.controllers,
+        workers: setup.group.workers,
+        steps: setup.training.steps,
+        seconds: 0.0,
+        machine: super::machine::report(),
+        strikes: Vec::new(),
+        missed: 0,
+        recovery: BTreeMap::new(),
+        findings: Findings::default(),
+        digest_undisturbed: undisturbed.digest.clone(),
+        proxy: None,
+        verdict: Verdict::Passed,
+    }
 }
 
 /// What is wrong with the files of a run, and with its checkpoints if it came to its end.
@@ -182,7 +172,30 @@ fn verdict_of(error: GroupError) -> Result<Verdict, GroupError> {
     }
 }
 
-impl Campaign<'_, '_> {
+impl<'a, 'b> Campaign<'a, 'b> {
+    fn new(
+        setup: &'a CampaignSetup,
+        group: Group,
+        watch: &'a mut Watch<'b>,
+        began: Instant,
+    ) -> Self {
+        let has_small_disks = setup.group.small_disk_mib.is_some();
+        let mut faults = setup.mix.draw(setup.group.seed);
+        faults.reverse();
+        Self {
+            setup,
+            watch,
+            group,
+            striker: Striker::new(setup.group.workers as usize, has_small_disks),
+            faults,
+            open: None,
+            strikes: Vec::new(),
+            missed: 0,
+            began,
+            told: began,
+        }
+    }
+
     fn live(&mut self) -> Result<(), GroupError> {
         self.group.run(&self.setup.training.config, self.setup.training.steps)?;
         let mut progress = Progress::new(&self.group);

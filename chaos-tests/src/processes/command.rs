@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::account::{Account, Verdict};
 use super::campaign::{self, CampaignSetup, SEAL_LIMIT, START_LIMIT};
+use super::check::Undisturbed;
 use super::contract::Program;
 use super::demo::{self, Demo};
 use super::faults::{FaultKind, FaultMix};
@@ -37,44 +38,61 @@ pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, Grou
         faults.iter().try_for_each(|fault| watch.tell(&fault.to_string()))?;
         return Ok(0);
     }
-    let has_proxy = args.proxy || mix.kinds.iter().any(|kind| kind.is_network());
-    let mut program = program(&args.group, own);
-    let cache = std::env::temp_dir().join("zbelastic-chaos-undisturbed");
-    let workers = args.group.workers;
-    let trial = Training {
-        program: program.clone(),
-        config: args.config.clone(),
-        steps: TRIAL_STEPS,
-        workers,
-    };
     for line in machine::report() {
         watch.tell(&line)?;
     }
+    let (training, undisturbed, every_steps) = undisturbed(args, &mix, own, watch)?;
+    let mut folder = folder(args.folder.as_deref(), "run")?;
+    let setup = campaign(args, mix, training, every_steps, folder.path());
+    let account = campaign::run(&setup, &undisturbed, watch)?;
+    finish(args.report.as_deref(), &mut folder, &account, watch)?;
+    Ok(account.verdict.exit_code())
+}
+
+/// What a run without faults comes to, in as many steps as the faults of a campaign need, and how
+/// many steps lie between two of them.
+fn undisturbed(
+    args: &RunArgs,
+    mix: &FaultMix,
+    own: &Path,
+    watch: &mut Watch<'_>,
+) -> Result<(Training, Undisturbed, u64), GroupError> {
+    let cache = std::env::temp_dir().join("zbelastic-chaos-undisturbed");
+    let (config, workers) = (args.config.clone(), args.group.workers);
+    let program = program(&args.group, own);
+    let trial = Training { program, config, steps: TRIAL_STEPS, workers };
     let step_ms = trial.undisturbed(&cache, START_LIMIT, watch)?.step_ms;
     let every_steps = CampaignSetup::distance(args.every, step_ms);
-    let steps = CampaignSetup::steps(&mix, every_steps);
+    let steps = CampaignSetup::steps(mix, every_steps);
     watch.tell(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
     let training = Training { steps, ..trial };
     let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
+    Ok((training, undisturbed, every_steps))
+}
+
+fn campaign(
+    args: &RunArgs,
+    mix: FaultMix,
+    mut training: Training,
+    every_steps: u64,
+    folder: &Path,
+) -> CampaignSetup {
+    let has_proxy = args.proxy || mix.kinds.iter().any(|kind| kind.is_network());
     if has_proxy {
-        program.environment.push((NO_SAME_HOST.0.to_owned(), NO_SAME_HOST.1.to_owned()));
+        let (key, value) = NO_SAME_HOST;
+        training.program.environment.push((key.to_owned(), value.to_owned()));
     }
-    let mut folder = folder(args.folder.as_deref(), "run")?;
     let group = GroupSetup {
-        program: program.clone(),
-        folder: folder.path().join("cluster"),
+        program: training.program.clone(),
+        folder: folder.join("cluster"),
         controllers: args.group.controllers,
-        workers,
+        workers: args.group.workers,
         seed: args.group.seed,
         has_proxy,
         small_disk_mib: args.small_disk,
     };
-    let training = Training { program, ..training };
     let (seal_limit, tell_every) = (SEAL_LIMIT, None);
-    let setup = CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every };
-    let account = campaign::run(&setup, &undisturbed, watch)?;
-    finish(args.report.as_deref(), &mut folder, &account, watch)?;
-    Ok(account.verdict.exit_code())
+    CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every }
 }
 
 /// Shows that kills change nothing, and returns the exit code.

@@ -172,24 +172,45 @@ impl Striker {
                     self.later(ms, Undo::Empty(*victim));
                 }
             }
+            Fault::Isolate { .. }
+            | Fault::OneWay { .. }
+            | Fault::Storm { .. }
+            | Fault::Replay { .. } => self.turn(group, strike),
+        }
+        Ok(())
+    }
+
+    /// The network turns bad.
+    fn turn(&mut self, group: &Group, strike: &Strike) {
+        let victims = &strike.victims;
+        let (ms, undo) = match strike.fault {
             Fault::Isolate { ms, .. } => {
                 cut(group, victims, true, true);
-                self.later(ms, Undo::Clear);
+                (ms, Undo::Clear)
             }
             Fault::OneWay { is_deaf, ms, .. } => {
                 cut(group, victims, is_deaf, !is_deaf);
-                self.later(ms, Undo::Clear);
+                (ms, Undo::Clear)
             }
             Fault::Storm { weather, ms } => {
                 group.proxy().inspect(|proxy| proxy.set(Links::All, weather));
-                self.later(ms, Undo::Clear);
+                (ms, Undo::Clear)
             }
             Fault::Replay { count, ms } => {
                 group.proxy().inspect(|proxy| proxy.record(true));
-                self.later(ms, Undo::Replay { count });
+                (ms, Undo::Replay { count })
             }
-        }
-        Ok(())
+            Fault::KillWorkers { .. }
+            | Fault::KillLeader { .. }
+            | Fault::KillFollower { .. }
+            | Fault::PauseWorker { .. }
+            | Fault::PauseController { .. }
+            | Fault::Drain { .. }
+            | Fault::Join { .. }
+            | Fault::PowerCycle { .. }
+            | Fault::FullDisk { .. } => return,
+        };
+        self.later(ms, undo);
     }
 
     fn signal(
