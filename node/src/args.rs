@@ -22,6 +22,9 @@ pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 
 use std::path::PathBuf;
 
+use chaos_tests::args::processes::{
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs,
+};
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
@@ -294,6 +297,28 @@ pub enum ChaosCommand {
     /// Live whole clusters in this process, each from one seed and under drawn faults.
     #[command(after_help = sim_help())]
     Sim(SimArgs),
+    /// Kill processes of a real run on this machine, again and again, and compare its weights with
+    /// those of a run that nothing disturbed.
+    #[command(after_help = run_help())]
+    Run(RunArgs),
+    /// Measure how long a real run takes to go on after each kind of fault.
+    Measure(MeasureArgs),
+    /// Watch a run whose processes are killed end with the same weights as one that is left alone.
+    #[command(after_help = DEMO_EXIT_CODES)]
+    Demo(DemoArgs),
+}
+
+fn run_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos run --config tiny.toml                     thirty faults
+  zbelastic chaos run --config tiny.toml --kills 400 --power-cycles 20 --report report.json
+  zbelastic chaos run --config tiny.toml --faults isolate,storm,replay
+  zbelastic chaos run --config tiny.toml --seed 7 --list     what would strike
+
+{RUN_EXIT_CODES}"
+    )
 }
 
 fn sim_help() -> String {

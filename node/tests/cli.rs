@@ -63,6 +63,9 @@ fn every_command_has_help_with_an_example() {
         "cluster info",
         "cluster backup",
         "cluster recover",
+        "chaos run",
+        "chaos measure",
+        "chaos demo",
     ];
     for command in commands {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
