@@ -7,7 +7,7 @@ mod clock;
 pub mod cluster;
 pub mod config;
 pub mod events;
-mod follow;
+pub mod follow;
 pub mod job;
 pub mod leave;
 pub mod node;

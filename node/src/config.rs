@@ -41,6 +41,7 @@ pub use value::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
@@ -52,7 +53,7 @@ use crate::failure::Failure;
 use problem::Problem;
 
 /// A run, as configured. Every value is legal; parts are passed on by reference.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunConfig {
     /// The model.
     pub model: ModelConfig,
@@ -87,7 +88,7 @@ pub struct RunConfig {
 }
 
 /// What a cluster keeps on disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointConfig {
     /// Steps from one checkpoint to the next; 0 never.
     pub every: u64,
@@ -100,7 +101,7 @@ pub struct CheckpointConfig {
 }
 
 /// How a cluster takes it when nodes come and go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticConfig {
     /// Workers without whom nothing goes on.
     pub min_nodes: u32,
@@ -115,7 +116,7 @@ pub struct ElasticConfig {
 }
 
 /// What a worker does when its machine is about to be taken away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoticePolicy {
     /// Hands over what it holds, then goes.
     Drain,
@@ -124,7 +125,7 @@ pub enum NoticePolicy {
 }
 
 /// Where weights begin.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightSource {
     /// Drawn from the run's seed.
     Drawn,
@@ -136,7 +137,7 @@ pub enum WeightSource {
 }
 
 /// A schedule, or leave to find one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScheduleChoice {
     /// The fastest that fits.
     Auto,
@@ -145,7 +146,7 @@ pub enum ScheduleChoice {
 }
 
 /// A window, or leave to choose one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowChoice {
     /// What suits the schedule.
     Auto,

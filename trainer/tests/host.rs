@@ -15,7 +15,7 @@ use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, LayerImage};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -83,14 +83,14 @@ fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
     told.expect("it answers").into_iter().map(|held| held.layer).collect()
 }
 
-type Worker = Host<BackendModel<fn() -> CpuBackend>, Arc<Corpus>>;
+type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
 fn host() -> Worker {
     let model = common::tiny_model(Family::Llama);
     let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = common::setup(model.clone(), setup, 4);
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
-    let device: fn() -> CpuBackend = || CpuBackend::new(1).expect("one thread");
+    let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
     let compute = BackendModel { model, optimizer, step_count: 4, weights, device };
     Host::new(HostSetup { stage }, compute, common::corpus())
 }

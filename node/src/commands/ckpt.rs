@@ -1,6 +1,6 @@
 //! `ckpt list`, `show`, `verify`, `restore`, `gc` and `export`.
 
-mod export;
+pub mod export;
 mod verify;
 
 use std::fmt::Write as _;

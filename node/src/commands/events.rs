@@ -108,7 +108,7 @@ pub fn event_line(event: &Event) -> String {
 pub fn run_line(event: &Event) -> String {
     match &event.kind {
         EventKind::Step { .. } => step_text(&event.kind).expect("it is a step"),
-        EventKind::Checkpoint { .. } | EventKind::Done { .. } => {
+        EventKind::Checkpoint { .. } | EventKind::Done { .. } | EventKind::HeldOut { .. } => {
             format!("✔ {}", escape(&event.text))
         }
         EventKind::Started { .. }
@@ -149,6 +149,8 @@ fn step_text(kind: &EventKind) -> Option<String> {
         generation,
         stages,
         eta_s,
+        attempts: _,
+        bubble: _,
     } = kind
     else {
         return None;
@@ -196,6 +198,8 @@ mod tests {
             tokens_per_s: 127_184.4,
             generation: 7,
             stages: 4,
+            attempts: 1,
+            bubble: None,
             eta_s: Some(3733.0),
         }
     }

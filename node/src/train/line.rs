@@ -157,7 +157,6 @@ mod tests {
             loss: 3.214_53,
             norm: 0.812_4,
             verdict: Verdict::Keep,
-            reason: Reason::Sound,
             lr: 5.9e-4,
             elapsed: Duration::from_millis(412),
             tokens: 52_400,

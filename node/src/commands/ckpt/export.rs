@@ -44,10 +44,7 @@ pub fn export(
     };
     let detail = client.checkpoint(step).map_err(Failure::from)?;
     let model = model_of(&detail)?;
-    let mut layers = Vec::new();
-    for (layer, spec) in detail.layers.iter().zip(model_layers(&model)) {
-        layers.push(fetch(step, layer, &spec, client)?);
-    }
+    let layers = weights(&detail, &model, client)?;
     fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
     write_whole(&folder.join(WEIGHTS), &export_safetensors(&model, &layers))?;
     write_whole(&folder.join(CONFIG), config_json(&model).as_bytes())?;
@@ -55,6 +52,20 @@ pub fn export(
     let (shown, size) = (folder.display(), Bytes::of_f32(floats));
     writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
     Ok(())
+}
+
+/// The weights of a checkpoint, layer by layer, each checked against its digest.
+///
+/// # Errors
+/// If one cannot be had whole.
+pub fn weights(
+    detail: &CheckpointDetail,
+    model: &ModelConfig,
+    client: &mut ApiClient<'_>,
+) -> Result<Vec<Vec<f32>>, Failure> {
+    let specs = model_layers(model);
+    let layers = detail.layers.iter().zip(&specs);
+    layers.map(|(layer, spec)| fetch(detail.summary.step, layer, spec, client)).collect()
 }
 
 fn check_free(folder: &Path) -> Result<(), Failure> {

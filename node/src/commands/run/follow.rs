@@ -124,6 +124,7 @@ fn ending_of(kind: &EventKind) -> Option<Result<(), Failure>> {
         | EventKind::Plan { .. }
         | EventKind::Running { .. }
         | EventKind::Step { .. }
+        | EventKind::HeldOut { .. }
         | EventKind::Rollback { .. }
         | EventKind::Rewound { .. }
         | EventKind::Checkpoint { .. }
@@ -190,6 +191,8 @@ mod tests {
             tokens_per_s: 1.0,
             generation: 1,
             stages: 1,
+            attempts: 1,
+            bubble: None,
             eta_s: None,
         }
     }
