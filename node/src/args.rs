@@ -23,7 +23,7 @@ pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 use std::path::PathBuf;
 
 use chaos_tests::args::processes::{
-    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs,
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs as ChaosRunArgs,
 };
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -136,7 +136,7 @@ fn short(text: &str) -> Result<String, String> {
 }
 
 /// Workers of one machine: more than it has cores, and few enough to be planned for in a second.
-const WORKERS_MAX: i64 = 64;
+pub const WORKERS_MAX: i64 = 64;
 /// Threads of a worker: far more than a machine has cores, and few enough to be started.
 const THREADS_MAX: i64 = 64;
 
@@ -152,10 +152,13 @@ pub struct TrainArgs {
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,
+    /// Train in this process alone, with a thread for each worker: nothing survives its end.
+    #[arg(long)]
+    pub threads_only: bool,
     /// Print one JSON object a line instead of text.
     #[arg(long)]
     pub json: bool,
-    /// Folder for what the run leaves behind.
+    /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Corrupt a gradient on purpose; may be given several times.
@@ -300,7 +303,7 @@ pub enum ChaosCommand {
     /// Kill processes of a real run on this machine, again and again, and compare its weights with
     /// those of a run that nothing disturbed.
     #[command(after_help = run_help())]
-    Run(RunArgs),
+    Run(ChaosRunArgs),
     /// Measure how long a real run takes to go on after each kind of fault.
     Measure(MeasureArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.

@@ -38,9 +38,7 @@ use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinSetup, NodeKey, NodeName, PeerRole, Token, UnixSeconds,
     join_cluster, random_number,
 };
-use zbelastic_transport::{
-    AdminClient, ConnectError, Credentials, DialProblem, RequestError,
-};
+use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
 use zbelastic_types::{Bytes, ClusterId, NodeId};
 
 use crate::api::MemberRole;
@@ -94,7 +92,8 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
     let advertised = args.advertise.as_ref().map(ToString::to_string);
     let advertised: Vec<String> = advertised.into_iter().collect();
     let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
-    let own = authority.credentials(PeerRole::Controller, FIRST_NODE, now).map_err(cannot_certify)?;
+    let own =
+        authority.credentials(PeerRole::Controller, FIRST_NODE, now).map_err(cannot_certify)?;
     let admin = authority.credentials(PeerRole::Admin, ADMIN_NODE, now).map_err(cannot_certify)?;
     let identity = folder.identity();
     own.save(&identity).map_err(cannot_keep)?;
@@ -128,7 +127,8 @@ fn print_joining(folder: &DataFolder, home: &Home) {
 }
 
 fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
-    let authority = ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
+    let authority =
+        ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
     let authority = authority.map_err(cannot_keep)?;
     let credentials = controller_credentials(&folder, &home, &authority)?;
     let runtime = runtime()?;
@@ -194,7 +194,13 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
         // What was typed is tried beside what was found last.
         let typed = resolve_all(addresses)?;
         for known in home.controllers.values_mut() {
-            known.extend(typed.iter().filter(|address| !known.contains(address)).copied().collect::<Vec<_>>());
+            known.extend(
+                typed
+                    .iter()
+                    .filter(|address| !known.contains(address))
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
         }
     }
     if home.role == MemberRole::Controller {
@@ -259,7 +265,9 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     }
     let mut controllers = by_node(joined.controllers);
     for known in controllers.values_mut() {
-        known.extend(cluster.iter().filter(|address| !known.contains(address)).copied().collect::<Vec<_>>());
+        known.extend(
+            cluster.iter().filter(|address| !known.contains(address)).copied().collect::<Vec<_>>(),
+        );
     }
     let peer = joined.credentials.identity();
     let home = Home::new(Beginning {
@@ -283,7 +291,8 @@ fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
     if found.is_empty() {
         let what = format!("no such host: {}", addresses.texts().join(", "));
         let mut failure = Failure::new(FailureCode::Unreachable, what);
-        failure.details = vec![Detail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
+        failure.details =
+            vec![Detail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
         return Err(failure);
     }
     Ok(found)
@@ -293,7 +302,8 @@ fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
 fn host_name(key: &NodeKey) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let host: String = host.trim().to_lowercase().chars().filter(|c| allowed(*c)).take(40).collect();
+    let host: String =
+        host.trim().to_lowercase().chars().filter(|c| allowed(*c)).take(40).collect();
     let digest = key.digest().0;
     let number = u16::from_le_bytes([digest[0], digest[1]]);
     let host = if host.is_empty() { "node".to_owned() } else { host };
@@ -311,7 +321,7 @@ pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
         let what = format!("{} has no identity", folder.root().display());
         Failure::new(FailureCode::NotFound, what)
     })?;
-    Ok(recovery::recover(&folder, &home)?.kept)
+    recovery::recover(&folder, &home)
 }
 
 /// The road to the cluster that `folder` has an administrator's certificate of.
@@ -398,11 +408,7 @@ const fn everywhere(port: u16) -> SocketAddr {
 
 /// Where the first controller is reached from its own machine.
 fn local_address(bind: SocketAddr) -> String {
-    if bind.ip().is_unspecified() {
-        format!("127.0.0.1:{}", bind.port())
-    } else {
-        bind.to_string()
-    }
+    if bind.ip().is_unspecified() { format!("127.0.0.1:{}", bind.port()) } else { bind.to_string() }
 }
 
 fn unreadable(error: home::HomeError) -> Failure {
@@ -443,7 +449,7 @@ fn other_role(folder: &DataFolder, home: &Home) -> Failure {
     let path = folder.root().display();
     let what = format!("{path} is the folder of {} {}, no controller's", home.role, home.name);
     let mut failure = Failure::new(FailureCode::WrongState, what);
-    failure.details = vec![Detail::new("`zbelastic join` goes on with it; `init` needs another one")];
+    failure.details =
+        vec![Detail::new("`zbelastic join` goes on with it; `init` needs another one")];
     failure
 }
-

@@ -111,13 +111,7 @@ impl Cluster {
     }
 
     fn join_as(&mut self, role: MemberRole, name: &str, bind: &str) {
-        let request = TokenRequest {
-            role,
-            ttl_s: 3600,
-            uses: 1,
-            ephemeral: false,
-            note: None,
-        };
+        let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
         let token = self.wait("a token", |cluster| {
             match cluster.ask(&Request::TokenCreate(request.clone()))? {
                 Answer::Token(token) => Some(token.token),
@@ -244,15 +238,20 @@ fn leader_that_is_killed_is_replaced() {
     let mut cluster = Cluster::new();
     cluster.join_controller("second");
     cluster.join_controller("third");
-    cluster.wait("three voters", |cluster| {
-        (cluster.status()?.quorum.voters.len() == 3).then_some(())
-    });
+    cluster
+        .wait("three voters", |cluster| (cluster.status()?.quorum.voters.len() == 3).then_some(()));
     ["a", "b", "c"].into_iter().for_each(|name| cluster.join(name));
     cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 6).then_some(()));
     cluster.run(STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 5));
     let first = cluster.kill("controller");
-    cluster.nodes.insert(0, Node { child: Command::new("true").spawn().expect("it runs"), folder: first.folder.clone() });
+    cluster.nodes.insert(
+        0,
+        Node {
+            child: Command::new("true").spawn().expect("it runs"),
+            folder: first.folder.clone(),
+        },
+    );
     let began = Instant::now();
     let at = cluster.wait("another leader", Cluster::step);
     eprintln!("leader after {:?} at {at}", began.elapsed());

@@ -65,7 +65,7 @@ const FENCES: [Fence; 35] = [
         &[],
         &["trainer/src/digest.rs", "checkpoint/src/", "transport/src/", "node/src/"],
     ),
-    fence("bytemuck", &["transport"], &[], &["transport/src/"]),
+    fence("bytemuck", &["transport", "node"], &[], &["transport/src/", "node/src/cluster/"]),
     fence("bytes", &["transport", "node"], &[], &["transport/src/", "node/src/"]),
     fence(
         "clap",

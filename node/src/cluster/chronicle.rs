@@ -14,9 +14,7 @@ use zbelastic_types::{Bytes, Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::document::NamedJob;
 use super::wire::layer_bytes;
-use crate::api::{
-    EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait,
-};
+use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use crate::train::line::tokens_per_s;
 
 /// Seals over which speed and waits are averaged.
@@ -255,19 +253,22 @@ impl Chronicle {
                 let detected_ms = detected_ms(*reason);
                 let reason = reason.to_string();
                 if is_at_stage {
-                    self.note_failure(now, FailureStatus {
-                        at_ms: now_ms,
-                        node,
-                        name: name.clone(),
-                        reason: reason.clone(),
-                        detected_ms,
-                        next_seal_ms: None,
-                        generation: None,
-                        layers_moved: 0,
-                        bytes_moved: Bytes(0),
-                        bytes_floor: Bytes(0),
-                        steps_lost: 0,
-                    });
+                    self.note_failure(
+                        now,
+                        FailureStatus {
+                            at_ms: now_ms,
+                            node,
+                            name: name.clone(),
+                            reason: reason.clone(),
+                            detected_ms,
+                            next_seal_ms: None,
+                            generation: None,
+                            layers_moved: 0,
+                            bytes_moved: Bytes(0),
+                            bytes_floor: Bytes(0),
+                            steps_lost: 0,
+                        },
+                    );
                 }
                 Some(EventKind::Lost { node, name, reason, detected_ms })
             }
@@ -303,7 +304,12 @@ impl Chronicle {
         }]
     }
 
-    fn note_resumed(&mut self, now_runs: Generation, state: &State, now: Instant) -> Vec<EventKind> {
+    fn note_resumed(
+        &mut self,
+        now_runs: Generation,
+        state: &State,
+        now: Instant,
+    ) -> Vec<EventKind> {
         let since = self.sealed_at.or(self.loads_since);
         let moved = state.plan().map(|plan| moved_layers(&plan.record)).unwrap_or_default();
         vec![EventKind::Running {

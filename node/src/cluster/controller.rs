@@ -127,7 +127,8 @@ struct Controller {
 /// Runs a controller until it ends.
 pub async fn run(setup: ControllerSetup, parts: ControllerParts) -> Ending {
     let ControllerParts { core, disk, mut written, solver, mut solved, authority, .. } = parts;
-    let ControllerParts { transport, mut events, keeper, mut kept, journal, mut signals, .. } = parts;
+    let ControllerParts { transport, mut events, keeper, mut kept, journal, mut signals, .. } =
+        parts;
     let (arrivals, mut arrived) = mpsc::channel(ARRIVALS_MAX);
     serve_bodies(&transport, &keeper);
     let peers = Peers::new(setup.node, setup.controllers.clone());
@@ -425,9 +426,9 @@ impl Controller {
 fn fatal(cause: &FatalCause) -> Ending {
     Ending::Lost(match cause {
         FatalCause::Log(reason) => format!("this node's log cannot be used any more: {reason:?}"),
-        FatalCause::Version(error) => format!(
-            "what is agreed cannot be read by this version; the data is untouched: {error}"
-        ),
+        FatalCause::Version(error) => {
+            format!("what is agreed cannot be read by this version; the data is untouched: {error}")
+        }
         FatalCause::OtherCluster { expected, found } => {
             format!("the log is cluster {found}'s, this node belongs to {expected}")
         }

@@ -167,9 +167,7 @@ impl DeviceHandle {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(
-        frames: FrameSender,
-    ) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
+    pub fn start(frames: FrameSender) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
         let (inbox, orders) = sync_channel(INBOX_MAX);
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(Gauge::default());

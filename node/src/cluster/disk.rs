@@ -95,7 +95,8 @@ fn serve(
             }
         }
         let written = if bytes.is_empty() { Ok(()) } else { log.append(&bytes) };
-        let written = written.and_then(|()| trim.map_or(Ok(()), |before| log.trim(base + before.0)));
+        let written =
+            written.and_then(|()| trim.map_or(Ok(()), |before| log.trim(base + before.0)));
         let reports_due = match written {
             Ok(()) => tokens.into_iter().map(Written::Durable).collect(),
             Err(error) => vec![Written::Failed(error)],

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::{fs, io, thread};
 
 use tokio::sync::mpsc;
@@ -94,10 +94,7 @@ impl Keeper {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(
-        store: Arc<SledStore>,
-        data: PathBuf,
-    ) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
+    pub fn start(store: Arc<SledStore>, data: PathBuf) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
         let of_thread = store.clone();
@@ -326,7 +323,12 @@ impl Copies {
     }
 
     /// Another node keeps it, or cannot.
-    pub fn note_kept(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> Option<CopyOutcome> {
+    pub fn note_kept(
+        &mut self,
+        piece: PieceRef,
+        node: NodeId,
+        is_kept: bool,
+    ) -> Option<CopyOutcome> {
         let copying = self.under_way.get_mut(&piece)?;
         if !copying.asked.contains(&node) {
             return None;

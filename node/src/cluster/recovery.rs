@@ -15,7 +15,7 @@ use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
-use zbelastic_types::{ClusterId, Step};
+use zbelastic_types::ClusterId;
 
 use super::home::{Beginning, Home};
 use super::{ADMIN_NODE, FIRST_NODE, cannot_certify, cannot_keep, unreadable};
@@ -26,25 +26,17 @@ use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
-/// What a recovery came to.
-pub struct Recovered {
-    /// Where what was of the old cluster lies now.
-    pub kept: PathBuf,
-    /// The version that the new one goes on from.
-    pub version: Step,
-}
-
-/// Makes a new cluster of the controller in `folder`, which this process holds.
+/// Makes a new cluster of the controller in `folder`, which this process holds. Yields where what
+/// was of the old one lies now.
 ///
 /// # Errors
 /// If it is no controller's, or has no checkpoint to go on from. Nothing is changed then.
-pub fn recover(folder: &DataFolder, old: &Home) -> Result<Recovered, Failure> {
+pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
     if old.role != MemberRole::Controller {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
     let (spec, record) = newest(&folder.store())?;
-    let version = record.version;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
@@ -53,7 +45,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<Recovered, Failure> {
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
     home.save(&folder.identity()).map_err(unreadable)?;
-    Ok(Recovered { kept, version })
+    Ok(kept)
 }
 
 /// The state that a cluster begins with in this folder, if it was recovered.
@@ -115,7 +107,8 @@ fn put_aside(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
 fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Failure> {
     let now = UnixSeconds::now();
     let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
-    let own = authority.credentials(PeerRole::Controller, FIRST_NODE, now).map_err(cannot_certify)?;
+    let own =
+        authority.credentials(PeerRole::Controller, FIRST_NODE, now).map_err(cannot_certify)?;
     let admin = authority.credentials(PeerRole::Admin, ADMIN_NODE, now).map_err(cannot_certify)?;
     own.save(&folder.identity()).map_err(cannot_keep)?;
     authority.save(&folder.identity().join("authority")).map_err(cannot_keep)?;

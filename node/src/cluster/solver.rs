@@ -197,9 +197,8 @@ fn op_ticks_max(
 ) -> u32 {
     let config = &document.config;
     let work = layer_work(&config.model, config.batch.microbatch);
-    let of_chunk = |chunk: &LayerRange| -> f64 {
-        chunk.ids().map(|layer| work[layer as usize].total()).sum()
-    };
+    let of_chunk =
+        |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
     let largest = chunks.iter().map(of_chunk).fold(0.0, f64::max);
     let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
     let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;

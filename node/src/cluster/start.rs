@@ -95,7 +95,8 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
     };
     let (transport, events) = Transport::bind(setup).await.map_err(|error| {
         let mut failure = Failure::new(FailureCode::WrongState, error.to_string());
-        failure.details = vec![Detail::new("another --bind, or --bind with port 0 for any free one")];
+        failure.details =
+            vec![Detail::new("another --bind, or --bind with port 0 for any free one")];
         failure
     })?;
     let store = SledStore::open(Arc::new(RealFiles), &node.folder.store());
@@ -231,11 +232,8 @@ fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Star
 
 /// Where a node is reached: where it says, or else where it listens.
 fn contact(home: &Home, local: SocketAddr) -> Contact {
-    let addresses = if home.advertised.is_empty() {
-        vec![local.to_string()]
-    } else {
-        home.advertised.clone()
-    };
+    let addresses =
+        if home.advertised.is_empty() { vec![local.to_string()] } else { home.advertised.clone() };
     Contact { name: home.name.clone(), addresses }
 }
 

@@ -211,7 +211,12 @@ pub fn incoming(frame: ReceivedFrame) -> Result<PeerFrame, FrameFault> {
 ///
 /// # Errors
 /// If a plan has longer frames than the lane takes.
-pub fn frame_rules(plan: &PlanRecord, me: NodeId, model: &ModelConfig, batch: BatchShape) -> Result<FrameRules, RuleError> {
+pub fn frame_rules(
+    plan: &PlanRecord,
+    me: NodeId,
+    model: &ModelConfig,
+    batch: BatchShape,
+) -> Result<FrameRules, RuleError> {
     let boundary = batch.microbatch.rows() * model.width as usize;
     let specs = model_layers(model);
     let mut rules = FrameRules::new();

@@ -29,10 +29,10 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{ClusterId, NodeId, Step};
 
-use super::ending::{Ending, Signal};
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
+use super::ending::{Ending, Signal};
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
@@ -265,7 +265,8 @@ impl Worker {
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Collect { kept } => self.collect(from, kept),
             // For controllers.
-            NodeMessage::KeepData(_) | NodeMessage::Took { .. } | NodeMessage::Evaluated { .. } => {}
+            NodeMessage::KeepData(_) | NodeMessage::Took { .. } | NodeMessage::Evaluated { .. } => {
+            }
         }
     }
 

@@ -71,8 +71,7 @@ pub fn train(
     let wishes = (&prepared.job.interrupt, prepared.text.held_out_windows > 0);
     let planned = prepared.choice.prediction.bubble;
     let mut observe_planned = |told: Told<'_>| observe(told.with_plan(planned));
-    let ended =
-        follow(accepted, wishes, &mut children, &mut client, &mut observe_planned)?;
+    let ended = follow(accepted, wishes, &mut children, &mut client, &mut observe_planned)?;
     let elapsed = began.elapsed();
     finish(prepared, ended, elapsed, (&mut children, &mut client))
 }
@@ -166,7 +165,10 @@ fn upload(
     let DataHeld { hash, held } = held;
     let wanted = |bytes: &&Vec<u8>| HexDigest(DataName::of(bytes).hash) == hash;
     let bytes = submission.data.iter().find(wanted).ok_or_else(|| {
-        Failure::new(FailureCode::Internal, format!("the controller wants {hash}, which is not here"))
+        Failure::new(
+            FailureCode::Internal,
+            format!("the controller wants {hash}, which is not here"),
+        )
     })?;
     let mut offset = held as usize;
     while offset < bytes.len() {

@@ -14,9 +14,9 @@ use zbelastic_types::{NodeId, Step};
 use super::Controller;
 use super::orders::Outcome;
 use crate::api::{
-    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, MemberRole, NoRun, NodeSaid,
-    Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo, TokenRequest,
-    WrongState, decode_request, encode_answer,
+    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, MemberRole,
+    NoRun, NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
+    TokenRequest, WrongState, decode_request, encode_answer,
 };
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::journal::now_s;

@@ -134,7 +134,8 @@ impl Controller {
         match failure {
             None => self.journal.log(format!("text {} is here", HexDigest(name.hash).short())),
             Some(why) => {
-                self.journal.log(format!("text {} is not here: {why}", HexDigest(name.hash).short()));
+                self.journal
+                    .log(format!("text {} is not here: {why}", HexDigest(name.hash).short()));
             }
         }
     }

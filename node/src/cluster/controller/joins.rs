@@ -10,11 +10,11 @@ use zbelastic_consensus::access::{
 };
 use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
 use zbelastic_consensus::state::EntryRefusal;
+use zbelastic_transport::Reply;
 use zbelastic_transport::identity::{
     CertificateLife, ControllerContact, JoinAnswer, JoinAttempt, JoinGrant, JoinRefusal, JoinReply,
     PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
 };
-use zbelastic_transport::Reply;
 use zbelastic_types::{Digest, NodeId};
 
 use super::Controller;
@@ -123,11 +123,9 @@ impl Controller {
             AccessRefusal::TokenExpired { expired_at_s, .. } => {
                 JoinRefusal::TokenExpired { token, at: UnixSeconds(*expired_at_s) }
             }
-            AccessRefusal::TokenUsedUp { uses_max, .. } => JoinRefusal::TokenSpent {
-                token,
-                uses: (*uses_max).into(),
-                at: UnixSeconds(last),
-            },
+            AccessRefusal::TokenUsedUp { uses_max, .. } => {
+                JoinRefusal::TokenSpent { token, uses: (*uses_max).into(), at: UnixSeconds(last) }
+            }
             AccessRefusal::TokenRevoked { .. } => {
                 JoinRefusal::TokenRevoked { token, at: UnixSeconds(last) }
             }
@@ -231,10 +229,8 @@ impl Controller {
 
     fn controller_contacts(&self) -> Vec<ControllerContact> {
         let controllers = self.core.state().controllers();
-        let contact = |node: NodeId| ControllerContact {
-            node,
-            addresses: resolve(&self.addresses_of(node)),
-        };
+        let contact =
+            |node: NodeId| ControllerContact { node, addresses: resolve(&self.addresses_of(node)) };
         controllers.map(contact).collect()
     }
 

@@ -53,8 +53,7 @@ impl Worker {
                 if sender.node != from.node || !self.arriving.insert(key) {
                     return;
                 }
-                let fetch =
-                    BulkFetch { holders: vec![from.node], key: wire::encode(&key), length };
+                let fetch = BulkFetch { holders: vec![from.node], key: wire::encode(&key), length };
                 let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
                 tokio::spawn(async move {
                     let bytes = transport.fetch_bulk(fetch).await.map_err(|e| e.to_string());
@@ -82,7 +81,9 @@ impl Worker {
                 self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
             }
             // The host asks again, and somebody else.
-            Err(error) => self.journal.log(format!("a layer from {sender} did not arrive: {error}")),
+            Err(error) => {
+                self.journal.log(format!("a layer from {sender} did not arrive: {error}"))
+            }
         }
     }
 }

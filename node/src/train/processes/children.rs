@@ -89,8 +89,17 @@ impl Children {
         for number in 1..=count {
             let name = format!("worker-{number}");
             let arguments = [
-                "join", "--cluster", &address, "--token", token, "--name", &name, "--threads",
-                &threads, "--bind", "127.0.0.1:0",
+                "join",
+                "--cluster",
+                &address,
+                "--token",
+                token,
+                "--name",
+                &name,
+                "--threads",
+                &threads,
+                "--bind",
+                "127.0.0.1:0",
             ];
             self.start(&name, arguments.map(str::to_owned).to_vec())?;
         }

@@ -103,10 +103,7 @@ pub fn follow(
 }
 
 /// Whether every step is sealed, and what is known then.
-fn over(
-    client: &mut ApiClient<'_>,
-    held_out: Option<Evaluated>,
-) -> Result<Option<Ended>, Failure> {
+fn over(client: &mut ApiClient<'_>, held_out: Option<Evaluated>) -> Result<Option<Ended>, Failure> {
     let Some(job) = client.status().ok().and_then(|status| status.job) else { return Ok(None) };
     match job.phase {
         JobPhaseStatus::Done => {
@@ -144,7 +141,17 @@ fn interrupted(children: &mut Children, client: &mut ApiClient<'_>) -> Failure {
 fn news(kind: &EventKind) -> Option<News> {
     match kind {
         EventKind::Step {
-            step, loss, gnorm, verdict, clip, lr, ms, tokens_per_s, attempts, bubble, ..
+            step,
+            loss,
+            gnorm,
+            verdict,
+            clip,
+            lr,
+            ms,
+            tokens_per_s,
+            attempts,
+            bubble,
+            ..
         } => {
             let elapsed = Duration::from_secs_f64(ms / 1e3);
             Some(News::Step(StepRecord {
@@ -159,10 +166,9 @@ fn news(kind: &EventKind) -> Option<News> {
                 attempts: *attempts,
             }))
         }
-        EventKind::HeldOut { step, loss } => Some(News::Evaluated(Evaluated {
-            steps_done: *step,
-            loss: loss.unwrap_or(f64::NAN),
-        })),
+        EventKind::HeldOut { step, loss } => {
+            Some(News::Evaluated(Evaluated { steps_done: *step, loss: loss.unwrap_or(f64::NAN) }))
+        }
         _ => None,
     }
 }
