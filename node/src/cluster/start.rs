@@ -40,6 +40,10 @@ use crate::failure::{Detail, Failure, FailureCode};
 /// their time.
 const WRITE_TICKS_MAX: u32 = 200;
 
+/// How long the node with the higher number waits to be dialled. A controller does not know where a
+/// worker is before that has said so, so a worker does not wait for longer than two dials cross.
+const DIAL_PATIENCE: Duration = Duration::from_millis(150);
+
 /// What a worker brings.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerMeans {
@@ -91,7 +95,7 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
         bind: node.home.bind,
         local_folder: Some(node.folder.root().join("local")),
         start: ProcessStart { boot: node.home.boot, life: random_number() },
-        limits: Limits::default(),
+        limits: Limits { dial_patience: DIAL_PATIENCE, ..Limits::default() },
     };
     let (transport, events) = Transport::bind(setup).await.map_err(|error| {
         let mut failure = Failure::new(FailureCode::WrongState, error.to_string());
