@@ -162,8 +162,11 @@ impl Cluster {
     }
 
     fn begin(&mut self, workers: &[&str], steps: u64) {
+        self.begin_with(workers, steps, workers.len() + 1);
+    }
+
+    fn begin_with(&mut self, workers: &[&str], steps: u64, count: usize) {
         workers.iter().for_each(|name| self.join(name));
-        let count = workers.len() + 1;
         self.wait("all workers", |cluster| {
             (cluster.status()?.members.len() == count).then_some(())
         });
@@ -176,6 +179,32 @@ impl Cluster {
         node.child.kill().expect("it runs");
         node.child.wait().expect("it ends");
         node
+    }
+
+    /// Sends a signal to a node's process.
+    fn signal(&self, name: &str, signal: &str) {
+        let node = self.nodes.iter().find(|node| node.folder.ends_with(name));
+        let process = node.expect("it was started").child.id().to_string();
+        let sent = Command::new("kill").args(["-s", signal, &process]).status();
+        assert!(sent.expect("there is a kill").success());
+    }
+
+    /// Waits until a node's process has ended, and yields its exit code.
+    fn ended(&mut self, name: &str) -> Option<i32> {
+        let found = self.nodes.iter().position(|node| node.folder.ends_with(name));
+        let mut node = self.nodes.remove(found.expect("it was started"));
+        let began = Instant::now();
+        loop {
+            if let Some(status) = node.child.try_wait().expect("it is a child") {
+                return status.code();
+            }
+            assert!(began.elapsed() < PATIENCE, "{name} goes on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn generation(&self) -> Option<u64> {
+        self.status()?.plan.map(|plan| plan.generation)
     }
 
     fn again(&mut self, node: Node, arguments: &[&str]) {
@@ -282,6 +311,75 @@ fn majority_that_is_gone_is_replaced_by_force() {
     assert!(at >= 10 && at < STEPS, "goes on from a checkpoint, not from {at}");
     assert_eq!(cluster.status().expect("it answers").members.len(), 1);
     ["c", "d"].into_iter().for_each(|name| cluster.join(name));
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    cluster.signal("b", "TERM");
+    assert_eq!(cluster.ended("b"), Some(75));
+    let status = cluster.wait("a plan without it", |cluster| {
+        let status = cluster.status()?;
+        let plan = status.plan.as_ref()?;
+        (plan.stages.len() == 2).then_some(status)
+    });
+    assert_eq!(status.failures, [], "nothing was lost: {status:#?}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], 4 * STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    let before = cluster.generation();
+    cluster.signal("a", "STOP");
+    std::thread::sleep(Duration::from_millis(300));
+    cluster.signal("a", "CONT");
+    let at = cluster.wait("steps", Cluster::step);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 5));
+    assert_eq!(cluster.generation(), before);
+    cluster.signal("a", "STOP");
+    cluster.wait("a plan without it", |cluster| {
+        (cluster.status()?.plan?.stages.len() == 2).then_some(())
+    });
+    cluster.signal("a", "CONT");
+    cluster.wait("a plan with it", |cluster| {
+        (cluster.status()?.plan?.stages.len() == 3).then_some(())
+    });
+    let found = cluster.digest(4 * STEPS);
+    drop(cluster);
+    let mut undisturbed = Cluster::new();
+    undisturbed.begin(&["a", "b"], 4 * STEPS);
+    assert_eq!(found, undisturbed.digest(4 * STEPS));
+}
+
+#[test]
+fn without_a_majority_nothing_is_sealed_until_it_is_back() {
+    let mut cluster = Cluster::new();
+    cluster.join_controller("second");
+    cluster.join_controller("third");
+    cluster.wait("three voters", |cluster| {
+        (cluster.status()?.quorum.voters.len() == 3).then_some(())
+    });
+    cluster.begin_with(&["a", "b"], STEPS, 5);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    let (second, third) = (cluster.kill("second"), cluster.kill("third"));
+    let status = cluster.wait("that nobody leads", |cluster| {
+        cluster.status().filter(|status| status.leader.is_none())
+    });
+    let at = status.job.expect("it is known").step;
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(cluster.step(), Some(at), "nothing is sealed");
+    cluster.again(second, &["join"]);
+    cluster.again(third, &["join"]);
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());
