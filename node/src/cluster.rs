@@ -222,7 +222,8 @@ fn means(args: &JoinArgs) -> WorkerMeans {
     let threads = args.threads.map_or_else(machine::core_count, |threads| threads as usize);
     let memory = args.memory.or_else(machine::memory_total).unwrap_or(Bytes(0));
     let speed_permille = 1000 * u32::try_from(threads).unwrap_or(1);
-    WorkerMeans { resources: Resources { memory, speed_permille }, threads }
+    let data_paths = args.data_path.clone();
+    WorkerMeans { resources: Resources { memory, speed_permille }, threads, data_paths }
 }
 
 /// Becomes a member with a token.

@@ -14,11 +14,12 @@
 
 use std::env;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use zbelastic_checkpoint::FolderError;
 
 use crate::args::{AddressList, ClientArgs, FolderArgs};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
@@ -41,7 +42,7 @@ pub struct DataFolder {
 /// Holds a folder for this process, until it is dropped.
 #[derive(Debug)]
 pub struct FolderHold {
-    _file: File,
+    _folder: zbelastic_checkpoint::DataFolder,
 }
 
 /// `admin/cluster.json`: the cluster that the certificate beside it is of.
@@ -118,31 +119,12 @@ impl DataFolder {
     /// Holds the folder for this process; makes it if it is not there.
     ///
     /// # Errors
-    /// If another process holds it, or it cannot be written.
+    /// If another process holds it, if it cannot be used, or if a newer program wrote it.
     pub fn hold(&self) -> Result<FolderHold, Failure> {
-        fs::create_dir_all(&self.root).map_err(|error| cannot_write(&self.root, &error))?;
-        let path = self.lock();
-        let wrong = |error: &io::Error| cannot_write(&path, error);
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let mut file = options.open(&path).map_err(|error| wrong(&error))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(self.held_already()),
-            Err(TryLockError::Error(error)) => return Err(wrong(&error)),
+        match zbelastic_checkpoint::DataFolder::open(&self.root) {
+            Ok(folder) => Ok(FolderHold { _folder: folder }),
+            Err(error) => Err(cannot_hold(&error)),
         }
-        let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
-        written.and_then(|()| file.flush()).map_err(|error| wrong(&error))?;
-        Ok(FolderHold { _file: file })
-    }
-
-    fn held_already(&self) -> Failure {
-        let what = format!("a process runs on {} already", self.root.display());
-        let mut failure = Failure::new(FailureCode::WrongState, what);
-        let detail = Detail::new("a folder is one node's, and a node is one process");
-        failure.details =
-            vec![detail.hint("`zbelastic leave` ends it; another node needs another --data-dir")];
-        failure
     }
 
     /// The process that holds the folder, if there is one.
@@ -234,6 +216,34 @@ impl DataFolder {
         let written = fs::write(&beside, text + "\n").and_then(|()| fs::rename(&beside, &path));
         written.map_err(|error| cannot_write(&path, &error))
     }
+}
+
+/// Why a folder is not held, and what to do.
+fn cannot_hold(error: &FolderError) -> Failure {
+    let (code, hint) = match error {
+        FolderError::InUse { .. } => (
+            FailureCode::WrongState,
+            "`zbelastic leave` ends its process; another node needs another --data-dir",
+        ),
+        FolderError::Newer { .. } | FolderError::BadVersion { .. } => {
+            (FailureCode::WrongState, "the program that wrote it, or another --data-dir")
+        }
+        FolderError::NotAFolder { .. } | FolderError::Foreign { .. } => {
+            (FailureCode::Usage, "an empty folder, or one that is not there yet")
+        }
+        FolderError::Unreadable { .. }
+        | FolderError::Unwritable { .. }
+        | FolderError::ReadOnly { .. } => {
+            (FailureCode::OutOfResource, "a folder of this user's own: --data-dir")
+        }
+        FolderError::File(fault) if fault.is_full() => {
+            (FailureCode::OutOfResource, "room on the disk, or another --data-dir")
+        }
+        FolderError::File(_) => (FailureCode::OutOfResource, "another --data-dir"),
+    };
+    let mut failure = Failure::new(code, error.to_string());
+    failure.details = vec![Detail::new("nothing was changed").hint(hint)];
+    failure
 }
 
 fn cannot_read(path: &Path, error: &io::Error) -> Failure {

@@ -366,9 +366,8 @@ fn without_a_majority_nothing_is_sealed_until_it_is_back() {
     let mut cluster = Cluster::new();
     cluster.join_controller("second");
     cluster.join_controller("third");
-    cluster.wait("three voters", |cluster| {
-        (cluster.status()?.quorum.voters.len() == 3).then_some(())
-    });
+    cluster
+        .wait("three voters", |cluster| (cluster.status()?.quorum.voters.len() == 3).then_some(()));
     cluster.begin_with(&["a", "b"], STEPS, 5);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
     let (second, third) = (cluster.kill("second"), cluster.kill("third"));

@@ -67,24 +67,28 @@ pub struct ControllerParts {
     pub core: Core,
     /// Its log.
     pub disk: Disk,
-    /// What becomes of its records.
-    pub written: mpsc::Receiver<Written>,
     /// What finds plans.
     pub solver: Solver,
-    /// What it found.
-    pub solved: mpsc::Receiver<Solved>,
     /// What makes certificates.
     pub authority: Arc<ClusterAuthority>,
     /// The lanes.
     pub transport: Transport,
-    /// What happens on them.
-    pub events: EventQueue,
     /// The store.
     pub keeper: Keeper,
-    /// What becomes of what is stored.
-    pub kept: mpsc::Receiver<Kept>,
     /// What is told to people.
     pub journal: Journal,
+}
+
+/// Where things come from that happen to a controller.
+pub struct ControllerInbox {
+    /// What becomes of its records.
+    pub written: mpsc::Receiver<Written>,
+    /// Plans that were found.
+    pub solved: mpsc::Receiver<Solved>,
+    /// What happens on the lanes.
+    pub events: EventQueue,
+    /// What becomes of what is stored.
+    pub kept: mpsc::Receiver<Kept>,
     /// What the system or a person wants of the process.
     pub signals: mpsc::Receiver<Signal>,
 }
@@ -125,49 +129,27 @@ struct Controller {
 }
 
 /// Runs a controller until it ends.
-pub async fn run(setup: ControllerSetup, parts: ControllerParts) -> Ending {
-    let ControllerParts { core, disk, mut written, solver, mut solved, authority, .. } = parts;
-    let ControllerParts { transport, mut events, keeper, mut kept, journal, mut signals, .. } =
-        parts;
+pub async fn run(
+    setup: ControllerSetup,
+    parts: ControllerParts,
+    mut inbox: ControllerInbox,
+) -> Ending {
     let (arrivals, mut arrived) = mpsc::channel(ARRIVALS_MAX);
-    serve_bodies(&transport, &keeper);
-    let peers = Peers::new(setup.node, setup.controllers.clone());
-    peers.begin(&transport);
-    let mut controller = Controller {
-        setup,
-        core,
-        disk,
-        solver,
-        authority,
-        transport,
-        keeper,
-        peers,
-        journal,
-        chronicle: Chronicle::default(),
-        orders: orders::Orders::default(),
-        joins: joins::Joins::default(),
-        uploads: data::Uploads::default(),
-        arrivals,
-        heard: BTreeMap::new(),
-        roads: BTreeMap::new(),
-        leaderless: false,
-        started: Instant::now(),
-        ending: None,
-    };
+    let mut controller = Controller::new(setup, parts, arrivals);
     controller.begin();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while controller.ending.is_none() {
         tokio::select! {
             biased;
-            Some(written) = written.recv() => controller.handle_written(written),
-            Some(event) = events.next() => controller.handle_event(event),
-            Some(solved) = solved.recv() => controller.handle_solved(solved),
-            Some(arrived) = arrived.recv() => controller.handle_arrived(arrived),
-            Some(kept) = kept.recv() => controller.handle_kept(kept),
-            Some(signal) = signals.recv() => controller.handle_signal(signal),
+            // First, so that a flood of anything else does not stop the clock.
             _ = ticks.tick() => controller.handle_tick(),
-            else => controller.ending = Some(Ending::Lost("the lanes are closed".to_owned())),
+            Some(written) = inbox.written.recv() => controller.handle_written(written),
+            Some(event) = inbox.events.next() => controller.handle_event(event),
+            Some(solved) = inbox.solved.recv() => controller.handle_solved(solved),
+            Some(arrived) = arrived.recv() => controller.handle_arrived(arrived),
+            Some(kept) = inbox.kept.recv() => controller.handle_kept(kept),
+            Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
         }
         controller.perform();
     }
@@ -185,7 +167,39 @@ fn serve_bodies(transport: &Transport, keeper: &Keeper) {
 }
 
 impl Controller {
+    fn new(
+        setup: ControllerSetup,
+        parts: ControllerParts,
+        arrivals: mpsc::Sender<Arrived>,
+    ) -> Self {
+        let ControllerParts { core, disk, solver, authority, transport, keeper, journal } = parts;
+        let peers = Peers::new(setup.node, setup.controllers.clone());
+        Self {
+            setup,
+            core,
+            disk,
+            solver,
+            authority,
+            transport,
+            keeper,
+            peers,
+            journal,
+            chronicle: Chronicle::default(),
+            orders: orders::Orders::default(),
+            joins: joins::Joins::default(),
+            uploads: data::Uploads::default(),
+            arrivals,
+            heard: BTreeMap::new(),
+            roads: BTreeMap::new(),
+            leaderless: false,
+            started: Instant::now(),
+            ending: None,
+        }
+    }
+
     fn begin(&mut self) {
+        serve_bodies(&self.transport, &self.keeper);
+        self.peers.begin(&self.transport);
         let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
         self.journal.tell(EventKind::Started { node, version });
         self.look_at_job();

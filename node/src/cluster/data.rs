@@ -68,11 +68,14 @@ pub enum FetchError {
 /// If nobody has it, or it cannot be used.
 pub async fn fetch_job(
     document: Arc<NamedJob>,
-    transport: &Transport,
-    keeper: &Keeper,
+    (transport, keeper): (&Transport, &Keeper),
     holders: Vec<NodeId>,
+    local: Vec<String>,
 ) -> Result<Fetched, FetchError> {
-    let text = fetch_data(document.job.text, transport, keeper, holders.clone()).await?;
+    let text = match read_local(document.job.text, local).await {
+        Some(text) => text,
+        None => fetch_data(document.job.text, transport, keeper, holders.clone()).await?,
+    };
     let corpus = Arc::new(document.job.corpus(text)?);
     let weights = match document.job.weights {
         None => InitialWeights::Drawn { seed: document.job.config.seed },
@@ -83,6 +86,16 @@ pub async fn fetch_job(
         }
     };
     Ok(Fetched { document, corpus, weights })
+}
+
+/// The text at paths that a person named, if it is this one.
+async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
+    if paths.is_empty() {
+        return None;
+    }
+    let gathered = tokio::task::spawn_blocking(move || crate::text::gather(&paths).ok()).await;
+    let text = gathered.ok().flatten()?;
+    (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }
 
 /// Gets bytes by their hash: from this node's disk, or from others.

@@ -23,7 +23,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{Digest, NodeId};
 
-use super::controller::{self, ControllerParts, ControllerSetup};
+use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
 use super::disk::Disk;
 use super::ending::{Ending, Signal};
 use super::home::Home;
@@ -45,12 +45,14 @@ const WRITE_TICKS_MAX: u32 = 200;
 const DIAL_PATIENCE: Duration = Duration::from_millis(150);
 
 /// What a worker brings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WorkerMeans {
     /// Memory and speed.
     pub resources: Resources,
     /// Threads that compute.
     pub threads: usize,
+    /// Where the text lies, if a person says so.
+    pub data_paths: Vec<String>,
 }
 
 /// Within what time the cluster notices and acts.
@@ -130,6 +132,7 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         controllers: home.controllers.clone(),
         resources: means.resources,
         threads: means.threads,
+        data_paths: means.data_paths,
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
     };
@@ -161,21 +164,10 @@ pub async fn run_controller(
         controllers: node.home.controllers.clone(),
         credentials: node.credentials.clone(),
     };
-    let parts = ControllerParts {
-        core,
-        disk,
-        written,
-        solver,
-        solved,
-        authority: Arc::new(authority),
-        transport,
-        events,
-        keeper,
-        kept,
-        journal,
-        signals: node.signals,
-    };
-    Ok(controller::run(setup, parts).await)
+    let authority = Arc::new(authority);
+    let parts = ControllerParts { core, disk, solver, authority, transport, keeper, journal };
+    let inbox = ControllerInbox { written, solved, events, kept, signals: node.signals };
+    Ok(controller::run(setup, parts, inbox).await)
 }
 
 fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failure> {

@@ -62,6 +62,8 @@ pub struct WorkerSetup {
     pub resources: Resources,
     /// Threads that compute.
     pub threads: usize,
+    /// Where a person says that the text lies; another one is fetched from those who have it.
+    pub data_paths: Vec<String>,
     /// Its certificate and key.
     pub credentials: Credentials,
     /// Where they are kept.
@@ -182,13 +184,13 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
     while worker.ending.is_none() {
         tokio::select! {
             biased;
+            // First, so that a flood of anything else does not stop the clock.
+            _ = ticks.tick() => worker.handle_tick(),
             Some(event) = events.next() => worker.handle_event(event),
             Some(output) = outputs.recv() => worker.handle_device(output),
             Some(arrived) = arrived.recv() => worker.handle_arrived(arrived),
             Some(kept) = kept.recv() => worker.handle_kept(kept),
             Some(signal) = signals.recv() => worker.handle_signal(signal),
-            _ = ticks.tick() => worker.handle_tick(),
-            else => worker.ending = Some(Ending::Lost("the lanes are closed".to_owned())),
         }
         worker.perform();
     }

@@ -80,9 +80,10 @@ impl Worker {
         };
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let (holders, arrivals) = (self.peers.holders(self.seat.contacts()), self.arrivals.clone());
+        let local = self.setup.data_paths.clone();
         self.readiness = Readiness::Fetching([Order::Load(load)].into());
         tokio::spawn(async move {
-            let fetched = fetch_job(document, &transport, &keeper, holders).await;
+            let fetched = fetch_job(document, (&transport, &keeper), holders, local).await;
             let _ = arrivals.send(Arrived::Job(Box::new(fetched))).await;
         });
     }
