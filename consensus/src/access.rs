@@ -24,7 +24,7 @@ pub use refusal::AccessRefusal;
 /// Tokens remembered. For a new one the oldest that nobody can use any more is forgotten.
 pub const TOKENS_MAX: usize = 64;
 /// Times that one token may be used.
-pub const TOKEN_USES_MAX: u32 = 128;
+pub const TOKEN_USES_MAX: u32 = 1024;
 /// Bytes of a token's note.
 pub const NOTE_BYTES_MAX: usize = 128;
 /// Credentials remembered. For a new one the oldest expired one of a node that is no member that is

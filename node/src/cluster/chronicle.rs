@@ -202,8 +202,13 @@ impl Chronicle {
                 let since = self.due.remove(version);
                 self.due.retain(|step, _| step > version);
                 let ms = since.map(|since| milliseconds(now - since));
-                let bytes = self.checkpoint_bytes();
-                vec![EventKind::Checkpoint { step: version.0, bytes, ms }]
+                let (step, bytes) = (version.0, self.checkpoint_bytes());
+                let mut told = vec![EventKind::Checkpoint { step, bytes, ms }];
+                // Only now the state can be named, and read by whoever wants the model.
+                if Some(step) == self.job.as_ref().map(|about| about.step_count) {
+                    told.push(EventKind::Done { step, digest: None });
+                }
+                told
             }
             Change::Rewound { to, reason, .. } => {
                 self.due.clear();
@@ -347,9 +352,6 @@ impl Chronicle {
         }
         told.push(self.step(seal, took.unwrap_or_default(), state));
         self.replays = 0;
-        if version.0 == self.job.as_ref().map_or(0, |about| about.step_count) {
-            told.push(EventKind::Done { step: version.0, digest: None });
-        }
         told
     }
 

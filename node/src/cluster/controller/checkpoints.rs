@@ -69,6 +69,11 @@ impl Controller {
                 let state = state_there(&transport, node, piece).await;
                 copies.push(LayerCopy { node, state });
             }
+            // Not every node is to have one: that a copy is missing matters if there is no other.
+            let is_there = |copy: &LayerCopy| !matches!(copy.state, CopyState::Missing { .. });
+            if copies.iter().any(is_there) {
+                copies.retain(is_there);
+            }
             let verified = LayerVerified { step, layer, copies };
             send(reply, &Answer::Verified(verified));
         });
