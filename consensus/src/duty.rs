@@ -39,7 +39,7 @@ pub use planning::Need;
 pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
 pub use sealing::{RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
-pub use window::switched_window;
+pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// How long a leader waits for what, in its own ticks.
 #[derive(Clone, Copy, Debug)]

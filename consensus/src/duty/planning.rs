@@ -8,7 +8,10 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 use super::draft::{Basis, Draft, Standstill};
 use super::restore::{Inventory, Restore, expected_digests, restore_point};
 use super::seating::{copies, seating};
-use super::{Action, Duties, Lane, NoPlan, Solution, SolveRequest, Unsolvable, switched_window};
+use super::{
+    Action, Duties, Lane, NoPlan, STEPS_BEFORE_SWITCH, Solution, SolveRequest, Unsolvable,
+    switched_window,
+};
 use crate::codec;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
@@ -103,7 +106,8 @@ impl Duties {
         if spare > 0 && has_room && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }
-        if spec.window != WindowPolicy::Auto {
+        let steps = state.open_turn().step.0.saturating_sub(plan.from_step.0);
+        if spec.window != WindowPolicy::Auto || steps < STEPS_BEFORE_SWITCH {
             return None;
         }
         let ((rollbacks, seals), wait_ticks) = (state.history().rollbacks(), self.wait_ticks());

@@ -13,8 +13,13 @@ use crate::history::ROLLBACK_WINDOW;
 pub const ROLLBACKS_TO_WAIT: u32 = 29;
 /// Rollbacks up to which going ahead is tried again.
 pub const ROLLBACKS_TO_GO: u32 = 24;
-/// Ticks of waiting for a verdict from which on going ahead pays whatever the rate.
-pub const WAIT_TICKS_LONG: u32 = 2;
+/// Ticks of waiting for a verdict up to which waiting for it costs little.
+pub const WAIT_TICKS_SHORT: u32 = 1;
+/// Ticks of waiting for a verdict from which on going ahead pays whatever the rate. Far from
+/// [`WAIT_TICKS_SHORT`]: a wait is measured in whole ticks, and one more or less says nothing.
+pub const WAIT_TICKS_LONG: u32 = 5;
+/// Steps that a plan runs before its window is switched: the seals that are looked at must be its own.
+pub const STEPS_BEFORE_SWITCH: u64 = ROLLBACK_WINDOW as u64;
 
 /// The window to switch to, if any, from the last seals and the wait for verdicts.
 #[must_use]
@@ -28,7 +33,7 @@ pub fn switched_window(
         return None;
     }
     match window {
-        Window::One if rollbacks >= ROLLBACKS_TO_WAIT && wait_ticks < WAIT_TICKS_LONG => {
+        Window::One if rollbacks >= ROLLBACKS_TO_WAIT && wait_ticks <= WAIT_TICKS_SHORT => {
             Some(Window::Zero)
         }
         Window::Zero if rollbacks <= ROLLBACKS_TO_GO || wait_ticks >= WAIT_TICKS_LONG => {
@@ -50,10 +55,12 @@ mod tests {
         };
         check(One, 28, 0, None);
         check(One, 29, 0, Some(Zero));
+        check(One, 29, 1, Some(Zero));
         check(One, 29, 2, None);
         check(Zero, 25, 0, None);
         check(Zero, 24, 0, Some(One));
-        check(Zero, 32, 2, Some(One));
+        check(Zero, 32, 4, None);
+        check(Zero, 32, 5, Some(One));
         assert_eq!(switched_window(One, 31, 31, 0), None, "too few seals to tell");
     }
 }

@@ -140,10 +140,12 @@ fn checkpoints_kept_have_a_limit_whatever_is_configured() {
 }
 
 #[test]
-fn without_an_interval_there_is_none() {
+fn without_an_interval_there_is_the_last_version_alone() {
     let mut log = Log::running(JobSpec { checkpoint_every: 0, ..spec() }, &[1]);
-    log.keep(12);
+    log.keep(11);
     assert!(log.pending_versions().is_empty());
+    log.keep(1);
+    assert_eq!(log.pending_versions(), [12]);
 }
 
 /// Holders of the plan before were writing it, and were stopped.
