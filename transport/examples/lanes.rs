@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -127,16 +128,26 @@ fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Cost> {
             tokio::spawn(serve(reader, writer, move |_: &[u8]| Some(Arc::clone(&body))));
         }
     });
-    let request =
-        BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length: bytes.len() as u64 };
-    let fetching = fetch(request, |_| {
+    bulk_over(bytes, &fetcher, move |_| {
         let (offer, host) = (Arc::clone(&offer), host.clone());
         async move {
             let stream = dial(&offer, &host, LocalLane::Bulk).await.map_err(io::Error::other)?;
             Ok(stream.into_split())
         }
-    });
-    let (received, cost) = timed(|| Ok(fetcher.block_on(fetching)?))?;
+    })
+}
+
+/// One transfer over the streams that `open` gives, whatever road they take.
+fn bulk_over<O, F, R, W>(bytes: &Arc<Vec<u8>>, fetcher: &Runtime, open: O) -> Outcome<Cost>
+where
+    O: Fn(NodeId) -> F,
+    F: Future<Output = io::Result<(R, W)>> + Send + 'static,
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let length = bytes.len() as u64;
+    let request = BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length };
+    let (received, cost) = timed(|| Ok(fetcher.block_on(fetch(request, open))?))?;
     assert!(received == **bytes, "what was sent arrived");
     Ok(cost)
 }
@@ -179,7 +190,7 @@ type Rules = watch::Sender<Arc<FrameRules>>;
 
 fn reader_of<R>(stream: R, floats: usize) -> Outcome<(FrameReader<R>, Rules)>
 where
-    R: tokio::io::AsyncRead + Unpin,
+    R: AsyncRead + Unpin,
 {
     let node = NodeId(1);
     let mut rules = FrameRules::new();

@@ -138,6 +138,23 @@ async fn silent_strangers_do_not_keep_a_friend_out() {
 }
 
 #[tokio::test]
+async fn the_stranger_that_was_silent_longest_makes_room() {
+    let (_folder, mut listener) = listener().await;
+    let mut strangers = Vec::new();
+    for _ in 0..=STRANGERS_MAX {
+        strangers.push(UnixStream::connect(listener.path()).await.unwrap());
+    }
+    assert_eq!(strangers[0].read(&mut [0]).await.unwrap(), 0);
+    let admission = listener.admit(FRIEND).unwrap();
+    let offer = admission.offer().encode();
+    let greeting = [&[1], &offer[offer.len() - SECRET_BYTES..]].concat();
+    for stranger in &mut strangers[1..] {
+        stranger.write_all(&greeting).await.unwrap();
+        assert_eq!(listener.arrival().await.peer, FRIEND);
+    }
+}
+
+#[tokio::test]
 async fn a_stranger_that_stays_silent_is_closed() {
     let (_folder, listener) = listener().await;
     let mut stranger = UnixStream::connect(listener.path()).await.unwrap();

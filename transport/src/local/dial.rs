@@ -13,7 +13,7 @@ use super::folder::own_user;
 use super::offer::{HostIdentity, LocalLane, LocalOffer, SECRET_BYTES};
 
 /// How long a listener may take to show that it is the right one.
-pub const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+pub const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why an offer leads to no connection. The other road serves then.
 #[derive(Debug, Error)]

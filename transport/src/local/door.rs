@@ -21,7 +21,7 @@ use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 /// is silent cannot keep others out.
 pub const STRANGERS_MAX: usize = 16;
 /// How long a connection may take to show a secret.
-pub const GREETING_DEADLINE: Duration = Duration::from_secs(2);
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// The most connections that wait to be taken from a listener. Those after them count as strangers
 /// until there is room.
 pub(super) const ARRIVALS_MAX: usize = 32;
