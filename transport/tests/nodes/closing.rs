@@ -10,11 +10,11 @@ async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
     for same_host in [false, true] {
         let site = Site::new();
         let (mut one, mut two) = site.pair(same_host).await;
-        one.transport.ban(NodeId(2));
-        assert_eq!(one.down().await, (NodeId(2), DownReason::Banned));
+        two.transport.ban(NodeId(1));
+        assert_eq!(two.down().await, (NodeId(1), DownReason::Banned));
         let expected = DownReason::ClosedByPeer(CloseCode::Banned);
-        assert_eq!(two.down().await, (NodeId(1), expected));
-        let refused = two
+        assert_eq!(one.down().await, (NodeId(2), expected));
+        let refused = one
             .until(|event| match event {
                 TransportEvent::DialFailed { problem, .. } => Some(problem),
                 TransportEvent::Up { .. } => panic!("a banned node is not let in"),

@@ -1,9 +1,11 @@
 //! Who finds whom, and who is there after a restart.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use zbelastic_transport::{
-    BindError, DialProblem, DownReason, PeerRole, ProcessStart, Road, Transport, TransportEvent,
+    BindError, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
+    TransportEvent,
 };
 use zbelastic_types::NodeId;
 
@@ -36,8 +38,10 @@ async fn dead_addresses_before_the_right_one_are_passed_by() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_higher_id_dials_when_the_lower_one_does_not() {
     let site = Site::new();
-    let mut one = site.worker(1).await;
-    let mut two = site.worker(2).await;
+    let limits = Limits { dial_patience: Duration::from_millis(50), ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let mut one = site.node(1, options.clone()).await;
+    let mut two = site.node(2, options).await;
     two.knows(&one);
     assert_eq!(one.up().await.0, NodeId(2));
     assert_eq!(two.up().await.0, NodeId(1));
@@ -80,17 +84,17 @@ async fn another_node_at_the_address_is_not_taken_for_the_wanted_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_starts_again_takes_the_place_of_its_former_life_at_once() {
     let site = Site::new();
-    let (mut one, two) = site.pair(false).await;
+    let (one, mut two) = site.pair(false).await;
     // The first life is still there, as a process that hangs would be.
     let start = ProcessStart { boot: 2, life: 2 };
-    let mut again = site.node(2, Options { start, ..Options::default() }).await;
-    again.knows(&one);
-    assert_eq!(one.down().await, (NodeId(2), DownReason::Replaced));
-    assert_eq!(one.up().await, (NodeId(2), 2, Road::Quic));
-    assert_eq!(again.up().await.0, NodeId(1));
-    one.transport.send(NodeId(2), vec![1, 7].into());
-    assert_eq!(again.control().await, (NodeId(1), vec![1, 7]));
-    drop(two);
+    let mut again = site.node(1, Options { start, ..Options::default() }).await;
+    again.knows(&two);
+    assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
+    assert_eq!(two.up().await, (NodeId(1), 2, Road::Quic));
+    assert_eq!(again.up().await.0, NodeId(2));
+    two.transport.send(NodeId(1), vec![1, 7].into());
+    assert_eq!(again.control().await, (NodeId(2), vec![1, 7]));
+    drop(one);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

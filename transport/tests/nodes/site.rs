@@ -39,7 +39,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let limits = Limits { dial_within: Duration::from_millis(300), ..Limits::default() };
+        // Who dials is left to nobody's haste: the higher id never comes before the lower one.
+        let limits = Limits {
+            dial_within: Duration::from_secs(1),
+            dial_patience: DEADLINE,
+            ..Limits::default()
+        };
         Self {
             role: PeerRole::Worker,
             start: ProcessStart { boot: 1, life: 1 },
