@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use zbelastic_transport::{
     BindError, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
-    TransportEvent,
 };
 use zbelastic_types::NodeId;
 
@@ -54,12 +53,8 @@ async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
     let address = reserved.local_addr().unwrap();
     let mut one = site.worker(1).await;
     one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
-    match one.next().await {
-        TransportEvent::DialFailed { node, address: tried, problem } => {
-            assert_eq!((node, tried, problem), (NodeId(2), address, DialProblem::NobodyAnswers));
-        }
-        other => panic!("{other:?}"),
-    }
+    let expected = (NodeId(2), DialProblem::NobodyAnswers);
+    assert_eq!(one.until_dial_failed().await, expected);
     drop(reserved);
     let mut two = site.node(2, Options { bind: address, ..Options::default() }).await;
     assert_eq!(two.up().await.0, NodeId(1));
@@ -72,13 +67,7 @@ async fn another_node_at_the_address_is_not_taken_for_the_wanted_one() {
     let mut one = site.worker(1).await;
     let three = site.worker(3).await;
     one.transport.know(NodeId(2), PeerRole::Worker, vec![three.transport.local_addr()]);
-    let problem = one
-        .until(|event| match event {
-            TransportEvent::DialFailed { problem, .. } => Some(problem),
-            _ => None,
-        })
-        .await;
-    assert_eq!(problem, DialProblem::AnotherNode);
+    assert_eq!(one.until_dial_failed().await, (NodeId(2), DialProblem::AnotherNode));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
