@@ -1,5 +1,7 @@
 //! The command line as typed.
 
+pub mod processes;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::thread;

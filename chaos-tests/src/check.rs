@@ -179,7 +179,8 @@ impl Checker {
             | Change::Ready(_)
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
         true
     }

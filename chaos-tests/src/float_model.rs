@@ -7,7 +7,7 @@ use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Batch, Corpus};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendModel, ComputeModel, LayerImage, layer_digest,
+    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerImage, layer_digest,
 };
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{Bench, Corruption, Injection, StageSetup, UpdateOrder, Workbench};
@@ -18,14 +18,14 @@ use crate::numeric::NumericFaults;
 use crate::reference::ReferenceSums;
 
 /// Makes a device of one thread.
-pub type MakeBackend = fn() -> CpuBackend;
+pub type MakeBackend = fn(DeviceUse) -> CpuBackend;
 
 /// A device of one thread.
 ///
 /// # Panics
 /// If no thread can be had.
 #[must_use]
-pub fn one_thread() -> CpuBackend {
+pub fn one_thread(_: DeviceUse) -> CpuBackend {
     CpuBackend::new(1).expect("one thread can be had")
 }
 
@@ -190,7 +190,7 @@ impl FloatReference {
     /// If memory does not hold it.
     #[must_use]
     pub fn new(setup: StageSetup, corpus: Arc<Corpus>) -> Self {
-        let run = Reference::new(&setup, one_thread(), corpus.clone());
+        let run = Reference::new(&setup, one_thread(DeviceUse::Stage), corpus.clone());
         let run = run.expect("memory holds a small model");
         let mut reference = Self { setup, corpus, run, versions: Vec::new() };
         reference.remember();

@@ -4,6 +4,7 @@
 //! code of the product: controllers, seats, hosts and stage engines. What is made up is what lies
 //! around them: the network, the disks, the clocks, and the machines that die.
 
+pub mod access;
 pub mod args;
 pub mod bug;
 pub mod campaign;
@@ -29,6 +30,7 @@ pub mod markers;
 pub mod network;
 pub mod numeric;
 pub mod options;
+pub mod processes;
 pub mod queue;
 pub mod quiet;
 pub mod random;

@@ -113,6 +113,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
     };
     let spec = JobSpec {
         config: Digest([7; 32]),
+        document: Vec::new(),
         layer_tensors,
         microbatch_count: options.microbatches,
         step_count: options.steps,
@@ -123,6 +124,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         checkpoints_kept: options.checkpoints_kept,
         attest_every: options.attest_every,
         stages_max: options.blocks,
+        workers_min: 1,
     };
     let stage = stage_setup(options, model, clip_norm, case.seed);
     (spec, stage)

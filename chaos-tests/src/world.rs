@@ -9,6 +9,7 @@ mod crash;
 mod damage;
 mod ending;
 mod hosts;
+mod numbers;
 mod storm;
 mod workers;
 
@@ -50,8 +51,6 @@ use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
-/// Between the numbers of two starts of processes.
-const BOOTS_APART: u64 = 1000;
 /// Between two looks of whoever runs the cluster.
 const ADMIN_US: u64 = 500_000;
 /// After the storm, how long no step may be sealed for good.
@@ -267,6 +266,7 @@ pub struct World<'a, M: ComputeModel, S> {
     /// Workers that were declared lost and live on.
     fenced: BTreeSet<NodeId>,
     node_next: u64,
+    controller_next: u64,
     boot_next: u64,
     solver: Solver,
     storm: Storm,
@@ -332,7 +332,8 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             workers: BTreeMap::new(),
             dead: BTreeSet::new(),
             fenced: BTreeSet::new(),
-            node_next: 1,
+            node_next: 1 + u64::from(options.controllers),
+            controller_next: 1,
             boot_next: 1,
             solver: Solver::new(options, &setup.stage),
             setup,
@@ -362,17 +363,6 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         }
         self.queue.push(self.calm_at, Event::Calm);
         self.queue.push(Moment(ADMIN_US), Event::Admin);
-    }
-
-    fn new_node(&mut self) -> NodeId {
-        self.node_next += 1;
-        NodeId(self.node_next - 1)
-    }
-
-    /// A start's number: as from a clock, so that a process can count on from it.
-    fn new_boot(&mut self) -> u64 {
-        self.boot_next += BOOTS_APART;
-        self.boot_next
     }
 
     /// Lives until the job is done, or something is wrong.
@@ -435,7 +425,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                     self.check_halt(reason);
                     return true;
                 }
-                JobPhase::Done | JobPhase::Running | JobPhase::Paused => {}
+                JobPhase::Done | JobPhase::Running | JobPhase::Paused | JobPhase::Stopped => {}
             }
         }
         let moved = self.checker.moved_at().max(self.calm_at);

@@ -67,9 +67,9 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
         fs::remove_file(&path)?;
         let layer = LayerId(number);
         let name = PieceName { version: Step(1), layer, digest: Digest::default() };
-        ours.push(timed(|| Ok(drop(store.put(name, &bytes)?)))?);
-        again.push(timed(|| Ok(drop(store.put(name, &bytes)?)))?);
-        reads.push(timed(|| Ok(drop(store.get(name)?)))?);
+        ours.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
+        again.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
+        reads.push(timed(|| Ok(store.get(name).map(drop)?))?);
     }
     let rate = |times: &mut Vec<Duration>| (PIECE_BYTES >> 20) as f64 / median(times).as_secs_f64();
     let (plain, ours) = (rate(&mut plain), rate(&mut ours));

@@ -286,8 +286,9 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the disk or the user's share of it is full. The store stays usable: what was written
-    /// halfway is taken back, and room made by a removal counts.
+    /// Whether the disk or the user's share of it is full. If it was a chunk that found no room, the
+    /// store stays usable: what was written halfway is taken back. If it was the index, the store
+    /// has to be opened again when there is room.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use zbelastic_types::Step;
 
 use crate::chunk_folder::{ChunkFolder, Found, Unnamed};
-use crate::error::{DatabaseFault, FileFault, StoreError};
+use crate::error::{DatabaseFault, FileFault, Operation, StoreError};
 use crate::files::Files;
 use crate::index::{Change, Index};
 use crate::index_rows;
@@ -23,6 +23,8 @@ use crate::retention::{Inventory, Removal, Removed};
 use crate::store::{Store, check_chunk, check_length, names_first};
 use crate::verify::Verification;
 
+/// The folder of the index, beside those of the chunks.
+const INDEX: &str = "index";
 /// Chunks that are written before the first of them is synced: few enough for a process that may
 /// have 64 files open, enough that the medium is never waited for with nothing to write.
 const CHUNKS_AT_ONCE: usize = 8;
@@ -45,21 +47,25 @@ pub struct FolderStore<I> {
 }
 
 impl<I: Index> FolderStore<I> {
-    /// A store of the chunks in `folder` with the index that belongs to them.
+    /// Opens the store in `folder`, which is made if it is not there. Its parent must be there.
+    /// What a crash left half written goes; nothing else does.
     ///
     /// # Errors
-    /// If the folder cannot be used, or the index is new and the chunks are not: then it was lost.
-    pub fn new(
-        files: Arc<dyn Files>,
-        folder: &Path,
-        index: I,
-        is_index_new: bool,
-    ) -> Result<Self, StoreError> {
-        let chunks = ChunkFolder::open(files, folder)?;
-        if is_index_new && !chunks.is_empty()? {
-            let fault = DatabaseFault::Lost { file: folder.to_owned() };
-            return Err(StoreError::Index { folder: folder.to_owned(), fault });
+    /// If it is damaged, has lost something, is another's or of another version. Nothing is made
+    /// anew in the place of something.
+    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, StoreError> {
+        files.create_folder(folder).map_err(FileFault::of(Operation::CreateFolder, folder))?;
+        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        files.sync_folder(parent).map_err(FileFault::of(Operation::SyncFolder, parent))?;
+        let path = folder.join(INDEX);
+        let failed = |fault| StoreError::Index { folder: path.clone(), fault };
+        let chunks = ChunkFolder::open(Arc::clone(&files), folder)?;
+        // Chunks are written only beside an index. Looked at before an index is made.
+        if !I::is_there(&*files, &path).map_err(failed)? && !chunks.is_empty()? {
+            return Err(failed(DatabaseFault::Lost { file: path.clone() }));
         }
+        let index = I::open(files, &path).map_err(failed)?;
         Ok(Self {
             folder: folder.to_owned(),
             index,

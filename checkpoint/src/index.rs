@@ -2,8 +2,11 @@
 //! together.
 
 use std::fmt::Debug;
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::DatabaseFault;
+use crate::files::Files;
 
 /// One change of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +29,20 @@ pub enum Change {
 pub type Row = (Vec<u8>, Vec<u8>);
 
 /// A table whose changes are durable when the call returns. No key may begin with another one.
-pub trait Index: Debug + Send + Sync {
+pub trait Index: Debug + Send + Sync + Sized {
+    /// Whether a table was ever made in `folder`.
+    ///
+    /// # Errors
+    /// If the files fail.
+    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault>;
+
+    /// Opens the table in `folder`, which is made if it is not there. Its parent must be there.
+    ///
+    /// # Errors
+    /// If it is damaged, has lost something, is another's or of another version. Nothing is made
+    /// anew in a folder that was in use before.
+    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault>;
+
     /// Makes all of `changes` or none, durably.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod chunk_folder;
 pub mod conformance;
 mod data_folder;
 mod error;
+pub mod faults;
 pub mod files;
 mod folder_store;
 mod folder_verify;

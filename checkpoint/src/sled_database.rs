@@ -29,7 +29,11 @@ const STAMP: &str = "FORMAT";
 const STAMP_NEW: &str = "FORMAT.new";
 const STAMP_BYTES_MAX: u64 = 256;
 const MARK: &str = "MARK";
-const MARK_BYTES: usize = 16;
+/// The number and its check.
+const SLOT_BYTES: usize = 16;
+/// Where the second of two slots begins. They are written in turn, each in a sector of its own, so
+/// that a write which is torn leaves the number before it.
+const SLOT_OFFSET: usize = 512;
 const DATABASE: &str = "db";
 const SETTINGS: &str = "conf";
 const BLOBS: &str = "blobs";
@@ -49,7 +53,6 @@ pub struct SledDatabase {
     folder: PathBuf,
     files: Arc<dyn Files>,
     database: sled::Db,
-    is_new: bool,
     /// Held while a batch is written, so that batches are numbered in the order they become durable.
     writer: Mutex<Writer>,
 }
@@ -66,46 +69,6 @@ struct Writer {
 }
 
 impl SledDatabase {
-    /// Opens the table in `folder`, which is made if it is not there. Its parent must be there.
-    ///
-    /// # Errors
-    /// If it is damaged, has lost something, is another's or of another version. Nothing is made
-    /// anew in a folder that was in use before.
-    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
-        let is_new = !check_folder(&*files, folder)?;
-        let database = open_sled(folder)?;
-        if !is_new && !database.was_recovered() {
-            return Err(DatabaseFault::Lost { file: folder.join(DATABASE) });
-        }
-        let sequence = sequence(&database)?;
-        if is_new {
-            if sequence > 0 {
-                return Err(DatabaseFault::Lost { file: folder.join(STAMP) });
-            }
-            finish_new(&*files, folder, &database)?;
-        }
-        let acknowledged = read_mark(&*files, folder)?;
-        if acknowledged > sequence {
-            return Err(DatabaseFault::WentBack { acknowledged, found: sequence });
-        }
-        let open = |name: &str| files.open(&folder.join(name)).map_err(DatabaseFault::Io);
-        let writer = Writer {
-            sequence,
-            database: open(DATABASE)?,
-            mark: open(MARK)?,
-            blobs_synced: BTreeSet::new(),
-            has_failed: false,
-        };
-        let (folder, writer) = (folder.to_owned(), Mutex::new(writer));
-        Ok(Self { folder, files, database, is_new, writer })
-    }
-
-    /// Whether the table was made by this open.
-    #[must_use]
-    pub fn is_new(&self) -> bool {
-        self.is_new
-    }
-
     /// Makes all of `changes` or none, at some time: they are durable with the next commit.
     ///
     /// # Errors
@@ -163,12 +126,46 @@ impl SledDatabase {
         self.database.flush().map_err(fault)?;
         sync_blobs(&*self.files, &self.folder.join(BLOBS), &mut writer.blobs_synced)?;
         writer.database.sync().map_err(DatabaseFault::Io)?;
-        let mark = mark_bytes(writer.sequence);
-        write_all(&mut *writer.mark, 0, &mark).map_err(DatabaseFault::Io)
+        let slot = writer.sequence % 2 * SLOT_OFFSET as u64;
+        let number = slot_bytes(writer.sequence);
+        write_all(&mut *writer.mark, slot, &number).map_err(DatabaseFault::Io)
     }
 }
 
 impl Index for SledDatabase {
+    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
+        Ok(files.look(&folder.join(STAMP)).map_err(DatabaseFault::Io)?.is_some())
+    }
+
+    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
+        let is_new = !check_folder(&*files, folder)?;
+        let database = open_sled(folder)?;
+        if !is_new && !database.was_recovered() {
+            return Err(DatabaseFault::Lost { file: folder.join(DATABASE) });
+        }
+        let sequence = sequence(&database)?;
+        if is_new {
+            if sequence > 0 {
+                return Err(DatabaseFault::Lost { file: folder.join(STAMP) });
+            }
+            finish_new(&*files, folder, &database)?;
+        }
+        let acknowledged = read_mark(&*files, folder)?;
+        if acknowledged > sequence {
+            return Err(DatabaseFault::WentBack { acknowledged, found: sequence });
+        }
+        let open = |name: &str| files.open(&folder.join(name)).map_err(DatabaseFault::Io);
+        let writer = Writer {
+            sequence,
+            database: open(DATABASE)?,
+            mark: open(MARK)?,
+            blobs_synced: BTreeSet::new(),
+            has_failed: false,
+        };
+        let (folder, writer) = (folder.to_owned(), Mutex::new(writer));
+        Ok(Self { folder, files, database, writer })
+    }
+
     fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
         let mut writer = self.writer();
         if writer.has_failed {
@@ -256,7 +253,7 @@ fn finish_new(files: &dyn Files, folder: &Path, database: &sled::Db) -> Result<(
     for name in [DATABASE, SETTINGS] {
         files.open(&folder.join(name)).and_then(|mut file| file.sync()).map_err(io)?;
     }
-    let texts: [(&str, &[u8]); 2] = [(MARK, &mark_bytes(0)), (STAMP_NEW, STAMP_VERSION.as_bytes())];
+    let texts: [(&str, &[u8]); 2] = [(MARK, &slot_bytes(0)), (STAMP_NEW, STAMP_VERSION.as_bytes())];
     for (name, bytes) in texts {
         let mut file = files.create(&folder.join(name)).map_err(io)?;
         write_all(&mut *file, 0, bytes).and_then(|()| file.sync()).map_err(io)?;
@@ -275,22 +272,25 @@ fn sequence(database: &sled::Db) -> Result<u64, DatabaseFault> {
     Ok(u64::from_le_bytes(number))
 }
 
-fn mark_bytes(sequence: u64) -> [u8; MARK_BYTES] {
-    let mut bytes = [0; MARK_BYTES];
+fn slot_bytes(sequence: u64) -> [u8; SLOT_BYTES] {
+    let mut bytes = [0; SLOT_BYTES];
     let (number, check) = bytes.split_at_mut(8);
     number.copy_from_slice(&sequence.to_le_bytes());
     check.copy_from_slice(&blake3::hash(number).as_bytes()[..8]);
     bytes
 }
 
+/// The newer of the two numbers, of those that are whole.
 fn read_mark(files: &dyn Files, folder: &Path) -> Result<u64, DatabaseFault> {
-    let path = folder.join(MARK);
-    let bytes = files.read(&path, MARK_BYTES as u64).map_err(DatabaseFault::Io)?;
-    let number = bytes.first_chunk().map(|number| u64::from_le_bytes(*number));
-    match number {
-        Some(number) if bytes == mark_bytes(number) => Ok(number),
-        Some(_) | None => Err(DatabaseFault::Damaged { reason: format!("{MARK} holds no number") }),
-    }
+    let bytes_max = SLOT_OFFSET + SLOT_BYTES;
+    let bytes = files.read(&folder.join(MARK), bytes_max as u64).map_err(DatabaseFault::Io)?;
+    let slots = [0, SLOT_OFFSET].into_iter().filter_map(|at| {
+        let slot: &[u8; SLOT_BYTES] = bytes.get(at..)?.first_chunk()?;
+        let number = u64::from_le_bytes(*slot.first_chunk()?);
+        (*slot == slot_bytes(number)).then_some(number)
+    });
+    let damaged = || DatabaseFault::Damaged { reason: format!("{MARK} holds no number") };
+    slots.max().ok_or_else(damaged)
 }
 
 /// Syncs the blob files that were not there before. The rows are cut so small that sled makes none;

@@ -25,6 +25,16 @@ pub struct SledLog {
 }
 
 impl SledLog {
+    /// Whether a log was ever made in `folder`. Who knows that there must be one asks before it
+    /// opens, and so does not take an empty disk for a new one.
+    ///
+    /// # Errors
+    /// If the files fail.
+    pub fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, LogError> {
+        let failed = |fault| LogError::Database { folder: folder.to_owned(), fault };
+        SledDatabase::is_there(files, folder).map_err(failed)
+    }
+
     /// Opens the log in `folder`, which is made if it is not there. Its parent must be there.
     ///
     /// # Errors

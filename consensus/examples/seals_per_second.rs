@@ -15,7 +15,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec;
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::entry::{Entry, ReadyRecord};
 use zbelastic_consensus::job::{JobChange, JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
@@ -136,10 +138,22 @@ fn seal(turn: Turn, updates_after: u64) -> Seal {
 
 /// The state of a cluster whose one worker runs a plan.
 fn running(step_count: u64) -> State {
-    let mut state = State::new(ClusterId(7));
+    let contact = Contact::of_node(WORKER);
+    let credential = Credential {
+        role: AccessRole::Worker,
+        name: contact.name.clone(),
+        key: Digest([0; 32]),
+        token: None,
+        issued_at_s: 0,
+        expires_at_s: u64::MAX,
+        is_ephemeral: false,
+        is_revoked: false,
+    };
+    let mut state = State::new(ClusterId(7)).with_credentials([(WORKER, credential)]);
     let spec = Arc::new(spec(step_count));
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
-    let admit = MemberChange::Admit { node: WORKER, boot: 1, role: Role::Worker, resources };
+    let admit =
+        MemberChange::Admit { node: WORKER, boot: 1, role: Role::Worker, resources, contact };
     let holder = Holder { node: WORKER, incarnation: Incarnation(2) };
     let generation = Generation(1);
     let layers = vec![(LayerId(0), Digest([1; 32]))];
@@ -166,6 +180,7 @@ fn spec(step_count: u64) -> JobSpec {
     };
     JobSpec {
         config: Digest([9; 32]),
+        document: Vec::new(),
         layer_tensors: vec![1],
         microbatch_count: 1,
         step_count,
@@ -176,6 +191,7 @@ fn spec(step_count: u64) -> JobSpec {
         checkpoints_kept: 1,
         attest_every: 0,
         stages_max: 1,
+        workers_min: 1,
     }
 }
 

@@ -112,3 +112,33 @@ impl Contacts {
         controllers.map(|(node, _)| *node)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, addresses: Vec<String>, expected: Result<(), ContactRefusal>) {
+        assert_eq!(Contact { name: name.to_owned(), addresses }.check(), expected);
+    }
+
+    #[test]
+    fn names_and_addresses_have_their_sizes() {
+        let (longest, longer) = ("n".repeat(NAME_BYTES_MAX), "n".repeat(NAME_BYTES_MAX + 1));
+        check("a-9", vec![], Ok(()));
+        check(&longest, vec![], Ok(()));
+        check(&longer, vec![], Err(ContactRefusal::NameSize { found: NAME_BYTES_MAX + 1 }));
+        check("", vec![], Err(ContactRefusal::NameSize { found: 0 }));
+        for found in ['A', '_', '.', ' ', 'é'] {
+            check(&format!("a{found}"), vec![], Err(ContactRefusal::NameCharacter { found }));
+        }
+        let address = |bytes| "1".repeat(bytes);
+        check("a", vec![address(1), address(ADDRESS_BYTES_MAX)], Ok(()));
+        check("a", vec![address(1); ADDRESSES_MAX], Ok(()));
+        let found = ADDRESSES_MAX + 1;
+        check("a", vec![address(1); found], Err(ContactRefusal::Addresses { found }));
+        for found in [0, ADDRESS_BYTES_MAX + 1] {
+            check("a", vec![address(found)], Err(ContactRefusal::AddressSize { found }));
+        }
+        assert_eq!(Contact::of_node(NodeId(u64::MAX)).check(), Ok(()));
+    }
+}

@@ -9,6 +9,7 @@
 
 mod briefing;
 mod orders;
+mod presence;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,6 @@ use crate::codec::{self, DecodeError};
 use crate::contact::{Contact, Contacts};
 use crate::duty::{Action, Duties, DutyTiming, NoPlan, Solution, SolveRequest, Unsolvable};
 use crate::entry::Entry;
-use crate::member::{MemberChange, Resources, Role};
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::raft::{
@@ -35,9 +35,6 @@ use crate::state::{Change, EntryRefusal, State};
 
 pub use orders::{Command, Ordered};
 pub use refusal::CoreRefusal;
-
-/// Ticks between two requests of a controller that waits to be admitted.
-const JOIN_TICKS: u64 = 10;
 
 /// What a controller is told once.
 #[derive(Clone, Debug)]
@@ -355,12 +352,10 @@ impl Core {
         match input {
             Input::Tick => {
                 self.raft.tick();
-                self.handle_tick();
                 if let Some(duties) = &mut self.duties {
                     duties.handle_tick(&self.state);
                 }
-                self.ask_to_be_admitted();
-                self.tell_contact();
+                self.handle_tick();
                 Ok(())
             }
             Input::Message { from, message } => self.handle_message(from, *message),
@@ -376,53 +371,6 @@ impl Core {
                 Ok(())
             }
             Input::Command(command) => self.take_order(command).map(|_| ()),
-        }
-    }
-
-    fn ask_to_be_admitted(&mut self) {
-        let Some(waiting) = &mut self.waiting else { return };
-        let status = self.raft.status();
-        if status.members.voters.contains(&status.node) {
-            self.waiting = None;
-            return;
-        }
-        waiting.tick += 1;
-        if waiting.tick % JOIN_TICKS != 1 {
-            return;
-        }
-        let resources = Resources { memory: zbelastic_types::Bytes(0), speed_permille: 0 };
-        let (boot, contact) = (waiting.boot, self.setup.contact.clone());
-        let join = Message::Join { boot, role: Role::Controller, resources, contact };
-        for to in waiting.controllers.clone() {
-            self.send(to, join.clone());
-        }
-    }
-
-    /// Counts how long nobody is known to lead.
-    fn handle_tick(&mut self) {
-        self.ticks += 1;
-        let is_led = self.raft.status().leader.is_some();
-        self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
-    }
-
-    /// Says where this node is reached, if something else is agreed on.
-    fn tell_contact(&mut self) {
-        if self.ticks % JOIN_TICKS != 1 {
-            return;
-        }
-        let node = self.setup.raft.node;
-        let Some(holder) = self.state.holder_of(node) else { return };
-        if self.state.members()[&node].contact == self.setup.contact {
-            return;
-        }
-        let contact = self.setup.contact.clone();
-        match (&mut self.duties, self.raft.status().leader) {
-            (Some(duties), _) => {
-                // If there is no room it is told again.
-                let _ = duties.handle_change(&self.state, MemberChange::Moved { holder, contact });
-            }
-            (None, Some(leader)) => self.send(leader, Message::Moved { holder, contact }),
-            (None, None) => {}
         }
     }
 

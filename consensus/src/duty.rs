@@ -5,6 +5,7 @@
 
 mod blame;
 mod draft;
+mod gone;
 mod inbox;
 mod planning;
 mod refusal;
@@ -32,6 +33,7 @@ use crate::state::{EntryRefusal, State};
 use crate::validation::Turn;
 
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
+pub use gone::EPHEMERAL_TICKS_MAX;
 pub use inbox::HELD_VERSIONS_MAX;
 pub use planning::Need;
 pub use refusal::InputRefusal;
@@ -162,6 +164,7 @@ pub struct Duties {
     timing: DutyTiming,
     now: u64,
     watch: watch::Watch,
+    gone: gone::Gone,
     changes: Vec<MemberChange>,
     sealing: Option<Sealing>,
     planning: draft::Planning,
@@ -193,6 +196,7 @@ impl Duties {
             timing,
             now: 0,
             watch,
+            gone: gone::Gone::default(),
             changes: Vec::new(),
             sealing: None,
             planning: draft::Planning::default(),
@@ -212,6 +216,7 @@ impl Duties {
     /// A tick of the leader's clock.
     pub fn handle_tick(&mut self, state: &State) {
         self.now += 1;
+        self.gone.handle_tick(state, self.now);
         let lost = self.watch.overdue(state, self.now, &self.timing);
         for (holder, reason) in lost {
             self.note_change(MemberChange::Lost { holder, reason });
@@ -265,7 +270,14 @@ impl Duties {
             | Entry::Seal(_)
             | Entry::Durable { .. }
             | Entry::Checkpoint { .. }
-            | Entry::Access(_) => {}
+            | Entry::Access(
+                AccessChange::TokenMade { .. }
+                | AccessChange::TokenRevoked { .. }
+                | AccessChange::TokenUsed { .. }
+                | AccessChange::Renewed { .. },
+            ) => {}
+            // Whatever came of it: if it was refused, it is counted anew.
+            Entry::Access(AccessChange::Forgotten { node }) => self.gone.forget(*node),
         }
         if result.is_ok() {
             self.forgive_checkpoints(state, entry);
@@ -290,6 +302,7 @@ impl Duties {
         self.decide_ready(state)
             .or_else(|| self.decide_seal(state))
             .or_else(|| self.decide_durable(state))
+            .or_else(|| self.decide_forgotten())
             .map(Action::Propose)
             .or_else(|| self.decide_plan(state))
     }
@@ -303,6 +316,11 @@ impl Duties {
 
     fn is_in_flight(&self, lane: Lane) -> bool {
         self.in_flight.values().any(|found| *found == lane)
+    }
+
+    fn decide_forgotten(&self) -> Option<Entry> {
+        let is_free = !self.is_in_flight(Lane::Access);
+        self.gone.decide(self.now).filter(|_| is_free)
     }
 
     fn decide_members(&mut self, state: &State) -> Option<Entry> {

@@ -10,8 +10,10 @@ use zbelastic_types::{
     TensorIndex,
 };
 
+use crate::access::{AccessRole, Credential};
 use crate::checkpoint::LayerDigest;
 use crate::codec;
+use crate::contact::Contact;
 use crate::duty::Solution;
 use crate::entry::{Entry, ReadyRecord, RewindReason};
 use crate::job::{JobChange, JobSpec, WindowPolicy};
@@ -35,6 +37,7 @@ pub(crate) fn spec() -> JobSpec {
     };
     JobSpec {
         config: Digest([9; 32]),
+        document: b"a document".to_vec(),
         layer_tensors: vec![1; LAYERS as usize],
         microbatch_count: 2,
         step_count: 12,
@@ -45,6 +48,7 @@ pub(crate) fn spec() -> JobSpec {
         checkpoints_kept: 2,
         attest_every: 3,
         stages_max: 4,
+        workers_min: 1,
     }
 }
 
@@ -90,7 +94,33 @@ pub(crate) fn sum(layer: LayerId, square_sum: f64) -> TensorSum {
 
 pub(crate) fn admit(node: u64, boot: u64) -> MemberChange {
     let (node, role, resources) = (NodeId(node), Role::Worker, RESOURCES);
-    MemberChange::Admit { node, boot, role, resources }
+    MemberChange::Admit { node, boot, role, resources, contact: contact(node.0) }
+}
+
+/// Where a node is reached.
+pub(crate) fn contact(node: u64) -> Contact {
+    let addresses = vec![format!("10.0.0.{node}:7000")];
+    Contact { addresses, ..Contact::of_node(NodeId(node)) }
+}
+
+/// The first controllers of a cluster.
+pub(crate) fn controllers(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, Contact)> {
+    nodes.iter().map(|node| (*node, contact(node.0)))
+}
+
+/// What a node shows to be let in.
+pub(crate) fn credential(node: u64, role: AccessRole) -> (NodeId, Credential) {
+    let credential = Credential {
+        role,
+        name: format!("node-{node}"),
+        key: Digest([node as u8; 32]),
+        token: None,
+        issued_at_s: 0,
+        expires_at_s: 86_400,
+        is_ephemeral: false,
+        is_revoked: false,
+    };
+    (NodeId(node), credential)
 }
 
 pub(crate) fn lost(holder: Holder) -> MemberChange {
@@ -126,7 +156,31 @@ impl Log {
         log
     }
 
+    /// These nodes are let in as workers.
+    pub fn vouch(&mut self, nodes: impl IntoIterator<Item = u64>) {
+        let state = std::mem::replace(&mut self.state, State::new(CLUSTER));
+        let workers = nodes.into_iter().map(|node| credential(node, AccessRole::Worker));
+        self.state = state.with_credentials(workers);
+    }
+
+    /// Whoever is to be admitted has a credential: it came by a token before.
+    fn vouch_for(&mut self, entry: &Entry) {
+        let Entry::Members(changes) = entry else { return };
+        let known = self.state.access().credentials();
+        let is_new = |change: &MemberChange| match change {
+            MemberChange::Admit { node, .. } => (!known.contains_key(node)).then_some(node.0),
+            MemberChange::Lost { .. } | MemberChange::Drain { .. } | MemberChange::Moved { .. } => {
+                None
+            }
+        };
+        let new: Vec<u64> = changes.iter().filter_map(is_new).collect();
+        if !new.is_empty() {
+            self.vouch(new);
+        }
+    }
+
     pub fn try_apply(&mut self, entry: Entry) -> Result<Change, EntryRefusal> {
+        self.vouch_for(&entry);
         self.state.apply(self.state.applied() + 1, entry)
     }
 
@@ -138,6 +192,7 @@ impl Log {
 
     /// Applies an entry that does not fit: nothing changes but the index.
     pub fn refuse(&mut self, entry: Entry, expected: impl Into<EntryRefusal>) {
+        self.vouch_for(&entry);
         let (text, mut before) = (format!("{entry:?}"), self.state.clone());
         assert_eq!(self.try_apply(entry), Err(expected.into()), "{text}");
         before.pass(self.state.applied());

@@ -193,12 +193,11 @@ impl JobSpec {
         self.copies && self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 
-    /// Whether `version` becomes a checkpoint.
+    /// Whether `version` becomes a checkpoint: every so many steps, and at the end.
     #[must_use]
     pub fn checkpoints(&self, version: Step) -> bool {
-        self.checkpoint_every > 0
-            && version.0 > 0
-            && version.0.is_multiple_of(self.checkpoint_every)
+        let is_due = self.checkpoint_every > 0 && version.0.is_multiple_of(self.checkpoint_every);
+        version.0 > 0 && (is_due || version.0 == self.step_count)
     }
 
     /// Checks what a cluster can live with.

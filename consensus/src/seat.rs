@@ -262,6 +262,18 @@ impl Seat {
         told.chain(first).collect()
     }
 
+    /// The plan it has a part in, and its stage there.
+    #[must_use]
+    pub fn place(&self) -> Option<(Generation, StageIndex)> {
+        let Standing::Member(member) = &self.standing else { return None };
+        match &member.work {
+            Work::Loading { plan } | Work::Running { plan } => {
+                Some((plan.generation, plan.stage_of(member.holder)?))
+            }
+            Work::Idle | Work::Left => None,
+        }
+    }
+
     /// The job's configuration, once it is known.
     #[must_use]
     pub fn spec(&self) -> Option<&Arc<JobSpec>> {

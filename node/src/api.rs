@@ -21,6 +21,8 @@ mod event;
 mod hex;
 mod refusal;
 mod request;
+#[cfg(test)]
+pub mod sample;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,30 @@
 //! The command line as typed. What it means is converted once: configuration flags by
 //! [`ConfigArgs::sources`], everything else where it is used.
 
+mod address;
+mod client;
+mod membership;
+mod operate;
+mod quantity;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
+pub use address::{Address, AddressError, AddressList, PORT_DEFAULT};
+pub use client::{ClientArgs, FolderArgs, ReadArgs};
+pub use membership::{
+    ClusterCommand, Device, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs,
+    RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
+};
+pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, StopArgs};
+pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 
 use std::path::PathBuf;
 
+use chaos_tests::args::processes::{
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs as ChaosRunArgs,
+};
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
@@ -26,11 +44,15 @@ const EXAMPLES: &str = "\
 Examples:
   zbelastic train                                     train a small model on this machine
   zbelastic train run.toml --workers 4 --text book.txt
+  zbelastic init                                      a cluster; prints the line to join it with
+  zbelastic run run.toml                              train on the cluster
   zbelastic config show > run.toml                    a configuration to begin with
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
 
-Exit codes: 0 ok, 1 internal, 2 usage or configuration, 6 wrong state, 7 out of disk, memory or
-device, 10 to 14 what a simulated cluster failed with, 130 interrupted.";
+Exit codes: 0 ok, 1 internal, 2 usage or configuration, 3 cannot reach the cluster, 4 not
+authorised, 5 not found, 6 wrong state, 7 out of disk, memory or device, 8 verification failed,
+9 no quorum, 10 to 14 what a simulated cluster failed with, 75 drained, start me again,
+130 interrupted.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -38,6 +60,48 @@ pub enum Command {
     /// Train on this machine: every worker is a stage of the pipeline.
     #[command(after_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
+    /// Make a cluster: this process is its first controller.
+    #[command(after_help = membership::INIT_EXAMPLES)]
+    Init(InitArgs),
+    /// Join a cluster: this process is a worker of it, or another controller.
+    #[command(after_help = membership::JOIN_EXAMPLES)]
+    Join(JoinArgs),
+    /// Tell the process of a folder to leave its cluster.
+    #[command(after_help = membership::LEAVE_EXAMPLES)]
+    Leave(LeaveArgs),
+    /// Tokens that let nodes join.
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Members of the cluster.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Train a configuration on the cluster, and follow it.
+    #[command(after_help = operate::RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Hold the run after the step under way.
+    #[command(after_help = "Example:\n  zbelastic pause")]
+    Pause(ClientArgs),
+    /// Go on with a run that is held.
+    #[command(after_help = "Example:\n  zbelastic resume")]
+    Resume(ClientArgs),
+    /// End the run; its checkpoints stay.
+    #[command(after_help = "Example:\n  zbelastic stop --yes")]
+    Stop(StopArgs),
+    /// Show how everything stands.
+    #[command(after_help = operate::STATUS_EXAMPLES)]
+    Status(StatusArgs),
+    /// Show what happened.
+    #[command(after_help = operate::EVENTS_EXAMPLES)]
+    Events(EventsArgs),
+    /// Show what a node logged.
+    #[command(after_help = operate::LOGS_EXAMPLES)]
+    Logs(LogsArgs),
+    /// Checkpoints of the run.
+    #[command(subcommand)]
+    Ckpt(CheckpointCommand),
+    /// The cluster itself.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Draw, time and list pipeline schedules.
     #[command(subcommand)]
     Schedule(ScheduleCommand),
@@ -59,8 +123,20 @@ Examples:
   zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
   zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
 
+/// Most letters of a name or id that is looked up: nothing longer exists.
+const SELECTOR_MAX: usize = 128;
+
+/// What names a thing: not empty, and not longer than any name is.
+fn short(text: &str) -> Result<String, String> {
+    match text.len() {
+        0 => Err("expected a name or a number".to_owned()),
+        1..=SELECTOR_MAX => Ok(text.to_owned()),
+        length => Err(format!("{length} bytes, and no name has more than {SELECTOR_MAX}")),
+    }
+}
+
 /// Workers of one machine: more than it has cores, and few enough to be planned for in a second.
-const WORKERS_MAX: i64 = 64;
+pub const WORKERS_MAX: i64 = 64;
 /// Threads of a worker: far more than a machine has cores, and few enough to be started.
 const THREADS_MAX: i64 = 64;
 
@@ -76,10 +152,13 @@ pub struct TrainArgs {
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,
+    /// Train in this process alone, with a thread for each worker: nothing survives its end.
+    #[arg(long)]
+    pub threads_only: bool,
     /// Print one JSON object a line instead of text.
     #[arg(long)]
     pub json: bool,
-    /// Folder for what the run leaves behind.
+    /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Corrupt a gradient on purpose; may be given several times.
@@ -221,6 +300,28 @@ pub enum ChaosCommand {
     /// Live whole clusters in this process, each from one seed and under drawn faults.
     #[command(after_help = sim_help())]
     Sim(SimArgs),
+    /// Kill processes of a real run on this machine, again and again, and compare its weights with
+    /// those of a run that nothing disturbed.
+    #[command(after_help = run_help())]
+    Run(ChaosRunArgs),
+    /// Measure how long a real run takes to go on after each kind of fault.
+    Measure(MeasureArgs),
+    /// Watch a run whose processes are killed end with the same weights as one that is left alone.
+    #[command(after_help = DEMO_EXIT_CODES)]
+    Demo(DemoArgs),
+}
+
+fn run_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos run --config tiny.toml                     thirty faults
+  zbelastic chaos run --config tiny.toml --kills 400 --power-cycles 20 --report report.json
+  zbelastic chaos run --config tiny.toml --faults isolate,storm,replay
+  zbelastic chaos run --config tiny.toml --seed 7 --list     what would strike
+
+{RUN_EXIT_CODES}"
+    )
 }
 
 fn sim_help() -> String {
@@ -277,56 +378,5 @@ impl BenchConfig {
             Self::B => "bench-b",
             Self::C => "bench-c",
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::{CommandFactory, Parser};
-
-    use super::{BenchCommand, BenchConfig, Cli, Command};
-    use crate::config::{Flag, Key, Value};
-
-    fn parse(line: &str) -> Command {
-        Cli::try_parse_from(line.split_whitespace()).expect("legal").command
-    }
-
-    #[test]
-    fn the_definition_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn flags_of_their_own_come_after_set() {
-        let line = "zbelastic train run.toml --steps 5 --set train.steps=7 --text a b --window 0";
-        let Command::Train(args) = parse(line) else { panic!("train") };
-        let sources = args.config.sources();
-        let own = |flag, key, value| Flag::Own { flag, key, value };
-        let text = |text: &str| Value::Text(text.to_owned());
-        let expected = [
-            Flag::Set("train.steps=7".to_owned()),
-            own("--steps", Key::Steps, Value::Whole(5)),
-            own("--window", Key::Window, Value::Whole(0)),
-            own("--text", Key::Text, Value::List(vec![text("a"), text("b")])),
-        ];
-        assert_eq!(sources.flags, expected);
-        assert_eq!(sources.file, Some("run.toml".into()));
-    }
-
-    #[test]
-    fn benchmarks_are_all_or_those_named() {
-        let configs = |line: &str| match parse(line) {
-            Command::Bench(BenchCommand::Train(args) | BenchCommand::Gemm(args)) => {
-                args.configs().to_vec()
-            }
-            Command::Bench(BenchCommand::Memory(_))
-            | Command::Train(_)
-            | Command::Schedule(_)
-            | Command::Config(_)
-            | Command::Chaos(_) => panic!("bench of several models"),
-        };
-        let all = [BenchConfig::A, BenchConfig::B, BenchConfig::C];
-        assert_eq!(configs("zbelastic bench train"), all);
-        assert_eq!(configs("zbelastic bench gemm --config c,A"), [BenchConfig::C, BenchConfig::A]);
     }
 }

@@ -2,5 +2,19 @@
 //! to `out`.
 
 pub mod chaos;
+pub mod ckpt;
+mod clock;
+pub mod cluster;
 pub mod config;
+pub mod events;
+pub mod follow;
+pub mod job;
+pub mod leave;
+pub mod node;
+mod reach;
+pub mod run;
 pub mod schedule;
+mod select;
+pub mod status;
+mod table;
+pub mod token;

@@ -30,7 +30,7 @@ mod words;
 
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Fallback, Key, SECTIONS, Spec};
-pub use kind::{Kind, Range, size_text};
+pub use kind::{Kind, Range, parse_size, size_text};
 pub use nearest::nearest;
 pub use note::Note;
 pub use plan_failure::plan_failure;
@@ -39,7 +39,9 @@ pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
 pub use value::Value;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
@@ -51,7 +53,7 @@ use crate::failure::Failure;
 use problem::Problem;
 
 /// A run, as configured. Every value is legal; parts are passed on by reference.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunConfig {
     /// The model.
     pub model: ModelConfig,
@@ -79,10 +81,51 @@ pub struct RunConfig {
     pub stage_bytes_max: Option<Bytes>,
     /// How far steps run ahead of their verdict.
     pub window: WindowChoice,
+    /// What a cluster keeps on disk.
+    pub checkpoint: CheckpointConfig,
+    /// How a cluster takes it when nodes come and go.
+    pub elastic: ElasticConfig,
+}
+
+/// What a cluster keeps on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointConfig {
+    /// Steps from one checkpoint to the next; 0 never.
+    pub every: u64,
+    /// Checkpoints that are kept.
+    pub keep_last: u32,
+    /// A folder on every node; none for one beside the node's other data.
+    pub folder: Option<PathBuf>,
+    /// Other nodes that each piece is sent to.
+    pub copies: u32,
+}
+
+/// How a cluster takes it when nodes come and go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ElasticConfig {
+    /// Workers without whom nothing goes on.
+    pub min_nodes: u32,
+    /// How long more nodes are waited for.
+    pub settle: Duration,
+    /// What a worker does about a notice.
+    pub on_notice: NoticePolicy,
+    /// How long a node may be silent.
+    pub detect_timeout: Duration,
+    /// Whether each update is held elsewhere before it is sealed.
+    pub copies: bool,
+}
+
+/// What a worker does when its machine is about to be taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NoticePolicy {
+    /// Hands over what it holds, then goes.
+    Drain,
+    /// Nothing: its loss is found like any other.
+    Ignore,
 }
 
 /// Where weights begin.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightSource {
     /// Drawn from the run's seed.
     Drawn,
@@ -94,7 +137,7 @@ pub enum WeightSource {
 }
 
 /// A schedule, or leave to find one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScheduleChoice {
     /// The fastest that fits.
     Auto,
@@ -103,7 +146,7 @@ pub enum ScheduleChoice {
 }
 
 /// A window, or leave to choose one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowChoice {
     /// What suits the schedule.
     Auto,
@@ -127,14 +170,25 @@ pub struct Loaded {
 /// # Errors
 /// With everything that is wrong, except that a file which is not TOML is all there is to say.
 pub fn load(sources: &Sources) -> Result<Loaded, Failure> {
-    load_or_problems(sources).map_err(|problems| {
-        let details = problems.iter().map(Problem::detail).collect();
-        Failure::usage("the configuration", details)
-    })
+    let gathered = Settings::gather(sources);
+    gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
 }
 
-fn load_or_problems(sources: &Sources) -> Result<Loaded, Vec<Problem>> {
-    let (settings, mut problems) = Settings::gather(sources).map_err(|problem| vec![problem])?;
+/// Reads and checks a configuration that is here as text; places in errors call it `name`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_document(name: &str, document: &str) -> Result<Loaded, Failure> {
+    let gathered = Settings::gather_document(name, document);
+    gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
+}
+
+fn failure(problems: Vec<Problem>) -> Failure {
+    let details = problems.iter().map(Problem::detail).collect();
+    Failure::usage("the configuration", details)
+}
+
+fn check((settings, mut problems): (Settings, Vec<Problem>)) -> Result<Loaded, Vec<Problem>> {
     match build::build(&settings) {
         Ok(config) if problems.is_empty() => {
             Ok(Loaded { notes: note::notes(&config), config, settings })

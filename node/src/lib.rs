@@ -3,9 +3,12 @@
 pub mod api;
 pub mod args;
 pub mod bench;
+pub mod cluster;
 pub mod commands;
 pub mod config;
+pub mod data_folder;
 pub mod failure;
 pub mod machine;
+pub mod terminal;
 pub mod text;
 pub mod train;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use zbelastic_node::args::{Cli, Command};
 use zbelastic_node::bench;
+use zbelastic_node::cluster;
 use zbelastic_node::commands;
 use zbelastic_node::failure::Stop;
 use zbelastic_node::train;
@@ -24,6 +25,27 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Config(command) => commands::config::run(command, &mut out)?,
         Command::Train(args) => return train::run(args, &mut out),
         Command::Bench(command) => bench::run(command, &mut out)?,
+        // A process tells of itself while it lives, so its lines are not held back.
+        Command::Init(args) => {
+            drop(out);
+            return cluster::init(args);
+        }
+        Command::Join(args) => {
+            drop(out);
+            return cluster::join(args);
+        }
+        Command::Leave(args) => commands::leave::run(args, &mut out)?,
+        Command::Token(command) => commands::token::run(command, &mut out)?,
+        Command::Node(command) => commands::node::run(command, &mut out)?,
+        Command::Run(args) => commands::run::run(args, &mut out)?,
+        Command::Pause(args) => commands::job::pause(args, &mut out)?,
+        Command::Resume(args) => commands::job::resume(args, &mut out)?,
+        Command::Stop(args) => commands::job::stop(args, &mut out)?,
+        Command::Status(args) => commands::status::run(args, &mut out)?,
+        Command::Events(args) => commands::events::run_events(args, &mut out)?,
+        Command::Logs(args) => commands::events::run_logs(args, &mut out)?,
+        Command::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
+        Command::Cluster(command) => commands::cluster::run(command, &mut out)?,
         // A life is told while it is lived, so its lines are not held back.
         Command::Chaos(command) => {
             drop(out);

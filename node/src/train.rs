@@ -15,12 +15,14 @@ pub mod line;
 pub mod mail;
 pub mod news;
 mod prepare;
+mod processes;
 mod reporter;
 mod summary;
 pub mod timing;
 mod trace;
 mod worker;
 
+use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,12 +32,15 @@ use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::{Bytes, StageIndex};
 
 use crate::args::TrainArgs;
+use crate::cluster::document::{DataName, JobDocument};
+use crate::config::WeightSource;
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;
 use prepare::{Prepared, prepare};
+use processes::{Submission, Told};
 use reporter::{Reader, Reporter};
 use summary::Finished;
 
@@ -49,7 +54,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     prepared.job.interrupt = Interrupt::listen()?;
     let config = config_with_command(&prepared);
     let mut folder = RunFolder::create(args.out.as_deref(), &prepared.name, &config)?;
-    let ended = train_into(&mut folder, &prepared, context, out);
+    let ended = train_into(&mut folder, &prepared, (context, args.threads_only), out);
     if ended.is_err() {
         folder.discard_if_empty();
     }
@@ -67,7 +72,7 @@ fn config_with_command(prepared: &Prepared) -> String {
 fn train_into(
     folder: &mut RunFolder,
     prepared: &Prepared,
-    context: Option<LineContext>,
+    (context, threads_only): (Option<LineContext>, bool),
     out: &mut dyn Write,
 ) -> Result<ExitCode, Stop> {
     let reader = if context.is_some() { Reader::Person } else { Reader::Script };
@@ -80,7 +85,16 @@ fn train_into(
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
     let mut reporter = Reporter::new(out, folder, context, names);
-    let trained = cluster::train(&prepared.job, &mut |news| reporter.observe(news));
+    let trained = if threads_only {
+        cluster::train(&prepared.job, &mut |news| reporter.observe(news))
+    } else {
+        let submission = submission(prepared)?;
+        let place = reporter.folder_path();
+        processes::train(prepared, &submission, &place, &mut |told| match told {
+            Told::News(news) => drop(reporter.observe(&news)),
+            Told::Event(event) => reporter.observe_event(event),
+        })
+    };
     let (final_loss, stop) = reporter.finish();
     let outcome = trained?;
     // By Ctrl-C, or because nobody takes what is told.
@@ -91,6 +105,28 @@ fn train_into(
         Some(stop) => Err(stop),
         None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
     }
+}
+
+/// What the processes are told to train.
+fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
+    let text = prepared.job.corpus.text().to_vec();
+    let mut config = prepared.config.clone();
+    let weights = match &config.weights {
+        WeightSource::Drawn => None,
+        WeightSource::HuggingFace { folder } => {
+            let path = folder.join("model.safetensors");
+            Some(fs::read(&path).map_err(|error| {
+                Failure::new(FailureCode::Usage, format!("{}: {error}", path.display()))
+            })?)
+        }
+    };
+    // Paths are this run's, not the job's: it goes on wherever the same text lies.
+    config.text.clear();
+    let toml = config.effective();
+    let mut document = JobDocument::new(prepared.name.clone(), config, toml, DataName::of(&text));
+    document.weights = weights.as_deref().map(DataName::of);
+    document.injections = prepared.job.setup.injections.clone();
+    Ok(Submission { document, data: std::iter::once(text).chain(weights).collect() })
 }
 
 fn exit_code(is_interrupted: bool) -> ExitCode {

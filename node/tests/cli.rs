@@ -37,6 +37,35 @@ fn every_command_has_help_with_an_example() {
         "bench train",
         "bench gemm",
         "chaos sim",
+        "init",
+        "join",
+        "leave",
+        "token create",
+        "token list",
+        "token revoke",
+        "node list",
+        "node show",
+        "node drain",
+        "node remove",
+        "run",
+        "pause",
+        "resume",
+        "stop",
+        "status",
+        "events",
+        "logs",
+        "ckpt list",
+        "ckpt show",
+        "ckpt verify",
+        "ckpt restore",
+        "ckpt gc",
+        "ckpt export",
+        "cluster info",
+        "cluster backup",
+        "cluster recover",
+        "chaos run",
+        "chaos measure",
+        "chaos demo",
     ];
     for command in commands {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
@@ -44,7 +73,7 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains(&format!("zbelastic {command}")), "{help}");
         assert!(help.contains("Example"), "{help}");
     }
-    for group in ["schedule", "config", "bench", "chaos"] {
+    for group in ["schedule", "config", "bench", "chaos", "token", "node", "ckpt", "cluster"] {
         assert!(printed(&[group, "--help"]).contains("Commands:"));
     }
     assert!(printed(&["--help"]).contains("Exit codes:"));

@@ -58,14 +58,14 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 34] = [
+const FENCES: [Fence; 35] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "node"],
         &[],
         &["trainer/src/digest.rs", "checkpoint/src/", "transport/src/", "node/src/"],
     ),
-    fence("bytemuck", &["transport"], &[], &["transport/src/"]),
+    fence("bytemuck", &["transport", "node"], &[], &["transport/src/", "node/src/cluster/"]),
     fence("bytes", &["transport", "node"], &[], &["transport/src/", "node/src/"]),
     fence(
         "clap",
@@ -75,7 +75,7 @@ const FENCES: [Fence; 34] = [
             "node/src/args",
             "node/src/main.rs",
             "node/src/commands/",
-            "chaos-tests/src/args.rs",
+            "chaos-tests/src/args",
             "chaos-tests/src/main.rs",
         ],
     ),
@@ -85,7 +85,7 @@ const FENCES: [Fence; 34] = [
         &[],
         &["consensus/src/raft/record.rs", "transport/src/"],
     ),
-    fence("ctrlc", &["node"], &[], &["node/src/train"]),
+    fence("ctrlc", &["node"], &[], &["node/src/train", "node/src/commands/chaos.rs"]),
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
@@ -118,6 +118,7 @@ const FENCES: [Fence; 34] = [
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
     fence("ring", &["transport"], &[], &["transport/src/"]),
     fence("rustls", &["transport"], &[], &["transport/src/"]),
+    fence("rustix", &["node"], &[], &["node/src/data_folder.rs", "node/src/terminal.rs"]),
     fence("safetensors", &["trainer"], &["node"], &["trainer/src/hf/names.rs"]),
     fence(
         "serde",
@@ -138,7 +139,7 @@ const FENCES: [Fence; 34] = [
         "serde_json",
         &["trainer", "node", CHAOS_TESTS],
         &[],
-        &["trainer/src/hf/", "node/src/", "chaos-tests/src/case.rs"],
+        &["trainer/src/hf/", "node/src/", "chaos-tests/src/case.rs", "chaos-tests/src/processes/"],
     ),
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),

@@ -14,8 +14,8 @@ use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
-pub use copy::{BackendCopy, BackendModel};
-pub use image::{FLOATS_MAX, ImageError, LayerImage, layer_digest};
+pub use copy::{BackendCopy, BackendModel, DeviceUse};
+pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest};
 
 /// A layer's gradient on its way to who keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,6 +10,7 @@ pub use memory::{StageMemory, stage_memory};
 pub use partition::partition;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
+use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
     GenerateError, LowerOptions, Placement, Program, ScheduleKind, Violation, Window, check,
     generate, lower,
@@ -20,7 +21,7 @@ use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
 
 /// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
 /// like, because it is part of the arithmetic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchShape {
     /// A microbatch.
     pub microbatch: MicrobatchShape,

@@ -15,7 +15,7 @@ use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, LayerImage};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -50,6 +50,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
     let layers = plan.sources.len();
     let spec = JobSpec {
         config: Digest([0; 32]),
+        document: Vec::new(),
         layer_tensors: vec![1; layers],
         microbatch_count: common::BATCH.microbatch_count,
         step_count: 4,
@@ -60,6 +61,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         checkpoints_kept: 1,
         attest_every: 0,
         stages_max: STAGES,
+        workers_min: 1,
     };
     let stage = plan.stages.iter().position(|holder| holder.node == NodeId(node));
     HostInput::Order(Order::Load(Box::new(LoadOrder {
@@ -81,14 +83,14 @@ fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
     told.expect("it answers").into_iter().map(|held| held.layer).collect()
 }
 
-type Worker = Host<BackendModel<fn() -> CpuBackend>, Arc<Corpus>>;
+type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
 fn host() -> Worker {
     let model = common::tiny_model(Family::Llama);
     let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = common::setup(model.clone(), setup, 4);
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
-    let device: fn() -> CpuBackend = || CpuBackend::new(1).expect("one thread");
+    let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
     let compute = BackendModel { model, optimizer, step_count: 4, weights, device };
     Host::new(HostSetup { stage }, compute, common::corpus())
 }

@@ -30,6 +30,7 @@ mod verify;
 
 pub use authority::{
     AuthorityFault, AuthoritySecret, CertificateLife, ClusterAuthority, IssuedCertificate,
+    random_number,
 };
 pub use certificate::{
     CERTIFICATE_BYTES_MAX, CHAIN_CERTIFICATES_MAX, CertificateFault, SerialNumber, SpkiPin,
@@ -44,7 +45,7 @@ pub use join::{
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
     JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
-    read_join, request_certificate, send_away, serve_join,
+    join_cluster, read_join, request_certificate, send_away, serve_join,
 };
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
 pub use name::{NAME_CHARS_MAX, NameFault, NodeName};

@@ -56,6 +56,8 @@ impl Checker {
         let is_excused = match reason {
             RewindReason::LayerLost { layer } => self.is_lost(layer),
             RewindReason::StateDiffers { .. } => self.take_flip(),
+            // Nobody orders it in a life.
+            RewindReason::Ordered => false,
         };
         if !is_excused {
             self.fail(Invariant::L3, || format!("the run goes back without need: {reason:?}"));

@@ -84,6 +84,7 @@ fn entry_text(entry: &Entry) -> String {
         | Entry::Ready(_)
         | Entry::Durable { .. }
         | Entry::Checkpoint { .. }
-        | Entry::Job(_) => entry.name().to_owned(),
+        | Entry::Job(_)
+        | Entry::Access(_) => entry.name().to_owned(),
     }
 }

@@ -170,7 +170,8 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
         | Entry::Durable { .. }
         | Entry::Checkpoint { .. }
         | Entry::Rewind { .. }
-        | Entry::Job(_) => false,
+        | Entry::Job(_)
+        | Entry::Access(_) => false,
     })
 }
 

@@ -1,6 +1,7 @@
 //! What is written in the log of the small world: its job, its plans, and numbers for tensors.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
@@ -27,6 +28,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
     };
     JobSpec {
         config: Digest([1; 32]),
+        document: Vec::new(),
         layer_tensors: vec![1; bounds.stages as usize],
         microbatch_count: MICROBATCH_COUNT,
         step_count: bounds.steps,
@@ -37,6 +39,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         checkpoints_kept: 1,
         attest_every: 1,
         stages_max: bounds.stages,
+        workers_min: 1,
     }
 }
 
@@ -46,7 +49,8 @@ pub(super) const fn clip_norm() -> Option<f64> {
 
 pub(super) fn admit(node: NodeId) -> MemberChange {
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
-    MemberChange::Admit { node, boot: 1, role: Role::Worker, resources }
+    let contact = Contact::of_node(node);
+    MemberChange::Admit { node, boot: 1, role: Role::Worker, resources, contact }
 }
 
 /// The gradient of a step is a function of the step: the first is kept as it is, the second is

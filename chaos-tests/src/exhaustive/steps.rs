@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::Entry;
+use zbelastic_consensus::access::AccessRole;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::{JobChange, JobPhase};
 use zbelastic_consensus::member::{LossReason, MemberChange};
@@ -21,6 +22,7 @@ use super::stages;
 use super::worker::Worker;
 use super::world::{Flying, Heard, World};
 use super::{Bounds, entries};
+use crate::access::credential;
 
 /// What comes of an action.
 pub(super) type Next = (Action, Result<World, Violation>);
@@ -40,7 +42,8 @@ impl Model {
     pub(super) fn begin(&mut self) -> World {
         let spec = Arc::new(entries::spec(&self.bounds));
         let nodes = (1..=u64::from(self.bounds.stages + self.bounds.spares)).map(NodeId);
-        let mut state = State::new(entries::CLUSTER);
+        let credentials = nodes.clone().map(|node| credential(node.0, AccessRole::Worker));
+        let mut state = State::new(entries::CLUSTER).with_credentials(credentials);
         let apply = |state: &mut State, entry: Entry| {
             let index = state.applied() + 1;
             state.apply(index, entry).expect("the beginning fits");
@@ -157,7 +160,8 @@ impl Model {
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
         Ok(world)
     }
@@ -232,6 +236,7 @@ fn needless_rewind(world: &World, state: &State, entry: &Entry) -> Option<Violat
     let Entry::Rewind { reason, .. } = entry else { return None };
     match reason {
         RewindReason::LayerLost { layer } if is_excused(world, state, *layer) => None,
+        RewindReason::Ordered => unreachable!("nobody orders it here"),
         RewindReason::LayerLost { layer } | RewindReason::StateDiffers { layer } => {
             Some(Violation::NeedlessRewind { layer: *layer })
         }

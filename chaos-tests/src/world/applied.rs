@@ -10,7 +10,8 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::{LayerId, NodeId, Step};
 
-use super::{BOOTS_APART, Event, World};
+use super::numbers::BOOTS_APART;
+use super::{Event, World};
 use crate::markers::Marker;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
@@ -44,7 +45,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Sealed { adopted: None, .. }
             | Change::Durable { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
         self.mark_change(node, change);
     }
@@ -122,7 +124,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 | Change::Durable { .. }
                 | Change::Checkpoint { .. }
                 | Change::Rewound { .. }
-                | Change::Job(_) => format!("{change:?}"),
+                | Change::Job { .. }
+                | Change::Access(_) => format!("{change:?}"),
             };
             format!("n{node} #{index} {text}")
         });
@@ -158,7 +161,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
-            | Change::Job(_) => {}
+            | Change::Job { .. }
+            | Change::Access(_) => {}
         }
     }
 
@@ -209,7 +213,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
             }
             MemberChange::Lost { holder, reason } => self.mark_loss(at, *holder, *reason),
-            MemberChange::Drain { .. } => {}
+            MemberChange::Drain { .. } | MemberChange::Moved { .. } => {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{
     Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start, StartError,
 };
@@ -20,6 +21,7 @@ use zbelastic_types::NodeId;
 
 use super::storm::Armed;
 use super::{ControllerMachine, Event, Packet, SolutionResult, TICK_US, World};
+use crate::access::{contacts, credentials};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::disk::Disk;
@@ -43,8 +45,12 @@ const TIMING: DutyTiming = DutyTiming {
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// The first controllers of a cluster, with nothing or with a state.
     pub(super) fn create_controllers(&mut self, count: u32, state: Option<State>) {
-        let nodes: Vec<NodeId> = (0..count).map(|_| self.new_node()).collect();
-        let state = state.unwrap_or_else(|| State::new(self.cluster)).with_controllers(&nodes);
+        let nodes: Vec<NodeId> = (0..count).map(|_| self.new_controller()).collect();
+        let first = u64::from(self.case.options.controllers);
+        let state = state
+            .unwrap_or_else(|| State::new(self.cluster))
+            .with_controllers(contacts(&nodes))
+            .with_credentials(credentials(first));
         for node in &nodes {
             self.add_controller_machine(*node);
             self.controllers.get_mut(node).expect("added above").was_admitted = true;
@@ -107,7 +113,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let mut raft = RaftSetup::new(node, boot, machine.election_ticks);
         raft.compact_after = self.case.options.compact_after;
         raft.tail_entries = 8;
-        let setup = CoreSetup { cluster: self.cluster, raft, timing: TIMING };
+        let contact = Contact::of_node(node);
+        let setup = CoreSetup { cluster: self.cluster, contact, raft, timing: TIMING };
         match Core::new(setup, start) {
             Ok(core) => machine.core = Some(core),
             Err(StartError::Raft(RaftStartError::NeverStarted)) if machine.first.is_some() => {
@@ -173,7 +180,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// A controller that was not there before asks all others but these to be admitted.
     pub(super) fn add_controller(&mut self, gone: &[NodeId]) -> NodeId {
-        let new = self.new_node();
+        let new = self.new_controller();
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         let controllers = controllers.into_iter().filter(|node| !gone.contains(node)).collect();
         self.add_controller_machine(new);
@@ -451,7 +458,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Job(_) => None,
+            | Change::Job { .. }
+            | Change::Access(_) => None,
         };
         let dies = point.is_some_and(|point| leads && self.hits(point))
             || self.hits(CrashPoint::AfterApply);
@@ -498,7 +506,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 fn admits_worker(change: &MemberChange) -> bool {
     match change {
         MemberChange::Admit { role, .. } => *role == Role::Worker,
-        MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
+        MemberChange::Lost { .. } | MemberChange::Drain { .. } | MemberChange::Moved { .. } => {
+            false
+        }
     }
 }
 

@@ -66,7 +66,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.storm.faults += 1;
         let is_training = match self.job_phase() {
             Some(JobPhase::Running | JobPhase::Paused) => true,
-            Some(JobPhase::Done | JobPhase::Halted(_)) | None => false,
+            Some(JobPhase::Done | JobPhase::Halted(_) | JobPhase::Stopped) | None => false,
         };
         self.storm.faults_in_training += u64::from(is_training);
     }

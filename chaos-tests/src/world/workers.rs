@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
@@ -50,6 +51,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             node,
             boot,
             resources: Resources { memory: Bytes(1 << 30), speed_permille: 1000 },
+            contact: Contact::of_node(node),
             controllers: self.controllers_in_use(),
             timing: SEAT_TIMING,
         };

@@ -217,7 +217,7 @@ pub fn a_bad_manifest_is_refused(place: &mut impl StorePlace) {
     );
     let (expected, found) = (LayerId(1), LayerId(2));
     check(
-        |manifest| drop(manifest.layers.remove(1)),
+        |manifest| manifest.layers.retain(|name| name.layer != LayerId(1)),
         ManifestFault::WrongLayer { expected, found },
     );
     let (layer, expected, found) = (LayerId(2), Step(5), Step(6));

@@ -92,7 +92,8 @@ impl Core {
             return;
         }
         let asks = self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(holder.node));
-        let lacks_plan = generation < self.state.generation();
+        let plan = self.state.plan().map(|plan| plan.record.generation);
+        let lacks_plan = plan.is_some_and(|found| generation < found);
         let lacks_contacts = contacts < self.state.contacts_index();
         if is_fenced || known < self.told || lacks_plan || lacks_contacts || asks {
             let knows = Knows { plan: !lacks_plan, contacts: !lacks_contacts };

@@ -75,6 +75,7 @@ impl Core {
                 self.propose_order(Entry::Job(change))
             }
             Command::Restore { to } => {
+                self.state.check_held()?;
                 self.state.check_restore(to)?;
                 let generation = self.state.generation();
                 let reason = RewindReason::Ordered;

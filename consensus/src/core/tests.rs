@@ -2,6 +2,7 @@
 
 mod entries;
 mod host;
+mod orders;
 mod pump;
 mod refusals;
 mod repeat;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod blame;
+mod gone;
 mod hands;
 mod planning;
 mod restore;

@@ -108,6 +108,9 @@ impl State {
             }
             AccessChange::Forgotten { node } => {
                 self.access.forget_ephemeral(node);
+                if !self.is_named(node) {
+                    self.forget_member(node);
+                }
                 AccessOutcome::Forgotten { node }
             }
         };

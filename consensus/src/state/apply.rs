@@ -200,17 +200,27 @@ impl State {
     fn make_room_for(&mut self, node: NodeId) {
         if self.members.len() >= MEMBERS_MAX && !self.members.contains_key(&node) {
             let oldest = self.oldest_lost().expect("there is room");
-            self.members.remove(&oldest);
+            self.forget_member(oldest);
         }
+    }
+
+    /// A member that is lost and stands in no plan is not known any more. If it was let in for as
+    /// long as it is there, it is a stranger from now on.
+    pub(super) fn forget_member(&mut self, node: NodeId) {
+        self.members.remove(&node);
+        self.access.forget_ephemeral(node);
+    }
+
+    /// Whether a plan names a node.
+    pub(super) fn is_named(&self, node: NodeId) -> bool {
+        let plans = self.plan.iter().map(|plan| &plan.record).chain(&self.next);
+        plans.flat_map(|plan| &plan.stages).any(|holder| holder.node == node)
     }
 
     /// Who is lost and stands in no plan; of several the one that came first.
     fn oldest_lost(&self) -> Option<NodeId> {
-        let plans = self.plan.iter().map(|plan| &plan.record).chain(&self.next);
-        let named: Vec<NodeId> =
-            plans.flat_map(|plan| plan.stages.iter().map(|holder| holder.node)).collect();
         let lost = self.members.iter().filter(|(_, member)| !member.is_live());
-        let free = lost.filter(|(node, _)| !named.contains(node));
+        let free = lost.filter(|(node, _)| !self.is_named(**node));
         free.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node)
     }
 

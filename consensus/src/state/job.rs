@@ -89,18 +89,23 @@ impl State {
         self.rewinds += 1;
     }
 
+    /// Whether the job is held, by order or because going on would be wrong.
+    ///
+    /// # Errors
+    /// If it is not, or has ended.
+    pub fn check_held(&self) -> Result<(), JobRefusal> {
+        match self.job_under_way()?.phase {
+            JobPhase::Paused | JobPhase::Halted(_) => Ok(()),
+            JobPhase::Running | JobPhase::Done | JobPhase::Stopped => Err(JobRefusal::NotHeld),
+        }
+    }
+
     /// Whether the run may be sent back by order, to this version.
     ///
     /// # Errors
     /// If the job is not held, or has no such checkpoint; the beginning can always be gone back to.
     pub fn check_restore(&self, to: Step) -> Result<(), EntryRefusal> {
-        let phase = self.job_under_way()?.phase;
-        match phase {
-            JobPhase::Paused | JobPhase::Halted(_) => {}
-            JobPhase::Running | JobPhase::Done | JobPhase::Stopped => {
-                return Err(JobRefusal::NotHeld.into());
-            }
-        }
+        self.check_held()?;
         self.ledger_at(self.generation(), to).map(|_| ())
     }
 

@@ -1,5 +1,6 @@
 //! Every entry against the state it meets: what fits, what does not, and what each changes.
 
+mod access;
 mod checkpoints;
 mod job;
 mod malformed;

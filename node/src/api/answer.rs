@@ -91,6 +91,8 @@ impl Answer {
 /// Events.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Events {
+    /// Names the log, which is one node's: another number means that sequence numbers begin anew.
+    pub log: u64,
     /// The oldest that is kept.
     pub first_sequence: u64,
     /// What to ask for next.

@@ -4,11 +4,18 @@
 //! followed, a few times; nothing is tried again in silence: what fails is told, with what it means
 //! for a script.
 
-use super::answer::Answer;
+use zbelastic_types::NodeId;
+
+use super::answer::{
+    Answer, Backup, CheckpointDetail, ClusterInfo, Collected, DataHeld, Events, LayerPiece,
+    LayerVerified, Logs, NodeSaid, TokenCreated, TokenInfo,
+};
+use super::hex::HexDigest;
 use super::refusal::Refusal;
-use super::request::Request;
+use super::request::{Request, TokenRequest};
+use super::status::{CheckpointStatus, JobStatus, Status};
 use super::wire::{WireError, decode_answer, encode_request};
-use super::{ADDRESSES_MAX, escape};
+use super::{ADDRESSES_MAX, LOG_LINES_MAX, escape};
 use crate::failure::{Detail, Failure, FailureCode};
 
 /// Redirects that are followed for one question: leaders change, but not that often.
@@ -90,6 +97,19 @@ pub struct ApiClient<'a> {
     exchange: Exchange<'a>,
 }
 
+/// Asks, and takes the answer that belongs to the question.
+macro_rules! answer_to {
+    ($client:expr, $request:expr, $pattern:pat => $value:expr) => {{
+        let request = $request;
+        let answer = $client.ask(&request)?;
+        let found = answer.name();
+        let $pattern = answer else {
+            return Err(ApiError::Unexpected { request: request.name(), found });
+        };
+        Ok($value)
+    }};
+}
+
 impl<'a> ApiClient<'a> {
     /// A client that begins at these addresses.
     #[must_use]
@@ -118,13 +138,120 @@ impl<'a> ApiClient<'a> {
                     return Err(ApiError::NoQuorum { since_ms, missing });
                 }
                 Answer::Refused(refusal) => return Err(ApiError::Refused(refusal)),
-                answer => {
+                answer @ (Answer::Status(_)
+                | Answer::Events(_)
+                | Answer::Logs(_)
+                | Answer::Token(_)
+                | Answer::Tokens(_)
+                | Answer::Done(_)
+                | Answer::Run(_)
+                | Answer::DataWanted(_)
+                | Answer::Job(_)
+                | Answer::Checkpoints(_)
+                | Answer::Checkpoint(_)
+                | Answer::Verified(_)
+                | Answer::Collected(_)
+                | Answer::Layer(_)
+                | Answer::Cluster(_)
+                | Answer::Backup(_)) => {
                     self.remember(asked);
                     return Ok(answer);
                 }
             }
         }
         Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })
+    }
+
+    /// How everything stands.
+    ///
+    /// # Errors
+    /// If there is no answer, or it says no; so for all that follow.
+    pub fn status(&mut self) -> Result<Status, ApiError> {
+        answer_to!(self, Request::Status, Answer::Status(status) => *status)
+    }
+
+    /// What happened from a sequence number on.
+    pub fn events(&mut self, from_sequence: u64, max: u32) -> Result<Events, ApiError> {
+        let request = Request::Events { from_sequence, max };
+        answer_to!(self, request, Answer::Events(events) => events)
+    }
+
+    /// What a node logged from a sequence number on.
+    pub fn logs(&mut self, node: Option<NodeId>, from_sequence: u64) -> Result<Logs, ApiError> {
+        let request = Request::Logs { node, from_sequence, max: LOG_LINES_MAX };
+        answer_to!(self, request, Answer::Logs(logs) => logs)
+    }
+
+    /// A new token.
+    pub fn create_token(&mut self, token: TokenRequest) -> Result<TokenCreated, ApiError> {
+        answer_to!(self, Request::TokenCreate(token), Answer::Token(token) => token)
+    }
+
+    /// Every token.
+    pub fn tokens(&mut self) -> Result<Vec<TokenInfo>, ApiError> {
+        answer_to!(self, Request::TokenList, Answer::Tokens(tokens) => tokens)
+    }
+
+    /// Carries out an order that is answered by what changed.
+    pub fn order(&mut self, request: Request) -> Result<NodeSaid, ApiError> {
+        answer_to!(self, request, Answer::Done(said) => said)
+    }
+
+    /// Carries out an order about the run, and returns how it stands afterwards.
+    pub fn order_job(&mut self, request: Request) -> Result<JobStatus, ApiError> {
+        answer_to!(self, request, Answer::Job(job) => *job)
+    }
+
+    /// Sends a piece of a text.
+    pub fn put_data(&mut self, request: Request) -> Result<DataHeld, ApiError> {
+        answer_to!(self, request, Answer::DataWanted(held) => held)
+    }
+
+    /// Every checkpoint.
+    pub fn checkpoints(&mut self) -> Result<Vec<CheckpointStatus>, ApiError> {
+        answer_to!(self, Request::CheckpointList, Answer::Checkpoints(list) => list)
+    }
+
+    /// One checkpoint.
+    pub fn checkpoint(&mut self, step: u64) -> Result<CheckpointDetail, ApiError> {
+        answer_to!(self, Request::CheckpointShow { step }, Answer::Checkpoint(detail) => detail)
+    }
+
+    /// Reads every copy of a layer.
+    pub fn verify(&mut self, step: u64, layer: u32) -> Result<LayerVerified, ApiError> {
+        let request = Request::CheckpointVerify { step, layer };
+        answer_to!(self, request, Answer::Verified(verified) => verified)
+    }
+
+    /// Removes what no checkpoint needs.
+    pub fn collect(&mut self) -> Result<Vec<Collected>, ApiError> {
+        answer_to!(self, Request::CheckpointCollect, Answer::Collected(collected) => collected)
+    }
+
+    /// A piece of a layer's image.
+    pub fn layer_piece(
+        &mut self,
+        step: u64,
+        layer: u32,
+        offset: u64,
+    ) -> Result<LayerPiece, ApiError> {
+        let request = Request::CheckpointExport { step, layer, offset };
+        answer_to!(self, request, Answer::Layer(piece) => piece)
+    }
+
+    /// The cluster itself.
+    pub fn cluster(&mut self) -> Result<ClusterInfo, ApiError> {
+        answer_to!(self, Request::ClusterInfo, Answer::Cluster(info) => *info)
+    }
+
+    /// A piece of a backup.
+    pub fn backup_piece(
+        &mut self,
+        digest: Option<HexDigest>,
+        offset: u64,
+    ) -> Result<Backup, ApiError> {
+        let request = Request::ClusterBackup { digest, offset };
+        answer_to!(self, request, Answer::Backup(backup) => backup)
     }
 
     /// Puts the addresses that answered first, and keeps the others for when they do not any more.

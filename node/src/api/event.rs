@@ -158,12 +158,25 @@ pub enum EventKind {
         ms: f64,
         /// Tokens of the step over that time.
         tokens_per_s: f64,
+        /// How often it was run.
+        #[serde(default = "once")]
+        attempts: u32,
+        /// The share of a step in which the busiest stage waited lately.
+        #[serde(default)]
+        bubble: Option<f64>,
         /// The plan.
         generation: u64,
         /// Its stages.
         stages: u32,
         /// Seconds to the end.
         eta_s: Option<f64>,
+    },
+    /// Held-out text was read.
+    HeldOut {
+        /// Steps sealed before it.
+        step: u64,
+        /// In nats a token.
+        loss: Option<f64>,
     },
     /// Work was dropped because something was wrong with it.
     Rollback {
@@ -224,6 +237,10 @@ impl EventKind {
     }
 }
 
+const fn once() -> u32 {
+    1
+}
+
 fn milliseconds(time: Option<f64>) -> String {
     time.map_or_else(String::new, |time| format!(", {:.1} s", time / 1e3))
 }
@@ -268,6 +285,12 @@ impl fmt::Display for EventKind {
                 Some(loss) => write!(f, "step {step}/{step_count} loss {loss:.4}"),
                 None => write!(f, "step {step}/{step_count} loss not finite"),
             },
+            Self::HeldOut { step, loss: Some(loss) } => {
+                write!(f, "held-out loss {loss:.4} after step {step}")
+            }
+            Self::HeldOut { step, loss: None } => {
+                write!(f, "held-out loss not finite after step {step}")
+            }
             Self::Rollback { step, verdict, reason } => {
                 let does = if verdict == "skip" { "skipped" } else { "rolled back" };
                 write!(f, "step {step} {does}: {reason}")

@@ -1,12 +1,14 @@
 //! Messages, refusals and the client.
 
-use zbelastic_types::{Bytes, Digest, NodeId};
+use std::cell::RefCell;
 
+use serde_json::{Value, json};
+use zbelastic_types::{Bytes, NodeId};
+
+use super::client::{ApiClient, ApiError, ClientError, REDIRECTS_MAX};
+use super::sample::{checkpoint, digest, job, scripted, status, token};
 use super::*;
-
-fn digest(byte: u8) -> HexDigest {
-    HexDigest(Digest([byte; 32]))
-}
+use crate::failure::{Failure, FailureCode};
 
 fn requests() -> Vec<Request> {
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
@@ -43,12 +45,305 @@ fn requests() -> Vec<Request> {
     ]
 }
 
+fn events() -> Vec<EventKind> {
+    let (name, reason) = ("gpu-c".to_owned(), "connection closed".to_owned());
+    vec![
+        EventKind::Lost { node: NodeId(4), name, reason: reason.clone(), detected_ms: Some(0.4) },
+        EventKind::Plan {
+            generation: 8,
+            stages: vec![NodeId(2), NodeId(3)],
+            schedule: "zb-h1".to_owned(),
+            window: 1,
+            reason: reason.clone(),
+        },
+        EventKind::Running {
+            generation: 8,
+            layers_moved: 21,
+            bytes_moved: Bytes(512 << 20),
+            pause_ms: Some(1712.0),
+        },
+        EventKind::Rollback { step: 7, verdict: "replay".to_owned(), reason },
+        EventKind::RunStarted { config: digest(2), step: 0, step_count: 9 },
+        EventKind::Done { step: 9, digest: Some(digest(3)) },
+        EventKind::QuorumLost,
+    ]
+}
+
+fn answers() -> Vec<Answer> {
+    let numbered = events().into_iter().zip(3..);
+    let events = numbered.map(|(kind, sequence)| Event::new(sequence, 5, kind)).collect();
+    let state = CopyState::Damaged { what: "chunk 3".to_owned() };
+    let copies = vec![LayerCopy { node: NodeId(2), state }];
+    let line = LogLine { sequence: 0, at_ms: 1, text: "a".to_owned() };
+    let refusal = Refusal::WrongState(WrongState::NoRun { was: NoRun::Never });
+    let disposition = RunDisposition::Attached;
+    vec![
+        Answer::Status(Box::new(status())),
+        Answer::Events(Events { log: 9, first_sequence: 3, next_sequence: 10, events }),
+        Answer::Logs(Logs {
+            node: NodeId(1),
+            first_sequence: 0,
+            next_sequence: 1,
+            lines: vec![line],
+        }),
+        Answer::Tokens(vec![token("7f3a")]),
+        Answer::Run(RunAccepted { disposition, events_from: 3, job: job() }),
+        Answer::DataWanted(DataHeld { hash: digest(1), held: 7 }),
+        Answer::Job(Box::new(job())),
+        Answer::Checkpoints(vec![checkpoint(100)]),
+        Answer::Verified(LayerVerified { step: 100, layer: 2, copies }),
+        Answer::Layer(LayerPiece { total: 9, offset: 0, bytes: vec![1, 2, 255] }),
+        Answer::Backup(Backup { digest: digest(1), total: 9, offset: 3, bytes: vec![7] }),
+        Answer::Redirect { addresses: vec!["b:7000".to_owned()] },
+        Answer::NoQuorum { since_ms: 7, missing: Vec::new() },
+        Answer::Refused(refusal),
+    ]
+}
+
 #[test]
-fn requests_are_read_back_as_they_were() {
+fn messages_are_read_back_as_they_were() {
     for request in requests() {
         let message = encode_request(&request).expect("small");
         assert_eq!(decode_request(&message).expect("a request"), request);
         let name = format!("\"request\":\"{}\"", request.name());
         assert!(String::from_utf8_lossy(&message).contains(&name), "{request:?}");
     }
+    for answer in answers() {
+        let message = encode_answer(&answer).expect("small");
+        assert_eq!(decode_answer(&message).expect("an answer"), answer);
+        let name = format!("\"answer\":\"{}\"", answer.name());
+        assert!(String::from_utf8_lossy(&message).contains(&name), "{answer:?}");
+    }
+}
+
+#[test]
+fn every_cut_and_every_flipped_length_is_refused_without_a_panic() {
+    let request = Request::PutData { hash: digest(1), offset: 4, bytes: vec![9; 5] };
+    let message = encode_request(&request).expect("small");
+    let body = message.len() - 5;
+    for end in 0..body {
+        assert!(decode_request(&message[..end]).is_err(), "cut to {end} bytes");
+    }
+    for at in 0..8 {
+        let mut flipped = message.clone();
+        flipped[at] ^= 0x80;
+        assert!(decode_request(&flipped).is_err(), "byte {at} flipped");
+    }
+}
+
+#[test]
+fn heads_and_bodies_have_limits_on_both_ends() {
+    let piece = |length| Request::PutData { hash: digest(1), offset: 0, bytes: vec![0; length] };
+    let largest = encode_request(&piece(PIECE_BYTES_MAX)).expect("as large as it may be");
+    assert!(largest.len() <= MESSAGE_BYTES_MAX);
+    assert!(decode_request(&largest).is_ok());
+    let larger: Vec<u8> = largest.iter().copied().chain([0]).collect();
+    let refused = decode_request(&larger);
+    assert!(matches!(refused, Err(WireError::Body { found }) if found == PIECE_BYTES_MAX + 1));
+    let refused = encode_request(&piece(PIECE_BYTES_MAX + 1));
+    assert!(matches!(refused, Err(WireError::Body { .. })));
+    let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
+    let run = |length| Request::Run { document: "a".repeat(length), corpus };
+    assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
+    let refused = encode_request(&run(HEAD_BYTES_MAX));
+    assert!(matches!(refused, Err(WireError::Head { .. })));
+    // A head that announces more than there may be is refused before it is looked for.
+    let announced = [b"zbe1".as_slice(), &(HEAD_BYTES_MAX as u32 + 1).to_le_bytes()].concat();
+    let long = [announced, vec![b' '; HEAD_BYTES_MAX + 2]].concat();
+    assert!(matches!(decode_request(&long), Err(WireError::Head { max: HEAD_BYTES_MAX, .. })));
+    let mut status = encode_request(&Request::Status).expect("small");
+    status.push(0);
+    assert!(matches!(decode_request(&status), Err(WireError::BodyUnexpected { found: 1 })));
+}
+
+/// A status that is as large as statuses get.
+#[test]
+fn the_fullest_status_fits_a_head() {
+    let mut full = status();
+    let name = "n".repeat(NAME_BYTES_MAX);
+    let mut member = full.members[1].clone();
+    member.name.clone_from(&name);
+    member.addresses = vec!["a".repeat(60); ADDRESSES_MAX];
+    full.members = vec![member; 128];
+    full.failures = vec![full.failures[0].clone(); FAILURES_MAX];
+    full.checkpoints = (0..16).map(checkpoint).collect();
+    full.checkpoints.iter_mut().for_each(|one| one.holders = (0..128).map(NodeId).collect());
+    let message = encode_answer(&Answer::Status(Box::new(full))).expect("it fits");
+    assert!(message.len() < HEAD_BYTES_MAX / 4, "{} bytes", message.len());
+}
+
+#[test]
+fn field_names_are_a_contract() {
+    let event = Event::new(3, 5, events().remove(0));
+    let expected = json!({
+        "sequence": 3,
+        "at_ms": 5,
+        "event": "lost",
+        "node": 4,
+        "name": "gpu-c",
+        "reason": "connection closed",
+        "detected_ms": 0.4,
+        "text": "node gpu-c (4) lost (connection closed, 0.0 s)",
+    });
+    assert_eq!(serde_json::to_value(&event).expect("JSON"), expected);
+    let value = serde_json::to_value(status()).expect("JSON");
+    let keys = |value: &Value| -> Vec<String> {
+        value.as_object().expect("an object").keys().cloned().collect()
+    };
+    let page = include_str!("../../../docs/cli.md");
+    let parts = [&value, &value["members"][0], &value["job"], &value["plan"]];
+    let more = [&value["failures"][0], &value["checkpoints"][0], &value["quorum"]];
+    for key in parts.into_iter().chain(more).flat_map(keys) {
+        assert!(page.contains(&format!("`{key}`")), "docs/cli.md says nothing about {key}");
+    }
+    for (kind, name) in [("lost", "lost"), ("plan", "plan"), ("step", "step")] {
+        assert!(page.contains(&format!("`{name}`")), "docs/cli.md says nothing about {kind}");
+    }
+}
+
+#[test]
+fn an_event_of_a_later_version_is_told_by_its_text() {
+    let line = r#"{"sequence":1,"at_ms":2,"event":"eclipse","node":3,"text":"it got dark"}"#;
+    let event: Event = serde_json::from_str(line).expect("an event");
+    assert_eq!((event.kind, event.text.as_str()), (EventKind::Other, "it got dark"));
+}
+
+#[test]
+fn digests_are_64_letters() {
+    let text = digest(0xab).to_string();
+    assert_eq!(HexDigest::parse(&text), Some(digest(0xab)));
+    for wrong in ["", "ab", &text[1..], &text.replace('a', "g"), &text.replace("ab", "é")] {
+        assert_eq!(HexDigest::parse(wrong), None, "{wrong}");
+    }
+}
+
+fn refusals() -> Vec<(Refusal, FailureCode)> {
+    let what = || "a\u{1b}b".to_owned();
+    let state = |state| (Refusal::WrongState(state), FailureCode::WrongState);
+    let thing = |thing| (Refusal::NotFound { thing, name: what() }, FailureCode::NotFound);
+    vec![
+        (Refusal::NotAuthorised { what: what() }, FailureCode::NotAuthorised),
+        thing(Thing::Node),
+        thing(Thing::Token),
+        thing(Thing::Checkpoint),
+        thing(Thing::Layer),
+        thing(Thing::Backup),
+        thing(Thing::Text),
+        state(WrongState::NoRun { was: NoRun::Never }),
+        state(WrongState::NoRun { was: NoRun::Stopped }),
+        state(WrongState::OtherRun { config: digest(1), step: 1, step_count: 2 }),
+        state(WrongState::Paused),
+        state(WrongState::NotPaused),
+        state(WrongState::Done),
+        state(WrongState::Halted { reason: what() }),
+        state(WrongState::NodeLive { name: what() }),
+        state(WrongState::NodeGone { name: what(), reason: what() }),
+        state(WrongState::LastController { name: what() }),
+        state(WrongState::TokenRevoked { id: what() }),
+        state(WrongState::OutOfOrder { expected: 1, found: 2 }),
+        state(WrongState::Starting),
+        state(WrongState::OtherVersion { node: what() }),
+        (Refusal::Malformed { what: what() }, FailureCode::Usage),
+        (Refusal::Config { problems: vec![what(), what()] }, FailureCode::Usage),
+        (Refusal::TooLarge { what: what(), found: 2, max: 1 }, FailureCode::Usage),
+        (Refusal::OutOfResource { what: what() }, FailureCode::OutOfResource),
+        (
+            Refusal::Damaged { what: what(), expected: digest(1), found: digest(2) },
+            FailureCode::VerificationFailed,
+        ),
+        (Refusal::Internal { what: what() }, FailureCode::Internal),
+    ]
+}
+
+#[test]
+fn every_refusal_has_its_exit_code_and_is_told_without_control_characters() {
+    for (refusal, code) in refusals() {
+        let (mut client, _) = scripted(vec![Ok(Answer::Refused(refusal.clone()))]);
+        let error = client.status().expect_err("refused");
+        let ApiError::Refused(found) = &error else { panic!("{error}") };
+        assert_eq!(*found, refusal);
+        let failure = Failure::from(error);
+        assert_eq!(failure.code, code, "{refusal:?}");
+        let told = failure.to_string();
+        assert!(!told.contains('\u{1b}'), "{told:?}");
+        assert!(told.len() > "error: ".len() + 10, "{told}");
+    }
+}
+
+#[test]
+fn what_fails_on_the_way_has_its_exit_code() {
+    let reason = || "a\u{1b}b".to_owned();
+    let check = |error: ClientError, code| {
+        let (mut client, _) = scripted(vec![Err(error)]);
+        let failure = Failure::from(client.status().expect_err("no answer"));
+        assert_eq!(failure.code, code);
+        assert!(!failure.to_string().contains('\u{1b}'));
+        assert!(failure.details.iter().any(|detail| detail.hint.is_some()), "{failure}");
+    };
+    let tried = vec![("a:7000".to_owned(), reason()), ("b:7000".to_owned(), reason())];
+    check(ClientError::Unreachable { tried }, FailureCode::Unreachable);
+    check(ClientError::Unreachable { tried: Vec::new() }, FailureCode::Unreachable);
+    check(ClientError::Denied { reason: reason() }, FailureCode::NotAuthorised);
+    let stranger = ClientError::Stranger { address: "a:7000".to_owned(), reason: reason() };
+    check(stranger, FailureCode::Unreachable);
+    check(ClientError::Broken { reason: reason() }, FailureCode::Unreachable);
+    let answered = |answer| {
+        let (mut client, _) = scripted(vec![Ok(answer)]);
+        Failure::from(client.status().expect_err("no good answer"))
+    };
+    let missing = vec!["ctl-\u{1b}3".to_owned()];
+    let failure = answered(Answer::NoQuorum { since_ms: 1500, missing });
+    assert_eq!(failure.code, FailureCode::NoQuorum);
+    assert!(failure.to_string().contains("not heard for 1.5 s: ctl-\\u{1b}3"), "{failure}");
+    let failure = answered(Answer::Redirect { addresses: Vec::new() });
+    assert_eq!(failure.code, FailureCode::NoQuorum);
+    assert_eq!(answered(Answer::Tokens(Vec::new())).code, FailureCode::Internal);
+}
+
+/// Asks a cluster in which each address answers as `answer` says, and returns whom it asked.
+fn ask_along(
+    answer: impl Fn(&str) -> Answer,
+    questions: usize,
+) -> (Vec<Result<Status, ApiError>>, Vec<Vec<String>>) {
+    let asked = RefCell::new(Vec::new());
+    let exchange = |addresses: &[String], _: &[u8]| {
+        asked.borrow_mut().push(addresses.to_vec());
+        Ok(encode_answer(&answer(&addresses[0])).expect("small"))
+    };
+    let mut client = ApiClient::new(vec!["a".into(), "b".into()], Box::new(exchange));
+    let found = (0..questions).map(|_| client.status()).collect();
+    drop(client);
+    (found, asked.into_inner())
+}
+
+#[test]
+fn redirects_are_followed_and_remembered() {
+    let answer = |address: &str| match address {
+        "c" => Answer::Status(Box::new(status())),
+        _ => Answer::Redirect { addresses: vec!["c".to_owned()] },
+    };
+    let (found, asked) = ask_along(answer, 2);
+    assert!(found.iter().all(Result::is_ok));
+    assert_eq!(asked, [vec!["a", "b"], vec!["c"], vec!["c", "a", "b"]]);
+}
+
+#[test]
+fn redirects_in_a_circle_end() {
+    let answer = |address: &str| {
+        let next = if address == "b" { "c" } else { "b" };
+        Answer::Redirect { addresses: vec![next.to_owned()] }
+    };
+    let (found, asked) = ask_along(answer, 1);
+    assert!(matches!(found[0], Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })));
+    assert_eq!(asked.len(), REDIRECTS_MAX + 1);
+}
+
+#[test]
+fn a_redirect_to_everywhere_is_cut() {
+    let answer = |address: &str| match address {
+        "a" => Answer::Redirect { addresses: vec!["c".to_owned(); 1000] },
+        _ => Answer::Status(Box::new(status())),
+    };
+    let (_, asked) = ask_along(answer, 1);
+    assert_eq!(asked[1].len(), ADDRESSES_MAX);
 }

@@ -1,29 +1,86 @@
-//! `chaos sim`: the command of the simulator, which has its own arguments and exit codes.
+//! `chaos`: the commands of the simulator and of clusters of real processes, which have their own
+//! arguments and exit codes.
 
+use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chaos_tests::command::SimError;
+use chaos_tests::processes::command as processes;
+use chaos_tests::processes::group::GroupError;
+use chaos_tests::processes::watch::Watch;
 
 use crate::args::ChaosCommand;
 use crate::failure::{Failure, FailureCode, Stop};
 
-/// Runs a `chaos` command. Lives that fail are no failure of the command: the exit code tells.
+/// Ctrl-C was pressed. A signal has no owner to tell it to.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Runs a `chaos` command. Runs that fail are no failure of the command: the exit code tells.
 ///
 /// # Errors
-/// If a file holds no case, or `out` cannot be written.
+/// If a file holds no case, a cluster does not come up, or `out` cannot be written.
 pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Stop> {
-    let ChaosCommand::Sim(args) = command;
-    let code = chaos_tests::command::run(args, out, &mut io::stderr()).map_err(stop)?;
+    let code = match command {
+        ChaosCommand::Sim(args) => {
+            chaos_tests::command::run(args, out, &mut io::stderr()).map_err(stop_sim)?
+        }
+        ChaosCommand::Run(args) => {
+            processes::run(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+        }
+        ChaosCommand::Measure(args) => {
+            processes::measure(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+        }
+        ChaosCommand::Demo(args) => {
+            processes::demo(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+        }
+    };
     out.flush()?;
     Ok(ExitCode::from(code))
 }
 
-fn stop(error: SimError) -> Stop {
+/// This binary: what it starts is itself.
+fn own() -> Result<std::path::PathBuf, Failure> {
+    env::current_exe().map_err(|error| {
+        Failure::new(FailureCode::Internal, format!("cannot find this program: {error}"))
+    })
+}
+
+fn watch(out: &mut dyn Write) -> Result<Watch<'_>, Failure> {
+    // Once more ends this process at once; its children die with it.
+    let on_signal = || {
+        if IS_OVER.swap(true, Ordering::Relaxed) {
+            std::process::exit(FailureCode::Interrupted as i32);
+        }
+    };
+    ctrlc::set_handler(on_signal).map_err(|error| {
+        Failure::new(FailureCode::Internal, format!("cannot listen for Ctrl-C: {error}"))
+    })?;
+    Ok(Watch::new(out, &IS_OVER))
+}
+
+fn stop_sim(error: SimError) -> Stop {
     match error {
         SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => {
             Failure::new(FailureCode::Usage, error.to_string()).into()
         }
         SimError::Output(error) => Stop::Output(error),
     }
+}
+
+fn stop_group(error: GroupError) -> Stop {
+    let code = match error {
+        GroupError::Output(error) => return Stop::Output(error),
+        GroupError::Interrupted => FailureCode::Interrupted,
+        GroupError::System { .. }
+        | GroupError::Verb(_)
+        | GroupError::Events(_)
+        | GroupError::Surprise(_)
+        | GroupError::Late { .. }
+        | GroupError::Full
+        | GroupError::Halted { .. }
+        | GroupError::Undisturbed { .. } => FailureCode::Internal,
+    };
+    Failure::new(code, error.to_string()).into()
 }

@@ -1,6 +1,8 @@
 //! From settings to a validated run: the conversion, and the checks between keys.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
@@ -12,7 +14,7 @@ use super::key::Key;
 use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
-use super::{RunConfig, WeightSource};
+use super::{CheckpointConfig, ElasticConfig, RunConfig, WeightSource};
 
 /// The run that `settings` describe.
 ///
@@ -52,6 +54,28 @@ fn run_config(
         schedule: reader.choice(Key::Schedule),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
         window: reader.choice(Key::Window),
+        checkpoint: checkpoint(reader),
+        elastic: elastic(reader),
+    }
+}
+
+fn checkpoint(reader: &Reader<'_>) -> CheckpointConfig {
+    CheckpointConfig {
+        every: reader.count(Key::CheckpointEvery),
+        keep_last: reader.size(Key::KeepLast),
+        folder: reader.text(Key::CheckpointDir).map(PathBuf::from),
+        copies: reader.size(Key::CheckpointCopies),
+    }
+}
+
+fn elastic(reader: &Reader<'_>) -> ElasticConfig {
+    let time = |key| Duration::from_millis(reader.count(key));
+    ElasticConfig {
+        min_nodes: reader.size(Key::MinNodes),
+        settle: time(Key::Settle),
+        on_notice: reader.choice(Key::OnNotice),
+        detect_timeout: time(Key::DetectTimeout),
+        copies: reader.count(Key::UpdateCopies) > 0,
     }
 }
 

@@ -7,6 +7,7 @@ use super::settings::{Origin, Setting, Settings};
 use super::value::Value;
 use super::words::Named;
 use super::{RunConfig, WeightSource};
+use crate::args::duration_word;
 
 /// Every key with its meaning above it.
 pub fn write_documented(config: &RunConfig) -> String {
@@ -69,7 +70,7 @@ fn is_of_folder(config: &RunConfig, key: Key) -> bool {
 
 /// What holds for a key, or `None` if there is nothing: a preset is told by what it sets.
 fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
-    let RunConfig { model, optimizer, guard, batch, .. } = config;
+    let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
     let size = |size: u32| whole(size.into());
     let value = match key {
         Key::Preset => return None,
@@ -114,6 +115,18 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Nonfinite => word(guard.nonfinite),
         Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),
         Key::Retries => size(guard.replays_max),
+        Key::CheckpointEvery => whole(checkpoint.every),
+        Key::KeepLast => size(checkpoint.keep_last),
+        Key::CheckpointDir => match &checkpoint.folder {
+            None => return None,
+            Some(folder) => text(&folder.display().to_string()),
+        },
+        Key::CheckpointCopies => size(checkpoint.copies),
+        Key::MinNodes => size(elastic.min_nodes),
+        Key::Settle => text(&duration_word(elastic.settle)),
+        Key::OnNotice => word(elastic.on_notice),
+        Key::DetectTimeout => text(&duration_word(elastic.detect_timeout)),
+        Key::UpdateCopies => size(elastic.copies.into()),
     };
     Some(value)
 }

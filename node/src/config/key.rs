@@ -3,6 +3,9 @@
 //! Defaults, refusals, suggestions, `config schema` and the effective configuration all come from
 //! here. A key's documentation is its meaning as `config schema` prints it.
 
+use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
+use zbelastic_consensus::job::CHECKPOINT_EVERY_MAX;
+use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::Family;
@@ -11,7 +14,7 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
-use super::{ScheduleChoice, WindowChoice};
+use super::{NoticePolicy, ScheduleChoice, WindowChoice};
 
 /// What a key has when nothing is said.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +67,7 @@ macro_rules! keys {
 }
 
 use Fallback::{Literal, Told};
-use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Word};
+use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word};
 use Range::{AboveZero, BelowOne, FromZero, UpTo};
 
 // Limits that no model or run comes near; they keep products of two sizes within 64 bits.
@@ -77,6 +80,15 @@ const STEPS_MAX: u64 = 1_000_000_000_000;
 const RETRIES_MAX: u64 = 1000;
 /// A batch of single sequences must not have more microbatches than a program may.
 const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
+/// Other nodes that a piece of a checkpoint is sent to.
+const CHECKPOINT_COPIES_MAX: u64 = 2;
+/// Other nodes that hold an update before it is sealed: a plan names one.
+const UPDATE_COPIES_MAX: u64 = 1;
+/// A minute: who waits longer for company should start the run later.
+const SETTLE_MS_MAX: u64 = 60_000;
+/// Below this, a busy machine is taken for a dead one.
+const DETECT_MS_MIN: u64 = 200;
+const DETECT_MS_MAX: u64 = 600_000;
 /// Most of the text that may be held out.
 const HELD_OUT_MAX: f64 = 0.9;
 
@@ -161,16 +173,38 @@ keys! {
     GnormZ: "guard.gnorm_z", Number(FromZero), Literal("0.0");
     /// How often such a step is run again, with nonfinite = "replay".
     Retries: "guard.retries", Count(0, RETRIES_MAX), Literal("1");
+
+    /// On a cluster, a checkpoint after every so many steps; 0: never.
+    CheckpointEvery: "checkpoint.every", Count(0, CHECKPOINT_EVERY_MAX), Literal("100");
+    /// The newest so many checkpoints are kept, older ones removed.
+    KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
+    /// A folder on every node for checkpoints.
+    CheckpointDir: "checkpoint.dir", Text, Told("none: beside the node's other data");
+    /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
+    CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");
+
+    /// A run begins, and goes on after losses, with so many workers or more.
+    MinNodes: "elastic.min_nodes", Count(1, STAGES_MAX as u64), Literal("1");
+    /// How long more nodes are waited for when one joins.
+    Settle: "elastic.settle", Time(0, SETTLE_MS_MAX), Literal("\"500ms\"");
+    /// What a worker does when its machine is about to be taken away: hand over first, or nothing.
+    OnNotice: "elastic.on_notice", Word(words::<NoticePolicy>), Literal("\"drain\"");
+    /// How long a node may be silent before it is lost; a closed connection is noticed at once.
+    DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"1s\"");
+    /// Other nodes that hold each update before it is sealed; 1: losing a node loses no step.
+    UpdateCopies: "elastic.copies", Count(0, UPDATE_COPIES_MAX), Literal("1");
 }
 
 /// The sections in the order of the table, each with what it is about.
-pub const SECTIONS: [(&str, &str); 6] = [
+pub const SECTIONS: [(&str, &str); 8] = [
     ("model", "what is trained"),
     ("data", "what it is trained on"),
     ("train", "how long, in which batches"),
     ("optimizer", "how weights change"),
     ("schedule", "how the pipeline works"),
     ("guard", "which steps are not taken"),
+    ("checkpoint", "what a cluster keeps on disk"),
+    ("elastic", "how a cluster takes it when nodes come and go"),
 ];
 
 impl Key {

@@ -1,10 +1,12 @@
 //! What may stand behind a key, and the form in which it is kept.
 
 use std::fmt;
+use std::time::Duration;
 
 use zbelastic_types::Bytes;
 
 use super::value::Value;
+use crate::args::{duration_word, parse_duration};
 
 /// What a value may be.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,8 @@ pub enum Kind {
     Pair(Range),
     /// An amount of memory; the empty text for none.
     Size,
+    /// A duration, both ends included, in milliseconds.
+    Time(u64, u64),
 }
 
 /// Which numbers. All are finite, in single precision as well, which is what arithmetic is done in.
@@ -68,6 +72,7 @@ impl Kind {
             Self::Number(range) => number(value, range),
             Self::Pair(range) => pair(value, range),
             Self::Size => size(value),
+            Self::Time(min, max) => time(value, min, max),
         }
     }
 
@@ -82,7 +87,8 @@ impl Kind {
             | Self::Count(..)
             | Self::Number(_)
             | Self::Pair(_)
-            | Self::Size => Vec::new(),
+            | Self::Size
+            | Self::Time(..) => Vec::new(),
         }
     }
 }
@@ -137,11 +143,19 @@ fn size(value: &Value) -> Option<Value> {
     Some(Value::Whole(bytes.into()))
 }
 
+/// Kept in milliseconds. A whole number has no unit, so it is refused: nobody could tell which.
+fn time(value: &Value, min: u64, max: u64) -> Option<Value> {
+    let Value::Text(text) = value else { return None };
+    let milliseconds = parse_duration(text).ok()?.as_millis() as u64;
+    (min..=max).contains(&milliseconds).then_some(Value::Whole(milliseconds.into()))
+}
+
 const UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 /// `10GiB`, `1.5 MiB`, `4096`: a number of at least one byte and a unit, or plain bytes.
-fn parse_size(text: &str) -> Option<Bytes> {
+#[must_use]
+pub fn parse_size(text: &str) -> Option<Bytes> {
     let unit = UNITS.into_iter().find(|(name, _)| text.ends_with(name));
     let (name, scale) = unit.unwrap_or(("", 1));
     let digits = text.strip_suffix(name)?.trim();
@@ -180,6 +194,10 @@ impl fmt::Display for Kind {
             Self::Number(range) => write!(f, "a finite number {range}"),
             Self::Pair(range) => write!(f, "two finite numbers {range}"),
             Self::Size => write!(f, "a size such as \"10GiB\", \"512MiB\" or plain bytes"),
+            Self::Time(min, max) => {
+                let word = |time: &u64| duration_word(Duration::from_millis(*time));
+                write!(f, "a duration from \"{}\" to \"{}\"", word(min), word(max))
+            }
         }
     }
 }
@@ -251,6 +269,19 @@ mod tests {
         check(Kind::Pair(Range::BelowOne), "[0.9, 0]", "[0.9, 0.0]");
         check(Kind::Pair(Range::BelowOne), "[0.9]", "");
         check(Kind::Pair(Range::BelowOne), "[0.9, nan]", "");
+    }
+
+    #[test]
+    fn durations_have_units_and_ends() {
+        let check = |text: &str, expected: &str| check(Kind::Time(100, 60_000), text, expected);
+        check("\"100ms\"", "100");
+        check("\"1s\"", "1000");
+        check("\"1m\"", "60000");
+        for refused in ["\"99ms\"", "\"61s\"", "\"500\"", "500", "\"\"", "\"soon\""] {
+            check(refused, "");
+        }
+        let told = Kind::Time(100, 60_000).to_string();
+        assert_eq!(told, "a duration from \"100ms\" to \"1m\"");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use super::file::read_file;
+use super::file::{Said, read_file, read_text};
 use super::key::{Fallback, Key};
 use super::nearest::nearest;
 use super::presets::{PRESET_DEFAULT, find_preset};
@@ -126,9 +126,21 @@ impl Settings {
             None => Vec::new(),
         };
         said.extend(sources.flags.iter().map(read_flag));
+        Ok(Self::of_said(said, sources.file.is_some()))
+    }
+
+    /// The same for a configuration that is here as text and is called `name`.
+    ///
+    /// # Errors
+    /// If it is not TOML.
+    pub fn gather_document(name: &str, document: &str) -> Result<(Self, Vec<Problem>), Problem> {
+        read_text(name, document).map(|said| Self::of_said(said, true))
+    }
+
+    fn of_said(said: Said, has_file: bool) -> (Self, Vec<Problem>) {
         let mut settings = Self::default();
         settings.lay_defaults();
-        settings.lay_preset(said.iter().flatten(), sources.file.is_some());
+        settings.lay_preset(said.iter().flatten(), has_file);
         let mut problems = Vec::new();
         for said in said {
             match said {
@@ -136,7 +148,7 @@ impl Settings {
                 Err(problem) => problems.push(problem),
             }
         }
-        Ok((settings, problems))
+        (settings, problems)
     }
 
     fn lay_defaults(&mut self) {

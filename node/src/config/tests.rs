@@ -4,6 +4,8 @@ mod folders;
 mod injections;
 mod refusals;
 
+use std::time::Duration;
+
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
@@ -11,7 +13,8 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use zbelastic_types::Bytes;
 
 use super::{
-    Flag, Key, Loaded, Note, ScheduleChoice, Sources, WeightSource, WindowChoice, flag_value, load,
+    CheckpointConfig, ElasticConfig, Flag, Key, Loaded, Note, NoticePolicy, ScheduleChoice,
+    Sources, WeightSource, WindowChoice, flag_value, load, load_document,
 };
 use crate::failure::{Failure, FailureCode};
 
@@ -212,4 +215,55 @@ fn what_may_not_be_meant_is_noted() {
     assert_eq!(loaded.notes, [Note::LongWarmup { warmup: 20, steps: 5 }, rising]);
     let even = load_with(TINY, &[set("train.steps=20")]).expect("legal");
     assert_eq!(even.notes, []);
+}
+
+#[test]
+fn what_a_cluster_does_has_defaults_and_limits() {
+    let config = load(&Sources::default()).expect("legal").config;
+    let CheckpointConfig { every, keep_last, folder, copies } = config.checkpoint;
+    assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
+    let ElasticConfig { min_nodes, settle, on_notice, detect_timeout, copies } = config.elastic;
+    assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
+    assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_secs(1)));
+    assert!(copies);
+    let text = "[checkpoint]\nevery = 2048\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
+                min_nodes = 64\nsettle = \"1m\"\non_notice = \"ignore\"\n\
+                detect_timeout = \"200ms\"\ncopies = 0\n";
+    let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
+    assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
+    assert_eq!(config.checkpoint.folder, Some("/c".into()));
+    assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (64, NoticePolicy::Ignore));
+    assert!(!config.elastic.copies);
+    let again = load_document("again", &config.effective()).expect("legal").config;
+    assert_eq!(again, config);
+}
+
+#[test]
+fn what_a_cluster_cannot_do_is_refused() {
+    check_tiny(
+        "[checkpoint]\nevery = 2049\nkeep_last = 17\ncopies = 3\n[elastic]\nmin_nodes = 65\n\
+         settle = 500\ndetect_timeout = \"199ms\"\ncopies = 2\n",
+        "
+  run.toml:4: checkpoint.every: expected a whole number from 0 to 2048, found 2049
+  why: it means: On a cluster, a checkpoint after every so many steps; 0: never.
+  try: checkpoint.every = 100, the default
+  run.toml:5: checkpoint.keep_last: expected a whole number from 1 to 16, found 17
+  why: it means: The newest so many checkpoints are kept, older ones removed.
+  try: checkpoint.keep_last = 3, the default
+  run.toml:6: checkpoint.copies: expected a whole number from 0 to 2, found 3
+  why: it means: Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
+  try: checkpoint.copies = 1, the default
+  run.toml:8: elastic.min_nodes: expected a whole number from 1 to 64, found 65
+  why: it means: A run begins, and goes on after losses, with so many workers or more.
+  try: elastic.min_nodes = 1, the default
+  run.toml:9: elastic.settle: expected a duration from \"0ms\" to \"1m\", found 500
+  why: it means: How long more nodes are waited for when one joins.
+  try: elastic.settle = \"500ms\", the default
+  run.toml:10: elastic.detect_timeout: expected a duration from \"200ms\" to \"10m\", found \"199ms\"
+  why: it means: How long a node may be silent before it is lost; a closed connection is noticed at once.
+  try: elastic.detect_timeout = \"1s\", the default
+  run.toml:11: elastic.copies: expected a whole number from 0 to 1, found 2
+  why: it means: Other nodes that hold each update before it is sealed; 1: losing a node loses no step.
+  try: elastic.copies = 1, the default",
+    );
 }

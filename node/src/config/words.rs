@@ -5,7 +5,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 
-use super::{ScheduleChoice, WindowChoice};
+use super::{NoticePolicy, ScheduleChoice, WindowChoice};
 
 /// A choice that is written as a word.
 pub trait Named: Copy + PartialEq {
@@ -64,5 +64,11 @@ impl Named for WindowChoice {
     fn table() -> Vec<(&'static str, Self)> {
         let fixed = |window| Self::Fixed(window);
         vec![("auto", Self::Auto), ("0", fixed(Window::Zero)), ("1", fixed(Window::One))]
+    }
+}
+
+impl Named for NoticePolicy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("drain", Self::Drain), ("ignore", Self::Ignore)]
     }
 }

@@ -10,11 +10,12 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 27] = pages![
+const PAGES: [(&str, &str); 28] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
     "chaos.md",
+    "cli.md",
     "config.md",
     "consensus.md",
     "decisions/0001-layers-are-half-blocks.md",

@@ -30,8 +30,8 @@ pub struct Outcome {
     pub held_out: Option<Evaluated>,
     /// Of the steps.
     pub elapsed: Duration,
-    /// What was done when.
-    pub timing: Timing,
+    /// What was done when, if this process did it.
+    pub timing: Option<Timing>,
 }
 
 /// The leader's half, for as long as a run lasts.
@@ -142,7 +142,6 @@ impl<'a> Coordinator<'a> {
             loss: seal.loss_sum() / tokens as f64,
             norm: seal.norm(),
             verdict: seal.verdict,
-            reason: seal.reason,
             lr: setup.optimizer.lr_at(step, setup.step_count),
             elapsed: now - self.sealed,
             tokens,
@@ -185,7 +184,7 @@ impl<'a> Coordinator<'a> {
             digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
-            timing: self.timing,
+            timing: Some(self.timing),
         }
     }
 }

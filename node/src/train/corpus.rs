@@ -6,7 +6,7 @@ use zbelastic_types::Bytes;
 use super::builtin;
 use crate::config::{Key, Loaded};
 use crate::failure::{Detail, Failure};
-use crate::text;
+use crate::text::{self, Text};
 
 /// A text as training will read it.
 pub struct RunText {
@@ -42,15 +42,29 @@ pub struct AboutText {
 /// # Errors
 /// With everything that is wrong with it.
 pub fn load_text(loaded: &Loaded) -> Result<RunText, Failure> {
+    cut_text(gather_text(loaded)?, loaded)
+}
+
+/// Gathers the text that `loaded` names, or takes the built-in one.
+///
+/// # Errors
+/// With everything that is wrong with it.
+pub fn gather_text(loaded: &Loaded) -> Result<Text, Failure> {
     let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
-    let is_builtin = config.text.is_empty();
-    let text = if is_builtin {
-        builtin::text()
-    } else {
-        text::gather(&config.text).map_err(|errors| {
-            Failure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
-        })?
-    };
+    if config.text.is_empty() {
+        return Ok(builtin::text());
+    }
+    text::gather(&config.text).map_err(|errors| {
+        Failure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
+    })
+}
+
+/// Cuts a text into windows as `loaded` says.
+///
+/// # Errors
+/// If it cannot be trained on.
+pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
+    let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
     let cut = Cut {
         shape: config.batch.microbatch,
         microbatch_count: config.batch.microbatch_count,
@@ -62,7 +76,7 @@ pub fn load_text(loaded: &Loaded) -> Result<RunText, Failure> {
     let byte_entropy = byte_entropy(&text.bytes);
     let corpus = Corpus::new(text.bytes, &cut).map_err(|error| corpus_failure(&error, &place))?;
     let about = AboutText {
-        is_builtin,
+        is_builtin: config.text.is_empty(),
         file_count,
         size,
         skipped: text.skipped,

@@ -94,7 +94,7 @@ pub fn tokens_per_s(tokens: u64, elapsed: Duration) -> f64 {
 }
 
 /// A number with three digits that count, as in 412, 38.1 and 0.812.
-fn three_digits(number: f64) -> String {
+pub fn three_digits(number: f64) -> String {
     match number.abs() {
         _ if !number.is_finite() => format!("{number}"),
         large if large >= 1e6 => format!("{number:.2e}"),
@@ -106,7 +106,8 @@ fn three_digits(number: f64) -> String {
     }
 }
 
-fn scientific(number: f64) -> String {
+/// As in 5.9e-4.
+pub fn scientific(number: f64) -> String {
     format!("{number:.1e}")
 }
 
@@ -156,7 +157,6 @@ mod tests {
             loss: 3.214_53,
             norm: 0.812_4,
             verdict: Verdict::Keep,
-            reason: Reason::Sound,
             lr: 5.9e-4,
             elapsed: Duration::from_millis(412),
             tokens: 52_400,

@@ -30,8 +30,6 @@ pub struct StepRecord {
     pub norm: f64,
     /// What became of it.
     pub verdict: Verdict,
-    /// Why.
-    pub reason: Reason,
     /// The learning rate.
     pub lr: f64,
     /// Since the step before was sealed.

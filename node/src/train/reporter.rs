@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,6 +15,8 @@ use super::folder::RunFolder;
 use super::line::{LineContext, duration_text, rollback_line, step_line};
 use super::mail::Evaluated;
 use super::news::{News, StepRecord};
+use crate::api::{Event, EventKind};
+use crate::commands::events::run_line;
 use crate::failure::Stop;
 
 /// Who reads standard output.
@@ -62,6 +65,19 @@ impl<'a> Reporter<'a> {
         if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
+    /// Where the run's files lie.
+    pub fn folder_path(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// Tells what only a cluster has to tell.
+    pub fn observe_event(&mut self, event: &Event) {
+        let Some(line) = worth_telling(event).then(|| run_line(event)) else { return };
+        let Ok(json) = serde_json::to_string(event) else { return };
+        let told = self.show(&json, Some(line));
+        self.stop = self.stop.take().or(told.err());
+    }
+
     fn tell(&mut self, news: &News) -> Result<(), Stop> {
         let names = &self.tensor_names;
         let name = |tensor: TensorIndex| names[tensor.index()].clone();
@@ -89,15 +105,18 @@ impl<'a> Reporter<'a> {
     }
 
     fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), Stop> {
-        let json = event.line();
-        self.folder.append_metrics(&json)?;
+        self.show(&event.line(), line)
+    }
+
+    fn show(&mut self, json: &str, line: Option<String>) -> Result<(), Stop> {
+        self.folder.append_metrics(json)?;
         if self.stop.is_some() {
             return Ok(());
         }
         let out = &mut *self.out;
         let mut show = |text: &str| writeln!(out, "{text}").and_then(|()| out.flush());
         match (&self.person, line) {
-            (None, _) => show(&json)?,
+            (None, _) => show(json)?,
             (Some(person), Some(line)) => person.bar.suspend(|| show(&line))?,
             (Some(_), None) => {}
         }
@@ -170,5 +189,35 @@ impl Pace {
         }
         self.last = Some(Instant::now());
         true
+    }
+}
+
+/// Whether a person who watches a run wants to know.
+fn worth_telling(event: &Event) -> bool {
+    match &event.kind {
+        EventKind::Draining { .. }
+        | EventKind::Lost { .. }
+        | EventKind::Paused { .. }
+        | EventKind::Resumed { .. }
+        | EventKind::Stopped { .. }
+        | EventKind::Halted { .. }
+        | EventKind::Plan { .. }
+        | EventKind::Running { .. }
+        | EventKind::Rollback { .. }
+        | EventKind::Rewound { .. }
+        | EventKind::Checkpoint { .. }
+        | EventKind::QuorumLost
+        | EventKind::QuorumHeld
+        | EventKind::Warning { .. }
+        | EventKind::Other => true,
+        EventKind::Started { .. }
+        | EventKind::Leader { .. }
+        | EventKind::Joined { .. }
+        | EventKind::RunStarted { .. }
+        | EventKind::Done { .. }
+        | EventKind::Step { .. }
+        | EventKind::HeldOut { .. }
+        | EventKind::TokenCreated { .. }
+        | EventKind::TokenRevoked { .. } => false,
     }
 }

@@ -97,7 +97,9 @@ pub fn write_end(
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
     folder.write_model(&config_json(model), &export_safetensors(model, &outcome.layers))?;
     folder.write(RUN, &run_json(prepared, finished))?;
-    folder.write(TRACE, &trace(&outcome.timing, prepared.worker_count))?;
+    if let Some(timing) = &outcome.timing {
+        folder.write(TRACE, &trace(timing, prepared.worker_count))?;
+    }
     let sample = sample(prepared, outcome)?;
     folder.write(SAMPLE, &format!("{sample}\n"))?;
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line();

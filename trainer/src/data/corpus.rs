@@ -101,6 +101,12 @@ impl Corpus {
         })
     }
 
+    /// The text.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.tokens
+    }
+
     /// Windows of an epoch.
     #[must_use]
     pub fn training_windows(&self) -> u64 {

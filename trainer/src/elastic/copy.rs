@@ -27,7 +27,16 @@ pub struct BackendModel<F> {
     pub device: F,
 }
 
-impl<B: Backend, F: Fn() -> B> ComputeModel for BackendModel<F> {
+/// What a device is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceUse {
+    /// To run a stage.
+    Stage,
+    /// To replay the optimizer on the copy of a layer: a thread is enough.
+    Copy,
+}
+
+impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
     type Workbench = Bench<B>;
     type Copy = BackendCopy<B>;
 
@@ -50,13 +59,13 @@ impl<B: Backend, F: Fn() -> B> ComputeModel for BackendModel<F> {
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
     ) -> Result<Bench<B>, AllocateError> {
-        let mut bench = Bench::new(setup, stage, (self.device)())?;
+        let mut bench = Bench::new(setup, stage, (self.device)(DeviceUse::Stage))?;
         bench.restore(layers);
         Ok(bench)
     }
 
     fn copy(&self, image: &LayerImage) -> Result<BackendCopy<B>, AllocateError> {
-        let backend = (self.device)();
+        let backend = (self.device)(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
         let mut layer = LayerState::new(&backend, &self.model, spec, &image.w)?;
         layer.restore(&backend, image);

@@ -9,6 +9,12 @@ const HEADER_LEN: usize = 1 + 4 + 8 + 8;
 /// Floats in one part at most: 16 GiB each of weights and moments. No larger layer is trained.
 pub const FLOATS_MAX: u64 = 1 << 32;
 
+/// Bytes of a layer of so many floats.
+#[must_use]
+pub const fn image_bytes(float_count: usize) -> u64 {
+    HEADER_LEN as u64 + 12 * float_count as u64
+}
+
 /// A layer's sealed state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerImage {
@@ -56,16 +62,24 @@ impl LayerImage {
     /// If weights and moments differ in length.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Self { layer, version, w, m, v } = self;
+        let Self { w, m, v, .. } = self;
         assert!(w.len() == m.len() && w.len() == v.len(), "moments are as long as weights");
-        let mut bytes = Vec::with_capacity(HEADER_LEN + 12 * w.len());
-        bytes.push(FORMAT_VERSION);
-        bytes.extend(layer.0.to_le_bytes());
-        bytes.extend(version.0.to_le_bytes());
-        bytes.extend((w.len() as u64).to_le_bytes());
+        let mut bytes = self.header();
+        bytes.reserve_exact(12 * w.len());
         for part in [w, m, v] {
             bytes.extend(part.iter().flat_map(|x| x.to_le_bytes()));
         }
+        bytes
+    }
+
+    /// What stands before its weights.
+    #[must_use]
+    pub fn header(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_LEN);
+        bytes.push(FORMAT_VERSION);
+        bytes.extend(self.layer.0.to_le_bytes());
+        bytes.extend(self.version.0.to_le_bytes());
+        bytes.extend((self.w.len() as u64).to_le_bytes());
         bytes
     }
 

@@ -17,7 +17,7 @@ use super::parts::{LinearParts, NormParts};
 use super::state::LayerState;
 
 /// The shape of a microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MicrobatchShape {
     /// Sequences.
     pub sequences: usize,

@@ -4,7 +4,9 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Flow, Pass};
 
 /// What a pass is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum Lap {
     /// Held-out text: F alone, on sealed weights, before the turn it is tagged with.
     Evaluation,

@@ -255,6 +255,18 @@ fn parameters(name: String, window: ValidityWindow) -> Result<CertificateParams,
 }
 
 /// A number that no other certificate has: positive, and as long as it looks.
+/// A number that nobody can guess: for the id of a new cluster, and for what tells a process from
+/// one with a copy of its folder.
+///
+/// # Panics
+/// If the machine has no random numbers.
+#[must_use]
+pub fn random_number() -> u64 {
+    let mut bytes = [0_u8; 8];
+    SystemRandom::new().fill(&mut bytes).expect("the machine has random numbers");
+    u64::from_le_bytes(bytes)
+}
+
 fn random_serial() -> SerialNumber {
     let mut bytes = vec![0_u8; SERIAL_BYTES];
     SystemRandom::new().fill(&mut bytes).expect("the machine has random numbers");

@@ -18,6 +18,7 @@
 //! on another connection: neither repeated nor passed on. The token's secret never travels.
 
 mod ask;
+mod dial;
 mod message;
 mod pinned;
 mod proof;
@@ -26,6 +27,7 @@ mod serve;
 mod tests;
 
 pub use ask::{GrantFault, JoinDials, JoinError, JoinSetup, Joined, request_certificate};
+pub use dial::join_cluster;
 pub use message::{
     ADDRESSES_MAX, CONTROLLERS_MAX, ControllerContact, JOIN_ANSWER_BYTES_MAX,
     JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal, NameRefusal,

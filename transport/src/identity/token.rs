@@ -174,6 +174,18 @@ impl Token {
 }
 
 impl TokenVerifier {
+    /// The verifier that was kept as these bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes, to be kept where nobody else reads.
+    #[must_use]
+    pub const fn to_bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
     pub(super) fn hmac_key(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.0)
     }

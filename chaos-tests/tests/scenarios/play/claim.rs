@@ -153,7 +153,8 @@ impl Play {
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Job(_) => None,
+            | Change::Job { .. }
+            | Change::Access(_) => None,
         });
         plans.collect()
     }
@@ -169,7 +170,8 @@ impl Play {
             | Change::Sealed { .. }
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
-            | Change::Job(_) => None,
+            | Change::Job { .. }
+            | Change::Access(_) => None,
         });
         rewinds.collect()
     }
@@ -185,7 +187,8 @@ impl Play {
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Job(_) => &[],
+            | Change::Job { .. }
+            | Change::Access(_) => &[],
         });
         changes.flatten()
     }
@@ -193,7 +196,9 @@ impl Play {
     fn admissions(&self, of: NodeId) -> usize {
         let is_it = |change: &&MemberChange| match change {
             MemberChange::Admit { node, .. } => *node == of,
-            MemberChange::Lost { .. } | MemberChange::Drain { .. } => false,
+            MemberChange::Lost { .. } | MemberChange::Drain { .. } | MemberChange::Moved { .. } => {
+                false
+            }
         };
         self.member_changes().filter(is_it).count()
     }
@@ -203,9 +208,10 @@ impl Play {
             MemberChange::Lost { holder, reason: LossReason::Untrusted { .. } } => {
                 holder.node == node
             }
-            MemberChange::Lost { .. } | MemberChange::Admit { .. } | MemberChange::Drain { .. } => {
-                false
-            }
+            MemberChange::Lost { .. }
+            | MemberChange::Admit { .. }
+            | MemberChange::Drain { .. }
+            | MemberChange::Moved { .. } => false,
         };
         assert!(self.member_changes().any(is_untrusted), "node {node} is not found to be wrong");
         let state = self.state().expect("a controller is up");

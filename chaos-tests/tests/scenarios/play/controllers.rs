@@ -1,6 +1,8 @@
 //! Controllers on the stage: a core, and a disk that is quick and honest.
 
+use chaos_tests::access::{contacts, credentials};
 use chaos_tests::disk::Disk;
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{Core, CoreSetup, Event, Input, Output, Start};
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::raft::{RaftSetup, RecoveredLog, encode_record};
@@ -28,7 +30,9 @@ pub struct Controller {
 impl Play {
     pub(super) fn create_controllers(&mut self) {
         let voters: Vec<NodeId> = (1..=self.cast.controllers).map(NodeId).collect();
-        let state = State::new(CLUSTER).with_controllers(&voters);
+        let state = State::new(CLUSTER)
+            .with_controllers(contacts(&voters))
+            .with_credentials(credentials(self.cast.controllers));
         for (election_ticks, node) in (10..).step_by(4).zip(voters.clone()) {
             let controller = Controller { core: None, disk: Disk::default(), election_ticks };
             self.controllers.insert(node, controller);
@@ -41,7 +45,8 @@ impl Play {
         self.boots += 1;
         let controller = self.controllers.get_mut(&node).expect("a controller");
         let raft = RaftSetup::new(node, self.boots, controller.election_ticks);
-        let setup = CoreSetup { cluster: CLUSTER, raft, timing: TIMING };
+        let setup =
+            CoreSetup { cluster: CLUSTER, contact: Contact::of_node(node), raft, timing: TIMING };
         controller.core = Some(Core::new(setup, start).expect("its disk is whole"));
         self.drive_controller(node);
     }

@@ -68,7 +68,8 @@ impl Record {
             | Change::Durable { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
-            | Change::Job(_) => None,
+            | Change::Job { .. }
+            | Change::Access(_) => None,
         })
     }
 

@@ -8,6 +8,7 @@ use chaos_tests::digest_bench::DigestModel;
 use chaos_tests::digest_model::DigestSource;
 use chaos_tests::numeric::NumericFaults;
 use chaos_tests::store::Store;
+use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::seat::{Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_schedule::{Compute, Op};
@@ -144,6 +145,7 @@ impl Play {
             node,
             boot: self.boots,
             resources: Resources { memory: Bytes(1 << 30), speed_permille: 1000 },
+            contact: Contact::of_node(node),
             controllers: self.controllers.keys().copied().collect(),
             timing: TIMING,
         };

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use zbelastic_types::{Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
 
+use crate::access::{AccessChange, AccessRole, TokenId, TokenTerms};
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, RESOURCES, admit, digest, digests, lost, spec, sum, turn};
+use crate::fixture::{
+    CLUSTER, Log, RESOURCES, admit, contact, digest, digests, lost, spec, sum, turn,
+};
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
 use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
@@ -14,7 +17,7 @@ use crate::state::State;
 use crate::validation::{Report, Verdict};
 
 /// Messages by name. Whoever adds one gives it an example here.
-pub(super) const MESSAGES: [&str; 13] = [
+pub(super) const MESSAGES: [&str; 14] = [
     "raft",
     "join",
     "beat",
@@ -28,11 +31,22 @@ pub(super) const MESSAGES: [&str; 13] = [
     "leave",
     "briefing",
     "spent",
+    "moved",
 ];
 
 /// Entries by name, in the order of their numbers.
-pub(super) const ENTRIES: [&str; 9] =
-    ["members", "adopt", "ready", "resume", "seal", "durable", "checkpoint", "rewind", "job"];
+pub(super) const ENTRIES: [&str; 10] = [
+    "members",
+    "adopt",
+    "ready",
+    "resume",
+    "seal",
+    "durable",
+    "checkpoint",
+    "rewind",
+    "job",
+    "access",
+];
 
 pub(super) fn message_name(message: &Message) -> &'static str {
     match message {
@@ -49,6 +63,7 @@ pub(super) fn message_name(message: &Message) -> &'static str {
         Message::Leave { .. } => "leave",
         Message::Briefing(_) => "briefing",
         Message::Spent { .. } => "spent",
+        Message::Moved { .. } => "moved",
     }
 }
 
@@ -76,9 +91,11 @@ pub(super) fn state() -> State {
     log.apply(log.durable(8, holder, layers));
     let reason = LossReason::Untrusted { partners: 2 };
     log.apply(Entry::Members(vec![MemberChange::Lost { holder: log.holder(3), reason }]));
+    log.apply(Entry::Access(made(TokenId(300))));
+    log.apply(Entry::Access(used(TokenId(300))));
     log.adopt(log.plan(&[1, 2]));
     log.apply(Entry::Ready(log.ready(0)));
-    log.state.with_controllers(&[NodeId(100), NodeId(101)])
+    log.state.with_controllers(crate::fixture::controllers(&[NodeId(100), NodeId(101)]))
 }
 
 pub(super) fn entries() -> Vec<Entry> {
@@ -95,7 +112,33 @@ pub(super) fn entries() -> Vec<Entry> {
         Entry::Checkpoint { version: Step(4) },
         log.rewind(0),
         Entry::Job(JobChange::Start(Arc::new(spec()))),
+        Entry::Access(made(TokenId(300))),
     ]
+}
+
+/// Somebody uses it.
+pub(super) fn used(token: TokenId) -> AccessChange {
+    AccessChange::TokenUsed {
+        token,
+        key: digest(9, 300),
+        name: "spot-9".to_owned(),
+        role: AccessRole::Worker,
+        at_s: 3700,
+        expires_at_s: 90_000,
+    }
+}
+
+/// A token for two workers that nobody misses.
+pub(super) fn made(token: TokenId) -> AccessChange {
+    let terms = TokenTerms {
+        role: AccessRole::Worker,
+        verifier: [7; 32],
+        expires_at_s: 90_000,
+        uses_max: 2,
+        is_ephemeral: true,
+        note: "spot".to_owned(),
+    };
+    AccessChange::TokenMade { token, terms, at_s: 3600 }
 }
 
 pub(super) fn briefing() -> Briefing {
@@ -116,6 +159,7 @@ pub(super) fn briefing() -> Briefing {
         asks_inventory: true,
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
+        contacts: Some(Arc::new(log.state.contacts())),
     }
 }
 
@@ -131,8 +175,8 @@ pub(super) fn messages() -> Vec<Message> {
     let hello = Hello { boot: 2, life: 1 << 40, term: 3, last_index: 300 };
     vec![
         Message::Raft(RaftMessage::Hello(hello)),
-        Message::Join { boot: 300, role: Role::Worker, resources: RESOURCES },
-        Message::Beat { holder, known: 300, generation, pulse: pulse() },
+        Message::Join { boot: 300, role: Role::Worker, resources: RESOURCES, contact: contact(1) },
+        Message::Beat { holder, known: 300, generation, contacts: 299, pulse: pulse() },
         Message::Report { holder, report, state: state.clone() },
         Message::Held { holder, update },
         Message::Inventory { holder, index: 300, layers: vec![held] },
@@ -143,6 +187,7 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Leave { holder },
         Message::Briefing(Box::new(briefing())),
         Message::Spent { boot: 7 },
+        Message::Moved { holder, contact: contact(1) },
     ]
 }
 

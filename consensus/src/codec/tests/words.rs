@@ -9,8 +9,10 @@ use zbelastic_types::{Incarnation, LayerId, NodeId, Step, TensorIndex};
 
 use super::super::encode;
 use super::golden::hex;
+use super::samples::{made, used};
+use crate::access::{AccessChange, AccessRole, TokenId};
 use crate::entry::RewindReason;
-use crate::fixture::{admit, digest, lost, seal_at, turn};
+use crate::fixture::{admit, contact, digest, lost, seal_at, turn};
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
 use crate::plan::{LayerSource, PlanReason, Promise, PromiseOff};
@@ -21,7 +23,7 @@ const LAYER: LayerId = LayerId(3);
 const STEP: Step = Step(3);
 
 pub(super) fn words() -> Vec<String> {
-    [of_members(), of_plans(), of_jobs(), of_validation()].concat()
+    [of_members(), of_access(), of_plans(), of_jobs(), of_validation()].concat()
 }
 
 fn rows<T: Debug + Serialize, const COUNT: usize>(values: [T; COUNT]) -> Vec<String> {
@@ -38,9 +40,27 @@ fn of_members() -> Vec<String> {
         LossReason::Drained,
         LossReason::Untrusted { partners: 2 },
         LossReason::Removed,
+        LossReason::OutOfMemory,
     ];
-    let changes = [admit(1, 1), lost(HOLDER), MemberChange::Drain { holder: HOLDER }];
+    let moved = MemberChange::Moved { holder: HOLDER, contact: contact(1) };
+    let changes = [admit(1, 1), lost(HOLDER), MemberChange::Drain { holder: HOLDER }, moved];
     [rows([Role::Controller, Role::Worker]), rows(losses), rows(changes)].concat()
+}
+
+fn of_access() -> Vec<String> {
+    let (token, node, key) = (TokenId(300), NodeId(9), digest(9, 300));
+    let (at_s, expires_at_s) = (3600, 90_000);
+    let roles =
+        [AccessRole::Admin, AccessRole::Controller, AccessRole::Worker, AccessRole::Observer];
+    let changes = [
+        made(token),
+        AccessChange::TokenRevoked { token },
+        used(token),
+        AccessChange::Renewed { node, key, at_s, expires_at_s },
+        AccessChange::Revoked { node },
+        AccessChange::Forgotten { node },
+    ];
+    [rows(roles), rows(changes)].concat()
 }
 
 fn of_plans() -> Vec<String> {
@@ -62,8 +82,11 @@ fn of_plans() -> Vec<String> {
         LayerSource::Initial,
     ];
     let off = [PromiseOff::OneStage, PromiseOff::Configured].map(Promise::Off);
-    let rewinds =
-        [RewindReason::LayerLost { layer: LAYER }, RewindReason::StateDiffers { layer: LAYER }];
+    let rewinds = [
+        RewindReason::LayerLost { layer: LAYER },
+        RewindReason::StateDiffers { layer: LAYER },
+        RewindReason::Ordered,
+    ];
     let promises = [Promise::Kept, off[0], off[1]];
     [rows(reasons), rows(sources), rows(promises), rows(rewinds)].concat()
 }
@@ -74,8 +97,15 @@ fn of_jobs() -> Vec<String> {
         HaltReason::NothingToRestore,
         HaltReason::Untrusted,
     ];
-    let phases = [JobPhase::Running, JobPhase::Paused, JobPhase::Done, JobPhase::Halted(halts[2])];
-    let changes = [JobChange::Pause, JobChange::Continue, JobChange::Halt(halts[1])];
+    let phases = [
+        JobPhase::Running,
+        JobPhase::Paused,
+        JobPhase::Done,
+        JobPhase::Halted(halts[2]),
+        JobPhase::Stopped,
+    ];
+    let changes =
+        [JobChange::Pause, JobChange::Continue, JobChange::Halt(halts[1]), JobChange::Stop];
     [rows(halts), rows(phases), rows(changes), rows([Window::Zero, Window::One])].concat()
 }
 

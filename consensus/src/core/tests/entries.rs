@@ -22,7 +22,9 @@ fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
 }
 
 fn state() -> State {
-    Log::running(spec(), &[1, 2]).state.with_controllers(&[n(CONTROLLER)])
+    Log::running(spec(), &[1, 2])
+        .state
+        .with_controllers(crate::fixture::controllers(&[n(CONTROLLER)]))
 }
 
 fn pause() -> Vec<u8> {
@@ -73,7 +75,7 @@ fn entries_on_disk_are_applied_as_they_were_the_first_time() {
 fn asked_for_a_plan() -> (Core, u64) {
     let log = Log::with_job(spec(), &[1, 2]);
     let node = n(CONTROLLER);
-    let log_state = log.state.clone().with_controllers(&[node]);
+    let log_state = log.state.clone().with_controllers(crate::fixture::controllers(&[node]));
     let recovered = disk(node, &[node], codec::encode(&log_state), &[]);
     let mut core = Core::new(setup(node), recover(recovered)).expect("the disk is usable");
     let mut outputs = Vec::new();
@@ -169,7 +171,8 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
         for worker in [1, 2] {
             let holder = log.holder(worker);
             let (known, generation) = (u64::MAX, log.state.generation());
-            let message = Message::Beat { holder, known, generation, pulse: Default::default() };
+            let message =
+                Message::Beat { holder, known, generation, contacts: 0, pulse: Default::default() };
             let message = Box::new(Envelope { cluster: core.state().cluster(), message });
             core.handle(Input::Message { from: n(worker), message }).expect("a beat is heard");
         }

@@ -8,9 +8,10 @@ use super::super::{
     Core, CoreRefusal, CoreSetup, Event, FatalCause, Input, Output, Start, StartError,
 };
 use super::host::Host;
+use crate::access::AccessRole;
 use crate::codec;
 use crate::duty::{DutyTiming, SolveRequest};
-use crate::fixture::{CLUSTER, RESOURCES, solution};
+use crate::fixture::{CLUSTER, RESOURCES, contact, credential, solution};
 use crate::message::Envelope;
 use crate::raft::{
     HardVote, LogEntry, Members, RaftSetup, Record, RecoveredLog, SnapshotImage, encode_record,
@@ -35,7 +36,7 @@ pub fn n(node: u64) -> NodeId {
 
 pub fn setup(node: NodeId) -> CoreSetup {
     let raft = RaftSetup::new(node, node.0, 10 + 4 * (node.0 - CONTROLLER) as u32);
-    CoreSetup { cluster: CLUSTER, raft, timing: TIMING }
+    CoreSetup { cluster: CLUSTER, contact: contact(node.0), raft, timing: TIMING }
 }
 
 /// What is on the disk of a controller that was one of `voters` and has applied `state`; entries
@@ -63,7 +64,7 @@ pub fn disk(node: NodeId, voters: &[NodeId], state: Vec<u8>, later: &[Vec<u8>]) 
 /// A controller that was alone and had applied `state`.
 pub fn recovered(state: &State) -> Result<Core, StartError> {
     let node = n(CONTROLLER);
-    let state = state.clone().with_controllers(&[node]);
+    let state = state.clone().with_controllers(crate::fixture::controllers(&[node]));
     let log = disk(node, &[node], codec::encode(&state), &[]);
     Core::new(setup(node), recover(log))
 }
@@ -125,7 +126,11 @@ pub struct Pump {
 impl Pump {
     pub fn new(controllers: u64, workers: u64) -> Self {
         let nodes: Vec<NodeId> = (0..controllers).map(|index| n(CONTROLLER + index)).collect();
-        let state = State::new(CLUSTER).with_controllers(&nodes);
+        let nodes_of_workers = (1..=20).map(|node| credential(node, AccessRole::Worker));
+        let voters = (101..=110).map(|node| credential(node, AccessRole::Controller));
+        let state = State::new(CLUSTER)
+            .with_controllers(crate::fixture::controllers(&nodes))
+            .with_credentials(nodes_of_workers.chain(voters));
         let mut pump = Self {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -156,7 +161,8 @@ impl Pump {
         let (node, controllers) = (n(worker), self.controllers.keys().copied().collect());
         let timing = SeatTiming { beat_ticks: 2, resend_ticks: 5 };
         let (cluster, resources, boot) = (CLUSTER, RESOURCES, 10);
-        let setup = SeatSetup { cluster, node, boot, resources, controllers, timing };
+        let contact = contact(worker);
+        let setup = SeatSetup { cluster, node, boot, resources, contact, controllers, timing };
         let worker = Worker { seat: Seat::new(setup), host: Host::default(), orders: Vec::new() };
         self.workers.insert(node, worker);
     }

@@ -55,6 +55,7 @@ fn what_is_refused_changes_no_later_output() {
                 boot: 1,
                 role: crate::member::Role::Worker,
                 resources: crate::fixture::RESOURCES,
+                contact: crate::fixture::contact(9),
             };
             let foreign = zbelastic_types::ClusterId(CLUSTER.0 + 1);
             for (cluster, message) in [(foreign, join), (CLUSTER, Message::Leave { holder: other })]

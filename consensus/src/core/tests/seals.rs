@@ -89,7 +89,7 @@ fn workers_are_told_that_a_checkpoint_is_there() {
     assert_eq!(briefings(&mut core), [vec![], vec![]]);
     assert_eq!(core.state().checkpoints().len(), 1);
     let (known, pulse) = (before, Pulse::default());
-    let message = Message::Beat { holder, known, generation, pulse };
+    let message = Message::Beat { holder, known, generation, contacts: u64::MAX, pulse };
     let message = Box::new(Envelope { cluster: CLUSTER, message });
     core.handle(Input::Message { from: holder.node, message }).expect("it is a member");
     assert_eq!(briefings(&mut core), [vec![]], "who missed it is told again");

@@ -41,7 +41,7 @@ fn a_state_of_another_cluster_is_no_start() {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("a state of {OTHER} was believed"),
     };
-    let state = State::new(OTHER).with_controllers(&[n(CONTROLLER)]);
+    let state = State::new(OTHER).with_controllers(crate::fixture::controllers(&[n(CONTROLLER)]));
     check(start_from(codec::encode(&state)));
     let (voters, state) = (vec![n(CONTROLLER)], Box::new(state));
     check(Core::new(setup(n(CONTROLLER)), Start::Create { voters, state }));

@@ -140,7 +140,7 @@ fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
 #[test]
 fn controllers_are_nobody_to_be_watched() {
     let mut log = Log::running(spec(), &[1]);
-    log.state = log.state.with_controllers(&[NodeId(100)]);
+    log.state = log.state.with_controllers(crate::fixture::controllers(&[NodeId(100)]));
     let mut bench = Bench::new(log);
     bench.tick(3 * TIMING.lost_after_ticks, &[1]);
     assert_eq!(bench.decide(), None);
@@ -153,6 +153,7 @@ fn nobody_is_admitted_where_there_is_no_room() {
     let nodes: Vec<u64> = (1..=crate::member::MEMBERS_MAX as u64).collect();
     let mut bench = Bench::new(Log::with_job(spec(), &nodes));
     bench.agree(Entry::Job(crate::job::JobChange::Pause));
+    bench.log.vouch([1000]);
     let (state, node) = (&bench.log.state, NodeId(1000));
     let refused = bench.duties.handle_change(state, crate::fixture::admit(node.0, 1));
     assert_eq!(refused, Err(InputRefusal::NotAdmitted { node }));
@@ -163,6 +164,7 @@ fn nobody_is_admitted_where_there_is_no_room() {
 #[test]
 fn a_loss_is_noted_once_however_often_it_is_found() {
     let mut bench = running();
+    bench.log.vouch([9]);
     let [second, third] = [2, 3].map(|node| bench.log.holder(node));
     bench.duties.handle_closed(&bench.log.state, NodeId(3));
     let Some(Action::Propose(entry)) = bench.decide() else { panic!("one is lost") };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_types::{ClusterId, Generation, NodeId};
 
-use crate::fixture::{CLUSTER, Log, RESOURCES};
+use crate::fixture::{CLUSTER, Log, RESOURCES, contact};
 use crate::message::{Briefing, Envelope, Message};
 use crate::seat::{
     BriefingRefusal, News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming,
@@ -45,6 +45,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         asks_inventory: false,
         rewinds: state.rewinds(),
         pending: state.pending().iter().map(|pending| pending.version).collect(),
+        contacts: None,
     }
 }
 
@@ -62,6 +63,7 @@ impl Bench {
             node: NODE,
             boot: BOOT,
             resources: RESOURCES,
+            contact: contact(NODE.0),
             controllers: CONTROLLERS.to_vec(),
             timing: TIMING,
         };

@@ -1,16 +1,19 @@
 //! Coming in, going, and being sent away.
 
+use std::sync::Arc;
+
 use zbelastic_types::{ClusterId, Incarnation, NodeId, Step};
 
 use super::bench::{BOOT, Bench, CONTROLLERS, NODE, TIMING, Told, briefing};
+use crate::contact::Contacts;
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, RESOURCES, spec};
+use crate::fixture::{CLUSTER, Log, RESOURCES, contact, spec};
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
 use crate::seat::{BriefingRefusal, News, Order, SeatInput};
 
 fn join(boot: u64) -> Message {
-    Message::Join { boot, role: Role::Worker, resources: RESOURCES }
+    Message::Join { boot, role: Role::Worker, resources: RESOURCES, contact: contact(1) }
 }
 
 /// Tells all controllers for so many ticks what it asks.
@@ -42,7 +45,7 @@ fn a_member_says_that_it_is_there_and_what_it_knows() {
     bench.tick(1);
     let (holder, known) = (log.holder(1), log.state.applied());
     let (generation, pulse) = (log.state.generation(), Default::default());
-    let beat = Message::Beat { holder, known, generation, pulse };
+    let beat = Message::Beat { holder, known, generation, contacts: 0, pulse };
     assert_eq!(bench.sent, CONTROLLERS.map(|to| (to, beat.clone())));
 }
 
@@ -85,6 +88,37 @@ fn a_briefing_about_another_start_of_the_node_is_not_mine() {
         let other = Briefing { you, ..briefing(&log, Told::All) };
         check_refused(&mut bench, other, BriefingRefusal::NotMine);
     }
+}
+
+/// Those it was to ask first are asked until it is told who there is; then those who are there.
+#[test]
+fn a_seat_follows_the_controllers_that_it_is_told_of() {
+    let mut log = Log::empty();
+    log.join(NODE.0);
+    let mut bench = Bench::briefed(&log);
+    assert!(bench.seat.controllers().into_iter().eq(CONTROLLERS));
+    let members = [(NodeId(102), (Role::Controller, contact(102)))];
+    let told = |index, members: &[_]| {
+        let contacts = Contacts { index, members: members.iter().cloned().collect() };
+        Briefing { contacts: Some(Arc::new(contacts)), ..briefing(&log, Told::Changes) }
+    };
+    bench.try_tell(CONTROLLERS[0], told(7, &members)).expect("it belongs");
+    assert!(bench.seat.controllers().into_iter().eq([NodeId(102)]));
+    bench.try_tell(NodeId(102), told(6, &[])).expect("it is listened to");
+    assert_eq!(bench.seat.contacts().index, 7, "what is older is known better");
+    bench.sent.clear();
+    bench.tick(TIMING.beat_ticks);
+    let [(to, Message::Beat { contacts, .. })] = &bench.sent[..] else {
+        panic!("{:?}", bench.sent)
+    };
+    assert_eq!((*to, *contacts), (NodeId(102), 7), "it says what it knows");
+    log.lose(NODE.0);
+    bench.brief(&log, Told::Changes);
+    let all = [CONTROLLERS[0], CONTROLLERS[1], NodeId(102)];
+    assert!(bench.seat.controllers().into_iter().eq(all), "all that it knows may be gone");
+    let (cluster, controllers) = (ClusterId(CLUSTER.0 + 1), vec![NodeId(200)]);
+    bench.input(SeatInput::Controllers { cluster, controllers }).expect("it is taken");
+    assert!(bench.seat.controllers().into_iter().eq([NodeId(200)]));
 }
 
 /// A controller that lags behind tells what was; even that somebody is no member.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::Step;
+use zbelastic_types::{Digest, Step};
 
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::job::{
-    CHECKPOINT_EVERY_MAX, HaltReason, JobChange, JobPhase, JobRefusal, JobSpec, LAYERS_MAX,
-    REPLAYS_MAX, TENSORS_MAX,
+    CHECKPOINT_EVERY_MAX, DOCUMENT_BYTES_MAX, HaltReason, JobChange, JobPhase, JobRefusal, JobSpec,
+    LAYERS_MAX, REPLAYS_MAX, TENSORS_MAX,
 };
 use crate::plan::STAGES_MAX;
 use crate::state::{Change, State};
@@ -16,6 +16,11 @@ use crate::validation::{GuardPolicy, Verdict};
 
 fn start(spec: JobSpec) -> Entry {
     Entry::Job(JobChange::Start(Arc::new(spec)))
+}
+
+/// Another job than the usual one.
+fn other() -> JobSpec {
+    JobSpec { config: Digest([8; 32]), ..spec() }
 }
 
 fn phase(log: &Log) -> JobPhase {
@@ -46,6 +51,14 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     check(JobSpec { microbatch_count: 0, ..spec() }, zero("microbatch_count"));
     check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
     check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
+    check(JobSpec { workers_min: 0, ..spec() }, zero("workers_min"));
+    check(JobSpec { workers_min: 4, ..spec() }, Ok(()));
+    let workers = JobRefusal::Workers { found: 5, stages_max: 4 };
+    check(JobSpec { workers_min: 5, ..spec() }, Err(workers));
+    let document = |bytes| JobSpec { document: vec![1; bytes], ..spec() };
+    check(document(DOCUMENT_BYTES_MAX), Ok(()));
+    let found = DOCUMENT_BYTES_MAX + 1;
+    check(document(found), Err(JobRefusal::Document { found }));
     check(JobSpec { checkpoints_kept: 0, ..spec() }, zero("checkpoints_kept"));
     let stages = STAGES_MAX as u32;
     check(JobSpec { stages_max: stages, ..spec() }, Ok(()));
@@ -89,7 +102,10 @@ fn without_a_job_nothing_is_trained() {
 fn a_job_is_held_and_goes_on() {
     let mut log = Log::with_job(spec(), &[1]);
     let mut check = |change: JobChange, expected: JobPhase| {
-        assert_eq!(log.apply(Entry::Job(change)), Change::Job(expected));
+        assert_eq!(
+            log.apply(Entry::Job(change)),
+            Change::Job { phase: expected, dropped: Vec::new() }
+        );
         assert_eq!(log.state.running_spec().is_some(), expected == JobPhase::Running);
     };
     check(JobChange::Pause, JobPhase::Paused);
@@ -101,7 +117,8 @@ fn a_job_is_held_and_goes_on() {
     check(JobChange::Pause, JobPhase::Paused);
     check(JobChange::Halt(halt), JobPhase::Halted(halt));
     log.refuse(Entry::Job(JobChange::Pause), JobRefusal::Halted { reason: halt });
-    log.refuse(start(spec()), JobRefusal::UnderWay);
+    log.refuse(start(spec()), JobRefusal::Same);
+    log.refuse(start(other()), JobRefusal::UnderWay);
 }
 
 /// The last step from both sides; what is done stays done.
@@ -125,7 +142,10 @@ fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
     let mut log = Log::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
-    log.apply(start(spec()));
+    log.refuse(start(spec()), JobRefusal::Done);
+    let dropped = vec![Step(12)];
+    let begun = Change::Job { phase: JobPhase::Running, dropped };
+    assert_eq!(log.apply(start(other())), begun);
     let state = &log.state;
     assert!(
         state.plan().is_none() && state.last_seal().is_none() && state.checkpoints().is_empty()
@@ -153,4 +173,52 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
     assert_eq!(log.state.generation().0, 2);
     log.keep(1);
     assert_eq!(phase(&log), JobPhase::Done);
+}
+
+/// Workers let go; what was sealed stays known until another job begins.
+#[test]
+fn a_job_that_is_stopped_ends_for_good() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(5);
+    log.checkpoint(4, 1);
+    let (rewinds, generation) = (log.state.rewinds(), log.state.generation());
+    log.apply(Entry::Job(JobChange::Stop));
+    assert_eq!(phase(&log), JobPhase::Stopped);
+    assert!(log.state.plan().is_none() && log.state.last_seal().is_none());
+    assert_eq!(log.state.rewinds(), rewinds + 1, "what workers hold is not believed any more");
+    assert_eq!((log.state.open_turn().step, log.checkpoint_versions()), (Step(5), vec![4]));
+    for change in [JobChange::Pause, JobChange::Continue, JobChange::Stop] {
+        log.refuse(Entry::Job(change), JobRefusal::Stopped);
+    }
+    log.refuse(log.rewind(4), JobRefusal::Stopped);
+    log.refuse(Entry::Adopt(Box::new(log.plan(&[1]))), JobRefusal::Stopped);
+    let begun = Change::Job { phase: JobPhase::Running, dropped: vec![Step(4)] };
+    assert_eq!(log.apply(start(spec())), begun, "it may begin anew");
+    assert_eq!(log.state.open_turn().step, Step(0));
+    assert_eq!(log.plan(&[1, 2]).generation, generation.next());
+    log.run_plan(&[1, 2]);
+    log.keep(1);
+}
+
+/// A job can be stopped however it is held.
+#[test]
+fn a_job_that_is_held_can_be_stopped() {
+    for change in [JobChange::Pause, JobChange::Halt(HaltReason::Untrusted)] {
+        let mut log = Log::running(spec(), &[1]);
+        log.apply(Entry::Job(change));
+        log.apply(Entry::Job(JobChange::Stop));
+        assert_eq!(phase(&log), JobPhase::Stopped);
+    }
+}
+
+/// However it is held, and whatever else is in the configuration: its digest names it.
+#[test]
+fn a_job_that_is_there_already_is_told_from_another() {
+    let mut log = Log::with_job(spec(), &[1]);
+    let longer = JobSpec { step_count: 99, ..spec() };
+    for change in [None, Some(JobChange::Pause), Some(JobChange::Halt(HaltReason::Untrusted))] {
+        change.map(|change| log.apply(Entry::Job(change)));
+        log.refuse(start(longer.clone()), JobRefusal::Same);
+        log.refuse(start(other()), JobRefusal::UnderWay);
+    }
 }

@@ -3,7 +3,7 @@
 use zbelastic_types::{ClusterId, Incarnation, NodeId};
 
 use crate::entry::{CHANGES_MAX, Entry};
-use crate::fixture::{Log, RESOURCES, admit, lost};
+use crate::fixture::{Log, RESOURCES, admit, contact, lost};
 use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role, Standing};
 use crate::state::{Change, EntryRefusal, State};
 
@@ -119,8 +119,13 @@ fn members_have_a_limit() {
 fn an_entry_changes_so_many_members_and_no_more() {
     let mut log = Log::empty();
     let changes: Vec<_> = (0..=CHANGES_MAX as u64).map(|_| admit(1, 1)).collect();
-    let last =
-        MemberChange::Admit { node: NodeId(2), boot: 1, role: Role::Worker, resources: RESOURCES };
+    let last = MemberChange::Admit {
+        node: NodeId(2),
+        boot: 1,
+        role: Role::Worker,
+        resources: RESOURCES,
+        contact: contact(1),
+    };
     let changes = [&changes[1..], &[last]].concat();
     log.apply(Entry::Members(changes));
     assert_eq!(log.state.members().len(), 1);
@@ -128,7 +133,10 @@ fn an_entry_changes_so_many_members_and_no_more() {
 
 #[test]
 fn a_controller_votes_until_it_is_lost() {
-    let mut log = Log { state: State::new(ClusterId(1)).with_controllers(&[NodeId(1), NodeId(2)]) };
+    let mut log = Log {
+        state: State::new(ClusterId(1))
+            .with_controllers(crate::fixture::controllers(&[NodeId(1), NodeId(2)])),
+    };
     log.join(3);
     assert!(log.state.controllers().eq([NodeId(1), NodeId(2)]));
     log.lose(1);

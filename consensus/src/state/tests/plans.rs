@@ -55,7 +55,8 @@ fn a_stage_is_held_by_one_live_worker_each() {
     check(second, second);
     check(never, never);
     check(Holder { node: NodeId(3), ..first }, Holder { node: NodeId(3), ..first });
-    let mut log = Log { state: log.state.with_controllers(&[NodeId(8)]) };
+    let mut log =
+        Log { state: log.state.with_controllers(crate::fixture::controllers(&[NodeId(8)])) };
     let controller = log.holder(8);
     let refusal = PlanRefusal::Holder { holder: controller };
     refuse(&mut log, &[1, 2], |plan| plan.stages[1] = controller, refusal);

@@ -4,7 +4,7 @@ use zbelastic_types::{Attempt, Generation, LayerId, Step};
 
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{Log, spec};
-use crate::job::JobSpec;
+use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec};
 use crate::state::{Change, EntryRefusal, PlanPhase};
 use crate::validation::Verdict;
 
@@ -106,4 +106,64 @@ fn checkpoints_on_the_way_forward_are_made_again() {
     log.run_plan(&[1, 2]);
     log.keep(4);
     assert_eq!((log.checkpoint_versions(), log.pending_versions()), (vec![4, 8], vec![12]));
+}
+
+fn ordered(log: &Log, to: u64) -> Entry {
+    let reason = RewindReason::Ordered;
+    Entry::Rewind { generation: log.state.generation(), to: Step(to), reason }
+}
+
+/// A step that was sealed before the order may come out otherwise: it is sealed anew.
+#[test]
+fn whoever_goes_back_by_order_is_free_from_there() {
+    let mut log = log();
+    log.apply(Entry::Job(JobChange::Pause));
+    let (to, reason, dropped) = (Step(4), RewindReason::Ordered, vec![Step(8)]);
+    let entry = ordered(&log, 4);
+    assert_eq!(log.apply(entry), Change::Rewound { to, reason, dropped });
+    let state = &log.state;
+    assert_eq!((state.open_turn().step, state.history().head()), (Step(4), Step(4)));
+    assert_eq!((state.ledger().updates(), log.checkpoint_versions()), (3, vec![4]));
+    assert_eq!(log.state.job().map(|job| job.phase), Some(JobPhase::Paused), "it is held still");
+    log.apply(Entry::Job(JobChange::Continue));
+    log.run_plan(&[1, 2]);
+    let seal = log.seal(Verdict::Skip);
+    let Change::Sealed { is_repeated, .. } = log.apply(Entry::Seal(seal)) else { panic!() };
+    assert!(!is_repeated, "it is not held against what was sealed before");
+    log.keep(1);
+    assert_eq!(log.state.history().head(), Step(6));
+}
+
+#[test]
+fn only_a_job_that_is_held_goes_back_by_order() {
+    let mut log = log();
+    log.refuse(ordered(&log, 4), JobRefusal::NotHeld);
+    let halt = JobChange::Halt(HaltReason::NothingToRestore);
+    for (held, to) in [(JobChange::Pause, 8), (halt, 4)] {
+        log.apply(Entry::Job(held));
+        log.refuse(ordered(&log, 3), EntryRefusal::NoCheckpoint { version: Step(3) });
+        let open = log.state.open_turn().step;
+        let to_later = Step(open.0 + 1);
+        let ahead = EntryRefusal::AheadOfLedger { to: to_later, open };
+        log.refuse(ordered(&log, to_later.0), ahead);
+        let entry = ordered(&log, to);
+        log.apply(entry);
+    }
+    log.apply(ordered(&log, 0));
+    assert_eq!((log.state.open_turn().step, log.state.history().head()), (Step(0), Step(0)));
+    let mut empty = Log::empty();
+    empty.refuse(ordered(&empty, 0), JobRefusal::Missing);
+}
+
+/// The beginning can be had from the seed, though what was sealed first is forgotten.
+#[test]
+fn the_beginning_is_gone_back_to_by_order_however_far_it_is() {
+    let mut log = log();
+    log.keep(2);
+    log.checkpoint(12, 1);
+    assert_eq!(log.state.history().base(), Step(8));
+    log.apply(Entry::Job(JobChange::Pause));
+    log.refuse(log.rewind(0), EntryRefusal::Forgotten { to: Step(0), base: Step(8) });
+    log.apply(ordered(&log, 0));
+    assert_eq!((log.state.history().base(), log.state.history().head()), (Step(0), Step(0)));
 }

@@ -1,0 +1,42 @@
+//! Who is let in: all nodes of a life have their credentials from its beginning, as if each had
+//! used a token before.
+
+use zbelastic_consensus::access::{AccessRole, Credential};
+use zbelastic_consensus::contact::Contact;
+use zbelastic_types::{Digest, NodeId};
+
+/// Controllers that come later than the first are numbered from here on.
+pub const LATER_CONTROLLERS: u64 = 1001;
+/// Nodes of each kind that a life may have.
+pub const NODES_MAX: u64 = 32;
+
+/// The first controllers, with where they are reached.
+pub fn contacts(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, Contact)> {
+    nodes.iter().map(|node| (*node, Contact::of_node(*node)))
+}
+
+/// What the first `controllers` nodes show, and the workers numbered behind them, and the
+/// controllers that come later.
+pub fn credentials(controllers: u64) -> impl Iterator<Item = (NodeId, Credential)> {
+    let first = (1..=controllers).map(|node| credential(node, AccessRole::Controller));
+    let workers = controllers + 1..=controllers + NODES_MAX;
+    let workers = workers.map(|node| credential(node, AccessRole::Worker));
+    let later = LATER_CONTROLLERS..LATER_CONTROLLERS + NODES_MAX;
+    first.chain(workers).chain(later.map(|node| credential(node, AccessRole::Controller)))
+}
+
+/// What a node shows.
+#[must_use]
+pub fn credential(node: u64, role: AccessRole) -> (NodeId, Credential) {
+    let credential = Credential {
+        role,
+        name: format!("node-{node}"),
+        key: Digest([0; 32]),
+        token: None,
+        issued_at_s: 0,
+        expires_at_s: u64::MAX,
+        is_ephemeral: false,
+        is_revoked: false,
+    };
+    (NodeId(node), credential)
+}

@@ -1,0 +1,313 @@
+//! A run that is struck again and again, and must end as if nothing had happened.
+//!
+//! Faults strike one after the other. The next one waits until the run has recovered from the last
+//! one, until what it did is taken back, and until its step: those are spread evenly over the run.
+//! So each fault has a run to strike and something to recover to. A run goes on while a node is
+//! away, so it must be long enough for all its faults; how many steps that takes follows from how
+//! long a step takes without faults.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::account::{Account, Recovery, StrikeRecord, Verdict, recovery_times};
+use super::check::{Findings, Undisturbed, check};
+use super::events::Facts;
+use super::faults::{Fault, FaultMix};
+use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing};
+use super::strike::{Strike, Striker};
+use super::times::words;
+use super::undisturbed::{Training, log_of};
+use super::watch::{Progress, Watch};
+
+/// Steps before the first fault and after the last one, in distances between two faults.
+const MARGINS: u64 = 2;
+/// No step is taken to be shorter, in milliseconds.
+const STEP_MS_MIN: f64 = 0.1;
+/// Steps between two faults at least: one under way, one that shows that the run recovered, and two
+/// under the plan that follows.
+const STEPS_APART_MIN: u64 = 4;
+/// Within this time something is sealed, once nothing is down, stopped or cut off.
+pub const SEAL_LIMIT: Duration = Duration::from_secs(60);
+/// More victims than this are everybody.
+const NAMES_MAX: usize = 4;
+/// Within this time a cluster is up.
+pub const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// What is tried.
+#[derive(Clone, Debug)]
+pub struct CampaignSetup {
+    /// What is trained; its steps are those of [`CampaignSetup::steps`].
+    pub training: Training,
+    /// The cluster.
+    pub group: GroupSetup,
+    /// What strikes it.
+    pub mix: FaultMix,
+    /// Steps between two faults, if the run recovers that fast.
+    pub every_steps: u64,
+    /// Within this time something is sealed, once nothing is down, stopped or cut off.
+    pub seal_limit: Duration,
+    /// How often the step and its loss are told.
+    pub tell_every: Option<Duration>,
+}
+
+impl CampaignSetup {
+    /// Steps between two faults that are to be so far apart, if a step takes so long.
+    #[must_use]
+    pub fn distance(apart: Duration, step_ms: f64) -> u64 {
+        let steps = apart.as_secs_f64() * 1e3 / step_ms.max(STEP_MS_MIN);
+        (steps.ceil() as u64).max(STEPS_APART_MIN)
+    }
+
+    /// Steps that a campaign of so many faults needs.
+    #[must_use]
+    pub const fn steps(mix: &FaultMix, every_steps: u64) -> u64 {
+        (mix.count + mix.power_cycles + MARGINS) * every_steps
+    }
+}
+
+/// A campaign under way.
+struct Campaign<'a, 'b> {
+    setup: &'a CampaignSetup,
+    watch: &'a mut Watch<'b>,
+    group: Group,
+    striker: Striker,
+    /// What is still to strike, the next one last.
+    faults: Vec<Fault>,
+    /// What struck last, until the run recovers.
+    open: Option<Strike>,
+    strikes: Vec<StrikeRecord>,
+    missed: u64,
+    began: Instant,
+    told: Instant,
+}
+
+/// Strikes a run with all faults of a setup, and compares it with the undisturbed one.
+///
+/// # Errors
+/// If nobody takes what is told. All else is in the account.
+pub fn run(
+    setup: &CampaignSetup,
+    undisturbed: &Undisturbed,
+    watch: &mut Watch<'_>,
+) -> Result<Account, GroupError> {
+    let began = Instant::now();
+    let account = blank(setup, undisturbed);
+    let group = match Group::start(&setup.group, START_LIMIT) {
+        Ok(group) => group,
+        Err(error) => return Ok(Account { verdict: verdict_of(error)?, ..account }),
+    };
+    let mut campaign = Campaign::new(setup, group, watch, began);
+    let ended = campaign.live();
+    let Campaign { group, faults, strikes, missed, .. } = campaign;
+    let findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
+    let verdict = match ended {
+        Err(error) => verdict_of(error)?,
+        Ok(()) => match findings.violations.first() {
+            Some(violation) => Verdict::Unsafe(violation.to_string()),
+            None if faults.is_empty() => Verdict::Passed,
+            None => Verdict::Harness(format!("{} faults found no time to strike", faults.len())),
+        },
+    };
+    let recovery = recovery_times(&strikes);
+    let proxy = group.proxy().map(super::proxy::Proxy::counts);
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Account { seconds, strikes, missed, recovery, findings, proxy, verdict, ..account })
+}
+
+/// An account of nothing.
+fn blank(setup: &CampaignSetup, undisturbed: &Undisturbed) -> Account {
+    Account {
+        seed: setup.group.seed,
+        controllers: setup.group.controllers,
+        workers: setup.group.workers,
+        steps: setup.training.steps,
+        seconds: 0.0,
+        machine: super::machine::report(),
+        strikes: Vec::new(),
+        missed: 0,
+        recovery: BTreeMap::new(),
+        findings: Findings::default(),
+        digest_undisturbed: undisturbed.digest.clone(),
+        proxy: None,
+        verdict: Verdict::Passed,
+    }
+}
+
+/// What is wrong with the files of a run, and with its checkpoints if it came to its end.
+fn judge(group: &Group, steps: u64, undisturbed: &Undisturbed, is_done: bool) -> Findings {
+    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    // Of a run that did not come to its end, only what it did can be wrong.
+    let (steps, expected) = match is_done {
+        true => (steps, undisturbed.clone()),
+        false => {
+            let step = group.picture().step();
+            let done = undisturbed.steps.range(..=step);
+            let steps = done.map(|(step, facts)| (*step, facts.clone())).collect();
+            (step, Undisturbed { steps, digest: None, step_ms: undisturbed.step_ms })
+        }
+    };
+    let mut findings = check(&logs, steps, Some(&expected));
+    if is_done && let Err(error) = group.verify() {
+        findings.violate("C1", error.to_string());
+    }
+    findings
+}
+
+fn verdict_of(error: GroupError) -> Result<Verdict, GroupError> {
+    match error {
+        GroupError::Output(_) => Err(error),
+        GroupError::Interrupted => Ok(Verdict::Interrupted),
+        GroupError::Late { .. } => Ok(Verdict::Stuck(error.to_string())),
+        GroupError::Halted { .. } => Ok(Verdict::Unsafe(error.to_string())),
+        GroupError::Surprise(_) => Ok(Verdict::Crashed(error.to_string())),
+        // Events that were taken back are a promise broken.
+        GroupError::Events(super::events::EventsError::Shrunk { .. }) => {
+            Ok(Verdict::Unsafe(error.to_string()))
+        }
+        GroupError::System { .. }
+        | GroupError::Verb(_)
+        | GroupError::Events(_)
+        | GroupError::Full
+        | GroupError::Undisturbed { .. } => Ok(Verdict::Harness(error.to_string())),
+    }
+}
+
+impl<'a, 'b> Campaign<'a, 'b> {
+    fn new(
+        setup: &'a CampaignSetup,
+        group: Group,
+        watch: &'a mut Watch<'b>,
+        began: Instant,
+    ) -> Self {
+        let has_small_disks = setup.group.small_disk_mib.is_some();
+        let mut faults = setup.mix.draw(setup.group.seed);
+        faults.reverse();
+        Self {
+            setup,
+            watch,
+            group,
+            striker: Striker::new(setup.group.workers as usize, has_small_disks),
+            faults,
+            open: None,
+            strikes: Vec::new(),
+            missed: 0,
+            began,
+            told: began,
+        }
+    }
+
+    fn live(&mut self) -> Result<(), GroupError> {
+        self.group.run(&self.setup.training.config, self.setup.training.steps)?;
+        let mut progress = Progress::new(&self.group);
+        while self.group.picture().done().is_none() {
+            self.watch.check()?;
+            self.group.look()?;
+            self.striker.take_back(&mut self.group)?;
+            self.close()?;
+            if !self.striker.is_idle() {
+                progress.excuse();
+            }
+            progress.check(&self.group, self.setup.seal_limit)?;
+            if self.is_time() {
+                self.strike()?;
+            }
+            self.tell_step()?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+        while !self.striker.is_idle() {
+            self.striker.take_back(&mut self.group)?;
+            self.group.look_for(LOOK_EVERY)?;
+        }
+        self.close()?;
+        self.watch.until_done(&mut self.group, self.setup.seal_limit)
+    }
+
+    fn is_time(&self) -> bool {
+        let mut standings = self.group.members().iter().map(super::group::Member::standing);
+        let count = self.strikes.len() as u64 + self.missed + 1;
+        !self.faults.is_empty()
+            && self.open.is_none()
+            && self.striker.is_idle()
+            && self.group.picture().step() >= count * self.setup.every_steps
+            && standings.all(|standing| matches!(standing, Standing::Running | Standing::Gone))
+    }
+
+    fn strike(&mut self) -> Result<(), GroupError> {
+        let Some(fault) = self.faults.pop() else { return Ok(()) };
+        let Some(strike) = self.striker.strike(&mut self.group, fault)? else {
+            self.missed += 1;
+            return self.tell(&format!("✖ {fault}: nobody is there"));
+        };
+        let victims = self.names(&strike);
+        let whom =
+            if victims.len() > NAMES_MAX { "everybody".to_owned() } else { victims.join(" ") };
+        self.tell(&format!("✖ {whom}: {fault}"))?;
+        self.strikes.push(StrikeRecord {
+            fault,
+            text: fault.to_string(),
+            victims,
+            at_us: strike.at_us,
+            step: strike.step,
+            generation: strike.generation,
+            recovery: None,
+        });
+        self.open = Some(strike);
+        Ok(())
+    }
+
+    fn names(&self, strike: &Strike) -> Vec<String> {
+        let name = |index: &usize| self.group.members()[*index].spec().name.clone();
+        strike.victims.iter().map(name).collect()
+    }
+
+    /// Looks whether the run has recovered from what struck last.
+    fn close(&mut self) -> Result<(), GroupError> {
+        let Some(recovery) = self.open.as_ref().and_then(|open| open.recovery(&self.group)) else {
+            return Ok(());
+        };
+        if let Some(record) = self.strikes.last_mut() {
+            record.recovery = Some(recovery);
+        }
+        self.open = None;
+        let Recovery { ms, step, generation } = recovery;
+        self.tell(&format!("✔ sealed step {step} of generation {generation} after {}", words(ms)))
+    }
+
+    fn tell_step(&mut self) -> Result<(), GroupError> {
+        let Some(every) = self.setup.tell_every else { return Ok(()) };
+        if self.told.elapsed() < every {
+            return Ok(());
+        }
+        self.told = Instant::now();
+        let picture = self.group.picture();
+        let last = picture.seals().last_key_value().map(|(_, seal)| &seal.facts);
+        let loss =
+            last.and_then(Facts::loss).map_or(String::new(), |loss| format!("  loss {loss:.4}"));
+        let (step, steps) = (picture.step(), self.setup.training.steps);
+        self.tell(&format!("  step {step}/{steps}{loss}  generation {}", picture.generation()))
+    }
+
+    /// A line, with its time.
+    fn tell(&mut self, line: &str) -> Result<(), GroupError> {
+        self.watch.tell(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::CampaignSetup;
+    use crate::processes::faults::FaultMix;
+
+    #[test]
+    fn a_run_is_long_enough_for_its_faults() {
+        let distance = |ms, step_ms| CampaignSetup::distance(Duration::from_millis(ms), step_ms);
+        assert_eq!(distance(5000, 100.0), 50);
+        assert_eq!(distance(5000, 99.0), 51);
+        assert_eq!(distance(5000, 5000.0), 4);
+        assert_eq!(distance(1, 0.0), 10);
+        let mix = FaultMix { count: 3, kinds: Vec::new(), power_cycles: 1, longest_ms: 1 };
+        assert_eq!(CampaignSetup::steps(&mix, 50), 300);
+    }
+}

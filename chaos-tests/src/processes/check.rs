@@ -1,0 +1,348 @@
+//! What the event files of a whole run must say. Pure: files in, violations out.
+//!
+//! | id | what must hold |
+//! |---|---|
+//! | S1 | the files together tell of every step from the first to the last, and none tells of a step twice within the life of a process |
+//! | S2 | what two files say about a step is the same, to the last bit |
+//! | S6 | a step that was sealed is not sealed again under another plan, unless the run was told to go back |
+//! | N1 | every step has the loss and the norm of the undisturbed run, and the final digest is its |
+//! | D1 | every step's batch is used once: by S1, since the batch follows from the step |
+//! | C1 | every copy of every checkpoint can be read (asked of the cluster, not of its files) |
+//! | E1 | a file has no broken lines but those that a killed or full node left |
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::events::{Event, EventKind, Facts, Seal};
+
+/// Violations that are told; one is enough to fail.
+pub const VIOLATIONS_MAX: usize = 20;
+
+/// What one node told.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeLog<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its events, in the order of its file.
+    pub events: &'a [Event],
+    /// How often something happened to it that may leave a broken line.
+    pub disturbances: u32,
+}
+
+/// The run that nothing disturbed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Undisturbed {
+    /// What was agreed on at each step.
+    pub steps: BTreeMap<u64, Facts>,
+    /// The digest of its final state.
+    pub digest: Option<String>,
+    /// Milliseconds from a seal to the next, in the middle.
+    pub step_ms: f64,
+}
+
+/// What was told and must not be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// Which invariant.
+    pub id: &'static str,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.id, self.what)
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// What must not be; the first ones.
+    pub violations: Vec<Violation>,
+    /// The last sealed step.
+    pub step: u64,
+    /// Steps that were sealed, given up and sealed again.
+    pub steps_lost: u64,
+    /// Broken lines.
+    pub torn: u64,
+    /// Steps compared with the undisturbed run.
+    pub compared: u64,
+    /// Digests of the final state that were told.
+    pub digests: Vec<String>,
+}
+
+impl Findings {
+    /// Something must not be.
+    pub fn violate(&mut self, id: &'static str, what: String) {
+        if self.violations.len() < VIOLATIONS_MAX {
+            self.violations.push(Violation { id, what });
+        }
+    }
+}
+
+/// A step as it was told first since the run last went back.
+struct Told<'a> {
+    by: &'a str,
+    seal: &'a Seal,
+}
+
+/// Looks at the files of a run of so many steps.
+#[must_use]
+pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>) -> Findings {
+    let mut findings = Findings::default();
+    let rewinds_to = logs.iter().flat_map(|log| log.events).filter_map(|event| {
+        if let EventKind::Rewound { to_step } = event.kind { Some(to_step) } else { None }
+    });
+    let lowest_rewind = rewinds_to.min();
+    let mut told: BTreeMap<u64, Vec<Told<'_>>> = BTreeMap::new();
+    for log in logs {
+        check_file(log, &mut findings);
+        for event in log.events {
+            if let EventKind::Seal(seal) = &event.kind {
+                told.entry(seal.step).or_default().push(Told { by: log.name, seal });
+            }
+            if let EventKind::Done { digest: Some(digest), .. } = &event.kind {
+                findings.digests.push(digest.clone());
+            }
+        }
+    }
+    for (step, told) in &told {
+        check_step(*step, told, lowest_rewind, &mut findings);
+    }
+    check_line(&told, steps, &mut findings);
+    if let Some(undisturbed) = undisturbed {
+        compare(&told, undisturbed, &mut findings);
+    }
+    findings.digests.sort();
+    findings.digests.dedup();
+    check_digests(undisturbed, &mut findings);
+    findings
+}
+
+/// E1, and the part of S1 that one file shows.
+fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
+    let mut torn = 0;
+    // Steps told since the process began or the run went back.
+    let mut last = None;
+    for event in log.events {
+        match &event.kind {
+            EventKind::Started { .. } | EventKind::Rewound { .. } => last = None,
+            EventKind::Seal(seal) => {
+                if let Some(last) = last.filter(|last| seal.step <= *last) {
+                    let what =
+                        format!("{} tells of step {} after step {last}", log.name, seal.step);
+                    findings.violate("S1", what);
+                }
+                last = Some(seal.step);
+            }
+            EventKind::Torn { line } => {
+                torn += 1;
+                if torn > log.disturbances {
+                    let line: String = line.chars().take(120).collect();
+                    findings.violate("E1", format!("{} has a broken line: {line}", log.name));
+                }
+            }
+            EventKind::Leader { .. }
+            | EventKind::Joined { .. }
+            | EventKind::Lost { .. }
+            | EventKind::Plan { .. }
+            | EventKind::Halted { .. }
+            | EventKind::Done { .. }
+            | EventKind::Other => {}
+        }
+    }
+    findings.torn += u64::from(torn);
+}
+
+/// S2 and S6 at one step.
+fn check_step(step: u64, told: &[Told<'_>], lowest_rewind: Option<u64>, findings: &mut Findings) {
+    let Some(first) = told.first() else { return };
+    let differs = told.iter().find(|other| {
+        let digests = (&first.seal.digest, &other.seal.digest);
+        first.seal.facts != other.seal.facts
+            || matches!(digests, (Some(one), Some(two)) if one != two)
+    });
+    if let Some(other) = differs {
+        let what = format!(
+            "step {step} is {:?} for {} and {:?} for {}",
+            first.seal.facts, first.by, other.seal.facts, other.by
+        );
+        findings.violate("S2", what);
+    }
+    let mut generations: Vec<u64> = told.iter().map(|told| told.seal.generation).collect();
+    generations.sort_unstable();
+    generations.dedup();
+    if generations.len() > 1 {
+        findings.steps_lost += 1;
+        // Told to go back before this step, it is sealed again by right.
+        if lowest_rewind.is_none_or(|to_step| step <= to_step) {
+            let what = format!("step {step} was sealed under generations {generations:?}");
+            findings.violate("S6", what);
+        }
+    }
+}
+
+/// S1: no step is left out.
+fn check_line(told: &BTreeMap<u64, Vec<Told<'_>>>, steps: u64, findings: &mut Findings) {
+    findings.step = told.last_key_value().map_or(0, |(step, _)| *step);
+    let missing = (1..=findings.step.max(steps)).find(|step| !told.contains_key(step));
+    if let Some(step) = missing {
+        findings.violate("S1", format!("nobody tells of step {step} of {steps}"));
+    }
+    if findings.step > steps {
+        findings.violate("S1", format!("step {} of {steps} is sealed", findings.step));
+    }
+}
+
+/// N1 at every step.
+fn compare(
+    told: &BTreeMap<u64, Vec<Told<'_>>>,
+    undisturbed: &Undisturbed,
+    findings: &mut Findings,
+) {
+    for (step, facts) in &undisturbed.steps {
+        let Some(first) = told.get(step).and_then(|told| told.first()) else { continue };
+        findings.compared += 1;
+        if first.seal.facts != *facts {
+            let what = format!("step {step} is {:?} and undisturbed {facts:?}", first.seal.facts);
+            findings.violate("N1", what);
+        }
+    }
+}
+
+/// N1 at the end, and S2 of what was told there.
+fn check_digests(undisturbed: Option<&Undisturbed>, findings: &mut Findings) {
+    if findings.digests.len() > 1 {
+        let what = format!("the final state has several digests: {}", findings.digests.join(", "));
+        findings.violate("S2", what);
+    }
+    let expected = undisturbed.and_then(|undisturbed| undisturbed.digest.as_ref());
+    let Some(expected) = expected else { return };
+    match findings.digests.first() {
+        Some(found) if found == expected => {}
+        Some(found) => {
+            let what = format!("the final digest is {found} and undisturbed {expected}");
+            findings.violate("N1", what);
+        }
+        None => findings.violate("N1", "nobody tells the final digest".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Findings, NodeLog, Undisturbed, check};
+    use crate::processes::events::{Event, EventKind};
+
+    fn seal(step: u64, generation: u64, loss: f64) -> String {
+        format!(
+            "{{\"event\":\"step\",\"step\":{step},\"generation\":{generation},\"loss\":{loss},\
+             \"verdict\":\"keep\"}}"
+        )
+    }
+
+    const STARTED: &str = "{\"event\":\"started\",\"node\":1}";
+
+    fn seals(steps: impl IntoIterator<Item = u64>) -> Vec<String> {
+        let seals = steps.into_iter().map(|step| seal(step, 1, step as f64));
+        std::iter::once(STARTED.to_owned()).chain(seals).collect()
+    }
+
+    fn events(lines: &[String]) -> Vec<Event> {
+        lines.iter().map(|line| Event::parse(line)).collect()
+    }
+
+    /// What is wrong with these files of a run of four steps.
+    fn found(files: &[Vec<String>], undisturbed: Option<&Undisturbed>) -> Findings {
+        let files: Vec<_> = files.iter().map(|lines| events(lines)).collect();
+        let logs: Vec<_> = files
+            .iter()
+            .map(|events| NodeLog { name: "a node", events, disturbances: 1 })
+            .collect();
+        check(&logs, 4, undisturbed)
+    }
+
+    fn ids(files: &[Vec<String>]) -> Vec<&'static str> {
+        found(files, None).violations.iter().map(|violation| violation.id).collect()
+    }
+
+    #[test]
+    fn a_whole_history_is_sound() {
+        assert!(ids(&[seals(1..=4)]).is_empty());
+        assert!(ids(&[seals(1..=2), seals(2..=4)]).is_empty());
+    }
+
+    #[test]
+    fn a_step_that_nobody_tells_of_is_missed() {
+        assert_eq!(ids(&[seals([1, 2, 4])]), ["S1"]);
+        assert_eq!(ids(&[seals(1..=3)]), ["S1"]);
+        assert_eq!(ids(&[seals(1..=5)]), ["S1"]);
+    }
+
+    #[test]
+    fn a_step_may_be_told_again_after_a_start() {
+        let again = [seals(1..=2), seals(2..=4)].concat();
+        assert!(ids(std::slice::from_ref(&again)).is_empty());
+        let without: Vec<_> = again.into_iter().filter(|line| line != STARTED).collect();
+        assert_eq!(ids(&[without]), ["S1"]);
+    }
+
+    #[test]
+    fn nodes_must_agree() {
+        let mut other = seals(1..=4);
+        other[3] = seal(3, 1, 3.5);
+        assert_eq!(ids(&[seals(1..=4), other]), ["S2"]);
+    }
+
+    #[test]
+    fn a_step_is_sealed_under_one_plan() {
+        let mut other = seals(1..=4);
+        other[3] = seal(3, 2, 3.0);
+        assert_eq!(ids(&[seals(1..=4), other.clone()]), ["S6"]);
+        assert_eq!(found(&[seals(1..=4), other.clone()], None).steps_lost, 1);
+        other.insert(0, "{\"event\":\"rewound\",\"to_step\":2}".to_owned());
+        assert!(ids(&[seals(1..=4), other.clone()]).is_empty());
+        other[0] = "{\"event\":\"rewound\",\"to_step\":3}".to_owned();
+        assert_eq!(ids(&[seals(1..=4), other]), ["S6"]);
+    }
+
+    #[test]
+    fn every_step_and_the_end_are_as_if_undisturbed() {
+        let done = |digest: &str| {
+            let done = format!("{{\"event\":\"done\",\"step\":4,\"digest\":\"{digest}\"}}");
+            [seals(1..=4), vec![done]].concat()
+        };
+        let facts = events(&seals(1..=4)).into_iter().filter_map(|event| {
+            if let EventKind::Seal(seal) = event.kind {
+                Some((seal.step, seal.facts))
+            } else {
+                None
+            }
+        });
+        let mut undisturbed =
+            Undisturbed { steps: facts.collect(), digest: Some("ab".to_owned()), step_ms: 1.0 };
+        let check = |files: &[Vec<String>], undisturbed: &Undisturbed, expected: &[&str]| {
+            let found = found(files, Some(undisturbed));
+            let ids: Vec<_> = found.violations.iter().map(|violation| violation.id).collect();
+            assert_eq!(ids, expected, "{:?}", found.violations);
+        };
+        check(&[done("ab")], &undisturbed, &[]);
+        check(&[done("ac")], &undisturbed, &["N1"]);
+        check(&[seals(1..=4)], &undisturbed, &["N1"]);
+        check(&[done("ab"), done("ac")], &undisturbed, &["S2"]);
+        let third = undisturbed.steps.get_mut(&3).expect("there");
+        third.bits[0] = third.bits[0].map(|bits| bits ^ 1);
+        check(&[done("ab")], &undisturbed, &["N1"]);
+    }
+
+    #[test]
+    fn a_kill_excuses_one_broken_line() {
+        let mut lines = seals(1..=4);
+        lines.insert(2, "{\"eve".to_owned());
+        assert!(ids(std::slice::from_ref(&lines)).is_empty());
+        lines.insert(2, "{\"eve".to_owned());
+        assert_eq!(ids(&[lines]), ["E1"]);
+    }
+}

@@ -1,0 +1,178 @@
+//! What `zbelastic chaos run`, `measure` and `demo` do.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::account::{Account, Verdict};
+use super::campaign::{self, CampaignSetup, SEAL_LIMIT, START_LIMIT};
+use super::check::Undisturbed;
+use super::contract::Program;
+use super::demo::{self, Demo};
+use super::faults::{FaultKind, FaultMix};
+use super::folder::Folder;
+use super::group::{GroupError, GroupSetup};
+use super::machine;
+use super::measure::{self, MeasureSetup, heading};
+use super::undisturbed::Training;
+use super::watch::Watch;
+use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, RunArgs};
+
+/// Steps that tell how long a step takes.
+const TRIAL_STEPS: u64 = 40;
+/// What makes processes of one machine talk as those of two would, so that the proxy sees it all.
+const NO_SAME_HOST: (&str, &str) = ("ZBELASTIC_SAME_HOST", "off");
+/// An invariant is broken.
+const UNSAFE: u8 = 10;
+
+/// Strikes a run, and returns the exit code. `own` is the binary that is started if none is named.
+///
+/// # Errors
+/// If there is nothing to compare with, or nobody takes what is told.
+pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+    let mix = mix(args);
+    if args.list {
+        let faults = mix.draw(args.group.seed);
+        faults.iter().try_for_each(|fault| watch.tell(&fault.to_string()))?;
+        return Ok(0);
+    }
+    for line in machine::report() {
+        watch.tell(&line)?;
+    }
+    let (training, undisturbed, every_steps) = undisturbed(args, &mix, own, watch)?;
+    let mut folder = folder(args.folder.as_deref(), "run")?;
+    let setup = campaign(args, mix, training, every_steps, folder.path());
+    let account = campaign::run(&setup, &undisturbed, watch)?;
+    finish(args.report.as_deref(), &mut folder, &account, watch)?;
+    Ok(account.verdict.exit_code())
+}
+
+/// What a run without faults comes to, in as many steps as the faults of a campaign need, and how
+/// many steps lie between two of them.
+fn undisturbed(
+    args: &RunArgs,
+    mix: &FaultMix,
+    own: &Path,
+    watch: &mut Watch<'_>,
+) -> Result<(Training, Undisturbed, u64), GroupError> {
+    let cache = std::env::temp_dir().join("zbelastic-chaos-undisturbed");
+    let (config, workers) = (args.config.clone(), args.group.workers);
+    let program = program(&args.group, own);
+    let trial = Training { program, config, steps: TRIAL_STEPS, workers };
+    let step_ms = trial.undisturbed(&cache, START_LIMIT, watch)?.step_ms;
+    let every_steps = CampaignSetup::distance(args.every, step_ms);
+    let steps = CampaignSetup::steps(mix, every_steps);
+    watch.tell(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
+    let training = Training { steps, ..trial };
+    let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
+    Ok((training, undisturbed, every_steps))
+}
+
+fn campaign(
+    args: &RunArgs,
+    mix: FaultMix,
+    mut training: Training,
+    every_steps: u64,
+    folder: &Path,
+) -> CampaignSetup {
+    let has_proxy = args.proxy || mix.kinds.iter().any(|kind| kind.is_network());
+    if has_proxy {
+        let (key, value) = NO_SAME_HOST;
+        training.program.environment.push((key.to_owned(), value.to_owned()));
+    }
+    let group = GroupSetup {
+        program: training.program.clone(),
+        folder: folder.join("cluster"),
+        controllers: args.group.controllers,
+        workers: args.group.workers,
+        seed: args.group.seed,
+        has_proxy,
+        small_disk_mib: args.small_disk,
+    };
+    let (seal_limit, tell_every) = (SEAL_LIMIT, None);
+    CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every }
+}
+
+/// Shows that kills change nothing, and returns the exit code.
+///
+/// # Errors
+/// If a cluster does not come up, or nobody takes what is told.
+pub fn demo(args: &DemoArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+    let GroupArgs { workers, controllers, seed, .. } = args.group;
+    let (program, seconds) = (program(&args.group, own), args.seconds.as_secs());
+    demo::run(&Demo { program, seconds, controllers, workers, seed }, watch)
+}
+
+/// Measures how fast a cluster recovers, and returns the exit code.
+///
+/// # Errors
+/// If a cluster does not go on after a fault, or nobody takes what is told.
+pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+    let mut folder = folder(None, "measure")?;
+    let group = GroupSetup {
+        program: program(&args.group, own),
+        folder: folder.path().join("cluster"),
+        controllers: args.group.controllers,
+        workers: args.group.workers,
+        seed: args.group.seed,
+        has_proxy: false,
+        small_disk_mib: None,
+    };
+    let (config, times, power_cycles) = (args.config.clone(), args.times, args.power_cycles);
+    watch.tell(&heading())?;
+    let setup = MeasureSetup { group, config, times, power_cycles };
+    let measures = measure::run(&setup, watch).inspect_err(|_| folder.keep())?;
+    for violation in &measures.findings.violations {
+        watch.tell(&violation.to_string())?;
+    }
+    watch.tell(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
+    args.report.as_deref().map_or(Ok(()), |path| write_json(path, &measures))?;
+    Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })
+}
+
+fn finish(
+    report: Option<&Path>,
+    folder: &mut Folder,
+    account: &Account,
+    watch: &mut Watch<'_>,
+) -> Result<(), GroupError> {
+    watch.tell(&account.to_string())?;
+    report.map_or(Ok(()), |path| write_json(path, account))?;
+    if account.verdict != Verdict::Passed {
+        folder.keep();
+        watch.tell(&format!("logs and events are in {}", folder.path().display()))?;
+    }
+    Ok(())
+}
+
+fn mix(args: &RunArgs) -> FaultMix {
+    let kinds = match args.faults.as_slice() {
+        [] => FaultKind::USUAL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    let longest_ms = u64::try_from(args.longest.as_millis()).unwrap_or(u64::MAX);
+    FaultMix { count: args.kills, kinds, power_cycles: args.power_cycles, longest_ms }
+}
+
+fn program(args: &GroupArgs, own: &Path) -> Program {
+    let path = args.program.clone().unwrap_or_else(|| own.to_owned());
+    Program { path, environment: Vec::new() }
+}
+
+fn folder(named: Option<&Path>, name: &str) -> Result<Folder, GroupError> {
+    let folder = named.map_or_else(|| Folder::temporary(name), Folder::named);
+    let path = named.map_or_else(std::env::temp_dir, PathBuf::from);
+    folder.map_err(|source| system(format!("cannot make a folder at {}", path.display()), source))
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), GroupError> {
+    let json = serde_json::to_vec_pretty(value).expect("numbers, texts and lists are JSON");
+    let doing = || format!("cannot write {}", path.display());
+    fs::write(path, json).map_err(|source| system(doing(), source))
+}
+
+fn system(doing: String, source: io::Error) -> GroupError {
+    GroupError::System { doing, source }
+}

@@ -1,0 +1,428 @@
+//! What is typed to the binary, and what it answers. Nothing else of this package knows a verb.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::system::tie;
+
+/// Between two looks at a process that should end.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Bytes of what a verb said that are told when it failed.
+const SAID_BYTES_MAX: usize = 2000;
+/// Many processes share the cores of a machine.
+const WORKER_THREADS: &str = "1";
+/// How often the one token of a cluster may be used: more than processes ever join.
+const TOKEN_USES: &str = "1000";
+
+/// Why a verb did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbError {
+    /// It could not be started, or its output not be read.
+    #[error("cannot run `{verb}`: {source}")]
+    Start {
+        /// What was typed.
+        verb: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It took too long.
+    #[error("`{verb}` did not end within {limit:?}")]
+    Late {
+        /// What was typed.
+        verb: String,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// It failed.
+    #[error("`{verb}` ended with {code}: {said}")]
+    Failed {
+        /// What was typed.
+        verb: String,
+        /// Its exit code, or signal.
+        code: String,
+        /// What it said.
+        said: String,
+    },
+    /// It said something that was not expected.
+    #[error("`{verb}` answered what cannot be read ({source}): {said}")]
+    Answer {
+        /// What was typed.
+        verb: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+        /// What it said.
+        said: String,
+    },
+}
+
+/// What a process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// It votes.
+    Controller,
+    /// It computes.
+    Worker,
+}
+
+impl Role {
+    /// Its word on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// A process of a cluster.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// The port it binds.
+    pub bind: SocketAddr,
+    /// Where others are to send to.
+    pub advertise: SocketAddr,
+    /// What it keeps.
+    pub data_dir: PathBuf,
+}
+
+/// How a node comes into a cluster.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry<'a> {
+    /// It founds it.
+    Founds,
+    /// It joins it.
+    Joins {
+        /// Where it asks.
+        cluster: &'a str,
+        /// What lets it in.
+        token: &'a str,
+    },
+}
+
+/// The binary.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What its processes find in their environment besides ours.
+    pub environment: Vec<(String, String)>,
+}
+
+/// What `token create --json` says, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct TokenAnswer {
+    token: String,
+    #[serde(default)]
+    addresses: Vec<String>,
+}
+
+/// A way into a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// What lets nodes in.
+    pub token: String,
+    /// Where they ask.
+    pub addresses: Vec<String>,
+}
+
+/// What `status --json` says, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Who leads.
+    pub leader: Option<u64>,
+    /// The members.
+    pub members: Vec<MemberStatus>,
+    /// What is trained.
+    pub job: Option<JobStatus>,
+}
+
+/// A member, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct MemberStatus {
+    /// Its number.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// Its place in the pipeline.
+    pub stage: Option<u64>,
+}
+
+/// What is trained, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct JobStatus {
+    /// Steps sealed.
+    pub step: u64,
+    /// Steps of the run.
+    pub step_count: u64,
+    /// The digest of a state.
+    pub digest: Option<String>,
+    /// Steps sealed before that state.
+    pub digest_step: Option<u64>,
+}
+
+impl JobStatus {
+    /// The digest of the final state, if the run is done and it is known.
+    #[must_use]
+    pub fn final_digest(&self) -> Option<&str> {
+        let is_final = self.step == self.step_count
+            && self.digest_step.is_none_or(|step| step == self.step_count);
+        self.digest.as_deref().filter(|_| is_final)
+    }
+}
+
+impl Program {
+    /// The command of a node's process, which stays in the foreground. Typed again, the node goes on
+    /// with what it keeps.
+    #[must_use]
+    pub fn node(&self, node: &NodeSpec, entry: Entry<'_>) -> Command {
+        let mut command = self.command();
+        match entry {
+            Entry::Founds => command.arg("init"),
+            Entry::Joins { cluster, token } => {
+                command.args(["join", "--cluster", cluster, "--token", token]);
+                command.args(["--role", node.role.name()])
+            }
+        };
+        if matches!(entry, Entry::Joins { .. }) && node.role == Role::Worker {
+            command.args(["--threads", WORKER_THREADS]);
+        }
+        command.args(["--name", &node.name]);
+        command.args(["--bind", &node.bind.to_string()]);
+        command.args(["--advertise", &node.advertise.to_string()]);
+        command.arg("--data-dir").arg(&node.data_dir);
+        command
+    }
+
+    /// A token for nodes of this role.
+    ///
+    /// # Errors
+    /// If there is none within the limit.
+    pub fn token(&self, role: Role, admin: &Path, limit: Duration) -> Result<Ticket, VerbError> {
+        let mut command = self.command();
+        command.args(["token", "create", "--role", role.name(), "--uses", TOKEN_USES, "--json"]);
+        command.arg("--data-dir").arg(admin);
+        let answer: TokenAnswer = ask(&mut command, limit)?;
+        Ok(Ticket { token: answer.token, addresses: answer.addresses })
+    }
+
+    /// Submits a configuration, for so many steps.
+    ///
+    /// # Errors
+    /// If it is not taken within the limit.
+    pub fn run(
+        &self,
+        config: &Path,
+        steps: u64,
+        admin: &Path,
+        limit: Duration,
+    ) -> Result<(), VerbError> {
+        let mut command = self.command();
+        command.arg("run").arg(config).arg("--set").arg(format!("train.steps={steps}"));
+        command.arg("--detach").arg("--data-dir").arg(admin);
+        finish(&mut command, limit).map(|_| ())
+    }
+
+    /// How everything stands.
+    ///
+    /// # Errors
+    /// If nobody answers within the limit.
+    pub fn status(&self, admin: &Path, limit: Duration) -> Result<Status, VerbError> {
+        let mut command = self.command();
+        command.args(["status", "--json"]).arg("--data-dir").arg(admin);
+        ask(&mut command, limit)
+    }
+
+    /// Reads every copy of every checkpoint that is referred to.
+    ///
+    /// # Errors
+    /// If one is damaged, or nobody answers within the limit.
+    pub fn verify(&self, admin: &Path, limit: Duration) -> Result<(), VerbError> {
+        let mut command = self.command();
+        command.args(["ckpt", "verify", "--json"]).arg("--data-dir").arg(admin);
+        finish(&mut command, limit).map(|_| ())
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.stdin(Stdio::null());
+        command.envs(self.environment.iter().map(|(key, value)| (key, value)));
+        tie(&mut command);
+        command
+    }
+}
+
+/// A command as a person would type it.
+#[must_use]
+pub fn line(command: &Command) -> String {
+    let name = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = std::iter::once(name).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn ask<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Result<T, VerbError> {
+    let said = finish(command, limit)?;
+    serde_json::from_str(&said).map_err(|source| VerbError::Answer {
+        verb: line(command),
+        source,
+        said: end_of(&said),
+    })
+}
+
+/// Runs a verb to its end, and returns what it said on its standard output.
+fn finish(command: &mut Command, limit: Duration) -> Result<String, VerbError> {
+    let verb = line(command);
+    let start = |source| VerbError::Start { verb: verb.clone(), source };
+    // Files, because a pipe that nobody reads holds the process up.
+    let (mut out, mut err) = (scratch().map_err(start)?, scratch().map_err(start)?);
+    command.stdout(out.try_clone().map_err(start)?).stderr(err.try_clone().map_err(start)?);
+    let mut child = command.spawn().map_err(start)?;
+    let began = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(start)? {
+            break status;
+        }
+        if began.elapsed() > limit {
+            child.kill().and_then(|()| child.wait()).map_err(start)?;
+            return Err(VerbError::Late { verb, limit });
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let said = contents(&mut out).map_err(start)?;
+    if status.success() {
+        return Ok(said);
+    }
+    let said = end_of(&(said + &contents(&mut err).map_err(start)?));
+    Err(VerbError::Failed { verb, code: status.to_string(), said })
+}
+
+/// A file without a name.
+fn scratch() -> io::Result<File> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!(".zbelastic-chaos-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+fn contents(file: &mut File) -> io::Result<String> {
+    use std::io::{Read, Seek};
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The last of what was said.
+#[must_use]
+pub fn end_of(said: &str) -> String {
+    let from = said.len().saturating_sub(SAID_BYTES_MAX);
+    let from = (from..=said.len()).find(|place| said.is_char_boundary(*place)).unwrap_or(from);
+    said[from..].trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::time::Duration;
+
+    use super::{Entry, JobStatus, NodeSpec, Program, Role, Status, VerbError, end_of, line};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn program(path: &str) -> Program {
+        Program { path: path.into(), environment: Vec::new() }
+    }
+
+    /// A program that is a line of shell.
+    ///
+    /// A process of its own writes it: a file that is open for writing here, while another test
+    /// forks, cannot be run.
+    fn shell(folder: &Path, text: &str) -> Program {
+        let path = folder.join("program");
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
+        let mut command = std::process::Command::new("sh");
+        let status = command.args(["-c", write]).arg(&path).arg(text).status();
+        assert!(status.expect("sh starts").success());
+        program(&path.display().to_string())
+    }
+
+    #[test]
+    fn nodes_are_started_as_a_person_would() {
+        let node = NodeSpec {
+            name: "w1".to_owned(),
+            role: Role::Worker,
+            bind: "127.0.0.1:7001".parse().expect("an address"),
+            advertise: "127.0.0.1:9001".parse().expect("an address"),
+            data_dir: PathBuf::from("w1"),
+        };
+        let program = program("/bin/zbelastic");
+        assert_eq!(
+            line(&program.node(&node, Entry::Joins { cluster: "a:1,b:2", token: "T" })),
+            "zbelastic join --cluster a:1,b:2 --token T --role worker --threads 1 \
+             --name w1 --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 --data-dir w1"
+        );
+        assert_eq!(
+            line(&program.node(&node, Entry::Founds)),
+            "zbelastic init --name w1 --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 \
+             --data-dir w1"
+        );
+    }
+
+    #[test]
+    fn a_verb_answers_or_says_why_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let says = shell(folder.path(), "echo '{\"leader\":3,\"members\":[{\"id\":3}],\"new\":1}'");
+        let status = says.status(folder.path(), PATIENCE).expect("an answer");
+        assert_eq!((status.leader, status.members[0].id), (Some(3), 3));
+        let fails = shell(folder.path(), "echo no >&2; exit 9");
+        let error = fails.status(folder.path(), PATIENCE).expect_err("it fails");
+        let VerbError::Failed { code, said, .. } = &error else { panic!("{error}") };
+        assert_eq!((code.as_str(), said.as_str()), ("exit status: 9", "no"));
+        let odd = shell(folder.path(), "echo hello");
+        let error = odd.status(folder.path(), PATIENCE).expect_err("no JSON");
+        assert!(matches!(error, VerbError::Answer { .. }), "{error}");
+        let hangs = shell(folder.path(), "sleep 600");
+        let error = hangs.status(folder.path(), Duration::ZERO).expect_err("it hangs");
+        assert!(matches!(error, VerbError::Late { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_digest_counts_only_at_the_end() {
+        let job = |step, digest_step| {
+            let digest = Some("ab".to_owned());
+            let job = JobStatus { step, step_count: 9, digest, digest_step };
+            job.final_digest().map(str::to_owned)
+        };
+        assert_eq!(job(9, Some(9)).as_deref(), Some("ab"));
+        assert_eq!(job(9, None).as_deref(), Some("ab"));
+        assert_eq!(job(9, Some(8)), None);
+        assert_eq!(job(8, Some(8)), None);
+        let status: Status = serde_json::from_str("{}").expect("nothing is known");
+        assert_eq!(status, Status::default());
+    }
+
+    #[test]
+    fn what_was_said_is_cut_at_its_beginning() {
+        assert_eq!(end_of(" short \n"), "short");
+        let long = "é".repeat(3000);
+        assert_eq!(end_of(&long).chars().count(), 1000);
+    }
+}

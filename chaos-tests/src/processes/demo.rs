@@ -1,0 +1,148 @@
+//! The proof that a person can watch: the same training twice, undisturbed and while its processes
+//! are killed, and both digests side by side.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::account::{Account, Verdict};
+use super::campaign::{self, CampaignSetup, SEAL_LIMIT, START_LIMIT};
+use super::contract::Program;
+use super::faults::{FaultKind, FaultMix};
+use super::folder::Folder;
+use super::group::{GroupError, GroupSetup};
+use super::undisturbed::Training;
+use super::watch::Watch;
+
+/// The two digests are not equal: the exit code of a failed verification.
+pub const DIFFERS: u8 = 8;
+/// Steps that tell how long a step takes here.
+const TRIAL_STEPS: u64 = 40;
+/// The share of the time that training would take by itself. The rest goes to recovering.
+const TRAINING_SHARE: f64 = 0.6;
+/// Between two faults.
+const APART: Duration = Duration::from_secs(4);
+/// Processes that died come back within this time, in milliseconds.
+const LONGEST_MS: u64 = 1500;
+const STEPS_MIN: u64 = 40;
+/// Between two lines about the step.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+/// What is trained: small enough for any machine.
+const CONFIG: &str = "\
+[model]
+preset = \"tiny\"
+
+[train]
+global_batch = 8
+microbatch = 2
+seq_len = 64
+";
+
+/// What is shown.
+#[derive(Clone, Debug)]
+pub struct Demo {
+    /// The binary.
+    pub program: Program,
+    /// How long the disturbed training takes, about.
+    pub seconds: u64,
+    /// Controllers.
+    pub controllers: u32,
+    /// Workers.
+    pub workers: u32,
+    /// Who dies when follows from it.
+    pub seed: u64,
+}
+
+/// Shows it, and returns the exit code.
+///
+/// # Errors
+/// If a cluster does not come up, or nobody takes what is told.
+pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+    let making = |source| GroupError::System { doing: "cannot make a folder".to_owned(), source };
+    let mut folder = Folder::temporary("demo").map_err(making)?;
+    let config = folder.path().join("demo.toml");
+    std::fs::write(&config, CONFIG).map_err(making)?;
+    let Demo { program, workers, .. } = demo.clone();
+    let training = Training { program, config, steps: TRIAL_STEPS, workers };
+    let cache = folder.path().join("undisturbed");
+    watch.tell("How long does a step take here?")?;
+    let trial = training.undisturbed(&cache, START_LIMIT, watch)?;
+    let (mix, steps) = plan(demo, trial.step_ms);
+    let training = Training { steps, ..training };
+    watch.tell(&format!("{:.0} ms. Now {steps} steps that nothing disturbs.", trial.step_ms))?;
+    let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
+    let faults = mix.count;
+    watch.tell(&format!("The same {steps} steps, while {faults} times somebody is killed."))?;
+    let setup = CampaignSetup {
+        group: group(demo, folder.path().join("cluster")),
+        training,
+        every_steps: steps / (faults + 2),
+        mix,
+        seal_limit: SEAL_LIMIT,
+        tell_every: Some(TELL_EVERY),
+    };
+    let account = campaign::run(&setup, &undisturbed, watch)?;
+    watch.tell(&format!("\n{account}"))?;
+    if account.verdict != Verdict::Passed && account.verdict != Verdict::Interrupted {
+        folder.keep();
+        watch.tell(&format!("Logs and events are in {}.", folder.path().display()))?;
+    }
+    watch.tell(&last_line(&account))?;
+    Ok(exit_code(&account))
+}
+
+fn group(demo: &Demo, folder: PathBuf) -> GroupSetup {
+    let Demo { program, controllers, workers, seed, .. } = demo.clone();
+    let (has_proxy, small_disk_mib) = (false, None);
+    GroupSetup { program, folder, controllers, workers, seed, has_proxy, small_disk_mib }
+}
+
+/// Who dies, and for how many steps it goes on.
+fn plan(demo: &Demo, step_ms: f64) -> (FaultMix, u64) {
+    let seconds = demo.seconds as f64;
+    let steps = seconds * 1e3 * TRAINING_SHARE / step_ms.max(1.0);
+    let steps = (steps as u64).max(STEPS_MIN);
+    let count = (demo.seconds / APART.as_secs()).max(2);
+    let kinds = vec![FaultKind::KillWorker, FaultKind::KillLeader];
+    (FaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS }, steps)
+}
+
+fn last_line(account: &Account) -> String {
+    let kills: usize = account.strikes.iter().map(|strike| strike.victims.len()).sum();
+    match account.verdict {
+        Verdict::Passed => {
+            format!("{kills} processes killed. The weights are the same, bit for bit.")
+        }
+        Verdict::Unsafe(_) => "The two runs differ.".to_owned(),
+        Verdict::Stuck(_) | Verdict::Crashed(_) | Verdict::Harness(_) => {
+            "The second run did not come to its end.".to_owned()
+        }
+        Verdict::Interrupted => "Ended before it was shown.".to_owned(),
+    }
+}
+
+fn exit_code(account: &Account) -> u8 {
+    match account.verdict {
+        Verdict::Unsafe(_) => DIFFERS,
+        Verdict::Passed
+        | Verdict::Stuck(_)
+        | Verdict::Crashed(_)
+        | Verdict::Harness(_)
+        | Verdict::Interrupted => account.verdict.exit_code(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Demo, STEPS_MIN, plan};
+    use crate::processes::contract::Program;
+
+    #[test]
+    fn a_demo_takes_about_as_long_as_it_is_to() {
+        let program = Program { path: "zbelastic".into(), environment: Vec::new() };
+        let demo = Demo { program, seconds: 60, controllers: 3, workers: 4, seed: 1 };
+        let (mix, steps) = plan(&demo, 20.0);
+        assert_eq!((mix.count, steps), (15, 1800));
+        assert_eq!(plan(&demo, 60_000.0).1, STEPS_MIN);
+        assert_eq!(plan(&Demo { seconds: 1, ..demo }, 20.0).0.count, 2);
+    }
+}

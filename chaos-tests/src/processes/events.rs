@@ -1,0 +1,354 @@
+//! The event files of nodes, read while they grow.
+//!
+//! A node appends one JSON object a line to `events.jsonl`. What is read here is what judging a run
+//! needs; keys and events that a later version adds are passed over. A line that is no JSON is
+//! kept as [`EventKind::Torn`]: a process that dies while it writes may leave one.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes that are read of a file at once; what is longer is read in the next turn.
+const READ_BYTES_MAX: u64 = 4 << 20;
+/// No line is longer.
+const LINE_BYTES_MAX: usize = 1 << 20;
+/// The file below a node's data folder.
+pub const EVENTS_FILE: &str = "events.jsonl";
+
+/// Why events could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// The system says no.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file has fewer bytes than were read of it.
+    #[error("{path} has {found} bytes, and had {expected}: events were taken back")]
+    Shrunk {
+        /// The file.
+        path: String,
+        /// Its bytes.
+        found: u64,
+        /// What was read.
+        expected: u64,
+    },
+    /// A line does not end.
+    #[error("{path} has a line of more than {LINE_BYTES_MAX} bytes")]
+    Endless {
+        /// The file.
+        path: String,
+    },
+}
+
+/// A line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// When, by the clock on the wall, in microseconds since 1970; 0 if it does not say.
+    pub at_us: u64,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EventKind {
+    /// The node's process began.
+    Started {
+        /// The node's number.
+        node: u64,
+    },
+    /// Somebody leads, or nobody.
+    Leader {
+        /// Who.
+        node: Option<u64>,
+        /// Since which term.
+        term: u64,
+    },
+    /// A node was admitted.
+    Joined {
+        /// Its number.
+        node: u64,
+        /// Its name.
+        name: String,
+    },
+    /// A member is gone.
+    Lost {
+        /// Which.
+        node: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A plan was adopted.
+    Plan {
+        /// Its number.
+        generation: u64,
+        /// The node at each stage.
+        stages: Vec<u64>,
+    },
+    /// A step was sealed.
+    Seal(Seal),
+    /// The run went back.
+    Rewound {
+        /// Steps that are left.
+        to_step: u64,
+    },
+    /// The run is held.
+    Halted {
+        /// Why.
+        reason: String,
+    },
+    /// Every step is sealed.
+    Done {
+        /// Steps.
+        step: u64,
+        /// The digest of the final state.
+        digest: Option<String>,
+    },
+    /// Something else.
+    Other,
+    /// No JSON.
+    Torn {
+        /// The line.
+        line: String,
+    },
+}
+
+/// A sealed step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seal {
+    /// Counted from 1.
+    pub step: u64,
+    /// The plan it was computed under.
+    pub generation: u64,
+    /// What every node must tell alike.
+    pub facts: Facts,
+    /// The digest of the state after it, if it was attested.
+    pub digest: Option<String>,
+}
+
+/// What was agreed on about a step. Numbers are compared by their bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// `keep`, `clip` or `skip`.
+    pub verdict: String,
+    /// Loss, norm, clip coefficient and learning rate.
+    pub bits: [Option<u64>; 4],
+}
+
+impl Facts {
+    /// The loss.
+    #[must_use]
+    pub fn loss(&self) -> Option<f64> {
+        self.bits[0].map(f64::from_bits)
+    }
+}
+
+/// Every key that some event has.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Raw {
+    event: String,
+    at_ms: Option<u64>,
+    time_us: Option<u64>,
+    node: Option<u64>,
+    term: u64,
+    name: String,
+    reason: Option<String>,
+    generation: u64,
+    stages: Option<serde_json::Value>,
+    step: u64,
+    to_step: u64,
+    verdict: String,
+    loss: Option<f64>,
+    gnorm: Option<f64>,
+    clip: Option<f64>,
+    lr: Option<f64>,
+    digest: Option<String>,
+}
+
+impl Raw {
+    fn kind(self) -> EventKind {
+        let reason = self.reason.unwrap_or_default();
+        match (self.event.as_str(), self.node) {
+            ("started", Some(node)) => EventKind::Started { node },
+            ("leader", node) => EventKind::Leader { node, term: self.term },
+            ("joined", Some(node)) => EventKind::Joined { node, name: self.name },
+            ("lost", Some(node)) => EventKind::Lost { node, reason },
+            ("plan", _) => {
+                let stages = self.stages.as_ref().and_then(serde_json::Value::as_array);
+                let stages = stages.into_iter().flatten().filter_map(serde_json::Value::as_u64);
+                EventKind::Plan { generation: self.generation, stages: stages.collect() }
+            }
+            ("step", _) => {
+                let bits = [self.loss, self.gnorm, self.clip, self.lr];
+                EventKind::Seal(Seal {
+                    step: self.step,
+                    generation: self.generation,
+                    facts: Facts { verdict: self.verdict, bits: bits.map(|n| n.map(f64::to_bits)) },
+                    digest: self.digest,
+                })
+            }
+            ("rewound", _) => EventKind::Rewound { to_step: self.to_step },
+            ("halted", _) => EventKind::Halted { reason },
+            ("done", _) => EventKind::Done { step: self.step, digest: self.digest },
+            _ => EventKind::Other,
+        }
+    }
+}
+
+/// Whether a line is an event that is not looked at here, with keys of another form.
+fn is_of_another_version(line: &str) -> bool {
+    const KNOWN: [&str; 9] =
+        ["started", "leader", "joined", "lost", "plan", "step", "rewound", "halted", "done"];
+    let value = serde_json::from_str::<serde_json::Value>(line);
+    value.is_ok_and(|value| value["event"].as_str().is_some_and(|event| !KNOWN.contains(&event)))
+}
+
+impl Event {
+    /// The event of a line.
+    #[must_use]
+    pub fn parse(line: &str) -> Self {
+        let Ok(raw) = serde_json::from_str::<Raw>(line) else {
+            let is_later = is_of_another_version(line);
+            let torn = || EventKind::Torn { line: line.to_owned() };
+            return Self { at_us: 0, kind: if is_later { EventKind::Other } else { torn() } };
+        };
+        let at_us = raw.time_us.or_else(|| raw.at_ms?.checked_mul(1000)).unwrap_or(0);
+        Self { at_us, kind: raw.kind() }
+    }
+}
+
+/// A file that is read as far as it goes, again and again.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    read: u64,
+    /// A line that has not ended yet.
+    rest: Vec<u8>,
+}
+
+impl Tail {
+    /// A file, from its beginning. It need not be there yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, read: 0, rest: Vec::new() }
+    }
+
+    /// The events of lines that ended since the last time.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is not the one it was.
+    pub fn poll(&mut self) -> Result<Vec<Event>, EventsError> {
+        let mut bytes = std::mem::take(&mut self.rest);
+        self.read_on(&mut bytes)?;
+        let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |place| place + 1);
+        self.rest = bytes.split_off(end);
+        if self.rest.len() > LINE_BYTES_MAX {
+            return Err(EventsError::Endless { path: self.path() });
+        }
+        let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        Ok(lines.map(|line| Event::parse(&String::from_utf8_lossy(line))).collect())
+    }
+
+    fn read_on(&mut self, bytes: &mut Vec<u8>) -> Result<(), EventsError> {
+        let read_error = |source| EventsError::Read { path: self.path(), source };
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.read == 0 => {
+                return Ok(());
+            }
+            Err(error) => return Err(read_error(error)),
+        };
+        let found = file.metadata().map_err(read_error)?.len();
+        if found < self.read {
+            return Err(EventsError::Shrunk { path: self.path(), found, expected: self.read });
+        }
+        file.seek(SeekFrom::Start(self.read)).map_err(read_error)?;
+        let count = file.take(READ_BYTES_MAX).read_to_end(bytes).map_err(read_error)?;
+        self.read += count as u64;
+        Ok(())
+    }
+
+    fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{OpenOptions, write};
+    use std::io::Write;
+
+    use super::{Event, EventKind, EventsError, Facts, Seal, Tail};
+
+    #[test]
+    fn a_seal_is_read_with_its_bits() {
+        let line = "{\"sequence\":9,\"at_ms\":1500,\"event\":\"step\",\"step\":7,\"step_count\":9,\
+                    \"loss\":3.25,\"gnorm\":null,\"verdict\":\"keep\",\"clip\":1.0,\"lr\":0.001,\
+                    \"ms\":4.5,\"generation\":3,\"stages\":2,\"text\":\"step 7/9\"}";
+        let bits = [Some(3.25f64), None, Some(1.0), Some(0.001)].map(|n| n.map(f64::to_bits));
+        let facts = Facts { verdict: "keep".to_owned(), bits };
+        let seal = Seal { step: 7, generation: 3, facts, digest: None };
+        assert_eq!(Event::parse(line), Event { at_us: 1_500_000, kind: EventKind::Seal(seal) });
+    }
+
+    #[test]
+    fn each_event_is_read() {
+        let check = |line: &str, kind| assert_eq!(Event::parse(line).kind, kind, "{line}");
+        check(r#"{"event":"started","node":4,"version":"1"}"#, EventKind::Started { node: 4 });
+        let leader = EventKind::Leader { node: None, term: 3 };
+        check(r#"{"event":"leader","node":null,"term":3}"#, leader);
+        let lost = EventKind::Lost { node: 5, reason: "silent".to_owned() };
+        check(r#"{"event":"lost","node":5,"name":"w1","reason":"silent"}"#, lost);
+        let joined = EventKind::Joined { node: 5, name: "w1".to_owned() };
+        check(r#"{"event":"joined","node":5,"name":"w1","role":"worker"}"#, joined);
+        let plan = EventKind::Plan { generation: 2, stages: vec![3, 4] };
+        check(r#"{"event":"plan","generation":2,"stages":[3,4],"window":1}"#, plan);
+        check(r#"{"event":"rewound","to_step":4}"#, EventKind::Rewound { to_step: 4 });
+        let halted = EventKind::Halted { reason: "no".to_owned() };
+        check(r#"{"event":"halted","step":1,"reason":"no"}"#, halted);
+        let done = EventKind::Done { step: 9, digest: Some("ab".to_owned()) };
+        check(r#"{"event":"done","step":9,"digest":"ab"}"#, done);
+        check(r#"{"event":"new in a later version","node":"x7"}"#, EventKind::Other);
+        check(r#"{"event":"later"}"#, EventKind::Other);
+        let line = r#"{"event":"step","step":"seven"}"#;
+        check(line, EventKind::Torn { line: line.to_owned() });
+        check("{\"event\":\"st", EventKind::Torn { line: "{\"event\":\"st".to_owned() });
+        assert_eq!(Event::parse(r#"{"event":"x","time_us":12,"at_ms":9}"#).at_us, 12);
+    }
+
+    #[test]
+    fn lines_come_when_they_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        let mut tail = Tail::new(path.clone());
+        assert!(tail.poll().expect("not there yet").is_empty());
+        let mut file = OpenOptions::new().create(true).append(true).open(&path).expect("a file");
+        let mut check = |text: &str, count: usize| {
+            file.write_all(text.as_bytes()).expect("written");
+            assert_eq!(tail.poll().expect("readable").len(), count, "{text}");
+        };
+        check("{\"event\":\"a\"}\n{\"event\"", 1);
+        check(":\"b\"}", 0);
+        check("\n\n", 1);
+        check("", 0);
+    }
+
+    #[test]
+    fn a_file_that_loses_lines_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        write(&path, "{}\n{}\n").expect("written");
+        let mut tail = Tail::new(path.clone());
+        assert_eq!(tail.poll().expect("readable").len(), 2);
+        write(&path, "{}\n").expect("written");
+        let error = tail.poll().expect_err("it is shorter");
+        assert!(matches!(error, EventsError::Shrunk { found: 3, expected: 6, .. }), "{error}");
+    }
+}

@@ -1,0 +1,484 @@
+//! What is done to a cluster of real processes: plain data, drawn from a seed.
+//!
+//! A fault names its victims by a draw. Whom that falls on is found when it strikes, among those
+//! that are there then, so that a list of faults keeps its meaning in a cluster that went another
+//! way.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::weather::Weather;
+use crate::random::{Draws, Purpose};
+
+/// How long a process that died stays away, in milliseconds.
+const DOWN_MS: (u64, u64) = (50, 1500);
+/// How long power stays away.
+const DARK_MS: (u64, u64) = (50, 1000);
+/// How long a node stands still: from shorter than anybody notices to longer than anybody waits.
+const PAUSE_MS: (u64, u64) = (50, 6000);
+/// How long a disk is full.
+const FULL_MS: (u64, u64) = (500, 4000);
+/// How long the network is bad.
+const WEATHER_MS: (u64, u64) = (200, 5000);
+/// How long a node that was asked to leave has before it is killed, if it is.
+const GRACE_MS: (u64, u64) = (0, 400);
+/// Datagrams of each link that come again.
+const REPLAYED: usize = 64;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// A worker that has a stage dies.
+    KillWorker,
+    /// Several workers die at once.
+    KillWorkers,
+    /// The leader dies.
+    KillLeader,
+    /// A controller that does not lead dies.
+    KillFollower,
+    /// A worker stands still.
+    PauseWorker,
+    /// A controller stands still.
+    PauseController,
+    /// A worker is asked to leave, and comes back.
+    Drain,
+    /// A worker more comes; if there are many, one leaves for good.
+    Join,
+    /// Everything dies at once.
+    PowerCycle,
+    /// A worker's disk is full.
+    FullDisk,
+    /// A node is cut off.
+    Isolate,
+    /// A node hears nobody, or is heard by nobody.
+    OneWay,
+    /// The network loses, doubles, delays and damages.
+    Storm,
+    /// Old datagrams come again.
+    Replay,
+}
+
+impl FaultKind {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::KillWorker,
+        Self::KillWorkers,
+        Self::KillLeader,
+        Self::KillFollower,
+        Self::PauseWorker,
+        Self::PauseController,
+        Self::Drain,
+        Self::Join,
+        Self::PowerCycle,
+        Self::FullDisk,
+        Self::Isolate,
+        Self::OneWay,
+        Self::Storm,
+        Self::Replay,
+    ];
+    /// Those of a campaign if nothing is said: what needs no proxy, without power cycles, which are
+    /// counted by themselves.
+    pub const USUAL: [Self; 9] = [
+        Self::KillWorker,
+        Self::KillWorkers,
+        Self::KillLeader,
+        Self::KillFollower,
+        Self::PauseWorker,
+        Self::PauseController,
+        Self::Drain,
+        Self::Join,
+        Self::FullDisk,
+    ];
+
+    /// Its name, as it is typed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KillWorker => "kill-worker",
+            Self::KillWorkers => "kill-workers",
+            Self::KillLeader => "kill-leader",
+            Self::KillFollower => "kill-follower",
+            Self::PauseWorker => "pause-worker",
+            Self::PauseController => "pause-controller",
+            Self::Drain => "drain",
+            Self::Join => "join",
+            Self::PowerCycle => "power-cycle",
+            Self::FullDisk => "full-disk",
+            Self::Isolate => "isolate",
+            Self::OneWay => "one-way",
+            Self::Storm => "storm",
+            Self::Replay => "replay",
+        }
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Whether it needs the proxy.
+    #[must_use]
+    pub const fn is_network(self) -> bool {
+        match self {
+            Self::Isolate | Self::OneWay | Self::Storm | Self::Replay => true,
+            Self::KillWorker
+            | Self::KillWorkers
+            | Self::KillLeader
+            | Self::KillFollower
+            | Self::PauseWorker
+            | Self::PauseController
+            | Self::Drain
+            | Self::Join
+            | Self::PowerCycle
+            | Self::FullDisk => false,
+        }
+    }
+
+    /// How often it is drawn, against the others.
+    const fn weight(self) -> u64 {
+        match self {
+            Self::KillWorker => 6,
+            Self::KillLeader | Self::PauseWorker => 3,
+            Self::KillWorkers
+            | Self::KillFollower
+            | Self::PauseController
+            | Self::Drain
+            | Self::Isolate
+            | Self::OneWay
+            | Self::Storm => 2,
+            Self::Join | Self::PowerCycle | Self::FullDisk | Self::Replay => 1,
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Fault {
+    /// Workers die, those with a stage first, and come back.
+    KillWorkers {
+        /// Which is the first.
+        draw: u64,
+        /// How many.
+        count: usize,
+        /// After so long.
+        down_ms: u64,
+    },
+    /// The leader dies and comes back.
+    KillLeader {
+        /// After so long.
+        down_ms: u64,
+    },
+    /// A controller that does not lead dies and comes back.
+    KillFollower {
+        /// Which.
+        draw: u64,
+        /// After so long.
+        down_ms: u64,
+    },
+    /// A worker stands still and goes on.
+    PauseWorker {
+        /// Which.
+        draw: u64,
+        /// After so long.
+        ms: u64,
+    },
+    /// A controller stands still and goes on.
+    PauseController {
+        /// Which.
+        draw: u64,
+        /// After so long.
+        ms: u64,
+    },
+    /// A worker is asked to leave, and comes back.
+    Drain {
+        /// Which.
+        draw: u64,
+        /// It is killed if it has not left after so long.
+        killed_after_ms: Option<u64>,
+    },
+    /// A worker more comes; if there are many, one leaves for good.
+    Join {
+        /// Which would leave.
+        draw: u64,
+    },
+    /// Everything dies and comes back in an order that is drawn.
+    PowerCycle {
+        /// The order follows from it.
+        order: u64,
+        /// After so long.
+        down_ms: u64,
+    },
+    /// A worker's files do not grow.
+    FullDisk {
+        /// Which.
+        draw: u64,
+        /// For so long.
+        ms: u64,
+    },
+    /// A node is cut off.
+    Isolate {
+        /// Which.
+        draw: u64,
+        /// For so long.
+        ms: u64,
+    },
+    /// A node is cut off in one direction.
+    OneWay {
+        /// Which.
+        draw: u64,
+        /// Whether it hears nobody; else nobody hears it.
+        is_deaf: bool,
+        /// For so long.
+        ms: u64,
+    },
+    /// The whole network is bad.
+    Storm {
+        /// How.
+        weather: Weather,
+        /// For so long.
+        ms: u64,
+    },
+    /// The last datagrams come again.
+    Replay {
+        /// So many of each link.
+        count: usize,
+        /// After so long.
+        ms: u64,
+    },
+}
+
+impl Fault {
+    /// What kind it is.
+    #[must_use]
+    pub const fn kind(&self) -> FaultKind {
+        match self {
+            Self::KillWorkers { count: 1, .. } => FaultKind::KillWorker,
+            Self::KillWorkers { .. } => FaultKind::KillWorkers,
+            Self::KillLeader { .. } => FaultKind::KillLeader,
+            Self::KillFollower { .. } => FaultKind::KillFollower,
+            Self::PauseWorker { .. } => FaultKind::PauseWorker,
+            Self::PauseController { .. } => FaultKind::PauseController,
+            Self::Drain { .. } => FaultKind::Drain,
+            Self::Join { .. } => FaultKind::Join,
+            Self::PowerCycle { .. } => FaultKind::PowerCycle,
+            Self::FullDisk { .. } => FaultKind::FullDisk,
+            Self::Isolate { .. } => FaultKind::Isolate,
+            Self::OneWay { .. } => FaultKind::OneWay,
+            Self::Storm { .. } => FaultKind::Storm,
+            Self::Replay { .. } => FaultKind::Replay,
+        }
+    }
+
+    fn draw(kind: FaultKind, longest_ms: u64, draws: &mut Draws) -> Self {
+        let mut time = |(low, high): (u64, u64)| draws.between(low, high.min(longest_ms).max(low));
+        let (down_ms, dark_ms) = (time(DOWN_MS), time(DARK_MS));
+        let (pause_ms, full_ms, weather_ms) = (time(PAUSE_MS), time(FULL_MS), time(WEATHER_MS));
+        let grace_ms = time(GRACE_MS);
+        let draw = draws.number();
+        match kind {
+            FaultKind::KillWorker => Self::KillWorkers { draw, count: 1, down_ms },
+            FaultKind::KillWorkers => {
+                let count = draws.between(2, 3) as usize;
+                Self::KillWorkers { draw, count, down_ms }
+            }
+            FaultKind::KillLeader => Self::KillLeader { down_ms },
+            FaultKind::KillFollower => Self::KillFollower { draw, down_ms },
+            FaultKind::PauseWorker => Self::PauseWorker { draw, ms: pause_ms },
+            FaultKind::PauseController => Self::PauseController { draw, ms: pause_ms },
+            FaultKind::Drain => {
+                let killed_after_ms = draws.chance(0.25).then_some(grace_ms);
+                Self::Drain { draw, killed_after_ms }
+            }
+            FaultKind::Join => Self::Join { draw },
+            FaultKind::PowerCycle => Self::PowerCycle { order: draw, down_ms: dark_ms },
+            FaultKind::FullDisk => Self::FullDisk { draw, ms: full_ms },
+            FaultKind::Isolate => Self::Isolate { draw, ms: weather_ms },
+            FaultKind::OneWay => Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms },
+            FaultKind::Storm => Self::Storm { weather: storm(draws), ms: weather_ms },
+            FaultKind::Replay => Self::Replay { count: REPLAYED, ms: weather_ms },
+        }
+    }
+}
+
+fn storm(draws: &mut Draws) -> Weather {
+    let mut share = |most: f64| if draws.chance(0.5) { draws.share() * most } else { 0.0 };
+    let (loss, duplication) = (share(0.3), share(0.1));
+    let (reordering, corruption) = (share(0.2), share(0.05));
+    let delay_us = if draws.chance(0.5) { draws.between(1000, 100_000) } else { 0 };
+    let jitter_us = if draws.chance(0.5) { draws.between(1000, 50_000) } else { 0 };
+    let reorder_us = draws.between(1000, 50_000);
+    // From 1 to 100 Mbit/s.
+    let rate = if draws.chance(0.3) { draws.between(125_000, 12_500_000) } else { 0 };
+    Weather {
+        is_cut: false,
+        delay_us,
+        jitter_us,
+        loss,
+        duplication,
+        reordering,
+        reorder_us,
+        corruption,
+        rate_bytes_s: rate,
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind())?;
+        match self {
+            Self::KillWorkers { count: 1, down_ms, .. }
+            | Self::KillLeader { down_ms }
+            | Self::KillFollower { down_ms, .. } => write!(f, ", back after {down_ms} ms"),
+            Self::KillWorkers { count, down_ms, .. } => {
+                write!(f, ", {count} of them, back after {down_ms} ms")
+            }
+            Self::PauseWorker { ms, .. }
+            | Self::PauseController { ms, .. }
+            | Self::FullDisk { ms, .. }
+            | Self::Isolate { ms, .. } => write!(f, " for {ms} ms"),
+            Self::Drain { killed_after_ms: None, .. } | Self::Join { .. } => Ok(()),
+            Self::Drain { killed_after_ms: Some(ms), .. } => write!(f, ", killed after {ms} ms"),
+            Self::PowerCycle { down_ms, .. } => write!(f, ", dark for {down_ms} ms"),
+            Self::OneWay { is_deaf, ms, .. } => {
+                write!(f, ", {} for {ms} ms", if *is_deaf { "deaf" } else { "mute" })
+            }
+            Self::Storm { weather, ms } => write!(f, " for {ms} ms: {weather}"),
+            Self::Replay { count, ms } => write!(f, ", {count} of each link, after {ms} ms"),
+        }
+    }
+}
+
+/// What is drawn for a campaign.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultMix {
+    /// Faults besides power cycles.
+    pub count: u64,
+    /// Of these kinds.
+    pub kinds: Vec<FaultKind>,
+    /// Power cycles, spread evenly among the others.
+    pub power_cycles: u64,
+    /// None lasts longer than this, in milliseconds.
+    pub longest_ms: u64,
+}
+
+impl FaultMix {
+    /// The faults of a seed, in their order.
+    ///
+    /// # Panics
+    /// If faults are wanted, and of no kind.
+    #[must_use]
+    pub fn draw(&self, seed: u64) -> Vec<Fault> {
+        let mut draws = Draws::new(seed, Purpose::Faults);
+        let total = self.count + self.power_cycles;
+        let mut faults = Vec::new();
+        let mut cycles = 0;
+        for place in 0..total {
+            // The share of power cycles among those so far is never behind by more than one.
+            let is_cycle = (place + 1) * self.power_cycles / total > cycles;
+            cycles += u64::from(is_cycle);
+            let kind = if is_cycle { FaultKind::PowerCycle } else { self.kind(&mut draws) };
+            faults.push(Fault::draw(kind, self.longest_ms, &mut draws));
+        }
+        faults
+    }
+
+    fn kind(&self, draws: &mut Draws) -> FaultKind {
+        let total = self.kinds.iter().map(|kind| kind.weight()).sum();
+        let mut left = draws.below(total);
+        let chosen = self.kinds.iter().find(|kind| {
+            let is_here = left < kind.weight();
+            left = left.saturating_sub(kind.weight());
+            is_here
+        });
+        *chosen.expect("the draw is below the sum")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fault, FaultKind, FaultMix};
+    use crate::processes::weather::Weather;
+
+    fn mix(kinds: &[FaultKind], count: u64, power_cycles: u64) -> FaultMix {
+        FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: 6000 }
+    }
+
+    #[test]
+    fn a_seed_says_which_faults_strike() {
+        let mix = mix(&FaultKind::ALL, 500, 0);
+        assert_eq!(mix.draw(3), mix.draw(3));
+        assert_ne!(mix.draw(3), mix.draw(4));
+        let drawn = mix.draw(3);
+        for kind in FaultKind::ALL {
+            let count = drawn.iter().filter(|fault| fault.kind() == kind).count();
+            assert!(count > 0, "{kind} is never drawn");
+        }
+        let json = serde_json::to_string(&drawn).expect("data");
+        assert_eq!(serde_json::from_str::<Vec<Fault>>(&json).expect("data"), drawn);
+    }
+
+    #[test]
+    fn only_the_kinds_that_were_asked_for_strike() {
+        let kinds = [FaultKind::Drain, FaultKind::Replay];
+        let drawn = mix(&kinds, 100, 0).draw(1);
+        assert!(drawn.iter().all(|fault| kinds.contains(&fault.kind())));
+    }
+
+    #[test]
+    fn nothing_lasts_longer_than_it_may() {
+        let pauses = |longest_ms| {
+            let mix = FaultMix { longest_ms, ..mix(&[FaultKind::PauseWorker], 200, 0) };
+            let lasts = |fault: Fault| {
+                if let Fault::PauseWorker { ms, .. } = fault { ms } else { panic!("{fault}") }
+            };
+            mix.draw(1).into_iter().map(lasts).max()
+        };
+        assert!(pauses(100) <= Some(100));
+        assert!(pauses(6000) > Some(5000));
+        assert!(pauses(0) <= Some(50));
+    }
+
+    #[test]
+    fn power_cycles_are_spread() {
+        let check = |count, cycles, expected: &[usize]| {
+            let drawn = mix(&[FaultKind::KillLeader], count, cycles).draw(1);
+            assert_eq!(drawn.len() as u64, count + cycles);
+            let places = drawn.iter().enumerate();
+            let places = places.filter(|(_, fault)| fault.kind() == FaultKind::PowerCycle);
+            assert_eq!(places.map(|(place, _)| place).collect::<Vec<_>>(), expected);
+        };
+        check(6, 2, &[3, 7]);
+        check(0, 3, &[0, 1, 2]);
+        check(3, 0, &[]);
+        check(0, 0, &[]);
+    }
+
+    #[test]
+    fn a_kind_has_one_name() {
+        for kind in FaultKind::ALL {
+            assert_eq!(FaultKind::named(kind.name()), Some(kind));
+            let json = serde_json::to_value(kind).expect("a name");
+            assert_eq!(json.as_str(), Some(kind.name()));
+        }
+    }
+
+    #[test]
+    fn a_fault_is_told_in_words() {
+        let check = |fault: Fault, expected: &str| assert_eq!(fault.to_string(), expected);
+        let kill = |count| Fault::KillWorkers { draw: 1, count, down_ms: 70 };
+        check(kill(1), "kill-worker, back after 70 ms");
+        check(kill(2), "kill-workers, 2 of them, back after 70 ms");
+        check(Fault::Drain { draw: 1, killed_after_ms: None }, "drain");
+        let weather = Weather { loss: 0.1, ..Weather::CLEAR };
+        check(Fault::Storm { weather, ms: 9 }, "storm for 9 ms: loss 10.0 %");
+    }
+}

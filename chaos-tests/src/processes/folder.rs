@@ -1,0 +1,77 @@
+//! A folder for a group. It is removed when it is not needed any more, unless somebody may want to
+//! look into it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A folder.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    is_kept: bool,
+}
+
+impl Folder {
+    /// A new one among the system's temporary files.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn temporary(name: &str) -> io::Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("zbelastic-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path)?;
+        Ok(Self { path, is_kept: false })
+    }
+
+    /// One that is to stay.
+    ///
+    /// # Errors
+    /// If it is there already or cannot be made.
+    pub fn named(path: &Path) -> io::Result<Self> {
+        fs::create_dir(path)?;
+        Ok(Self { path: path.to_owned(), is_kept: true })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// It stays.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // What cannot be removed is left to whoever cleans up temporary files.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Folder;
+
+    #[test]
+    fn a_folder_goes_unless_it_is_kept() {
+        let mut folder = Folder::temporary("folder-test").expect("made");
+        let path = folder.path().to_owned();
+        std::fs::write(path.join("file"), "x").expect("written");
+        drop(folder);
+        assert!(!path.exists());
+        folder = Folder::named(&path).expect("made");
+        drop(folder);
+        assert!(path.exists());
+        assert!(Folder::named(&path).is_err());
+        std::fs::remove_dir(&path).expect("removed");
+    }
+}

@@ -1,0 +1,406 @@
+//! A cluster of real processes, and all one can do to them.
+//!
+//! One thread owns a group: children die with the thread that started them, so that nothing of it
+//! survives a panic, Ctrl-C or SIGKILL of ours. What a process prints goes to a file beside its data
+//! folder.
+
+mod member;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub use self::member::{Member, Standing, Surprise};
+use super::contract::{Entry, NodeSpec, Program, Role, Status, Ticket, VerbError};
+use super::events::{Event, EventsError};
+use super::picture::{MemberIndex, Picture};
+use super::ports::Ports;
+use super::proxy::{Proxy, Site};
+use super::small_disk;
+use super::system::{Signal, own_mounts, send};
+
+/// Between two looks at files and processes.
+pub const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long a verb may take.
+pub const VERB_LIMIT: Duration = Duration::from_secs(30);
+/// Members of a group, those that have gone included.
+pub const MEMBERS_MAX: usize = 1024;
+
+/// Why a group cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// Files, ports or processes.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was tried.
+        doing: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A verb.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// Events.
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    /// A process ended, and nobody had told it to.
+    #[error("{0}")]
+    Surprise(Surprise),
+    /// Something did not come.
+    #[error("{what} did not come within {limit:?}; {seen}")]
+    Late {
+        /// What.
+        what: String,
+        /// How long it had.
+        limit: Duration,
+        /// What there is instead.
+        seen: String,
+    },
+    /// Too many members.
+    #[error("a group has at most {MEMBERS_MAX} members, and there were as many")]
+    Full,
+    /// The run is held.
+    #[error("the run is held: {reason}")]
+    Halted {
+        /// Why.
+        reason: String,
+    },
+    /// The run without faults is not sound itself.
+    #[error("the run without faults is not sound: {what}")]
+    Undisturbed {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Nobody takes what is told.
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
+    /// Whoever watches wants it to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What a group begins with.
+#[derive(Clone, Debug)]
+pub struct GroupSetup {
+    /// The binary.
+    pub program: Program,
+    /// Where everything of it goes: a new folder.
+    pub folder: PathBuf,
+    /// Controllers.
+    pub controllers: u32,
+    /// Workers.
+    pub workers: u32,
+    /// Ports and weather follow from it.
+    pub seed: u64,
+    /// Whether datagrams go through the proxy.
+    pub has_proxy: bool,
+    /// Each worker's data folder is a disk of so many MiB in memory.
+    pub small_disk_mib: Option<u32>,
+}
+
+/// A cluster.
+#[derive(Debug)]
+pub struct Group {
+    program: Program,
+    folder: PathBuf,
+    ports: Ports,
+    proxy: Option<Proxy>,
+    members: Vec<Member>,
+    tickets: Vec<(Role, Ticket)>,
+    picture: Picture,
+    small_disk_mib: Option<u32>,
+}
+
+/// Microseconds since 1970, as events tell them.
+#[must_use]
+pub fn wall_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).expect("less than five hundred millennia")
+}
+
+fn system(doing: impl Into<String>) -> impl FnOnce(io::Error) -> GroupError {
+    let doing = doing.into();
+    move |source| GroupError::System { doing, source }
+}
+
+impl Group {
+    /// A cluster whose members have all begun.
+    ///
+    /// # Errors
+    /// If one of them does not come up within `limit`.
+    pub fn start(setup: &GroupSetup, limit: Duration) -> Result<Self, GroupError> {
+        let making = format!("cannot make {}", setup.folder.display());
+        fs::create_dir_all(&setup.folder).map_err(system(making))?;
+        let proxy = setup.has_proxy.then(|| Proxy::start(setup.seed)).transpose();
+        let seed = setup.seed ^ u64::from(std::process::id()).wrapping_mul(7919);
+        let mut group = Self {
+            program: setup.program.clone(),
+            folder: setup.folder.clone(),
+            ports: Ports::new(seed),
+            proxy: proxy.map_err(system("cannot start the proxy"))?,
+            members: Vec::new(),
+            tickets: Vec::new(),
+            picture: Picture::default(),
+            small_disk_mib: setup.small_disk_mib,
+        };
+        if group.small_disk_mib.is_some() {
+            own_mounts().map_err(system("cannot have mounts of its own"))?;
+        }
+        let founder = group.add(Role::Controller)?;
+        group.wait(limit, "the founder", |picture, _| picture.is_known(founder))?;
+        for role in [Role::Worker, Role::Controller] {
+            let ticket = group.get_ticket(role, limit)?;
+            group.tickets.push((role, ticket));
+        }
+        for _ in 1..setup.controllers {
+            let member = group.add(Role::Controller)?;
+            group.wait(limit, "another controller", |picture, _| picture.is_known(member))?;
+        }
+        let workers = (0..setup.workers).map(|_| group.add(Role::Worker));
+        let workers = workers.collect::<Result<Vec<_>, _>>()?;
+        let are_up = |picture: &Picture| workers.iter().all(|worker| picture.is_known(*worker));
+        group.wait(limit, "the workers", |picture, _| are_up(picture))?;
+        Ok(group)
+    }
+
+    /// A token; a founder that has just begun may not be able to give one yet.
+    fn get_ticket(&mut self, role: Role, limit: Duration) -> Result<Ticket, GroupError> {
+        let began = Instant::now();
+        loop {
+            match self.program.token(role, self.admin(), VERB_LIMIT) {
+                Ok(ticket) => return Ok(ticket),
+                Err(error) if began.elapsed() > limit => return Err(error.into()),
+                Err(_) => self.look_for(LOOK_EVERY * 10)?,
+            }
+        }
+    }
+
+    /// Whose data folder has the certificate of whoever commands the cluster.
+    fn admin(&self) -> &Path {
+        &self.members[0].spec().data_dir
+    }
+
+    /// A member more: the first one founds the cluster, the others join it.
+    ///
+    /// # Errors
+    /// If there are too many, or the system has no port or process left.
+    pub fn add(&mut self, role: Role) -> Result<MemberIndex, GroupError> {
+        let index = self.members.len();
+        if index >= MEMBERS_MAX {
+            return Err(GroupError::Full);
+        }
+        let count = self.members.iter().filter(|member| member.spec().role == role).count();
+        let initial = if role == Role::Controller { 'c' } else { 'w' };
+        let name = format!("{initial}{}", count + 1);
+        let bind = self.ports.take().map_err(system("cannot find a free port"))?;
+        let advertise = match &self.proxy {
+            Some(proxy) => {
+                let site = Site(u32::try_from(index).expect("few members"));
+                proxy.add(site, bind).map_err(system("cannot find a port for the proxy"))?
+            }
+            None => bind,
+        };
+        let data_dir = self.folder.join(&name);
+        if let Some(mib) = self.small_disk_mib.filter(|_| role == Role::Worker) {
+            small_disk::mount(&data_dir, mib).map_err(system("cannot mount a small disk"))?;
+        }
+        let spec = NodeSpec { name, role, bind, advertise, data_dir };
+        self.picture.name(index, &spec.name);
+        self.members.push(Member::new(spec));
+        self.start_member(index)?;
+        Ok(index)
+    }
+
+    /// Starts a member's process, for the first time or again.
+    ///
+    /// # Errors
+    /// If the system does not start it.
+    ///
+    /// # Panics
+    /// If it has one.
+    pub fn start_member(&mut self, index: MemberIndex) -> Result<(), GroupError> {
+        let spec = self.members[index].spec().clone();
+        let (cluster, token) = if index == 0 {
+            (String::new(), String::new())
+        } else {
+            let ticket = self.tickets.iter().find(|(role, _)| *role == spec.role);
+            let (_, ticket) = ticket.expect("tickets are there before anybody joins");
+            (self.controller_addresses(), ticket.token.clone())
+        };
+        let entry = match index {
+            0 => Entry::Founds,
+            _ => Entry::Joins { cluster: &cluster, token: &token },
+        };
+        let command = self.program.node(&spec, entry);
+        let doing = format!("cannot start {}", spec.name);
+        self.members[index].start(command).map_err(system(doing))
+    }
+
+    /// Where whoever joins may ask.
+    fn controller_addresses(&self) -> String {
+        let controllers = self.members.iter().map(Member::spec);
+        let controllers = controllers.filter(|spec| spec.role == Role::Controller);
+        controllers.map(|spec| spec.advertise.to_string()).collect::<Vec<_>>().join(",")
+    }
+
+    /// Sends a member's process a signal; whether it had one.
+    ///
+    /// # Errors
+    /// If the system does not send it.
+    pub fn signal(&mut self, index: MemberIndex, signal: Signal) -> Result<bool, GroupError> {
+        let member = &mut self.members[index];
+        let Some(pid) = member.pid() else { return Ok(false) };
+        member.expects(signal);
+        let doing = format!("cannot send {signal:?} to {}", member.spec().name);
+        send(pid, signal).map_err(system(doing))?;
+        if signal == Signal::Kill {
+            // It is gone before anything else happens, so that its port and its lock are free.
+            member.wait().map_err(system("cannot wait for a process"))?;
+        }
+        Ok(true)
+    }
+
+    /// Reads what is new in all files, and looks who ended.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or a process ended that nobody had told to.
+    pub fn look(&mut self) -> Result<Vec<(MemberIndex, Event)>, GroupError> {
+        let mut news = Vec::new();
+        for (index, member) in self.members.iter_mut().enumerate() {
+            for event in member.read()? {
+                self.picture.learn(index, &event);
+                news.push((index, event));
+            }
+            let ended = member.look().map_err(system("cannot look at a process"))?;
+            if let Some(surprise) = ended {
+                return Err(GroupError::Surprise(surprise));
+            }
+        }
+        Ok(news)
+    }
+
+    /// Looks for so long.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub fn look_for(&mut self, time: Duration) -> Result<(), GroupError> {
+        let began = Instant::now();
+        loop {
+            self.look()?;
+            let left = time.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_EVERY.min(left));
+        }
+    }
+
+    /// Looks until something is so.
+    ///
+    /// # Errors
+    /// If it is not within `limit`, or as [`Self::look`].
+    pub fn wait(
+        &mut self,
+        limit: Duration,
+        what: &str,
+        mut is_so: impl FnMut(&Picture, &[Member]) -> bool,
+    ) -> Result<(), GroupError> {
+        let began = Instant::now();
+        loop {
+            self.look()?;
+            if is_so(&self.picture, &self.members) {
+                return Ok(());
+            }
+            if began.elapsed() > limit {
+                let (what, seen) = (what.to_owned(), self.seen());
+                return Err(GroupError::Late { what, limit, seen });
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// How it stands, in a line for whoever looks for what went wrong.
+    #[must_use]
+    pub fn seen(&self) -> String {
+        let stand = |member: &Member| format!("{} {}", member.spec().name, member.standing());
+        let members: Vec<_> = self.members.iter().map(stand).collect();
+        let (step, generation) = (self.picture.step(), self.picture.generation());
+        let halted = self.picture.halted().map_or(String::new(), |why| format!(", held: {why}"));
+        format!("step {step} of generation {generation}{halted}; {}", members.join(", "))
+    }
+
+    /// Submits a configuration.
+    ///
+    /// # Errors
+    /// If it is not taken.
+    pub fn run(&self, config: &Path, steps: u64) -> Result<(), GroupError> {
+        Ok(self.program.run(config, steps, self.admin(), VERB_LIMIT)?)
+    }
+
+    /// What `status` says.
+    ///
+    /// # Errors
+    /// If nobody answers.
+    pub fn status(&self) -> Result<Status, VerbError> {
+        self.program.status(self.admin(), VERB_LIMIT)
+    }
+
+    /// The digest of the final state, if `status` tells it.
+    #[must_use]
+    pub fn final_digest(&self) -> Option<String> {
+        Some(self.status().ok()?.job?.final_digest()?.to_owned())
+    }
+
+    /// Has every copy of every checkpoint read.
+    ///
+    /// # Errors
+    /// If one is damaged, or nobody answers.
+    pub fn verify(&self) -> Result<(), VerbError> {
+        self.program.verify(self.admin(), VERB_LIMIT)
+    }
+
+    /// What is known.
+    #[must_use]
+    pub const fn picture(&self) -> &Picture {
+        &self.picture
+    }
+
+    /// Its members, those that have gone included.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Members of a role whose processes run.
+    #[must_use]
+    pub fn running(&self, role: Role) -> Vec<MemberIndex> {
+        let members = self.members.iter().enumerate();
+        let mine = members.filter(|(_, member)| {
+            member.spec().role == role && member.standing() == Standing::Running
+        });
+        mine.map(|(index, _)| index).collect()
+    }
+
+    /// The proxy, if there is one.
+    #[must_use]
+    pub const fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
+    }
+
+    /// A member goes and is not to come back.
+    pub fn retire(&mut self, index: MemberIndex) {
+        self.members[index].retire();
+    }
+
+    /// Something is about to happen to a member that may leave a broken line in its file.
+    pub fn disturb(&mut self, index: MemberIndex) {
+        self.members[index].disturb();
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}

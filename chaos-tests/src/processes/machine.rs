@@ -1,0 +1,41 @@
+//! What this machine lets one do to a cluster, and what not: told with every campaign, so that
+//! nobody takes a thing for tried that was not.
+
+use std::process::{Command, Stdio};
+
+use super::small_disk;
+
+/// A line for each thing that is not always there.
+#[must_use]
+pub fn report() -> Vec<String> {
+    let there = |name: &str, is_there: bool| {
+        format!("{name}: {}", if is_there { "there" } else { "not there" })
+    };
+    vec![
+        there("small disks in memory", small_disk::is_possible()),
+        there("network namespaces", succeeds("unshare", &["-n", "true"])),
+        there("nft", succeeds("nft", &["--version"])),
+        there("netem", succeeds("unshare", &["-n", "sh", "-c", NETEM])),
+    ]
+}
+
+/// Within a network namespace of its own.
+const NETEM: &str = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms";
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::succeeds;
+
+    #[test]
+    fn a_program_that_is_not_there_does_not_succeed() {
+        assert!(succeeds("true", &[]));
+        assert!(!succeeds("false", &[]));
+        assert!(!succeeds("there-is-no-such-program", &[]));
+    }
+}

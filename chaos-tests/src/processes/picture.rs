@@ -1,0 +1,260 @@
+//! What a cluster looks like, as far as its event files tell. Pure: events in, answers out.
+
+use std::collections::BTreeMap;
+
+use super::events::{Event, EventKind, Facts, Seal};
+
+/// A member's place in its group, counted from 0.
+pub type MemberIndex = usize;
+
+/// A step as it was first told of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SealSeen {
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+    /// The plan it was computed under.
+    pub generation: u64,
+    /// What was agreed on.
+    pub facts: Facts,
+}
+
+/// What is known so far.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    /// Which member has a name.
+    names: BTreeMap<String, MemberIndex>,
+    /// Which member a node is.
+    members: BTreeMap<u64, MemberIndex>,
+    /// How often each member's process said that it began.
+    starts: BTreeMap<MemberIndex, u32>,
+    term: u64,
+    leader: Option<u64>,
+    generation: u64,
+    stages: Vec<u64>,
+    seals: BTreeMap<u64, SealSeen>,
+    done: Option<(u64, Option<String>)>,
+    halted: Option<String>,
+    rewinds: u64,
+}
+
+impl Picture {
+    /// A member has this name.
+    pub fn name(&mut self, member: MemberIndex, name: &str) {
+        self.names.insert(name.to_owned(), member);
+    }
+
+    /// A member's file has another line.
+    pub fn learn(&mut self, member: MemberIndex, event: &Event) {
+        match &event.kind {
+            EventKind::Started { node } => {
+                self.members.insert(*node, member);
+                *self.starts.entry(member).or_default() += 1;
+            }
+            EventKind::Joined { node, name } => {
+                if let Some(member) = self.names.get(name) {
+                    self.members.insert(*node, *member);
+                }
+            }
+            EventKind::Leader { node, term } => {
+                let is_newer = *term > self.term || *term == self.term && node.is_some();
+                if is_newer {
+                    (self.term, self.leader) = (*term, *node);
+                }
+            }
+            EventKind::Plan { generation, stages } => {
+                if *generation > self.generation {
+                    (self.generation, self.stages) = (*generation, stages.clone());
+                }
+            }
+            EventKind::Seal(seal) => self.learn_seal(event.at_us, seal),
+            EventKind::Done { step, digest } => {
+                let known = self.done.take().and_then(|(_, digest)| digest);
+                self.done = Some((*step, digest.clone().or(known)));
+            }
+            EventKind::Halted { reason } => self.halted = Some(reason.clone()),
+            EventKind::Rewound { .. } => self.rewinds += 1,
+            EventKind::Lost { .. } | EventKind::Other | EventKind::Torn { .. } => {}
+        }
+    }
+
+    fn learn_seal(&mut self, at_us: u64, seal: &Seal) {
+        let Seal { step, generation, facts, .. } = seal;
+        let seen = SealSeen { at_us, generation: *generation, facts: facts.clone() };
+        // Nodes tell of a step at different moments; the first one counts.
+        let first = self.seals.entry(*step).or_insert(seen);
+        first.at_us = first.at_us.min(at_us);
+    }
+
+    /// The last step that was sealed; 0 if none was.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.seals.last_key_value().map_or(0, |(step, _)| *step)
+    }
+
+    /// Sealed steps.
+    #[must_use]
+    pub const fn seals(&self) -> &BTreeMap<u64, SealSeen> {
+        &self.seals
+    }
+
+    /// The last plan, or that of the last seal.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        let sealed = self.seals.last_key_value().map_or(0, |(_, seal)| seal.generation);
+        self.generation.max(sealed)
+    }
+
+    /// Who leads.
+    #[must_use]
+    pub fn leader(&self) -> Option<MemberIndex> {
+        self.members.get(&self.leader?).copied()
+    }
+
+    /// Who has a stage.
+    #[must_use]
+    pub fn stages(&self) -> Vec<MemberIndex> {
+        self.stages.iter().filter_map(|node| self.members.get(node).copied()).collect()
+    }
+
+    /// Whether a member was heard of: it said so itself, or was admitted by that name.
+    #[must_use]
+    pub fn is_known(&self, member: MemberIndex) -> bool {
+        self.members.values().any(|known| *known == member)
+    }
+
+    /// How often a member's process said that it began.
+    #[must_use]
+    pub fn starts(&self, member: MemberIndex) -> u32 {
+        self.starts.get(&member).copied().unwrap_or(0)
+    }
+
+    /// Whether every step is sealed, and the digest of the final state if it was told.
+    #[must_use]
+    pub const fn done(&self) -> Option<&(u64, Option<String>)> {
+        self.done.as_ref()
+    }
+
+    /// Why the run is held.
+    #[must_use]
+    pub fn halted(&self) -> Option<&str> {
+        self.halted.as_deref()
+    }
+
+    /// How often files told that the run went back.
+    #[must_use]
+    pub const fn rewinds(&self) -> u64 {
+        self.rewinds
+    }
+
+    /// The first seal after a moment that shows that the run recovered from what struck then: one
+    /// of a later plan than `generation`, or the second one after `step`. The first one after
+    /// `step` may have been on its way, with everything that it needs.
+    #[must_use]
+    pub fn recovery(&self, at_us: u64, step: u64, generation: u64) -> Option<(u64, &SealSeen)> {
+        let later = self.seals.range(step + 1..).filter(|(_, seal)| seal.at_us > at_us);
+        let mut shows =
+            later.filter(|(sealed, seal)| seal.generation > generation || **sealed >= step + 2);
+        shows.next().map(|(step, seal)| (*step, seal))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Picture;
+    use crate::processes::events::Event;
+
+    fn picture(lines: &[(usize, &str)]) -> Picture {
+        let mut picture = Picture::default();
+        lines.iter().for_each(|(member, line)| picture.learn(*member, &Event::parse(line)));
+        picture
+    }
+
+    fn seal(step: u64, at_ms: u64, generation: u64) -> String {
+        format!(
+            "{{\"event\":\"step\",\"step\":{step},\"at_ms\":{at_ms},\"generation\":{generation},\
+             \"verdict\":\"keep\"}}"
+        )
+    }
+
+    #[test]
+    fn the_newest_term_has_the_leader() {
+        let picture = picture(&[
+            (0, r#"{"event":"started","node":1}"#),
+            (1, r#"{"event":"started","node":7}"#),
+            (0, r#"{"event":"leader","node":7,"term":3}"#),
+            (1, r#"{"event":"leader","node":1,"term":2}"#),
+            (1, r#"{"event":"leader","node":null,"term":3}"#),
+            (1, r#"{"event":"started","node":7}"#),
+        ]);
+        assert_eq!(picture.leader(), Some(1));
+        assert_eq!((picture.starts(0), picture.starts(1), picture.starts(2)), (1, 2, 0));
+    }
+
+    #[test]
+    fn a_member_is_known_by_itself_or_by_its_name() {
+        let mut picture = Picture::default();
+        picture.name(3, "w1");
+        picture.learn(0, &Event::parse(r#"{"event":"joined","node":9,"name":"w1"}"#));
+        picture.learn(0, &Event::parse(r#"{"event":"joined","node":8,"name":"stranger"}"#));
+        picture.learn(1, &Event::parse(r#"{"event":"started","node":2}"#));
+        let known = [0, 1, 2, 3].map(|member| picture.is_known(member));
+        assert_eq!(known, [false, true, false, true]);
+        picture.learn(0, &Event::parse(r#"{"event":"plan","generation":1,"stages":[9,8]}"#));
+        assert_eq!(picture.stages(), [3]);
+    }
+
+    #[test]
+    fn nobody_leads_when_the_newest_term_has_nobody() {
+        let picture = picture(&[
+            (0, r#"{"event":"started","node":1}"#),
+            (0, r#"{"event":"leader","node":1,"term":2}"#),
+            (0, r#"{"event":"leader","node":null,"term":3}"#),
+        ]);
+        assert_eq!(picture.leader(), None);
+    }
+
+    #[test]
+    fn the_newest_plan_says_who_has_a_stage() {
+        let picture = picture(&[
+            (2, r#"{"event":"started","node":4}"#),
+            (3, r#"{"event":"started","node":5}"#),
+            (0, r#"{"event":"plan","generation":2,"stages":[5,4]}"#),
+            (1, r#"{"event":"plan","generation":1,"stages":[4]}"#),
+        ]);
+        assert_eq!((picture.generation(), picture.stages()), (2, vec![3, 2]));
+    }
+
+    #[test]
+    fn a_seal_is_as_old_as_its_first_news() {
+        let picture = picture(&[(1, &seal(1, 20, 1)), (0, &seal(1, 10, 1)), (0, &seal(2, 30, 1))]);
+        assert_eq!(picture.seals()[&1].at_us, 10_000);
+        assert_eq!(picture.step(), 2);
+    }
+
+    #[test]
+    fn one_seal_may_have_been_on_its_way() {
+        let mut lines = vec![(0, seal(4, 10, 1)), (0, seal(5, 21, 1))];
+        let check = |lines: &[(usize, String)], expected: Option<u64>| {
+            let lines: Vec<_> =
+                lines.iter().map(|(member, line)| (*member, line.as_str())).collect();
+            let picture = picture(&lines);
+            assert_eq!(picture.recovery(20_000, 4, 1).map(|(step, _)| step), expected);
+        };
+        check(&lines, None);
+        lines.push((0, seal(6, 25, 1)));
+        check(&lines, Some(6));
+        lines[1] = (0, seal(5, 21, 2));
+        check(&lines, Some(5));
+        lines[1] = (0, seal(5, 20, 2));
+        check(&lines, Some(6));
+    }
+
+    #[test]
+    fn a_digest_that_one_node_tells_is_known() {
+        let picture = picture(&[
+            (0, r#"{"event":"done","step":9,"digest":"ab"}"#),
+            (1, r#"{"event":"done","step":9}"#),
+        ]);
+        assert_eq!(picture.done(), Some(&(9, Some("ab".to_owned()))));
+    }
+}

@@ -1,0 +1,79 @@
+//! Ports for nodes.
+//!
+//! A node's port has to be free again when the node comes back after it was killed. So it is taken
+//! from below the range out of which the system gives ports to whoever asks for any: nobody gets it
+//! by chance while the node is down. Other groups of this machine are kept away by where the search
+//! begins, and by trying.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+
+/// The system's range if it does not tell.
+const EPHEMERAL_FIRST: u16 = 32_768;
+/// Below are ports of services.
+const FIRST: u16 = 10_000;
+/// Ports that are tried before there is none.
+const TRIES_MAX: u16 = 4_000;
+
+/// Where ports come from.
+#[derive(Debug)]
+pub struct Ports {
+    next: u16,
+    end: u16,
+}
+
+impl Ports {
+    /// Ports, beginning somewhere that follows from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let end = ephemeral_first().max(FIRST + TRIES_MAX);
+        let next = FIRST + (seed % u64::from(end - FIRST)) as u16;
+        Self { next, end }
+    }
+
+    /// A port that nobody has.
+    ///
+    /// # Errors
+    /// If many were tried, and somebody has each.
+    pub fn take(&mut self) -> io::Result<SocketAddr> {
+        for _ in 0..TRIES_MAX {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.next));
+            self.next = if self.next + 1 < self.end { self.next + 1 } else { FIRST };
+            if UdpSocket::bind(address).is_ok() {
+                return Ok(address);
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+}
+
+fn ephemeral_first() -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+    first.unwrap_or(EPHEMERAL_FIRST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::{FIRST, Ports};
+
+    #[test]
+    fn a_port_that_somebody_has_is_left_out() {
+        let mut ports = Ports::new(77);
+        let first = ports.take().expect("a port");
+        let _holder = UdpSocket::bind(first).expect("free");
+        let mut same = Ports::new(77);
+        let next = same.take().expect("a port");
+        assert_ne!(next, first);
+        UdpSocket::bind(next).expect("free");
+    }
+
+    #[test]
+    fn the_search_goes_round() {
+        let mut ports = Ports { next: FIRST + 4, end: FIRST + 5 };
+        ports.take().expect("a port");
+        assert_eq!(ports.next, FIRST);
+    }
+}

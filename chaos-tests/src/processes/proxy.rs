@@ -1,0 +1,189 @@
+//! A proxy for datagrams on this machine, with weather.
+//!
+//! A node binds its own port and tells the others the proxy's. What is sent there comes out at the
+//! node, and what the node answers goes back the same way, so every path between two nodes leads
+//! through here: no rights and no kernel module are needed. Each direction of each pair is a
+//! [`Link`] with its own weather.
+//!
+//! One thread does it ([`relay`]); what this handle asks for goes to it over a bounded queue. Queues
+//! are bounded everywhere: what does not fit is lost and counted, as with any router.
+//!
+//! It knows a sender by the address that its datagrams come from, which is a node's bound one. Who
+//! has no node's address, such as a command line, is [`Site::OUTSIDE`].
+//!
+//! [`Link`]: super::weather::Link
+
+mod relay;
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use serde::Serialize;
+
+use self::relay::Relay;
+use super::weather::{LinkCounts, Weather};
+
+/// Requests that wait for the thread.
+const REQUESTS_WAITING_MAX: usize = 256;
+
+/// A place that datagrams come from and go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Site(pub u32);
+
+impl Site {
+    /// Whoever is no node.
+    pub const OUTSIDE: Self = Self(u32::MAX);
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::OUTSIDE { f.write_str("outside") } else { write!(f, "{}", self.0) }
+    }
+}
+
+/// A direction of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Way {
+    /// Whose datagrams.
+    pub from: Site,
+    /// Where to.
+    pub to: Site,
+}
+
+/// Which links something is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// All, and those that come.
+    All,
+    /// All to a site.
+    To(Site),
+    /// All from a site.
+    From(Site),
+    /// One.
+    One(Way),
+}
+
+impl Links {
+    /// Whether this one is among them.
+    #[must_use]
+    pub fn contains(self, way: Way) -> bool {
+        match self {
+            Self::All => true,
+            Self::To(site) => way.to == site,
+            Self::From(site) => way.from == site,
+            Self::One(one) => one == way,
+        }
+    }
+}
+
+/// What the proxy did so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ProxyCounts {
+    /// Each link.
+    pub links: Vec<(Way, LinkCounts)>,
+    /// Datagrams under way that were dropped because too many were.
+    pub overflowed: u64,
+    /// Datagrams the system did not take.
+    pub refused: u64,
+    /// Recorded datagrams that were sent again.
+    pub replayed: u64,
+}
+
+/// What the thread is asked for.
+enum Request {
+    Add { site: Site, front: UdpSocket, target: SocketAddr },
+    Set { links: Links, weather: Weather },
+    Record { is_on: bool },
+    Replay { links: Links, count: usize },
+    Count { answer: SyncSender<ProxyCounts> },
+    Stop,
+}
+
+/// A running proxy. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    requests: SyncSender<Request>,
+    /// The thread says when it has done what it was asked for.
+    done: Receiver<()>,
+    bell: UnixDatagram,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// A proxy with clear weather everywhere, whose chances follow from the seed.
+    ///
+    /// # Errors
+    /// If the system has no thread or no socket left.
+    pub fn start(seed: u64) -> io::Result<Self> {
+        let (bell, ear) = UnixDatagram::pair()?;
+        ear.set_nonblocking(true)?;
+        bell.set_nonblocking(true)?;
+        let (requests, inbox) = sync_channel(REQUESTS_WAITING_MAX);
+        let (does, done) = sync_channel(REQUESTS_WAITING_MAX);
+        let relay = Relay::new(seed, inbox, does, ear);
+        let name = "proxy".to_owned();
+        let thread = std::thread::Builder::new().name(name).spawn(move || relay.run())?;
+        Ok(Self { requests, done, bell, thread: Some(thread) })
+    }
+
+    /// What reaches the address that is returned goes to `target`, which is where `site` has bound
+    /// itself or will, and sends from.
+    ///
+    /// # Errors
+    /// If there is no free port.
+    pub fn add(&self, site: Site, target: SocketAddr) -> io::Result<SocketAddr> {
+        let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        front.set_nonblocking(true)?;
+        let address = front.local_addr()?;
+        self.ask(Request::Add { site, front, target });
+        Ok(address)
+    }
+
+    /// Another weather for these links, for whatever is sent after this returns.
+    pub fn set(&self, links: Links, weather: Weather) {
+        self.ask(Request::Set { links, weather });
+    }
+
+    /// Whether the last datagrams of each link are kept to be sent again.
+    pub fn record(&self, is_on: bool) {
+        self.ask(Request::Record { is_on });
+    }
+
+    /// Sends up to so many of the oldest datagrams that were kept of these links again.
+    pub fn replay(&self, links: Links, count: usize) {
+        self.ask(Request::Replay { links, count });
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counts(&self) -> ProxyCounts {
+        let (answer, counts) = sync_channel(1);
+        self.ask(Request::Count { answer });
+        counts.recv().expect("the thread runs until it is stopped")
+    }
+
+    fn ask(&self, request: Request) {
+        self.requests.send(request).expect("the thread runs until it is stopped");
+        // A full bell has rung already.
+        let _ = self.bell.send(&[1]);
+        self.done.recv().expect("the thread runs until it is stopped");
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // If the thread is gone already, it panicked, and has said so.
+        let _ = self.requests.send(Request::Stop);
+        let _ = self.bell.send(&[1]);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

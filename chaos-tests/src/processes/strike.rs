@@ -1,0 +1,404 @@
+//! Faults carried out on a group, and taken back when their time is over.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::account::Recovery;
+use super::contract::Role;
+use super::faults::Fault;
+use super::group::{Group, GroupError, Standing, wall_us};
+use super::picture::MemberIndex;
+use super::proxy::{Links, Site};
+use super::system::{Signal, limit_files};
+use super::weather::Weather;
+use crate::random::{Draws, Purpose};
+
+/// Workers that come in addition to those of the beginning, before one leaves for each that comes.
+const WORKERS_EXTRA_MAX: usize = 2;
+/// A worker that was asked to leave is looked at so often.
+const LEAVING_LOOK: Duration = Duration::from_millis(20);
+/// A file that takes what is left of a small disk.
+const BALLAST: &str = "ballast";
+/// Bytes that are written into it at once.
+const BALLAST_BYTES: usize = 64 << 10;
+
+/// What was done, and to whom.
+#[derive(Clone, Debug)]
+pub struct Strike {
+    /// What.
+    pub fault: Fault,
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+    /// The last sealed step of that moment.
+    pub step: u64,
+    /// The plan of that moment.
+    pub generation: u64,
+    /// To whom.
+    pub victims: Vec<MemberIndex>,
+}
+
+impl Strike {
+    /// What shows that the run recovered from it, if anything does.
+    #[must_use]
+    pub fn recovery(&self, group: &Group) -> Option<Recovery> {
+        let seen = group.picture().recovery(self.at_us, self.step, self.generation);
+        let (step, seal) = seen?;
+        let ms = (seal.at_us - self.at_us) as f64 / 1e3;
+        Some(Recovery { ms, step, generation: seal.generation })
+    }
+}
+
+/// What takes a fault back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undo {
+    /// A process that died is started.
+    Start(MemberIndex),
+    /// A process that left is started, as soon as it has left.
+    StartWhenGone(MemberIndex),
+    /// A process that has not left is killed.
+    Kill(MemberIndex),
+    /// A process goes on.
+    Continue(MemberIndex),
+    /// Files may grow again.
+    Empty(MemberIndex),
+    /// The weather is clear.
+    Clear,
+    /// What was recorded comes again.
+    Replay { count: usize },
+}
+
+/// Who strikes, and what is still to be taken back.
+#[derive(Debug)]
+pub struct Striker {
+    workers: usize,
+    has_small_disks: bool,
+    /// In no order: there are few.
+    due: Vec<(Instant, Undo)>,
+}
+
+impl Striker {
+    /// For a group that began with so many workers.
+    #[must_use]
+    pub fn new(workers: usize, has_small_disks: bool) -> Self {
+        Self { workers, has_small_disks, due: Vec::new() }
+    }
+
+    /// Whether nothing is left to be taken back.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.due.is_empty()
+    }
+
+    /// Strikes. Nothing is returned if nobody is there whom it could fall on.
+    ///
+    /// # Errors
+    /// If the system does not do it.
+    pub fn strike(
+        &mut self,
+        group: &mut Group,
+        fault: Fault,
+    ) -> Result<Option<Strike>, GroupError> {
+        let victims = self.victims(group, &fault);
+        let needs_victim = !matches!(fault, Fault::Join { .. });
+        if victims.is_empty() && needs_victim
+            || fault.kind().is_network() && group.proxy().is_none()
+        {
+            return Ok(None);
+        }
+        let picture = group.picture();
+        let (step, generation) = (picture.step(), picture.generation());
+        let strike = Strike { fault, at_us: wall_us(), step, generation, victims };
+        self.carry_out(group, &strike)?;
+        Ok(Some(strike))
+    }
+
+    fn victims(&self, group: &Group, fault: &Fault) -> Vec<MemberIndex> {
+        match *fault {
+            Fault::KillWorkers { draw, count, .. } => pick(&staged_first(group), draw, count),
+            Fault::PauseWorker { draw, .. }
+            | Fault::Drain { draw, .. }
+            | Fault::FullDisk { draw, .. } => pick(&staged_first(group), draw, 1),
+            Fault::KillLeader { .. } => leader(group).into_iter().collect(),
+            Fault::KillFollower { draw, .. } => {
+                let mut followers = group.running(Role::Controller);
+                followers.retain(|member| Some(*member) != leader(group));
+                pick(&followers, draw, 1)
+            }
+            Fault::PauseController { draw, .. } => pick(&group.running(Role::Controller), draw, 1),
+            Fault::Join { draw } => {
+                let workers = group.running(Role::Worker);
+                let is_full = workers.len() >= self.workers + WORKERS_EXTRA_MAX;
+                pick(&workers, draw, usize::from(is_full))
+            }
+            Fault::PowerCycle { order, .. } => shuffled(all(group), order),
+            Fault::Isolate { draw, .. } | Fault::OneWay { draw, .. } => pick(&all(group), draw, 1),
+            Fault::Storm { .. } | Fault::Replay { .. } => all(group),
+        }
+    }
+
+    fn carry_out(&mut self, group: &mut Group, strike: &Strike) -> Result<(), GroupError> {
+        let victims = &strike.victims;
+        match strike.fault {
+            Fault::KillWorkers { down_ms, .. }
+            | Fault::KillLeader { down_ms }
+            | Fault::KillFollower { down_ms, .. }
+            | Fault::PowerCycle { down_ms, .. } => {
+                self.signal(group, victims, Signal::Kill)?;
+                victims.iter().for_each(|victim| self.later(down_ms, Undo::Start(*victim)));
+            }
+            Fault::PauseWorker { ms, .. } | Fault::PauseController { ms, .. } => {
+                self.signal(group, victims, Signal::Stop)?;
+                victims.iter().for_each(|victim| self.later(ms, Undo::Continue(*victim)));
+            }
+            Fault::Drain { killed_after_ms, .. } => {
+                self.signal(group, victims, Signal::Terminate)?;
+                for victim in victims {
+                    if let Some(ms) = killed_after_ms {
+                        self.later(ms, Undo::Kill(*victim));
+                    }
+                    self.later(0, Undo::StartWhenGone(*victim));
+                }
+            }
+            Fault::Join { .. } => {
+                victims.iter().for_each(|victim| group.retire(*victim));
+                self.signal(group, victims, Signal::Terminate)?;
+                group.add(Role::Worker)?;
+            }
+            Fault::FullDisk { ms, .. } => {
+                for victim in victims {
+                    self.fill(group, *victim)?;
+                    self.later(ms, Undo::Empty(*victim));
+                }
+            }
+            Fault::Isolate { .. }
+            | Fault::OneWay { .. }
+            | Fault::Storm { .. }
+            | Fault::Replay { .. } => self.turn(group, strike),
+        }
+        Ok(())
+    }
+
+    /// The network turns bad.
+    fn turn(&mut self, group: &Group, strike: &Strike) {
+        let victims = &strike.victims;
+        let (ms, undo) = match strike.fault {
+            Fault::Isolate { ms, .. } => {
+                cut(group, victims, true, true);
+                (ms, Undo::Clear)
+            }
+            Fault::OneWay { is_deaf, ms, .. } => {
+                cut(group, victims, is_deaf, !is_deaf);
+                (ms, Undo::Clear)
+            }
+            Fault::Storm { weather, ms } => {
+                group.proxy().inspect(|proxy| proxy.set(Links::All, weather));
+                (ms, Undo::Clear)
+            }
+            Fault::Replay { count, ms } => {
+                group.proxy().inspect(|proxy| proxy.record(true));
+                (ms, Undo::Replay { count })
+            }
+            Fault::KillWorkers { .. }
+            | Fault::KillLeader { .. }
+            | Fault::KillFollower { .. }
+            | Fault::PauseWorker { .. }
+            | Fault::PauseController { .. }
+            | Fault::Drain { .. }
+            | Fault::Join { .. }
+            | Fault::PowerCycle { .. }
+            | Fault::FullDisk { .. } => return,
+        };
+        self.later(ms, undo);
+    }
+
+    fn signal(
+        &self,
+        group: &mut Group,
+        victims: &[MemberIndex],
+        signal: Signal,
+    ) -> Result<(), GroupError> {
+        victims.iter().try_for_each(|victim| group.signal(*victim, signal).map(|_| ()))
+    }
+
+    fn later(&mut self, ms: u64, undo: Undo) {
+        self.due.push((Instant::now() + Duration::from_millis(ms), undo));
+    }
+
+    /// Takes back what is due.
+    ///
+    /// # Errors
+    /// If the system does not do it.
+    pub fn take_back(&mut self, group: &mut Group) -> Result<(), GroupError> {
+        let now = Instant::now();
+        let (due, later) = self.due.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.due = later;
+        due.into_iter().try_for_each(|(_, undo)| self.undo(group, undo))
+    }
+
+    fn undo(&mut self, group: &mut Group, undo: Undo) -> Result<(), GroupError> {
+        match undo {
+            Undo::Start(member) => group.start_member(member),
+            Undo::StartWhenGone(member) => match group.members()[member].standing() {
+                Standing::Down => group.start_member(member),
+                Standing::Running | Standing::Stopped | Standing::Leaving => {
+                    let again = Instant::now() + LEAVING_LOOK;
+                    self.due.push((again, Undo::StartWhenGone(member)));
+                    Ok(())
+                }
+                Standing::Gone => Ok(()),
+            },
+            // It may have left in time, and have come back.
+            Undo::Kill(member) if group.members()[member].standing() == Standing::Leaving => {
+                group.signal(member, Signal::Kill).map(|_| ())
+            }
+            Undo::Kill(_) => Ok(()),
+            Undo::Continue(member) => group.signal(member, Signal::Continue).map(|_| ()),
+            Undo::Empty(member) => self.empty(group, member),
+            Undo::Clear => {
+                group.proxy().inspect(|proxy| proxy.set(Links::All, Weather::CLEAR));
+                Ok(())
+            }
+            Undo::Replay { count } => {
+                if let Some(proxy) = group.proxy() {
+                    proxy.replay(Links::All, count);
+                    proxy.record(false);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn fill(&self, group: &mut Group, member: MemberIndex) -> Result<(), GroupError> {
+        group.disturb(member);
+        let found = &group.members()[member];
+        let result = match found.pid() {
+            _ if self.has_small_disks => fill_up(&found.spec().data_dir.join(BALLAST)),
+            Some(pid) => limit_files(pid, Some(0)),
+            None => Ok(()),
+        };
+        result.map_err(disk_error(&found.spec().name))
+    }
+
+    fn empty(&self, group: &Group, member: MemberIndex) -> Result<(), GroupError> {
+        let found = &group.members()[member];
+        let result = match found.pid() {
+            _ if self.has_small_disks => fs::remove_file(found.spec().data_dir.join(BALLAST)),
+            Some(pid) => limit_files(pid, None),
+            None => Ok(()),
+        };
+        result.map_err(disk_error(&found.spec().name))
+    }
+}
+
+fn disk_error(name: &str) -> impl FnOnce(io::Error) -> GroupError {
+    let doing = format!("cannot change how full the disk of {name} is");
+    move |source| GroupError::System { doing, source }
+}
+
+/// Writes until the disk takes no more.
+fn fill_up(path: &Path) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    let piece = vec![0; BALLAST_BYTES];
+    loop {
+        match file.write_all(&piece) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Nothing comes to these, or from them.
+fn cut(group: &Group, members: &[MemberIndex], inward: bool, outward: bool) {
+    let Some(proxy) = group.proxy() else { return };
+    for member in members {
+        if inward {
+            proxy.set(Links::To(site(*member)), Weather::CUT);
+        }
+        if outward {
+            proxy.set(Links::From(site(*member)), Weather::CUT);
+        }
+    }
+}
+
+fn site(member: MemberIndex) -> Site {
+    Site(u32::try_from(member).expect("few members"))
+}
+
+/// Who runs.
+fn all(group: &Group) -> Vec<MemberIndex> {
+    [Role::Controller, Role::Worker].into_iter().flat_map(|role| group.running(role)).collect()
+}
+
+fn leader(group: &Group) -> Option<MemberIndex> {
+    let leader = group.picture().leader()?;
+    group.running(Role::Controller).contains(&leader).then_some(leader)
+}
+
+/// Workers that run: those with a stage if there are any, then the others.
+fn staged_first(group: &Group) -> (Vec<MemberIndex>, Vec<MemberIndex>) {
+    let stages = group.picture().stages();
+    group.running(Role::Worker).into_iter().partition(|worker| stages.contains(worker))
+}
+
+/// Where victims are picked from.
+trait Crowd {
+    /// The nth of those that come first, and those behind it.
+    fn from(&self, draw: u64) -> Vec<MemberIndex>;
+}
+
+impl Crowd for Vec<MemberIndex> {
+    fn from(&self, draw: u64) -> Vec<MemberIndex> {
+        let mut turned = self.clone();
+        let first = draw % (turned.len() as u64).max(1);
+        turned.rotate_left(usize::try_from(first).expect("few members"));
+        turned
+    }
+}
+
+impl Crowd for (Vec<MemberIndex>, Vec<MemberIndex>) {
+    fn from(&self, draw: u64) -> Vec<MemberIndex> {
+        [Crowd::from(&self.0, draw), Crowd::from(&self.1, draw)].concat()
+    }
+}
+
+fn pick(crowd: &impl Crowd, draw: u64, count: usize) -> Vec<MemberIndex> {
+    let mut picked = crowd.from(draw);
+    picked.truncate(count);
+    picked
+}
+
+fn shuffled(mut members: Vec<MemberIndex>, order: u64) -> Vec<MemberIndex> {
+    let mut draws = Draws::new(order, Purpose::Targets);
+    for place in (1..members.len()).rev() {
+        members.swap(place, draws.below(place as u64 + 1) as usize);
+    }
+    members
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{pick, shuffled};
+
+    #[test]
+    fn victims_are_those_with_a_stage_first() {
+        let crowd = (vec![4, 5], vec![6]);
+        assert_eq!(pick(&crowd, 0, 1), [4]);
+        assert_eq!(pick(&crowd, 3, 1), [5]);
+        assert_eq!(pick(&crowd, 3, 9), [5, 4, 6]);
+        assert_eq!(pick(&(vec![], vec![6]), 3, 1), [6]);
+        assert!(pick(&Vec::new(), 3, 1).is_empty());
+    }
+
+    #[test]
+    fn an_order_has_everybody() {
+        let orders: Vec<_> = (0..20).map(|order| shuffled((0..6).collect(), order)).collect();
+        assert!(orders.iter().any(|order| *order != orders[0]));
+        for mut order in orders {
+            order.sort_unstable();
+            assert!(order.into_iter().eq(0..6));
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The numbers of nodes and starts.
+
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_types::NodeId;
+
+use super::World;
+use crate::access::{LATER_CONTROLLERS, NODES_MAX};
+
+/// Between the numbers of two starts of processes.
+pub(super) const BOOTS_APART: u64 = 1000;
+
+impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn new_node(&mut self) -> NodeId {
+        let node = NodeId(self.node_next);
+        let last = u64::from(self.case.options.controllers) + NODES_MAX;
+        assert!(node.0 <= last, "no node {node} was let in");
+        self.node_next += 1;
+        node
+    }
+
+    /// The first controllers are numbered before the workers, later ones far behind them.
+    pub(super) fn new_controller(&mut self) -> NodeId {
+        let node = NodeId(self.controller_next);
+        assert!(node.0 < LATER_CONTROLLERS + NODES_MAX, "no node {node} was let in");
+        let is_last = node.0 == u64::from(self.case.options.controllers);
+        self.controller_next = if is_last { LATER_CONTROLLERS } else { node.0 + 1 };
+        node
+    }
+
+    /// A start's number: as from a clock, so that a process can count on from it.
+    pub(super) fn new_boot(&mut self) -> u64 {
+        self.boot_next += BOOTS_APART;
+        self.boot_next
+    }
+}

@@ -1,0 +1,207 @@
+//! The orchestrator of real processes, tried with processes that only pretend to train.
+//!
+//! This program is both: with a verb as its first argument it is a node or a command line of a
+//! cluster ([`fake`]), else it is the tests. So no binary of the product is needed, and mistakes can
+//! be planted that the orchestrator has to find.
+
+#[path = "processes/fake.rs"]
+mod fake;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use chaos_tests::processes::account::{Account, Verdict};
+use chaos_tests::processes::campaign::{self, CampaignSetup};
+use chaos_tests::processes::contract::Program;
+use chaos_tests::processes::faults::{FaultKind, FaultMix};
+use chaos_tests::processes::folder::Folder;
+use chaos_tests::processes::group::{GroupError, GroupSetup};
+use chaos_tests::processes::undisturbed::Training;
+use chaos_tests::processes::watch::Watch;
+
+/// Longer than anything takes that works.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough to notice that nothing comes.
+const IMPATIENCE: Duration = Duration::from_secs(2);
+const SEED: u64 = 5;
+
+/// A campaign against fake processes, some of which may have a bug.
+struct Scene {
+    folder: Folder,
+    bug: Option<&'static str>,
+    mix: FaultMix,
+    has_proxy: bool,
+    seal_limit: Duration,
+}
+
+impl Scene {
+    fn new(kinds: &[FaultKind], count: u64, power_cycles: u64) -> Self {
+        let folder = Folder::temporary("fake").expect("a folder");
+        let mix = FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: LONGEST_MS };
+        Self { folder, bug: None, mix, has_proxy: false, seal_limit: PATIENCE }
+    }
+
+    fn training(&self, bug: Option<&str>) -> Training {
+        let config = shared().join("config.toml");
+        std::fs::write(&config, "").expect("written");
+        let path = std::env::current_exe().expect("it has a path");
+        let environment = bug.map(|bug| (fake::BUG.to_owned(), bug.to_owned()));
+        let program = Program { path, environment: environment.into_iter().collect() };
+        let steps = CampaignSetup::steps(&self.mix, EVERY_STEPS);
+        Training { program, config, steps, workers: 3 }
+    }
+
+    fn campaign(&self, stop: &AtomicBool) -> (Account, String) {
+        let mut told = Vec::new();
+        let mut watch = Watch::new(&mut told, stop);
+        let cache = shared().join("cache");
+        let sound = AtomicBool::new(false);
+        let undisturbed = self
+            .training(None)
+            .undisturbed(&cache, PATIENCE, &mut Watch::new(&mut std::io::sink(), &sound))
+            .expect("it is not disturbed");
+        let training = self.training(self.bug);
+        let group = GroupSetup {
+            program: training.program.clone(),
+            folder: self.folder.path().join("group"),
+            controllers: 3,
+            workers: training.workers,
+            seed: SEED,
+            has_proxy: self.has_proxy,
+            small_disk_mib: None,
+        };
+        let (mix, seal_limit) = (self.mix.clone(), self.seal_limit);
+        let (every_steps, tell_every) = (EVERY_STEPS, Some(Duration::from_millis(100)));
+        let setup = CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every };
+        let account = campaign::run(&setup, &undisturbed, &mut watch).expect("it is told");
+        (account, String::from_utf8(told).expect("text"))
+    }
+
+    fn account(&self) -> Account {
+        self.campaign(&AtomicBool::new(false)).0
+    }
+}
+
+/// Steps of some milliseconds each, so that a fault ends before the next one is due.
+const EVERY_STEPS: u64 = 30;
+const LONGEST_MS: u64 = 200;
+
+fn a_sound_cluster_passes_under_every_fault() {
+    let kinds = [FaultKind::USUAL.as_slice(), &[FaultKind::Replay]].concat();
+    let mut scene = Scene::new(&kinds, 8, 2);
+    scene.has_proxy = true;
+    let (account, told) = scene.campaign(&AtomicBool::new(false));
+    assert_eq!(account.verdict, Verdict::Passed, "{account}\n{told}");
+    assert_eq!(account.strikes.len() as u64 + account.missed, 10);
+    assert_eq!(account.findings.compared, account.steps);
+    assert!(account.findings.digests.len() == 1 && account.digest_undisturbed.is_some());
+    assert!(account.strikes.iter().all(|strike| strike.recovery.is_some()), "{account}");
+    assert!(told.contains("✔ sealed step"), "{told}");
+    let left: Vec<_> = children().collect();
+    assert!(left.is_empty(), "{left:?} live on");
+}
+
+/// What all tests have in common, so that the run without faults is run once for each length.
+fn shared() -> &'static Path {
+    static SHARED: OnceLock<PathBuf> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("zbelastic-shared-{}", std::process::id()));
+        std::fs::create_dir(&path).expect("made");
+        path
+    })
+}
+
+/// Processes that this one has started and that live.
+fn children() -> impl Iterator<Item = String> {
+    let path = format!("/proc/{0}/task/{0}/children", std::process::id());
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+fn unsafe_because(bug: &'static str, kinds: &[FaultKind], ids: &[&str]) {
+    let mut scene = Scene::new(kinds, 3, 0);
+    scene.bug = Some(bug);
+    let account = scene.account();
+    let found: Vec<_> = account.findings.violations.iter().map(|found| found.id).collect();
+    assert!(matches!(account.verdict, Verdict::Unsafe(_)), "{bug}: {account}");
+    assert!(ids.iter().all(|id| found.contains(id)), "{bug}: {found:?}\n{account}");
+}
+
+fn a_wrong_digest_is_found() {
+    unsafe_because("digest", &[FaultKind::KillWorker], &["N1"]);
+}
+
+fn a_wrong_loss_is_found() {
+    unsafe_because("loss", &[FaultKind::KillWorker], &["N1"]);
+}
+
+fn a_sealed_step_that_is_lost_is_found() {
+    unsafe_because("lost", &[FaultKind::KillLeader], &["S1", "S6"]);
+}
+
+fn a_step_that_is_left_out_is_found() {
+    unsafe_because("gap", &[FaultKind::KillLeader], &["S1"]);
+}
+
+fn a_run_that_stands_still_is_found() {
+    let mut scene = Scene::new(&[FaultKind::KillWorker], 2, 0);
+    (scene.bug, scene.seal_limit) = (Some("stuck"), IMPATIENCE);
+    let account = scene.account();
+    assert!(matches!(account.verdict, Verdict::Stuck(_)), "{account}");
+}
+
+fn a_process_that_ends_by_itself_is_found() {
+    let mut scene = Scene::new(&[FaultKind::KillLeader], 1, 0);
+    scene.bug = Some("exit");
+    let account = scene.account();
+    let Verdict::Crashed(why) = &account.verdict else { panic!("{account}") };
+    assert!(why.contains("exit status: 3") && why.contains("I leave"), "{why}");
+}
+
+fn whoever_watches_may_end_it() {
+    let stop = AtomicBool::new(false);
+    stop.store(true, Ordering::Relaxed);
+    let (account, _) = Scene::new(&[FaultKind::KillWorker], 2, 0).campaign(&stop);
+    assert_eq!(account.verdict, Verdict::Interrupted);
+}
+
+fn a_program_that_cannot_start_is_told() {
+    let scene = Scene::new(&[], 0, 0);
+    let mut training = scene.training(None);
+    training.program.path = PathBuf::from("/no/such/program");
+    let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
+    let mut watch = Watch::new(&mut sink, &stop);
+    let error = training.undisturbed(scene.folder.path(), PATIENCE, &mut watch);
+    assert!(matches!(error, Err(GroupError::System { .. })), "{error:?}");
+}
+
+const TESTS: [(&str, fn()); 9] = [
+    ("a_sound_cluster_passes_under_every_fault", a_sound_cluster_passes_under_every_fault),
+    ("a_wrong_digest_is_found", a_wrong_digest_is_found),
+    ("a_wrong_loss_is_found", a_wrong_loss_is_found),
+    ("a_sealed_step_that_is_lost_is_found", a_sealed_step_that_is_lost_is_found),
+    ("a_step_that_is_left_out_is_found", a_step_that_is_left_out_is_found),
+    ("a_run_that_stands_still_is_found", a_run_that_stands_still_is_found),
+    ("a_process_that_ends_by_itself_is_found", a_process_that_ends_by_itself_is_found),
+    ("whoever_watches_may_end_it", whoever_watches_may_end_it),
+    ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_told),
+];
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if fake::is_verb(words.first()) {
+        fake::run(&words);
+        return;
+    }
+    let wanted: Vec<&String> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(*w));
+    for (name, test) in TESTS.into_iter().filter(|(name, _)| is_wanted(name)) {
+        // One that fails panics, which ends this program with an error.
+        test();
+        println!("test {name} ... ok");
+    }
+    // What cannot be removed is left to whoever cleans up temporary files.
+    let _ = std::fs::remove_dir_all(shared());
+}

@@ -1,0 +1,244 @@
+//! Processes that pretend to be a cluster. Who leads, who computes and what is sealed goes through
+//! files in the folder above their data folders; locks, which the system takes from whoever dies,
+//! tell who lives.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it is a process, with a clock, an environment and time to wait"
+)]
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The variable that names what is wrong with a process.
+pub const BUG: &str = "FAKE_BUG";
+/// Between two seals.
+const STEP: Duration = Duration::from_millis(10);
+/// Between two looks of those that do not lead.
+const LOOK: Duration = Duration::from_millis(2);
+const DRAINED: i32 = 75;
+/// The step at which a process with the bug `exit` ends.
+const EXIT_STEP: usize = 8;
+
+pub fn is_verb(word: Option<&String>) -> bool {
+    let verbs = ["init", "join", "token", "run", "status", "ckpt"];
+    word.is_some_and(|word| verbs.contains(&word.as_str()))
+}
+
+/// What was typed.
+struct Typed<'a>(&'a [String]);
+
+impl<'a> Typed<'a> {
+    fn value(&self, flag: &str) -> &'a str {
+        let place = self.0.iter().position(|word| word == flag);
+        &self.0[place.unwrap_or_else(|| panic!("no {flag} in {:?}", self.0)) + 1]
+    }
+}
+
+pub fn run(words: &[String]) {
+    let typed = Typed(words);
+    let data_dir = PathBuf::from(typed.value("--data-dir"));
+    let world = World(data_dir.parent().expect("in the folder of the group").to_owned());
+    match words[0].as_str() {
+        "token" => println!("{{\"token\":\"T\",\"addresses\":[\"a:1\"]}}"),
+        "run" => {
+            let set = typed.value("--set").strip_prefix("train.steps=").expect("the steps");
+            fs::write(world.path("steps.part"), set).expect("written");
+            fs::rename(world.path("steps.part"), world.path("steps")).expect("renamed");
+        }
+        "status" => println!("{{\"leader\":1,\"members\":[]}}"),
+        "ckpt" => {}
+        _ => Node::new(&typed, world, data_dir).live(),
+    }
+}
+
+/// What all processes share.
+struct World(PathBuf);
+
+impl World {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Lines that were agreed on.
+    fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.path("log")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn agree(&self, line: &str) {
+        append(&self.path("log"), line);
+    }
+
+    fn steps(&self) -> Option<usize> {
+        fs::read_to_string(self.path("steps")).ok()?.parse().ok()
+    }
+
+    /// Workers whose processes live.
+    fn workers(&self) -> Vec<u64> {
+        let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let ids = files.filter_map(|file| {
+            let name = file.file_name().into_string().ok()?;
+            let id = name.strip_prefix("alive-")?.parse().ok()?;
+            File::open(file.path()).ok()?.try_lock().is_err().then_some(id)
+        });
+        let mut ids: Vec<u64> = ids.collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+/// In one write, so that a line is there or not.
+fn append(path: &Path, line: &str) {
+    let mut file = File::options().create(true).append(true).open(path).expect("opened");
+    // A full disk takes nothing, and that is no reason to end.
+    let _ = file.write_all(format!("{line}\n").as_bytes());
+}
+
+fn now_us() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros()
+}
+
+fn steps_of(log: &[String]) -> usize {
+    log.iter().filter(|line| line.contains("\"step\"") && !line.contains("done")).count()
+}
+
+struct Node {
+    id: u64,
+    world: World,
+    events: PathBuf,
+    is_worker: bool,
+    bug: String,
+    /// It has its port as long as it lives.
+    _socket: UdpSocket,
+}
+
+impl Node {
+    fn new(typed: &Typed<'_>, world: World, data_dir: PathBuf) -> Self {
+        let name = typed.value("--name");
+        let number: u64 = name[1..].parse().expect("a number");
+        let is_worker = name.starts_with('w');
+        let socket = UdpSocket::bind(typed.value("--bind")).expect("its port is free");
+        fs::create_dir_all(&data_dir).expect("made");
+        Self {
+            id: if is_worker { 100 + number } else { number },
+            world,
+            events: data_dir.join("events.jsonl"),
+            is_worker,
+            bug: std::env::var(BUG).unwrap_or_default(),
+            _socket: socket,
+        }
+    }
+
+    fn tell(&self, event: &str) {
+        append(&self.events, &format!("{{\"time_us\":{},{event}}}", now_us()));
+    }
+
+    fn live(&self) {
+        extern "C" fn leave(_: libc::c_int) {
+            // SAFETY: it may be called in a handler, and does not return.
+            unsafe { libc::_exit(DRAINED) }
+        }
+        // SAFETY: the handler calls nothing but what handlers may call.
+        unsafe { libc::signal(libc::SIGTERM, leave as *const () as libc::sighandler_t) };
+        if self.is_worker {
+            let path = self.world.path(&format!("alive-{}", self.id));
+            let alive = File::options().create(true).append(true).open(path).expect("opened");
+            alive.lock().expect("it is its own");
+            self.tell(&format!("\"event\":\"started\",\"node\":{}", self.id));
+            loop {
+                sleep(LOOK);
+                if self.bug == "exit" && steps_of(&self.world.log()) >= EXIT_STEP {
+                    eprintln!("I leave");
+                    std::process::exit(3);
+                }
+            }
+        }
+        self.tell(&format!("\"event\":\"started\",\"node\":{}", self.id));
+        self.control()
+    }
+
+    /// A controller tells what is agreed on, and leads if nobody does.
+    fn control(&self) {
+        let own = fs::read_to_string(&self.events).unwrap_or_default();
+        let own_kinds = ["\"started\"", "\"leader\""];
+        let is_copied = |line: &&str| !own_kinds.iter().any(|kind| line.contains(kind));
+        let mut told = own.lines().filter(is_copied).count();
+        let path = self.world.path("leader");
+        let lead = File::options().create(true).append(true).open(path).expect("opened");
+        let mut is_leader = false;
+        loop {
+            let log = self.world.log();
+            for line in &log[told..] {
+                append(&self.events, line);
+            }
+            told = log.len();
+            if !is_leader && lead.try_lock().is_ok() {
+                is_leader = true;
+                self.begin_to_lead();
+                continue;
+            }
+            if is_leader {
+                self.lead(&log);
+            }
+            sleep(if is_leader { STEP } else { LOOK });
+        }
+    }
+
+    fn begin_to_lead(&self) {
+        append(&self.world.path("terms"), "one more");
+        let terms = fs::read_to_string(self.world.path("terms")).expect("readable");
+        let (id, term) = (self.id, terms.lines().count());
+        self.tell(&format!("\"event\":\"leader\",\"node\":{id},\"term\":{term}"));
+        let log = self.world.log();
+        let steps = steps_of(&log);
+        if steps > 0 && self.bug == "lost" {
+            self.world.agree(&self.seal(steps, 1000 + term));
+        }
+        if steps > 0 && self.bug == "gap" {
+            self.world.agree(&self.seal(steps + 2, 1));
+        }
+    }
+
+    fn lead(&self, log: &[String]) {
+        let plans: Vec<&String> = log.iter().filter(|line| line.contains("\"plan\"")).collect();
+        let workers = self.world.workers();
+        let stages = format!("\"stages\":{workers:?}");
+        let is_planned = plans.last().is_some_and(|plan| plan.contains(&stages));
+        let is_stuck = self.bug == "stuck" && plans.len() > 3;
+        let (Some(steps), false) = (self.world.steps(), workers.is_empty() || is_stuck) else {
+            return;
+        };
+        let sealed = steps_of(log);
+        if !is_planned {
+            let generation = plans.len() + 1;
+            let time = now_us();
+            self.world.agree(&format!(
+                "{{\"time_us\":{time},\"event\":\"plan\",\"generation\":{generation},{stages}}}"
+            ));
+        } else if sealed < steps {
+            self.world.agree(&self.seal(sealed + 1, plans.len()));
+        } else if !log.iter().any(|line| line.contains("\"done\"")) {
+            let is_wrong = self.bug == "digest" && plans.len() > 1;
+            let digest = if is_wrong { "cd" } else { "ab" };
+            let time = now_us();
+            self.world.agree(&format!(
+                "{{\"time_us\":{time},\"event\":\"done\",\"step\":{steps},\"digest\":\"{digest}\"}}"
+            ));
+        }
+    }
+
+    fn seal(&self, step: usize, generation: usize) -> String {
+        let is_wrong = self.bug == "loss" && generation > 2;
+        let loss = 5.0 - step as f64 / 64.0 + if is_wrong { f64::EPSILON * 4.0 } else { 0.0 };
+        let time = now_us();
+        format!(
+            "{{\"time_us\":{time},\"event\":\"step\",\"step\":{step},\"loss\":{loss},\
+             \"verdict\":\"keep\",\"generation\":{generation}}}"
+        )
+    }
+}

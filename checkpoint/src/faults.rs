@@ -1,0 +1,14 @@
+//! Files that fail on demand, for tests and for processes that are told to.
+//!
+//! [`FaultyFiles`] stands before other files and fails as its [`Faults`] say. [`SimulatedDisk`] is a
+//! whole disk in memory that knows what would survive a power cut. [`FileIndex`] is an index made
+//! of such files, so that a store can lie on the simulated disk whole. Nothing in this package makes
+//! any of them by itself.
+
+mod disk;
+mod faulty;
+mod file_index;
+
+pub use disk::{Cut, SimulatedDisk};
+pub use faulty::{Done, Fault, Faults, FaultyFiles};
+pub use file_index::FileIndex;

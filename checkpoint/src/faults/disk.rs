@@ -1,0 +1,302 @@
+//! A disk in memory that knows what would survive a power cut.
+//!
+//! Every file and every folder has two states: what programs see, and what is on the medium. A sync
+//! makes the second equal to the first, for that file or that folder alone. A power cut leaves for
+//! each sector of a file, for its length and for each name in a folder either state, drawn from a
+//! seed: writes reach the medium in any order or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::files::{EntryKind, Files, FolderEntry, OpenFile};
+
+/// What the medium writes whole.
+const SECTOR_BYTES: usize = 512;
+
+/// How the disk loses its power.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// It does not: only the process dies.
+    ProcessOnly,
+    /// What was not synced is lost.
+    LosesAll,
+    /// What was not synced is lost or not, by a seed.
+    LosesSome {
+        /// The seed.
+        seed: u64,
+    },
+}
+
+/// A disk in memory. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct SimulatedDisk {
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    File(usize),
+    Folder,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Held {
+    /// Names that programs see.
+    live: BTreeMap<PathBuf, Node>,
+    /// Names on the medium.
+    durable: BTreeMap<PathBuf, Node>,
+    contents: Vec<Content>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Content {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+impl SimulatedDisk {
+    /// A disk with one folder.
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        let disk = Self::default();
+        disk.held().live.insert(root.to_owned(), Node::Folder);
+        disk.held().durable.insert(root.to_owned(), Node::Folder);
+        disk
+    }
+
+    /// The disk as a process finds it that starts after the cut. This one stays as it is.
+    #[must_use]
+    pub fn after(&self, cut: Cut) -> Self {
+        let mut held = self.held().clone();
+        let mut draw = Draw(match cut {
+            Cut::ProcessOnly | Cut::LosesAll => 0,
+            Cut::LosesSome { seed } => seed,
+        });
+        let mut is_kept = || match cut {
+            Cut::ProcessOnly => true,
+            Cut::LosesAll => false,
+            Cut::LosesSome { .. } => draw.coin(),
+        };
+        for content in &mut held.contents {
+            content.live = mixed(content, &mut is_kept);
+            content.durable.clone_from(&content.live);
+        }
+        let paths: BTreeSet<PathBuf> =
+            held.live.keys().chain(held.durable.keys()).cloned().collect();
+        for path in paths {
+            let state = if is_kept() { held.live.get(&path) } else { held.durable.get(&path) };
+            match state.copied() {
+                Some(node) => drop(held.live.insert(path, node)),
+                None => drop(held.live.remove(&path)),
+            }
+        }
+        held.drop_orphans();
+        held.drop_unnamed();
+        Self { held: Arc::new(Mutex::new(held)) }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("nothing panics under the lock")
+    }
+}
+
+/// A file's bytes after a cut.
+fn mixed(content: &Content, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
+    if content.live == content.durable {
+        return content.live.clone();
+    }
+    let length = if is_kept() { content.live.len() } else { content.durable.len() };
+    let mut bytes = vec![0; length];
+    for (at, sector) in (0..).step_by(SECTOR_BYTES).zip(bytes.chunks_mut(SECTOR_BYTES)) {
+        let state = if is_kept() { &content.live } else { &content.durable };
+        let there = state.get(at..state.len().min(at + sector.len())).unwrap_or_default();
+        sector[..there.len()].copy_from_slice(there);
+    }
+    bytes
+}
+
+impl Held {
+    /// A name whose folder is gone is gone as well.
+    fn drop_orphans(&mut self) {
+        let mut kept: BTreeMap<PathBuf, Node> = BTreeMap::new();
+        // A folder comes before what is in it.
+        for (path, node) in &self.live {
+            if kept.is_empty() || path.parent().is_some_and(|folder| kept.contains_key(folder)) {
+                kept.insert(path.clone(), *node);
+            }
+        }
+        self.durable.clone_from(&kept);
+        self.live = kept;
+    }
+
+    /// The bytes of a file without a name are gone.
+    fn drop_unnamed(&mut self) {
+        let named: BTreeSet<usize> = { self.live.values() }
+            .filter_map(|node| match node {
+                Node::File(number) => Some(*number),
+                Node::Folder => None,
+            })
+            .collect();
+        for (number, content) in self.contents.iter_mut().enumerate() {
+            if !named.contains(&number) {
+                *content = Content::default();
+            }
+        }
+    }
+
+    fn file(&self, path: &Path) -> io::Result<usize> {
+        match self.live.get(path) {
+            Some(Node::File(number)) => Ok(*number),
+            Some(Node::Folder) => Err(io::ErrorKind::IsADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn check_parent(&self, path: &Path) -> io::Result<()> {
+        match path.parent().and_then(|parent| self.live.get(parent)) {
+            Some(Node::Folder) => Ok(()),
+            Some(Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn kind(&self, node: Node) -> EntryKind {
+        match node {
+            Node::File(number) => {
+                EntryKind::File { bytes: self.contents[number].live.len() as u64 }
+            }
+            Node::Folder => EntryKind::Folder,
+        }
+    }
+}
+
+impl Files for SimulatedDisk {
+    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        let held = self.held();
+        Ok(held.live.get(path).map(|node| held.kind(*node)))
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
+        let held = self.held();
+        if held.live.get(folder) != Some(&Node::Folder) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let below = held.live.range(folder.to_owned()..);
+        let below = below.take_while(|(path, _)| path.starts_with(folder));
+        let entries = below.filter(|(path, _)| path.parent() == Some(folder));
+        let entries = entries.filter_map(|(path, node)| {
+            let name = path.file_name()?.to_string_lossy().into_owned();
+            Some(FolderEntry { name, kind: held.kind(*node) })
+        });
+        Ok(entries.collect())
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        let mut held = self.held();
+        held.check_parent(path)?;
+        match held.live.get(path) {
+            Some(Node::Folder) => Ok(()),
+            Some(Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            None => {
+                held.live.insert(path.to_owned(), Node::Folder);
+                Ok(())
+            }
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let mut held = self.held();
+        held.check_parent(path)?;
+        if held.live.contains_key(path) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let number = held.contents.len();
+        held.contents.push(Content::default());
+        held.live.insert(path.to_owned(), Node::File(number));
+        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let number = self.held().file(path)?;
+        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
+    }
+
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+        let held = self.held();
+        let bytes = &held.contents[held.file(path)?].live;
+        if bytes.len() as u64 > bytes_max {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(bytes.clone())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut held = self.held();
+        held.check_parent(to)?;
+        let node = Node::File(held.file(from)?);
+        held.live.remove(from);
+        held.live.insert(to.to_owned(), node);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut held = self.held();
+        held.file(path)?;
+        held.live.remove(path);
+        Ok(())
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        let mut held = self.held();
+        if held.live.get(path) != Some(&Node::Folder) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let is_entry = |entry: &PathBuf| entry.parent() == Some(path);
+        let live: Vec<(PathBuf, Node)> = { held.live.iter() }
+            .filter(|(entry, _)| is_entry(entry))
+            .map(|(entry, node)| (entry.clone(), *node))
+            .collect();
+        held.durable.retain(|entry, _| !is_entry(entry));
+        held.durable.extend(live);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct SimulatedFile {
+    disk: SimulatedDisk,
+    number: usize,
+}
+
+impl OpenFile for SimulatedFile {
+    fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        let live = &mut self.disk.held().contents[self.number].live;
+        let start = offset as usize;
+        let end = start + bytes.len();
+        if live.len() < end {
+            live.resize(end, 0);
+        }
+        live[start..end].copy_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let content = &mut self.disk.held().contents[self.number];
+        content.durable.clone_from(&content.live);
+        Ok(())
+    }
+}
+
+/// Coins from a seed.
+#[derive(Debug)]
+struct Draw(u64);
+
+impl Draw {
+    fn coin(&mut self) -> bool {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 63 == 1
+    }
+}

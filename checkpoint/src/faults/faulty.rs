@@ -1,0 +1,269 @@
+//! Files that fail on demand.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::error::Operation;
+use crate::files::{EntryKind, Files, FolderEntry, OpenFile};
+
+/// Operations that are remembered at most; later ones are counted and not kept.
+const DONE_MAX: usize = 1 << 16;
+
+/// What goes wrong. Several can be set at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// From now on the disk takes so many more bytes and then is full.
+    FullAfter {
+        /// How many more.
+        bytes: u64,
+    },
+    /// One operation fails: the first of its kind after so many of that kind.
+    FailOnce {
+        /// Which kind.
+        operation: Operation,
+        /// How many of that kind succeed first.
+        after: u64,
+        /// What the system says.
+        kind: io::ErrorKind,
+    },
+    /// A write takes at most so many bytes, at least one.
+    ShortWrites {
+        /// How many.
+        bytes_max: usize,
+    },
+    /// After so many more operations nothing works, as if the process had been killed. A write
+    /// that comes as the first of those is done by half.
+    KillAfter {
+        /// How many more.
+        operations: u64,
+    },
+    /// Syncs do nothing and say they did.
+    LyingSyncs,
+}
+
+/// An operation that was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// What.
+    pub operation: Operation,
+    /// To which file.
+    pub path: PathBuf,
+}
+
+/// What goes wrong, and what was done. Shared by whoever holds it.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    faults: Vec<Fault>,
+    done: Vec<Done>,
+    count: u64,
+    is_killed: bool,
+}
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Works,
+    /// Only so many bytes of a write are written, none of which is told of if the process dies.
+    Takes {
+        bytes: usize,
+        is_told: bool,
+    },
+    Pretends,
+}
+
+impl Faults {
+    /// Sets a fault, beside those that are set.
+    pub fn set(&self, fault: Fault) {
+        self.plan().faults.push(fault);
+    }
+
+    /// Takes all faults back. What was killed works again.
+    pub fn clear(&self) {
+        let mut plan = self.plan();
+        plan.faults.clear();
+        plan.is_killed = false;
+    }
+
+    /// How many operations were begun.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.plan().count
+    }
+
+    /// The operations that were begun since this was last asked.
+    #[must_use]
+    pub fn take_done(&self) -> Vec<Done> {
+        std::mem::take(&mut self.plan().done)
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().expect("nothing panics under the lock")
+    }
+
+    fn begin(&self, operation: Operation, path: &Path, bytes: usize) -> io::Result<Fate> {
+        let mut plan = self.plan();
+        plan.count += 1;
+        if plan.done.len() < DONE_MAX {
+            plan.done.push(Done { operation, path: path.to_owned() });
+        }
+        if plan.is_killed {
+            return Err(killed());
+        }
+        plan.fate(operation, bytes)
+    }
+}
+
+impl Plan {
+    fn fate(&mut self, operation: Operation, bytes: usize) -> io::Result<Fate> {
+        let mut fate = Fate::Works;
+        let mut spent = None;
+        for (at, fault) in self.faults.iter_mut().enumerate() {
+            match fault {
+                Fault::KillAfter { operations: 0 } => {
+                    self.is_killed = true;
+                    if operation == Operation::Write && bytes > 1 {
+                        return Ok(Fate::Takes { bytes: bytes / 2, is_told: false });
+                    }
+                    return Err(killed());
+                }
+                Fault::KillAfter { operations } => *operations -= 1,
+                Fault::FailOnce { operation: kind_of, after, kind } if *kind_of == operation => {
+                    if *after == 0 {
+                        spent = Some((at, *kind));
+                    } else {
+                        *after -= 1;
+                    }
+                }
+                Fault::FullAfter { bytes: left } if operation == Operation::Write => {
+                    if *left == 0 {
+                        return Err(io::ErrorKind::StorageFull.into());
+                    }
+                    let taken = bytes.min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    *left -= taken as u64;
+                    fate = Fate::Takes { bytes: taken, is_told: true };
+                }
+                Fault::ShortWrites { bytes_max } if operation == Operation::Write => {
+                    fate = Fate::Takes { bytes: bytes.min(*bytes_max), is_told: true };
+                }
+                Fault::LyingSyncs
+                    if matches!(operation, Operation::Sync | Operation::SyncFolder) =>
+                {
+                    fate = Fate::Pretends;
+                }
+                Fault::FailOnce { .. }
+                | Fault::FullAfter { .. }
+                | Fault::ShortWrites { .. }
+                | Fault::LyingSyncs => {}
+            }
+        }
+        if let Some((at, kind)) = spent {
+            self.faults.remove(at);
+            return Err(kind.into());
+        }
+        Ok(fate)
+    }
+}
+
+fn killed() -> io::Error {
+    io::Error::other("the process was killed")
+}
+
+/// Files that fail as their [`Faults`] say, and otherwise do what those behind them do.
+#[derive(Debug)]
+pub struct FaultyFiles {
+    inner: Arc<dyn Files>,
+    faults: Faults,
+}
+
+impl FaultyFiles {
+    /// Files before `inner`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Files>, faults: Faults) -> Self {
+        Self { inner, faults }
+    }
+
+    fn wrap(&self, path: &Path, inner: Box<dyn OpenFile>) -> Box<dyn OpenFile> {
+        Box::new(FaultyFile { inner, path: path.to_owned(), faults: self.faults.clone() })
+    }
+}
+
+impl Files for FaultyFiles {
+    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        self.faults.begin(Operation::Look, path, 0)?;
+        self.inner.look(path)
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
+        self.faults.begin(Operation::List, folder, 0)?;
+        self.inner.list(folder)
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.faults.begin(Operation::CreateFolder, path, 0)?;
+        self.inner.create_folder(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        self.faults.begin(Operation::Create, path, 0)?;
+        Ok(self.wrap(path, self.inner.create(path)?))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        self.faults.begin(Operation::Open, path, 0)?;
+        Ok(self.wrap(path, self.inner.open(path)?))
+    }
+
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+        self.faults.begin(Operation::Read, path, 0)?;
+        self.inner.read(path, bytes_max)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.faults.begin(Operation::Rename, from, 0)?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.faults.begin(Operation::Remove, path, 0)?;
+        self.inner.remove(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        match self.faults.begin(Operation::SyncFolder, path, 0)? {
+            Fate::Pretends => Ok(()),
+            Fate::Works | Fate::Takes { .. } => self.inner.sync_folder(path),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    inner: Box<dyn OpenFile>,
+    path: PathBuf,
+    faults: Faults,
+}
+
+impl OpenFile for FaultyFile {
+    fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        match self.faults.begin(Operation::Write, &self.path, bytes.len())? {
+            Fate::Takes { bytes: taken, is_told } => {
+                let written = self.inner.write_some(offset, &bytes[..taken])?;
+                if is_told { Ok(written) } else { Err(killed()) }
+            }
+            Fate::Works | Fate::Pretends => self.inner.write_some(offset, bytes),
+        }
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        match self.faults.begin(Operation::Sync, &self.path, 0)? {
+            Fate::Pretends => Ok(()),
+            Fate::Works | Fate::Takes { .. } => self.inner.sync(),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! An index that is one file, written anew for each commit.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::error::DatabaseFault;
+use crate::files::{Files, write_all};
+use crate::index::{Change, Index, Row};
+
+/// Bytes of the file at most.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+const ROWS: &str = "rows";
+const ROWS_NEW: &str = "rows.new";
+
+/// An index whose every operation on files goes through [`Files`], unlike sled's.
+#[derive(Debug)]
+pub struct FileIndex {
+    files: Arc<dyn Files>,
+    folder: PathBuf,
+    /// Held for one call each.
+    rows: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
+}
+
+impl FileIndex {
+    fn rows(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Vec<u8>>> {
+        self.rows.lock().expect("nothing panics under the lock")
+    }
+
+    fn write(&self, rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> io::Result<()> {
+        let (new, path) = (self.folder.join(ROWS_NEW), self.folder.join(ROWS));
+        if self.files.look(&new)?.is_some() {
+            self.files.remove(&new)?;
+        }
+        let mut file = self.files.create(&new)?;
+        let bytes = postcard::to_allocvec(rows).expect("a vector takes all bytes");
+        write_all(&mut *file, 0, blake3::hash(&bytes).as_bytes())?;
+        write_all(&mut *file, 32, &bytes)?;
+        file.sync()?;
+        self.files.rename(&new, &path)?;
+        self.files.sync_folder(&self.folder)
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, DatabaseFault> {
+    let damaged = || DatabaseFault::Damaged { reason: "the file is not whole".to_owned() };
+    let (hash, body) = bytes.split_first_chunk().ok_or_else(damaged)?;
+    if blake3::hash(body).as_bytes() != hash {
+        return Err(damaged());
+    }
+    postcard::from_bytes(body).map_err(|_| damaged())
+}
+
+impl Index for FileIndex {
+    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
+        Ok(files.look(&folder.join(ROWS)).map_err(DatabaseFault::Io)?.is_some())
+    }
+
+    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
+        files.create_folder(folder).map_err(DatabaseFault::Io)?;
+        if let Some(parent) = folder.parent() {
+            files.sync_folder(parent).map_err(DatabaseFault::Io)?;
+        }
+        let is_there = Self::is_there(&*files, folder)?;
+        let rows = if is_there {
+            let bytes = files.read(&folder.join(ROWS), FILE_BYTES_MAX);
+            parse(&bytes.map_err(DatabaseFault::Io)?)?
+        } else {
+            BTreeMap::new()
+        };
+        let index = Self { files, folder: folder.to_owned(), rows: Mutex::new(rows) };
+        if !is_there {
+            index.commit(&[])?;
+        }
+        Ok(index)
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+        let mut held = self.rows();
+        let mut rows = held.clone();
+        for change in changes {
+            match change.clone() {
+                Change::Put { key, value } => drop(rows.insert(key, value)),
+                Change::Remove { key } => drop(rows.remove(&key)),
+            }
+        }
+        self.write(&rows).map_err(DatabaseFault::Io)?;
+        *held = rows;
+        Ok(())
+    }
+
+    fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
+        Ok(self.rows().get(key).cloned())
+    }
+
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault> {
+        let rows = FileIndex::rows(self);
+        let begins = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
+        Ok(begins.map(|(key, value)| (key.clone(), value.clone())).collect())
+    }
+}

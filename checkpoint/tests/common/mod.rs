@@ -1,0 +1,23 @@
+//! Names and bytes for tests of stores.
+
+mod noise;
+
+use zbelastic_checkpoint::{Manifest, PieceName};
+use zbelastic_types::{Digest, LayerId, Step};
+
+pub use noise::noise;
+
+pub fn name(version: u64, layer: u32) -> PieceName {
+    PieceName { version: Step(version), layer: LayerId(layer), digest: Digest([3; 32]) }
+}
+
+pub fn manifest(version: u64, layers: u32) -> Manifest {
+    Manifest {
+        version: Step(version),
+        layers: (0..layers).map(|layer| name(version, layer)).collect(),
+        document: b"steps = 1".to_vec(),
+        data: Digest([7; 32]),
+        program: "0.1.0".to_owned(),
+        seed: 1,
+    }
+}

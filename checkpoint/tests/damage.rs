@@ -1,0 +1,219 @@
+//! A store whose files were damaged, removed or put there by others.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{manifest, name, noise};
+use tempfile::TempDir;
+use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::{
+    CHUNK_BYTES, ChunkDamage, ChunkHash, DatabaseFault, OddityKind, PieceHealth, SledStore, Store,
+    StoreError,
+};
+
+const LENGTH: usize = CHUNK_BYTES + 500;
+
+fn open(root: &TempDir) -> Result<SledStore, StoreError> {
+    SledStore::open(Arc::new(RealFiles), &root.path().join("store"))
+}
+
+/// A store with one piece of two chunks and the manifest that names it.
+fn filled() -> (TempDir, SledStore, Vec<ChunkHash>) {
+    let root = TempDir::new().expect("a folder");
+    let store = open(&root).expect("it opens");
+    let record = store.put(name(1, 0), &noise(1, LENGTH)).expect("durable");
+    store.put_manifest(&manifest(1, 1)).expect("durable");
+    (root, store, record.chunks)
+}
+
+fn path(root: &TempDir, hash: ChunkHash) -> PathBuf {
+    let text = hash.to_string();
+    root.path().join("store/chunks").join(&text[..2]).join(text)
+}
+
+/// The damage that reading and walking agree on.
+fn damage(store: &SledStore) -> Vec<ChunkDamage> {
+    let read = match store.get(name(1, 0)) {
+        Err(StoreError::Damaged { damage, .. }) => damage,
+        other => panic!("it is damaged, got {other:?}"),
+    };
+    let found = store.verify().expect("readable");
+    assert_eq!(found.pieces, [(name(1, 0), PieceHealth::Damaged(read.clone()))]);
+    assert!(!found.is_whole() && !found.manifests[0].is_whole());
+    assert_eq!(found.manifests[0].pieces, found.pieces);
+    read
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_named() {
+    let (root, store, chunks) = filled();
+    let path = path(&root, chunks[1]);
+    let whole = fs::read(&path).expect("readable");
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).expect("written");
+        match store.get(name(1, 0)) {
+            Err(StoreError::Damaged { damage, .. }) => {
+                let (expected, found) = (chunks[1], ChunkHash::of(&bytes));
+                assert_eq!(damage, [ChunkDamage::Content { index: 1, expected, found }]);
+            }
+            other => panic!("byte {at} is another, got {other:?}"),
+        }
+        if at > 40 && at + 40 < whole.len() && at % 50 != 0 {
+            continue;
+        }
+        assert_eq!(damage(&store).len(), 1);
+    }
+    fs::write(&path, whole).expect("written");
+    assert!(store.verify().expect("readable").is_whole());
+}
+
+#[test]
+fn missing_short_long_and_swapped_chunks_are_named() {
+    let (root, store, chunks) = filled();
+    let (first, last) = (path(&root, chunks[0]), path(&root, chunks[1]));
+    let (whole_first, whole_last) = (noise(1, LENGTH), noise(1, LENGTH)[CHUNK_BYTES..].to_vec());
+    let whole_first = &whole_first[..CHUNK_BYTES];
+    fs::remove_file(&last).expect("removed");
+    let expected = chunks[1];
+    assert_eq!(damage(&store), [ChunkDamage::Missing { index: 1, expected }]);
+    fs::write(&last, &whole_last[..499]).expect("written");
+    let (expected_bytes, found_bytes) = (500, 499);
+    let short = ChunkDamage::Length { index: 1, expected, expected_bytes, found_bytes };
+    assert_eq!(damage(&store), [short]);
+    fs::write(&last, whole_first).expect("written");
+    fs::write(&first, &whole_last).expect("written");
+    let found = damage(&store);
+    assert_eq!(found.len(), 2, "both are swapped: {found:?}");
+    fs::write(&first, vec![0; CHUNK_BYTES + 1]).expect("written");
+    let kind = std::io::ErrorKind::FileTooLarge;
+    let expected = chunks[0];
+    assert_eq!(damage(&store)[0], ChunkDamage::Unreadable { index: 0, expected, kind });
+}
+
+#[test]
+fn links_and_folders_in_the_place_of_a_chunk_are_refused() {
+    let (root, store, chunks) = filled();
+    let last = path(&root, chunks[1]);
+    let elsewhere = root.path().join("elsewhere");
+    fs::rename(&last, &elsewhere).expect("moved");
+    symlink(&elsewhere, &last).expect("linked");
+    assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
+    let oddities = store.verify().expect("readable").oddities;
+    assert_eq!(oddities.len(), 1);
+    assert_eq!(oddities[0].kind, OddityKind::NotAFile);
+    fs::remove_file(&last).expect("removed");
+    fs::create_dir(&last).expect("made");
+    assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
+}
+
+#[test]
+fn writing_again_heals_and_keeps_what_was_damaged() {
+    let (root, store, chunks) = filled();
+    let last = path(&root, chunks[1]);
+    fs::write(&last, b"rotten").expect("written");
+    store.put(name(1, 0), &noise(1, LENGTH)).expect("durable");
+    assert!(store.get(name(1, 0)).expect("readable") == noise(1, LENGTH));
+    let found = store.verify().expect("readable");
+    assert!(found.is_whole());
+    let kinds: Vec<_> = found.oddities.iter().map(|oddity| oddity.kind).collect();
+    assert_eq!(kinds, [OddityKind::PutAside]);
+    let aside = root.path().join("store").join(&found.oddities[0].path);
+    assert_eq!(fs::read(aside).expect("readable"), b"rotten");
+    // A chunk fetched from elsewhere heals as well.
+    fs::write(&last, b"rotten again").expect("written");
+    store.put_chunk(chunks[1], &noise(1, LENGTH)[CHUNK_BYTES..]).expect("durable");
+    assert!(store.verify().expect("readable").is_whole());
+}
+
+#[test]
+fn what_is_not_the_stores_is_listed_and_left_alone() {
+    let (root, store, chunks) = filled();
+    let folder = root.path().join("store");
+    let hash = chunks[0].to_string();
+    let wrong_folder = if hash.starts_with("00") { "01" } else { "00" };
+    let strange = [
+        "chunks/notes".to_owned(),
+        "chunks/00/notes".to_owned(),
+        format!("chunks/{}/{}", &hash[..2], hash.to_uppercase()),
+        format!("chunks/{wrong_folder}/{hash}"),
+        "tmp/notes".to_owned(),
+        "damaged/notes".to_owned(),
+    ];
+    strange.iter().for_each(|path| fs::write(folder.join(path), "x").expect("written"));
+    let check = |store: &SledStore| {
+        let oddities = store.verify().expect("readable").oddities;
+        let mut paths: Vec<_> =
+            oddities.iter().map(|oddity| oddity.path.display().to_string()).collect();
+        paths.sort();
+        let mut expected = strange.to_vec();
+        expected.sort();
+        assert_eq!(paths, expected);
+        assert!(oddities.iter().all(|oddity| oddity.kind == OddityKind::Foreign));
+    };
+    check(&store);
+    drop(store);
+    check(&open(&root).expect("it opens again"));
+}
+
+#[test]
+fn what_a_crash_left_half_written_goes() {
+    let (root, store, _) = filled();
+    drop(store);
+    let half = root.path().join("store/tmp/17.new");
+    fs::write(&half, "half").expect("written");
+    let store = open(&root).expect("it opens again");
+    assert!(!half.exists() && store.verify().expect("readable").is_whole());
+}
+
+#[test]
+fn an_index_that_is_lost_is_not_made_anew() {
+    let (root, store, _) = filled();
+    drop(store);
+    fs::remove_dir_all(root.path().join("store/index")).expect("removed");
+    for _ in 0..2 {
+        match open(&root) {
+            Err(StoreError::Index { fault: DatabaseFault::Lost { .. }, .. }) => {}
+            other => panic!("the index is lost, got {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_index_that_is_damaged_never_loses_a_piece_silently() {
+    let (root, store, _) = filled();
+    for version in 2..20 {
+        store.put(name(version, 0), &noise(version, 200)).expect("durable");
+    }
+    let names = store.names().expect("readable");
+    drop(store);
+    let path = root.path().join("store/index/db");
+    let whole = fs::read(&path).expect("readable");
+    let used = whole.iter().rposition(|byte| *byte != 0).expect("something was written");
+    for at in (0..=used).step_by(used / 40) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x20;
+        fs::write(&path, bytes).expect("written");
+        if let Ok(found) = open(&root).and_then(|store| store.names()) {
+            assert_eq!(found, names, "byte {at}");
+        }
+        restore(&root.path().join("store/index"), &whole);
+    }
+    assert_eq!(open(&root).expect("it opens again").names().expect("readable"), names);
+}
+
+/// Puts the index back as it was; what sled wrote beside it goes.
+fn restore(index: &Path, database: &[u8]) {
+    fs::write(index.join("db"), database).expect("written");
+    for entry in fs::read_dir(index).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.display().to_string().contains("snap.") {
+            fs::remove_file(path).expect("removed");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What may go is decided so that nothing that is needed does, whatever there is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::{btree_set, vec};
+use proptest::prelude::*;
+use zbelastic_checkpoint::{
+    ChunkHash, Inventory, Manifest, Needed, PieceName, PieceRecord, Removal, RemovalReason,
+    Removed, what_to_remove,
+};
+use zbelastic_types::{Digest, LayerId, Step};
+
+const VERSIONS: u64 = 8;
+const LAYERS: u32 = 2;
+const CHUNKS: u8 = 12;
+
+fn name(version: u64, layer: u32) -> PieceName {
+    PieceName { version: Step(version), layer: LayerId(layer), digest: Digest::default() }
+}
+
+fn manifest(version: u64) -> Manifest {
+    let layers = (0..LAYERS).map(|layer| name(version, layer)).collect();
+    let (document, program) = (Vec::new(), String::new());
+    let data = Digest::default();
+    Manifest { version: Step(version), layers, document, data, program, seed: 0 }
+}
+
+fn chunk(number: u8) -> ChunkHash {
+    ChunkHash([number; 32])
+}
+
+fn inventories() -> impl Strategy<Value = Inventory> {
+    let pieces = vec(((0..VERSIONS, 0..LAYERS), vec(0..CHUNKS, 0..3)), 0..16);
+    let chunks = btree_set(0..CHUNKS, 0..12);
+    (btree_set(0..VERSIONS, 0..6), pieces, chunks, btree_set(0..CHUNKS, 0..2)).prop_map(
+        |(manifests, pieces, chunks, under_way)| {
+            let record = |chunks: Vec<u8>| PieceRecord {
+                length: 0,
+                chunks: chunks.into_iter().map(chunk).collect(),
+            };
+            let pieces: BTreeMap<PieceName, PieceRecord> = { pieces.into_iter() }
+                .map(|((version, layer), chunks)| (name(version, layer), record(chunks)))
+                .collect();
+            let manifests = manifests.into_iter().map(|v| (Step(v), manifest(v))).collect();
+            let chunks = chunks.into_iter().map(chunk).collect();
+            let under_way = under_way.into_iter().map(chunk).collect();
+            Inventory { manifests, pieces, chunks, under_way }
+        },
+    )
+}
+
+fn needs() -> impl Strategy<Value = Needed> {
+    (btree_set(0..VERSIONS, 0..3), btree_set(0..VERSIONS, 0..3), 0..4_usize).prop_map(
+        |(versions, pending, keep_last)| {
+            let steps = |set: BTreeSet<u64>| set.into_iter().map(Step).collect();
+            Needed { versions: steps(versions), pending: steps(pending), keep_last }
+        },
+    )
+}
+
+fn apply(mut inventory: Inventory, removals: &[Removal]) -> Inventory {
+    for removal in removals {
+        let was_there = match removal.what {
+            Removed::Manifest(version) => inventory.manifests.remove(&version).is_some(),
+            Removed::Piece(name) => inventory.pieces.remove(&name).is_some(),
+            Removed::Chunk(hash) => inventory.chunks.remove(&hash),
+        };
+        assert!(was_there, "{removal:?} was there");
+    }
+    inventory
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_needed_stays_at_every_point(inventory in inventories(), needed in needs()) {
+        let removals = what_to_remove(&inventory, &needed);
+        let newest: Vec<Step> = { inventory.manifests.keys().rev() }
+            .take(needed.keep_last.max(1)).copied().collect();
+        // A crash can come after any of them.
+        for count in 0..=removals.len() {
+            let left = apply(inventory.clone(), &removals[..count]);
+            for version in newest.iter().chain(&needed.versions).chain(&needed.pending) {
+                let stays = left.manifests.contains_key(version);
+                prop_assert_eq!(stays, inventory.manifests.contains_key(version));
+            }
+            for (name, record) in &inventory.pieces {
+                let is_needed = newest.contains(&name.version)
+                    || needed.versions.contains(&name.version)
+                    || needed.pending.contains(&name.version)
+                    || newest.first().is_none_or(|newest| name.version > *newest);
+                prop_assert!(!is_needed || left.pieces.contains_key(name), "{} is needed", name);
+                // What has a name keeps its bytes.
+                if left.pieces.contains_key(name) {
+                    for hash in &record.chunks {
+                        prop_assert_eq!(left.chunks.contains(hash), inventory.chunks.contains(hash));
+                    }
+                }
+            }
+            for hash in &inventory.under_way {
+                prop_assert_eq!(left.chunks.contains(hash), inventory.chunks.contains(hash));
+            }
+        }
+    }
+
+    #[test]
+    fn a_second_decision_finds_nothing_more(inventory in inventories(), needed in needs()) {
+        let removals = what_to_remove(&inventory, &needed);
+        let left = apply(inventory, &removals);
+        prop_assert_eq!(what_to_remove(&left, &needed), []);
+        // What is left has a reason to be.
+        for hash in &left.chunks {
+            let is_named = left.pieces.values().any(|record| record.chunks.contains(hash));
+            prop_assert!(is_named || left.under_way.contains(hash));
+        }
+    }
+}
+
+#[test]
+fn removals_tell_why() {
+    let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
+    let inventory = Inventory {
+        manifests: [1, 2, 3].map(|version| (Step(version), manifest(version))).into(),
+        pieces: [(name(1, 0), record(1)), (name(2, 0), record(2)), (name(3, 0), record(3))].into(),
+        chunks: (1..=4).map(chunk).collect(),
+        under_way: BTreeSet::new(),
+    };
+    let needed = Needed { keep_last: 2, ..Needed::default() };
+    let (version, layer) = (Step(1), LayerId(0));
+    let expected = [
+        (Removed::Manifest(version), RemovalReason::Superseded { oldest_kept: Step(2) }),
+        (Removed::Piece(name(1, 0)), RemovalReason::NoManifest { layer, version }),
+        (Removed::Chunk(chunk(1)), RemovalReason::NoPiece),
+        (Removed::Chunk(chunk(4)), RemovalReason::NoPiece),
+    ];
+    let expected = expected.map(|(what, reason)| Removal { what, reason });
+    assert_eq!(what_to_remove(&inventory, &needed), expected);
+    let all = Needed { keep_last: 3, ..Needed::default() };
+    assert_eq!(what_to_remove(&inventory, &all), expected[3..]);
+}

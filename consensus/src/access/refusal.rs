@@ -1,0 +1,136 @@
+//! Why somebody is not let in, or a token not made.
+
+use zbelastic_types::NodeId;
+
+use super::{AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX, NOTE_BYTES_MAX, TOKEN_USES_MAX};
+use super::{TOKENS_MAX, TokenId};
+use crate::contact::ContactRefusal;
+
+/// Why a change of tokens and credentials changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessRefusal {
+    /// There is no such token.
+    #[error("no token {token}")]
+    UnknownToken {
+        /// The one named.
+        token: TokenId,
+    },
+    /// There is one of that name.
+    #[error("there is a token {token} already")]
+    TokenKnown {
+        /// The name.
+        token: TokenId,
+    },
+    /// Its time is over.
+    #[error("token {token} expired at second {expired_at_s}, it is {at_s}")]
+    TokenExpired {
+        /// The token.
+        token: TokenId,
+        /// When it expired.
+        expired_at_s: u64,
+        /// When it was used.
+        at_s: u64,
+    },
+    /// It was used as often as it may be.
+    #[error("token {token} was used {uses_max} times, as often as it may be")]
+    TokenUsedUp {
+        /// The token.
+        token: TokenId,
+        /// How often.
+        uses_max: u32,
+    },
+    /// It was revoked.
+    #[error("token {token} was revoked")]
+    TokenRevoked {
+        /// The token.
+        token: TokenId,
+    },
+    /// It lets in for something else.
+    #[error("token {token} is for role {expected}, not for {found}")]
+    TokenRole {
+        /// The token.
+        token: TokenId,
+        /// What it is for.
+        expected: AccessRole,
+        /// What was asked.
+        found: AccessRole,
+    },
+    /// It may not be used that often.
+    #[error("{found} uses, 1 to {TOKEN_USES_MAX} allowed")]
+    Uses {
+        /// Uses asked.
+        found: u32,
+    },
+    /// Its note is too long.
+    #[error("a note of {found} bytes, at most {NOTE_BYTES_MAX}")]
+    Note {
+        /// Bytes found.
+        found: usize,
+    },
+    /// As many tokens as there may be can still be used.
+    #[error("{TOKENS_MAX} tokens that can be used; revoke one first")]
+    TooManyTokens,
+    /// Name of a node that is not one.
+    #[error(transparent)]
+    Name(#[from] ContactRefusal),
+    /// A credential that would end before it begins, or too late.
+    #[error("a credential from second {at_s} to {expires_at_s}, 1 to {CREDENTIAL_S_MAX} allowed")]
+    Term {
+        /// When it begins.
+        at_s: u64,
+        /// When it ends.
+        expires_at_s: u64,
+    },
+    /// As many credentials as there may be hold still, or are of members.
+    #[error("{CREDENTIALS_MAX} credentials that cannot be forgotten; remove a node first")]
+    TooManyCredentials,
+    /// The node has no credential.
+    #[error("node {node} has no credential")]
+    NoCredential {
+        /// The node.
+        node: NodeId,
+    },
+    /// Its credential was revoked.
+    #[error("the credential of node {node} was revoked")]
+    Revoked {
+        /// The node.
+        node: NodeId,
+    },
+    /// Nobody would be left who votes.
+    #[error("node {node} is the last controller")]
+    LastController {
+        /// The node.
+        node: NodeId,
+    },
+    /// It is not ephemeral, or it is counted on.
+    #[error("node {node} is not to be forgotten")]
+    NotForgotten {
+        /// The node.
+        node: NodeId,
+    },
+}
+
+impl AccessRefusal {
+    /// The word under which it is counted.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::UnknownToken { .. } => "token-unknown",
+            Self::TokenKnown { .. } => "token-known",
+            Self::TokenExpired { .. } => "token-expired",
+            Self::TokenUsedUp { .. } => "token-used-up",
+            Self::TokenRevoked { .. } => "token-revoked",
+            Self::TokenRole { .. } => "token-role",
+            Self::Uses { .. } => "token-uses",
+            Self::Note { .. } => "token-note",
+            Self::TooManyTokens => "too-many-tokens",
+            Self::Name(_) => "node-name",
+            Self::Term { .. } => "credential-term",
+            Self::TooManyCredentials => "too-many-credentials",
+            Self::NoCredential { .. } => "no-credential",
+            Self::Revoked { .. } => "revoked",
+            Self::LastController { .. } => "last-controller",
+            Self::NotForgotten { .. } => "not-forgotten",
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! How a controller makes itself known: asks to be admitted, and says where it is reached.
+
+use zbelastic_types::Bytes;
+
+use super::Core;
+use crate::member::{MemberChange, Resources, Role};
+use crate::message::Message;
+
+/// Ticks between two requests of a controller that waits to be admitted, or has moved.
+const ASK_TICKS: u64 = 10;
+
+impl Core {
+    /// A tick: counts how long nobody is known to lead, and asks for what is missing.
+    pub(super) fn handle_tick(&mut self) {
+        self.ticks += 1;
+        let is_led = self.raft.status().leader.is_some();
+        self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
+        self.ask_to_be_admitted();
+        self.tell_contact();
+    }
+
+    fn ask_to_be_admitted(&mut self) {
+        let Some(waiting) = &mut self.waiting else { return };
+        let status = self.raft.status();
+        if status.members.voters.contains(&status.node) {
+            self.waiting = None;
+            return;
+        }
+        waiting.tick += 1;
+        if waiting.tick % ASK_TICKS != 1 {
+            return;
+        }
+        let resources = Resources { memory: Bytes(0), speed_permille: 0 };
+        let (boot, contact) = (waiting.boot, self.setup.contact.clone());
+        let join = Message::Join { boot, role: Role::Controller, resources, contact };
+        for to in waiting.controllers.clone() {
+            self.send(to, join.clone());
+        }
+    }
+
+    /// Says where this node is reached, if something else is agreed on.
+    fn tell_contact(&mut self) {
+        if self.ticks % ASK_TICKS != 1 {
+            return;
+        }
+        let status = self.raft.status();
+        let Some(holder) = self.state.holder_of(status.node) else { return };
+        if self.state.members()[&status.node].contact == self.setup.contact {
+            return;
+        }
+        let contact = self.setup.contact.clone();
+        match (&mut self.duties, status.leader) {
+            (Some(duties), _) => {
+                // If there is no room for it now, it is told again.
+                let _ = duties.handle_change(&self.state, MemberChange::Moved { holder, contact });
+            }
+            (None, Some(leader)) => self.send(leader, Message::Moved { holder, contact }),
+            (None, None) => {}
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! What people order, and what they are told.
+
+use std::sync::Arc;
+
+use zbelastic_types::{Digest, NodeId, Step};
+
+use super::super::{Command, Core, CoreRefusal, Event, Input, Ordered, Output};
+use super::pump::{CONTROLLER, Pump, leader, n, persist, recovered};
+use crate::access::{AccessChange, AccessOutcome, AccessRefusal, AccessRole, TokenId, TokenTerms};
+use crate::duty::Unsolvable;
+use crate::entry::RewindReason;
+use crate::fixture::{Log, contact, spec};
+use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec};
+use crate::member::{LossReason, Role, Standing};
+use crate::message::Message;
+use crate::standing::RunStanding;
+use crate::state::{Change, EntryRefusal, State};
+
+const TOKEN: TokenId = TokenId(300);
+
+fn made(uses_max: u32) -> Command {
+    let terms = TokenTerms {
+        role: AccessRole::Worker,
+        verifier: [7; 32],
+        expires_at_s: 1000,
+        uses_max,
+        is_ephemeral: false,
+        note: String::new(),
+    };
+    Command::Access(AccessChange::TokenMade { token: TOKEN, terms, at_s: 1 })
+}
+
+fn used(key: u8) -> Command {
+    Command::Access(AccessChange::TokenUsed {
+        token: TOKEN,
+        key: Digest([key; 32]),
+        name: "spot".to_owned(),
+        role: AccessRole::Worker,
+        at_s: 1,
+        expires_at_s: 9,
+    })
+}
+
+fn order(core: &mut Core, command: Command) -> Ordered {
+    let ordered = core.order(command).expect("it is taken");
+    persist(core);
+    ordered
+}
+
+/// It is refused, counted under this word, and nothing changes.
+fn refuse(core: &mut Core, command: Command, word: &str) -> CoreRefusal {
+    let (before, count) = (core.state().clone(), core.refusals().get(word).copied());
+    let refusal = core.order(command).expect_err("it is refused");
+    assert_eq!(refusal.name(), word);
+    assert_eq!(core.refusals()[word], count.unwrap_or(0) + 1);
+    persist(core);
+    assert_eq!(*core.state(), before);
+    refusal
+}
+
+#[test]
+fn what_is_proposed_is_told_by_its_index_and_by_what_it_changed() {
+    let mut core = leader(&Log::empty().state);
+    let Ordered::Proposed { index, term } = core.order(made(1)).expect("it is taken") else {
+        panic!("it is proposed")
+    };
+    assert_eq!((index, term), (core.status().last_index, core.status().term));
+    let told = persist(&mut core).into_iter().find_map(|output| {
+        let Output::Event(Event::Applied { index, change }) = output else { return None };
+        Some((index, *change))
+    });
+    let outcome = AccessOutcome::TokenMade { token: TOKEN };
+    assert_eq!(told, Some((index, Change::Access(outcome))));
+}
+
+#[test]
+fn a_token_that_is_no_good_is_refused_at_once() {
+    let mut core = leader(&Log::empty().state);
+    refuse(&mut core, used(1), "token-unknown");
+    order(&mut core, made(1));
+    refuse(&mut core, made(1), "token-known");
+    order(&mut core, used(1));
+    order(&mut core, used(1));
+    let refusal = refuse(&mut core, used(2), "token-used-up");
+    let expected = AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: 1 };
+    assert!(matches!(refusal, CoreRefusal::Access(found) if found == expected));
+}
+
+/// Two uses are under way; what the first leader agreed on counts with whoever leads next.
+#[test]
+fn a_token_for_one_lets_in_one_whoever_leads() {
+    let mut pump = Pump::new(3, 0);
+    pump.command(made(1));
+    pump.until("there is a token", |pump| !pump.state().access().tokens().is_empty());
+    let first = pump.leader().expect("it leads");
+    pump.input(first, Input::Command(used(1))).expect("it may be used");
+    pump.input(first, Input::Command(used(2))).expect("nothing is agreed on yet");
+    pump.until("it is used", |pump| pump.state().access().node_next() > n(111));
+    pump.cut.insert(first);
+    let follows = |pump: &Pump| pump.leader().is_some_and(|node| node != first);
+    pump.until("another leads", follows);
+    let second = pump.leader().expect("it leads");
+    let refused = pump.input(second, Input::Command(used(3)));
+    assert!(matches!(refused, Err(CoreRefusal::Access(AccessRefusal::TokenUsedUp { .. }))));
+    pump.input(second, Input::Command(used(1))).expect("who was let in is told so");
+    pump.rounds(20);
+    let access = pump.state().access();
+    assert_eq!(access.tokens()[&TOKEN].uses.len(), 1);
+    assert_eq!((access.tokens()[&TOKEN].uses[0].node, access.node_next()), (n(111), n(112)));
+}
+
+#[test]
+fn only_a_worker_is_drained_and_once() {
+    let mut core = leader(&Log::running(spec(), &[1, 2]).state);
+    refuse(&mut core, Command::Drain(n(9)), "unknown-node");
+    refuse(&mut core, Command::Drain(n(CONTROLLER)), "not-a-worker");
+    assert_eq!(order(&mut core, Command::Drain(n(1))), Ordered::Noted);
+    assert_eq!(core.state().members()[&n(1)].standing, Standing::Draining);
+    refuse(&mut core, Command::Drain(n(1)), "draining");
+}
+
+#[test]
+fn whoever_is_removed_is_lost_and_its_credential_with_it() {
+    let mut log = Log::running(spec(), &[1, 2, 3]);
+    log.lose(3);
+    log.vouch([4]);
+    let mut core = leader(&log.state);
+    refuse(&mut core, Command::Remove(n(CONTROLLER)), "last-controller");
+    refuse(&mut core, Command::Remove(n(9)), "unknown-node");
+    assert_eq!(order(&mut core, Command::Remove(n(1))), Ordered::Noted);
+    let standing = core.state().members()[&n(1)].standing;
+    assert_eq!(standing, Standing::Lost(LossReason::Removed));
+    // Who is lost already, or never came, is kept out as well.
+    for node in [3, 4].map(n) {
+        let is_proposed =
+            matches!(order(&mut core, Command::Remove(node)), Ordered::Proposed { .. });
+        assert!(is_proposed);
+    }
+    for node in [1, 3, 4].map(n) {
+        assert!(core.state().access().credential(node).is_none());
+        refuse(&mut core, Command::Remove(node), "unknown-node");
+        let join = Message::Join {
+            boot: 9,
+            role: Role::Worker,
+            resources: crate::fixture::RESOURCES,
+            contact: contact(1),
+        };
+        let message = crate::message::Envelope { cluster: crate::fixture::CLUSTER, message: join };
+        let refused = core.handle(Input::Message { from: node, message: Box::new(message) });
+        assert!(refused.is_err());
+    }
+    assert_eq!(core.refusals()["no-credential"], 3);
+}
+
+#[test]
+fn a_job_is_checked_before_it_is_proposed() {
+    let mut core = leader(&Log::with_job(spec(), &[]).state);
+    let start = |spec: JobSpec| Command::Job(JobChange::Start(Arc::new(spec)));
+    refuse(&mut core, start(spec()), "job-same");
+    let other = JobSpec { config: Digest([1; 32]), ..spec() };
+    refuse(&mut core, start(other.clone()), "job-under-way");
+    let none = JobSpec { step_count: 0, ..other.clone() };
+    refuse(&mut core, start(none), "job-zero");
+    refuse(&mut core, Command::Restore { to: Step(0) }, "job-not-held");
+    order(&mut core, Command::Job(JobChange::Stop));
+    refuse(&mut core, Command::Job(JobChange::Pause), "job-stopped");
+    order(&mut core, start(other));
+    assert_eq!(core.state().job().map(|job| job.phase), Some(JobPhase::Running));
+}
+
+#[test]
+fn only_to_what_is_there_a_job_that_is_held_goes_back() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    log.keep(5);
+    log.checkpoint(4, 1);
+    let mut core = leader(&log.state);
+    let refusal = refuse(&mut core, Command::Restore { to: Step(4) }, "job-not-held");
+    assert!(matches!(refusal, CoreRefusal::Job(JobRefusal::NotHeld)));
+    order(&mut core, Command::Job(JobChange::Pause));
+    let refusal = refuse(&mut core, Command::Restore { to: Step(3) }, "restore");
+    let expected = EntryRefusal::NoCheckpoint { version: Step(3) };
+    assert!(matches!(refusal, CoreRefusal::Restore(found) if found == expected));
+    order(&mut core, Command::Restore { to: Step(4) });
+    assert_eq!(core.state().history().head(), Step(4));
+}
+
+fn phase(pump: &Pump) -> Option<JobPhase> {
+    pump.state().job().map(|job| job.phase)
+}
+
+/// The whole way: held, sent back, continued, done; and the next job behind it.
+#[test]
+fn a_run_is_sent_back_by_order_goes_on_and_another_follows_it() {
+    let mut pump = Pump::new(3, 2);
+    let job = JobSpec { step_count: 400, ..spec() };
+    pump.command(Command::Job(JobChange::Start(Arc::new(job))));
+    pump.until("there is a checkpoint", |pump| !pump.state().checkpoints().is_empty());
+    pump.command(Command::Job(JobChange::Pause));
+    pump.until("it is held", |pump| phase(pump) == Some(JobPhase::Paused));
+    pump.rounds(20);
+    let to = pump.state().checkpoints().last().expect("there is one").version;
+    pump.command(Command::Restore { to });
+    pump.until("it went back", |pump| pump.state().history().head() == to);
+    pump.command(Command::Job(JobChange::Continue));
+    pump.until("it goes on", |pump| pump.state().history().head().0 > to.0 + 8);
+    let ordered = |(_, event): &&(NodeId, Event)| {
+        let Event::Applied { change, .. } = event else { return false };
+        matches!(**change, Change::Rewound { reason: RewindReason::Ordered, .. })
+    };
+    assert_eq!(pump.events.iter().filter(ordered).count(), 3, "once on each controller");
+    pump.command(Command::Job(JobChange::Stop));
+    pump.until("it ended", |pump| phase(pump) == Some(JobPhase::Stopped));
+    let generation = pump.state().generation();
+    let next = JobSpec { config: Digest([3; 32]), step_count: 12, ..spec() };
+    pump.command(Command::Job(JobChange::Start(Arc::new(next))));
+    pump.until("the next one is done", |pump| phase(pump) == Some(JobPhase::Done));
+    assert!(pump.state().generation() > generation, "a generation is never given twice");
+    let configs = pump.workers.values().map(|worker| worker.seat.spec().map(|spec| spec.config));
+    assert!(configs.into_iter().all(|config| config == Some(Digest([3; 32]))));
+}
+
+#[test]
+fn workers_know_where_everybody_is_reached() {
+    let mut pump = Pump::new(3, 3);
+    let knows = |pump: &Pump, worker: u64| {
+        pump.workers[&n(worker)].seat.contacts().members == pump.state().contacts().members
+    };
+    pump.until("all know all", |pump| {
+        pump.leader().is_some()
+            && pump.state().live_workers().count() == 3
+            && (1..=3).all(|worker| knows(pump, worker))
+    });
+    let seat = &pump.workers[&n(1)].seat;
+    assert_eq!(seat.contacts().members[&n(2)], (Role::Worker, contact(2)));
+    assert!(seat.controllers().into_iter().eq([101, 102, 103].map(n)));
+    pump.loss_permille = 300;
+    pump.command(Command::Remove(n(3)));
+    pump.until("the others hear that one is gone", |pump| {
+        !pump.state().contacts().members.contains_key(&n(3)) && (1..=2).all(|w| knows(pump, w))
+    });
+}
+
+/// A controller that comes back at another address says so, whoever leads.
+#[test]
+fn a_controller_that_moved_is_reached_where_it_is_now() {
+    for moved in [CONTROLLER, CONTROLLER + 1, CONTROLLER + 2].map(n) {
+        let mut pump = Pump::new(3, 0);
+        pump.until("somebody leads", |pump| pump.leader().is_some());
+        let core = pump.controllers.get_mut(&moved).expect("a controller");
+        core.setup.contact = contact(7);
+        pump.until("it is known where it is", |pump| {
+            pump.leader().is_some() && pump.state().members()[&moved].contact == contact(7)
+        });
+    }
+}
+
+fn standing(state: &State) -> RunStanding {
+    leader(state).standing()
+}
+
+#[test]
+fn status_says_why_nothing_is_sealed() {
+    let follower = recovered(&Log::empty().state).expect("the disk is usable");
+    assert_eq!(follower.standing(), RunStanding::NoQuorum { ticks: 0 });
+    assert_eq!(standing(&Log::empty().state), RunStanding::NoJob);
+    let two = JobSpec { workers_min: 2, ..spec() };
+    let waits = |present| RunStanding::WaitingForWorkers { present, needed: 2 };
+    assert_eq!(standing(&Log::with_job(two.clone(), &[]).state), waits(0));
+    assert_eq!(standing(&Log::with_job(two.clone(), &[1]).state), waits(1));
+    assert_eq!(standing(&Log::with_job(two, &[1, 2]).state), RunStanding::Planning);
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    log.adopt(log.plan(&[1, 2]));
+    let ready = crate::entry::Entry::Ready(log.ready(0));
+    log.apply(ready);
+    let (generation, ready, stages) = (log.state.generation(), 1, 2);
+    assert_eq!(standing(&log.state), RunStanding::Loading { generation, ready, stages });
+    let mut log = Log::running(spec(), &[1, 2]);
+    assert_eq!(standing(&log.state), RunStanding::Running { generation, withheld: None });
+    for (change, expected) in [
+        (JobChange::Pause, RunStanding::Paused),
+        (JobChange::Halt(HaltReason::Untrusted), RunStanding::Halted(HaltReason::Untrusted)),
+        (JobChange::Stop, RunStanding::Stopped),
+    ] {
+        log.apply(crate::entry::Entry::Job(change));
+        assert_eq!(standing(&log.state), expected);
+    }
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(12);
+    assert_eq!(standing(&log.state), RunStanding::Done);
+}
+
+#[test]
+fn status_says_why_there_is_no_plan() {
+    let mut core = leader(&Log::with_job(spec(), &[1, 2]).state);
+    for number in [1, 2] {
+        let none = Unsolvable { nodes: 2, reason: "memory".to_owned() };
+        let input = Input::Solved { number, solution: Box::new(Err(none.clone())) };
+        if core.handle(input).is_ok() {
+            for _ in 0..super::pump::TIMING.inventory_ticks + 1 {
+                core.handle(Input::Tick).expect("a tick is taken");
+            }
+            persist(&mut core);
+            assert_eq!(core.standing(), RunStanding::NoPlan(none.into()));
+            return;
+        }
+    }
+    panic!("a plan was asked for");
+}
+
+/// Whoever is cut off from a majority says so soon, and takes it back when somebody leads again.
+#[test]
+fn without_a_quorum_every_controller_says_so() {
+    /// Ticks within which it must be known: three seconds of ticks of 50 ms.
+    const TICKS_MAX: u32 = 60;
+    let mut pump = Pump::new(3, 2);
+    pump.command(Command::Job(JobChange::Start(Arc::new(spec()))));
+    pump.rounds(5);
+    pump.cut.extend([n(CONTROLLER + 1), n(CONTROLLER + 2)]);
+    let alone = n(CONTROLLER);
+    let is_lost =
+        |pump: &Pump| matches!(pump.controllers[&alone].standing(), RunStanding::NoQuorum { .. });
+    let rounds = (0..TICKS_MAX).find(|_| {
+        pump.rounds(1);
+        is_lost(&pump)
+    });
+    assert!(rounds.is_some(), "it is known within {TICKS_MAX} ticks");
+    let RunStanding::NoQuorum { ticks } = pump.controllers[&alone].standing() else {
+        panic!("nobody leads")
+    };
+    pump.rounds(5);
+    let expected = RunStanding::NoQuorum { ticks: ticks + 5 };
+    assert_eq!(pump.controllers[&alone].standing(), expected);
+    pump.cut.clear();
+    pump.until("somebody leads again", |pump| !is_lost(pump));
+}

@@ -1,0 +1,178 @@
+//! `run`, `pause`, `resume`, `stop`, `status`, `events`, `logs` and `ckpt` as typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::client::{ClientArgs, ReadArgs};
+use super::quantity::parse_duration_above_zero;
+use super::{ConfigArgs, short};
+
+pub(super) const RUN_EXAMPLES: &str = "\
+The same configuration over the same text is the same run: if it is under way, this follows it; if
+it was held, it goes on. Ctrl-C ends the following, not the run.
+
+Examples:
+  zbelastic run run.toml
+  zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach";
+
+pub(super) const STATUS_EXAMPLES: &str = "\
+Examples:
+  zbelastic status
+  zbelastic status --watch
+  zbelastic status --json | jq .job.step";
+
+pub(super) const EVENTS_EXAMPLES: &str = "\
+Examples:
+  zbelastic events
+  zbelastic events -f --steps
+  zbelastic events --json | jq 'select(.event == \"lost\")'";
+
+pub(super) const LOGS_EXAMPLES: &str = "\
+Examples:
+  zbelastic logs
+  zbelastic logs gpu-b -f";
+
+/// `run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Submit and return, without following.
+    #[arg(long)]
+    pub detach: bool,
+    /// The cluster, and how to answer: with --json one event a line.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `stop`.
+#[derive(Args, Clone, Debug)]
+pub struct StopArgs {
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `status`.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    /// Show it again and again.
+    #[arg(long, short)]
+    pub watch: bool,
+    /// How often, with --watch.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration_above_zero)]
+    pub interval: Duration,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `events`.
+#[derive(Args, Clone, Debug)]
+pub struct EventsArgs {
+    /// Wait for more.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Every sealed step, too.
+    #[arg(long)]
+    pub steps: bool,
+    /// From this sequence number on.
+    #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+    pub since: u64,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `logs`.
+#[derive(Args, Clone, Debug)]
+pub struct LogsArgs {
+    /// Which node: its number, its name, or how its name begins [default: the one that answers].
+    #[arg(value_name = "NODE", value_parser = short)]
+    pub node: Option<String>,
+    /// Wait for more.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `ckpt`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// List checkpoints.
+    #[command(after_help = "Example:\n  zbelastic ckpt list --json")]
+    List(ReadArgs),
+    /// Show a checkpoint layer by layer.
+    #[command(after_help = "Example:\n  zbelastic ckpt show 300")]
+    Show {
+        /// Which.
+        #[arg(value_name = "STEP")]
+        step: u64,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Read every copy of every layer, and compare.
+    #[command(after_help = "\
+Ends with 8 if a copy is damaged, with 0 if all are sound.
+
+Examples:
+  zbelastic ckpt verify
+  zbelastic ckpt verify 300 --json")]
+    Verify {
+        /// Which [default: all].
+        #[arg(value_name = "STEP")]
+        step: Option<u64>,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Go back to a checkpoint: what was sealed after it is given up.
+    #[command(after_help = "Example:\n  zbelastic ckpt restore 200 --yes")]
+    Restore {
+        /// Which.
+        #[arg(value_name = "STEP")]
+        step: u64,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Remove what no checkpoint needs any more, on every node.
+    #[command(after_help = "Example:\n  zbelastic ckpt gc --yes")]
+    Gc {
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Write a checkpoint's model as config.json and model.safetensors with Hugging Face's names.
+    #[command(after_help = "\
+The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
+
+Example:
+  zbelastic ckpt export model-300 --step 300")]
+    Export {
+        /// Where to.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Which [default: the newest].
+        #[arg(long, value_name = "N")]
+        step: Option<u64>,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}

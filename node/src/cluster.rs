@@ -1,0 +1,455 @@
+//! The processes of a cluster, and the road to one.
+//!
+//! ```text
+//!   init ─▶ controller ◀── join ── controllers, workers
+//!              ▲
+//!   exchange ──┘   what a command line asks
+//! ```
+
+pub mod chronicle;
+mod controller;
+pub mod data;
+pub mod device;
+mod disk;
+pub mod document;
+pub mod ending;
+pub mod home;
+pub mod journal;
+mod keeper;
+mod peers;
+mod recovery;
+mod shelf;
+pub mod signals;
+mod solver;
+mod start;
+pub mod tick;
+mod wire;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use zbelastic_consensus::member::Resources;
+use zbelastic_transport::identity::{
+    ClusterAuthority, JoinError, JoinSetup, NodeKey, NodeName, PeerRole, Token, UnixSeconds,
+    join_cluster, random_number,
+};
+use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
+use zbelastic_types::{Bytes, ClusterId, NodeId};
+
+use crate::api::MemberRole;
+use crate::api::client::{ClientError, Exchange};
+use crate::args::{AddressList, InitArgs, JoinArgs, RecoverArgs};
+use crate::commands::token::find_token;
+use crate::data_folder::{AdminFile, DataFolder};
+use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::machine;
+use ending::Ending;
+use home::{Beginning, Home};
+use journal::{Echo, now_ms};
+use start::{Node, Pace, WorkerMeans, by_node, load_credentials, run_controller, run_worker};
+
+/// The port, if nothing is said.
+pub const PORT_DEFAULT: u16 = 7000;
+/// The node that begins a cluster.
+const FIRST_NODE: NodeId = NodeId(1);
+/// What an administrator's certificate names where others name a node.
+const ADMIN_NODE: NodeId = NodeId(0);
+/// Without a heartbeat for so long a member is lost: a pause of a third of a second changes nothing.
+const DETECT_TIMEOUT: Duration = Duration::from_millis(700);
+/// So long nobody may come before those who came are planned in together.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// The process behind `init`: founds a cluster, or goes on as its first controller.
+///
+/// # Errors
+/// If it cannot start, or ends other than in order.
+pub fn init(args: &InitArgs) -> Result<ExitCode, Stop> {
+    let folder = DataFolder::of(&args.folder);
+    let _hold = folder.hold()?;
+    let identity = folder.identity();
+    let home = match Home::load(&identity).map_err(unreadable)? {
+        Some(home) => home,
+        None => found(args, &folder)?,
+    };
+    if home.role != MemberRole::Controller {
+        return Err(other_role(&folder, &home).into());
+    }
+    print_joining(&folder, &home);
+    serve_controller(folder, home)
+}
+
+/// Founds a cluster: its authority, its first controller, its first administrator.
+fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
+    let cluster = ClusterId(random_number());
+    let name = args.name.clone().unwrap_or_else(|| "zbelastic".to_owned());
+    let now = UnixSeconds::now();
+    let bind = args.bind.unwrap_or_else(|| everywhere(PORT_DEFAULT));
+    let advertised = args.advertise.as_ref().map(ToString::to_string);
+    let advertised: Vec<String> = advertised.into_iter().collect();
+    let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
+    let own =
+        authority.credentials(PeerRole::Controller, FIRST_NODE, now).map_err(cannot_certify)?;
+    let admin = authority.credentials(PeerRole::Admin, ADMIN_NODE, now).map_err(cannot_certify)?;
+    let identity = folder.identity();
+    own.save(&identity).map_err(cannot_keep)?;
+    authority.save(&identity.join("authority")).map_err(cannot_keep)?;
+    admin.save(&folder.admin()).map_err(cannot_keep)?;
+    let address = advertised.first().cloned().unwrap_or_else(|| local_address(bind));
+    let file = AdminFile { name: name.clone(), id: cluster.to_string(), addresses: vec![address] };
+    folder.write_admin(&file)?;
+    let home = Home::new(Beginning {
+        cluster,
+        cluster_name: name.clone(),
+        founded_ms: Some(now_ms()),
+        node: FIRST_NODE,
+        name: format!("{name}-1"),
+        role: MemberRole::Controller,
+        bind,
+        advertised,
+        controllers: BTreeMap::new(),
+    });
+    home.save(&identity).map_err(unreadable)?;
+    Ok(home)
+}
+
+/// What to type next, on standard error: standard output is nobody's here.
+fn print_joining(folder: &DataFolder, home: &Home) {
+    let Home { cluster_name, node, .. } = home;
+    let path = folder.root().display();
+    eprintln!("cluster {cluster_name}, node {node} ({}): running", home.name);
+    eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
+    eprintln!("begin to train:  zbelastic run CONFIG --data-dir {path}");
+}
+
+fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
+    let authority =
+        ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
+    let authority = authority.map_err(cannot_keep)?;
+    let credentials = controller_credentials(&folder, &home, &authority)?;
+    let runtime = runtime()?;
+    let ending = runtime.block_on(async {
+        let signals = signals::listen()?;
+        let pace = Pace { detect_timeout: DETECT_TIMEOUT, settle: SETTLE };
+        let node = Node { folder, home, credentials, echo: Echo::Yes, pace, signals };
+        run_controller(node, authority).await
+    })?;
+    ended(ending)
+}
+
+/// A controller has the authority, and so can renew its own certificate when it starts.
+fn controller_credentials(
+    folder: &DataFolder,
+    home: &Home,
+    authority: &ClusterAuthority,
+) -> Result<Credentials, Failure> {
+    let (identity, now) = (folder.identity(), UnixSeconds::now());
+    let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
+    let issued = authority.issue(&key.requested(), PeerRole::Controller, home.node, now);
+    let issued = issued.map_err(cannot_certify)?;
+    let roots = vec![authority.certificate().clone()];
+    let credentials = Credentials::new(issued.chain, key, roots);
+    let credentials = credentials.map_err(cannot_certify)?;
+    credentials.save(&identity).map_err(cannot_keep)?;
+    if folder.read_admin().is_ok() {
+        renew_admin(folder, authority)?;
+    }
+    Ok(credentials)
+}
+
+fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), Failure> {
+    let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
+    let now = UnixSeconds::now();
+    let issued = authority.issue(&key.requested(), PeerRole::Admin, ADMIN_NODE, now);
+    let issued = issued.map_err(cannot_certify)?;
+    let roots = vec![authority.certificate().clone()];
+    let admin = Credentials::new(issued.chain, key, roots).map_err(cannot_certify)?;
+    admin.save(&folder.admin()).map_err(cannot_keep)
+}
+
+/// The process behind `join`: becomes a member, or comes back as the one it was.
+///
+/// # Errors
+/// If it cannot start, or ends other than in order.
+pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
+    let folder = DataFolder::of(&args.folder);
+    let _hold = folder.hold()?;
+    let identity = folder.identity();
+    let runtime = runtime()?;
+    let mut home = match Home::load(&identity).map_err(unreadable)? {
+        Some(home) => home,
+        None => runtime.block_on(enter(args, &folder))?,
+    };
+    if let Some(bind) = args.bind {
+        home.bind = bind;
+    }
+    if let Some(advertise) = &args.advertise {
+        home.advertised = vec![advertise.to_string()];
+    }
+    if let Some(addresses) = &args.cluster {
+        // What was typed is tried beside what was found last.
+        let typed = resolve_all(addresses)?;
+        for known in home.controllers.values_mut() {
+            known.extend(
+                typed
+                    .iter()
+                    .filter(|address| !known.contains(address))
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
+        }
+    }
+    if home.role == MemberRole::Controller {
+        drop(runtime);
+        return serve_controller(folder, home);
+    }
+    let credentials = load_credentials(&identity, &home)?;
+    let means = means(args);
+    let ending = runtime.block_on(async {
+        let signals = signals::listen()?;
+        let pace = Pace { detect_timeout: DETECT_TIMEOUT, settle: SETTLE };
+        let node = Node { folder, home, credentials, echo: Echo::Yes, pace, signals };
+        run_worker(node, means).await
+    })?;
+    ended(ending)
+}
+
+fn means(args: &JoinArgs) -> WorkerMeans {
+    let threads = args.threads.map_or_else(machine::core_count, |threads| threads as usize);
+    let memory = args.memory.or_else(machine::memory_total).unwrap_or(Bytes(0));
+    let speed_permille = 1000 * u32::try_from(threads).unwrap_or(1);
+    WorkerMeans { resources: Resources { memory, speed_permille }, threads }
+}
+
+/// Becomes a member with a token.
+async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
+    let Some(addresses) = &args.cluster else {
+        let detail = Detail::new("--cluster is missing, and this folder knows no cluster")
+            .hint("zbelastic join --cluster ADDR --token TOKEN");
+        return Err(Failure::usage("the command line", vec![detail]));
+    };
+    let text = find_token(&args.token)?;
+    let token = Token::parse(&text).map_err(|error| {
+        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
+        failure.details = vec![Detail::new("nothing was sent").hint("paste it again, as a whole")];
+        failure
+    })?;
+    let role = match MemberRole::from(args.role) {
+        MemberRole::Controller => PeerRole::Controller,
+        MemberRole::Worker => PeerRole::Worker,
+    };
+    let identity = folder.identity();
+    let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
+    let name = args.name.clone().unwrap_or_else(|| host_name(&key));
+    let bind = args.bind.unwrap_or_else(|| everywhere(0));
+    let cluster = resolve_all(addresses)?;
+    let advertised: Vec<String> = args.advertise.iter().map(ToString::to_string).collect();
+    let setup = JoinSetup {
+        token,
+        role,
+        name: name.parse::<NodeName>().map_err(|error| {
+            Failure::usage("the command line", vec![Detail::new(error.to_string()).at("--name")])
+        })?,
+        key,
+        cluster: cluster.clone(),
+        advertised: Vec::new(),
+    };
+    let joined = join_cluster(&setup).await.map_err(cannot_join)?;
+    joined.credentials.save(&identity).map_err(cannot_keep)?;
+    if let Some(authority) = &joined.authority {
+        authority.save(&identity.join("authority")).map_err(cannot_keep)?;
+    }
+    let mut controllers = by_node(joined.controllers);
+    for known in controllers.values_mut() {
+        known.extend(
+            cluster.iter().filter(|address| !known.contains(address)).copied().collect::<Vec<_>>(),
+        );
+    }
+    let peer = joined.credentials.identity();
+    let home = Home::new(Beginning {
+        cluster: peer.cluster,
+        cluster_name: String::new(),
+        founded_ms: None,
+        node: peer.node,
+        name,
+        role: args.role.into(),
+        bind,
+        advertised,
+        controllers,
+    });
+    home.save(&identity).map_err(unreadable)?;
+    Ok(home)
+}
+
+/// Where the addresses lead that a person typed.
+fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
+    let found = peers::resolve(&addresses.texts());
+    if found.is_empty() {
+        let what = format!("no such host: {}", addresses.texts().join(", "));
+        let mut failure = Failure::new(FailureCode::Unreachable, what);
+        failure.details =
+            vec![Detail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
+        return Err(failure);
+    }
+    Ok(found)
+}
+
+/// A name that says something: the host's, made of what names are made of.
+fn host_name(key: &NodeKey) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let host: String =
+        host.trim().to_lowercase().chars().filter(|c| allowed(*c)).take(40).collect();
+    let digest = key.digest().0;
+    let number = u16::from_le_bytes([digest[0], digest[1]]);
+    let host = if host.is_empty() { "node".to_owned() } else { host };
+    format!("{host}-{number:04x}")
+}
+
+/// A new cluster out of one controller's folder; returns what was kept of the old one.
+///
+/// # Errors
+/// If the folder is not a controller's, or is in use.
+pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
+    let folder = DataFolder::of(&args.folder);
+    let _hold = folder.hold()?;
+    let home = Home::load(&folder.identity()).map_err(unreadable)?.ok_or_else(|| {
+        let what = format!("{} has no identity", folder.root().display());
+        Failure::new(FailureCode::NotFound, what)
+    })?;
+    recovery::recover(&folder, &home)
+}
+
+/// The road to the cluster that `folder` has an administrator's certificate of.
+///
+/// # Errors
+/// If there is no certificate, or it cannot be used.
+pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
+    let credentials = Credentials::load(&folder.admin(), None, UnixSeconds::now());
+    let credentials = credentials.map_err(cannot_keep)?;
+    let mut line = Line { runtime: runtime()?, credentials, open: None };
+    Ok(Box::new(move |addresses, bytes| line.ask(addresses, bytes)))
+}
+
+/// A command line's connection, which stays open between two questions.
+struct Line {
+    runtime: Runtime,
+    credentials: Credentials,
+    open: Option<(Vec<String>, AdminClient)>,
+}
+
+impl Line {
+    fn ask(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
+        let Self { runtime, credentials, open } = self;
+        runtime.block_on(async {
+            if let Some((_, client)) = open.as_ref().filter(|(asked, _)| asked == addresses) {
+                match client.request(bytes.to_vec()).await {
+                    Ok(answer) => return Ok(answer),
+                    // The node may have ended since: another one is asked.
+                    Err(RequestError::Broken | RequestError::NoRoad) => *open = None,
+                    Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
+                }
+            }
+            let client = AdminClient::connect(addresses, credentials.clone()).await;
+            let client = client.map_err(|error| client_error(&error))?;
+            let answer = client.request(bytes.to_vec()).await;
+            if let Some((_, before)) = open.replace((addresses.to_vec(), client)) {
+                before.close().await;
+            }
+            answer.map_err(|error| ClientError::Broken { reason: error.to_string() })
+        })
+    }
+}
+
+impl Drop for Line {
+    /// Says goodbye, so that the node keeps no connection of somebody who is gone.
+    fn drop(&mut self) {
+        if let Some((_, client)) = self.open.take() {
+            self.runtime.block_on(client.close());
+        }
+    }
+}
+
+fn client_error(error: &ConnectError) -> ClientError {
+    for attempt in &error.tried {
+        let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
+        match attempt.problem {
+            DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
+            DialProblem::CertificateExpired { .. } | DialProblem::Refused(_) => {
+                return ClientError::Denied { reason };
+            }
+            _ => {}
+        }
+    }
+    let tried = error.tried.iter();
+    let tried = tried.map(|attempt| (attempt.address.clone(), attempt.problem.to_string()));
+    ClientError::Unreachable { tried: tried.collect() }
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
+}
+
+fn ended(ending: Ending) -> Result<ExitCode, Stop> {
+    match ending.failure() {
+        None => Ok(ExitCode::SUCCESS),
+        Some(failure) => Err(failure.into()),
+    }
+}
+
+const fn everywhere(port: u16) -> SocketAddr {
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))
+}
+
+/// Where the first controller is reached from its own machine.
+fn local_address(bind: SocketAddr) -> String {
+    if bind.ip().is_unspecified() { format!("127.0.0.1:{}", bind.port()) } else { bind.to_string() }
+}
+
+fn unreadable(error: home::HomeError) -> Failure {
+    Failure::new(FailureCode::VerificationFailed, error.to_string())
+}
+
+fn cannot_certify(error: impl std::fmt::Display) -> Failure {
+    Failure::new(FailureCode::Internal, format!("no certificate can be made: {error}"))
+}
+
+fn cannot_keep(error: impl std::fmt::Display) -> Failure {
+    Failure::new(FailureCode::NotAuthorised, error.to_string())
+}
+
+fn cannot_join(error: JoinError) -> Failure {
+    let code = match &error {
+        JoinError::NobodyDecided { .. } => FailureCode::Unreachable,
+        JoinError::WrongServer { .. } | JoinError::Refused { .. } => FailureCode::NotAuthorised,
+        JoinError::Setup(_) | JoinError::WrongGrant { .. } => FailureCode::Internal,
+    };
+    let mut failure = Failure::new(code, error.to_string());
+    failure.details = match &error {
+        JoinError::NobodyDecided { dials } => {
+            let tried = dials.failed.iter();
+            tried.map(|(address, why)| Detail::new(format!("{address}: {why}"))).collect()
+        }
+        JoinError::Refused { .. } => {
+            vec![Detail::new("the cluster says no").hint("`zbelastic token create` makes a token")]
+        }
+        JoinError::WrongServer { .. } | JoinError::Setup(_) | JoinError::WrongGrant { .. } => {
+            Vec::new()
+        }
+    };
+    failure
+}
+
+fn other_role(folder: &DataFolder, home: &Home) -> Failure {
+    let path = folder.root().display();
+    let what = format!("{path} is the folder of {} {}, no controller's", home.role, home.name);
+    let mut failure = Failure::new(FailureCode::WrongState, what);
+    failure.details =
+        vec![Detail::new("`zbelastic join` goes on with it; `init` needs another one")];
+    failure
+}

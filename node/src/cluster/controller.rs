@@ -1,0 +1,446 @@
+//! The process of a controller: the core, its log, the solver, the lanes, and those who ask.
+//!
+//! ```text
+//!   wait ──▶ translate ──▶ core.handle ──▶ perform outputs ──▶ wait
+//! ```
+
+mod answers;
+mod checkpoints;
+mod data;
+mod joins;
+mod orders;
+mod pieces;
+mod status;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use zbelastic_consensus::core::{Core, Event as CoreEvent, FatalCause, Input, Output};
+use zbelastic_consensus::message::{Envelope, Message};
+use zbelastic_consensus::state::Change;
+use zbelastic_transport::identity::ClusterAuthority;
+use zbelastic_transport::{
+    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
+};
+use zbelastic_types::{NodeId, Step};
+
+use super::chronicle::Chronicle;
+use super::disk::{Disk, Written};
+use super::document::JobDocument;
+use super::ending::{Ending, Signal};
+use super::journal::{Journal, now_ms};
+use super::keeper::{Keeper, Kept};
+use super::peers::Peers;
+use super::shelf::Shelf;
+use super::solver::{Solved, Solver};
+use super::tick::TICK;
+use super::wire::{self, BulkKey, NodeMessage};
+use crate::api::EventKind;
+
+/// Results of fetches and of work off the loop that wait for it at once.
+const ARRIVALS_MAX: usize = 1024;
+/// Without a leader for so long, a person is told that too few are there.
+const LEADERLESS_TICKS_MAX: u32 = 200;
+
+/// What a controller is started with.
+pub struct ControllerSetup {
+    /// The node.
+    pub node: NodeId,
+    /// The cluster's name.
+    pub cluster_name: String,
+    /// When the cluster was founded, in milliseconds since 1970, if that is known here.
+    pub founded_ms: Option<u64>,
+    /// Controllers known so far, and where they are reached.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// Its certificate and key.
+    pub credentials: Credentials,
+}
+
+/// The parts that a controller is made of.
+pub struct ControllerParts {
+    /// What decides.
+    pub core: Core,
+    /// Its log.
+    pub disk: Disk,
+    /// What becomes of its records.
+    pub written: mpsc::Receiver<Written>,
+    /// What finds plans.
+    pub solver: Solver,
+    /// What it found.
+    pub solved: mpsc::Receiver<Solved>,
+    /// What makes certificates.
+    pub authority: Arc<ClusterAuthority>,
+    /// The lanes.
+    pub transport: Transport,
+    /// What happens on them.
+    pub events: EventQueue,
+    /// The store.
+    pub keeper: Keeper,
+    /// What becomes of what is stored.
+    pub kept: mpsc::Receiver<Kept>,
+    /// What is told to people.
+    pub journal: Journal,
+    /// What the system or a person wants of the process.
+    pub signals: mpsc::Receiver<Signal>,
+}
+
+/// Something that was done off the loop.
+enum Arrived {
+    /// A piece of a checkpoint, to be kept for another node.
+    Piece(pieces::PieceArrived),
+    /// A text, or not.
+    Data(data::DataArrived),
+}
+
+struct Controller {
+    setup: ControllerSetup,
+    core: Core,
+    disk: Disk,
+    solver: Solver,
+    authority: Arc<ClusterAuthority>,
+    transport: Transport,
+    keeper: Keeper,
+    peers: Peers,
+    journal: Journal,
+    chronicle: Chronicle,
+    /// Orders of people that wait for what was proposed for them.
+    orders: orders::Orders,
+    /// Strangers that wait for the use of their token to be agreed.
+    joins: joins::Joins,
+    /// Texts that are being uploaded.
+    uploads: data::Uploads,
+    arrivals: mpsc::Sender<Arrived>,
+    /// When members were heard last.
+    heard: BTreeMap<NodeId, Instant>,
+    /// When each node's road changed, and what it is.
+    roads: BTreeMap<NodeId, zbelastic_transport::Road>,
+    leaderless: bool,
+    started: Instant,
+    ending: Option<Ending>,
+}
+
+/// Runs a controller until it ends.
+pub async fn run(setup: ControllerSetup, parts: ControllerParts) -> Ending {
+    let ControllerParts { core, disk, mut written, solver, mut solved, authority, .. } = parts;
+    let ControllerParts { transport, mut events, keeper, mut kept, journal, mut signals, .. } =
+        parts;
+    let (arrivals, mut arrived) = mpsc::channel(ARRIVALS_MAX);
+    serve_bodies(&transport, &keeper);
+    let peers = Peers::new(setup.node, setup.controllers.clone());
+    peers.begin(&transport);
+    let mut controller = Controller {
+        setup,
+        core,
+        disk,
+        solver,
+        authority,
+        transport,
+        keeper,
+        peers,
+        journal,
+        chronicle: Chronicle::default(),
+        orders: orders::Orders::default(),
+        joins: joins::Joins::default(),
+        uploads: data::Uploads::default(),
+        arrivals,
+        heard: BTreeMap::new(),
+        roads: BTreeMap::new(),
+        leaderless: false,
+        started: Instant::now(),
+        ending: None,
+    };
+    controller.begin();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while controller.ending.is_none() {
+        tokio::select! {
+            biased;
+            Some(written) = written.recv() => controller.handle_written(written),
+            Some(event) = events.next() => controller.handle_event(event),
+            Some(solved) = solved.recv() => controller.handle_solved(solved),
+            Some(arrived) = arrived.recv() => controller.handle_arrived(arrived),
+            Some(kept) = kept.recv() => controller.handle_kept(kept),
+            Some(signal) = signals.recv() => controller.handle_signal(signal),
+            _ = ticks.tick() => controller.handle_tick(),
+            else => controller.ending = Some(Ending::Lost("the lanes are closed".to_owned())),
+        }
+        controller.perform();
+    }
+    controller.transport.close().await;
+    controller.ending.expect("looked at above")
+}
+
+fn serve_bodies(transport: &Transport, keeper: &Keeper) {
+    let stored = keeper.clone();
+    let shelf = Shelf::new(Box::new(move |key| stored.find(key)));
+    transport.serve_bulk(Box::new(move |_, key| {
+        let key: BulkKey = wire::decode(key).ok()?;
+        shelf.find(&key)
+    }));
+}
+
+impl Controller {
+    fn begin(&mut self) {
+        let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
+        self.journal.tell(EventKind::Started { node, version });
+        self.look_at_job();
+        self.perform();
+    }
+
+    fn handle_written(&mut self, written: Written) {
+        match written {
+            Written::Durable(token) => self.core.on_persisted(token),
+            Written::Failed(error) => {
+                let what = format!("the log takes no more: {error}");
+                self.ending = Some(if error.is_full() {
+                    Ending::OutOfResource(what)
+                } else {
+                    Ending::Lost(what)
+                });
+            }
+        }
+    }
+
+    fn handle_event(&mut self, event: TransportEvent) {
+        match event {
+            TransportEvent::Up { peer, road, .. } => {
+                self.roads.insert(peer.node, road);
+                self.peers.note_up(peer.node);
+            }
+            TransportEvent::Down { peer, .. } => {
+                self.roads.remove(&peer.node);
+                self.peers.note_down(peer.node);
+                self.tell_core(Input::Closed { node: peer.node });
+            }
+            TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
+            TransportEvent::Request { from, bytes, reply } => {
+                self.handle_request(from, &bytes, reply);
+            }
+            TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
+            TransportEvent::DuplicateIdentity { told_by } => {
+                self.ending = Some(Ending::Duplicate { told_by });
+            }
+            TransportEvent::DialFailed { node, address, problem } => {
+                self.journal.log(format!("node {node} is not reached at {address}: {problem}"));
+            }
+            TransportEvent::Strangers { count, last, why } => {
+                self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
+            }
+        }
+    }
+
+    fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
+        let Some((kind, body)) = bytes.split_first() else { return };
+        self.heard.insert(from.node, Instant::now());
+        match ControlKind::of(*kind) {
+            Some(kind @ (ControlKind::Raft | ControlKind::Member)) => {
+                let Ok(envelope) = Envelope::decode(body) else { return };
+                let is_raft = matches!(envelope.message, Message::Raft(_));
+                if is_raft == (kind == ControlKind::Raft) {
+                    let message = Box::new(envelope);
+                    self.tell_core(Input::Message { from: from.node, message });
+                }
+            }
+            Some(ControlKind::Blob) => {
+                if let Ok(message) = wire::decode(body) {
+                    self.handle_node_message(from, message);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
+        match message {
+            NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
+            NodeMessage::Collect { kept } if from.role == PeerRole::Controller => {
+                self.collect_here(kept);
+            }
+            NodeMessage::Took { generation, stage, span_us, busy_us, waited_us } => {
+                self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
+            }
+            NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
+            NodeMessage::KeepData(name) => self.keep_data(from.node, name),
+            NodeMessage::Layer(_)
+            | NodeMessage::Kept(_)
+            | NodeMessage::NotKept(_)
+            | NodeMessage::Collect { .. } => {}
+        }
+    }
+
+    fn note_held_out(&mut self, steps_done: u64, loss: f64) {
+        if self.chronicle.note_held_out(steps_done, loss) {
+            let loss = Some(loss).filter(|loss| loss.is_finite());
+            self.journal.tell(EventKind::HeldOut { step: steps_done, loss });
+        }
+    }
+
+    fn handle_solved(&mut self, solved: Solved) {
+        let Solved { number, solution } = solved;
+        self.tell_core(Input::Solved { number, solution: Box::new(solution) });
+    }
+
+    fn handle_arrived(&mut self, arrived: Arrived) {
+        match arrived {
+            Arrived::Piece(piece) => self.handle_piece(piece),
+            Arrived::Data(data) => self.handle_data(data),
+        }
+    }
+
+    fn handle_signal(&mut self, signal: Signal) {
+        // A controller has nothing to hand over but its vote; who leads lets another one lead.
+        self.ending = Some(match signal {
+            Signal::Drain(cause) => Ending::Drained(cause),
+            Signal::Now => Ending::Left,
+        });
+    }
+
+    fn handle_tick(&mut self) {
+        self.tell_core(Input::Tick);
+        self.joins.handle_tick();
+        self.look_at_certificate();
+        self.answer_late_orders();
+        self.look_at_quorum();
+        self.peers.follow(&self.transport, &self.core.state().contacts());
+    }
+
+    fn look_at_quorum(&mut self) {
+        let is_lost = match self.core.standing() {
+            zbelastic_consensus::standing::RunStanding::NoQuorum { ticks } => {
+                ticks >= LEADERLESS_TICKS_MAX
+            }
+            _ => false,
+        };
+        if is_lost != self.leaderless {
+            self.leaderless = is_lost;
+            let kind = if is_lost { EventKind::QuorumLost } else { EventKind::QuorumHeld };
+            self.journal.tell(kind);
+        }
+    }
+
+    fn tell_core(&mut self, input: Input) {
+        // What does not belong is counted by the core, and changes nothing.
+        let _ = self.core.handle(input);
+    }
+
+    fn send_node(&self, to: NodeId, message: &NodeMessage) {
+        let mut bytes = vec![ControlKind::Blob.byte()];
+        bytes.extend(wire::encode(message));
+        self.transport.send(to, bytes.into());
+    }
+
+    /// Does what the core says, until it has nothing more to say.
+    fn perform(&mut self) {
+        while let Some(output) = self.core.poll_output() {
+            match output {
+                Output::Send { to, message } => self.send(to, &message),
+                Output::Persist { token, records } => {
+                    if let Err(error) = self.disk.persist(token, records) {
+                        self.ending = Some(Ending::Lost(error.to_string()));
+                    }
+                }
+                Output::Trim { before } => {
+                    // Records that stay longer than needed cost room only.
+                    let _ = self.disk.trim(before);
+                }
+                Output::Solve(request) => self.solver.ask(request),
+                Output::Event(event) => self.handle_core_event(event),
+                Output::Fatal(cause) => self.ending = Some(fatal(&cause)),
+            }
+        }
+    }
+
+    fn send(&self, to: NodeId, envelope: &Envelope) {
+        let kind = match envelope.message {
+            Message::Raft(_) => ControlKind::Raft,
+            _ => ControlKind::Member,
+        };
+        let mut bytes = vec![kind.byte()];
+        bytes.extend(envelope.encode());
+        self.transport.send(to, bytes.into());
+    }
+
+    fn handle_core_event(&mut self, event: CoreEvent) {
+        match event {
+            CoreEvent::Applied { index, change } => self.handle_change(index, &change),
+            CoreEvent::Refused { index, entry, refusal } => {
+                self.journal.log(format!("entry {index} ({entry}) changed nothing: {refusal}"));
+                self.refuse_join(index, &refusal);
+                self.answer_order(index, Err(refusal));
+            }
+            CoreEvent::NoPlan(none) => self.journal.warn(format!("no plan: {none}")),
+            CoreEvent::Installed { .. } => self.look_at_job(),
+            CoreEvent::Leader { leader, term } => {
+                self.journal.tell(EventKind::Leader { node: leader, term });
+            }
+        }
+    }
+
+    fn handle_change(&mut self, index: u64, change: &Change) {
+        if let Change::Job { .. } = change {
+            self.look_at_job();
+        }
+        let now = (Instant::now(), now_ms());
+        for kind in self.chronicle.note_change(change, self.core.state(), now) {
+            let kind = self.with_digest(kind);
+            self.journal.tell(kind);
+        }
+        match change {
+            Change::Checkpoint { version, .. } => self.note_checkpoint(*version),
+            Change::Access(outcome) => self.note_access(outcome),
+            Change::Members(_)
+            | Change::Adopted(_)
+            | Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Sealed { .. }
+            | Change::Durable { .. }
+            | Change::Rewound { .. }
+            | Change::Job { .. } => {}
+        }
+        self.answer_order(index, Ok(()));
+    }
+
+    fn look_at_job(&mut self) {
+        let Some(spec) = self.core.state().job().map(|job| job.spec.clone()) else { return };
+        match JobDocument::of_job(&spec) {
+            Ok(job) => {
+                self.want_data(&job.job);
+                self.chronicle.set_job(job);
+            }
+            Err(error) => self.journal.warn(error.to_string()),
+        }
+    }
+
+    /// Whether this node leads and knows all that was agreed before.
+    fn leads(&self) -> bool {
+        self.core.status().leads_applied
+    }
+}
+
+fn fatal(cause: &FatalCause) -> Ending {
+    Ending::Lost(match cause {
+        FatalCause::Log(reason) => format!("this node's log cannot be used any more: {reason:?}"),
+        FatalCause::Version(error) => {
+            format!("what is agreed cannot be read by this version; the data is untouched: {error}")
+        }
+        FatalCause::OtherCluster { expected, found } => {
+            format!("the log is cluster {found}'s, this node belongs to {expected}")
+        }
+    })
+}
+
+/// Versions that are referred to, or may be.
+fn referred(core: &Core) -> BTreeSet<Step> {
+    let state = core.state();
+    let kept = state.checkpoints().iter().map(|checkpoint| checkpoint.version);
+    kept.chain(state.pending().iter().map(|pending| pending.version)).collect()
+}
+
+/// So long a person waits for an answer to an order before being told that nobody decides.
+pub(super) const ORDER_WAIT: Duration = Duration::from_secs(5);

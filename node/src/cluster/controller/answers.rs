@@ -1,0 +1,406 @@
+//! Questions and orders of people, answered.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::access::{AccessChange, AccessRole, Token, TokenId, TokenTerms};
+use zbelastic_consensus::core::{Command, CoreRefusal};
+use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
+use zbelastic_consensus::member::Standing;
+use zbelastic_consensus::state::EntryRefusal;
+use zbelastic_transport::identity::Token as JoinToken;
+use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
+use zbelastic_types::{NodeId, Step};
+
+use super::Controller;
+use super::orders::Outcome;
+use crate::api::{
+    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, MemberRole,
+    NoRun, NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
+    TokenRequest, WrongState, decode_request, encode_answer,
+};
+use crate::cluster::document::{DataName, JobDocument};
+use crate::cluster::journal::now_s;
+use crate::cluster::keeper::hex;
+use crate::cluster::wire::NodeRequest;
+use crate::config::{RunConfig, load_document};
+
+/// Whether somebody with this role may ask this.
+#[must_use]
+pub fn may_ask(role: PeerRole, request: &Request) -> bool {
+    match request {
+        Request::Status
+        | Request::Events { .. }
+        | Request::CheckpointList
+        | Request::CheckpointShow { .. }
+        | Request::ClusterInfo => match role {
+            PeerRole::Admin | PeerRole::Controller | PeerRole::Worker | PeerRole::Observer => true,
+        },
+        Request::Logs { .. }
+        | Request::TokenCreate(_)
+        | Request::TokenList
+        | Request::TokenRevoke { .. }
+        | Request::NodeDrain { .. }
+        | Request::NodeRemove { .. }
+        | Request::Run { .. }
+        | Request::PutData { .. }
+        | Request::Pause
+        | Request::Resume
+        | Request::Stop
+        | Request::CheckpointVerify { .. }
+        | Request::CheckpointRestore { .. }
+        | Request::CheckpointCollect
+        | Request::CheckpointExport { .. }
+        | Request::ClusterBackup { .. } => match role {
+            PeerRole::Admin => true,
+            PeerRole::Controller | PeerRole::Worker | PeerRole::Observer => false,
+        },
+    }
+}
+
+impl Controller {
+    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
+        if let Some(request) = NodeRequest::decode(bytes) {
+            return self.answer_node(from, request, reply);
+        }
+        let request = match decode_request(bytes) {
+            Ok(request) => request,
+            Err(error) => {
+                let what = error.to_string();
+                return self.reply(reply, &Answer::Refused(Refusal::Malformed { what }));
+            }
+        };
+        if !may_ask(from.role, &request) {
+            let what = format!("a certificate of a {} may not ask {}", from.role, request.name());
+            self.journal.log(format!("refused node {}: {what}", from.node));
+            return self.reply(reply, &Answer::Refused(Refusal::NotAuthorised { what }));
+        }
+        self.answer(request, reply);
+    }
+
+    pub(super) fn reply(&self, reply: Reply, answer: &Answer) {
+        // An answer that is too large is a mistake of ours, and is told as one.
+        let bytes = encode_answer(answer).or_else(|error| {
+            let what = error.to_string();
+            encode_answer(&Answer::Refused(Refusal::Internal { what }))
+        });
+        if let Ok(bytes) = bytes {
+            reply.answer(bytes);
+        }
+    }
+
+    fn answer(&mut self, request: Request, reply: Reply) {
+        let answer = match request {
+            Request::Status => Answer::Status(Box::new(self.status())),
+            Request::Events { from_sequence, max } => self.events(from_sequence, max),
+            Request::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
+            Request::TokenList => self.tokens(),
+            Request::CheckpointList => Answer::Checkpoints(self.checkpoints()),
+            Request::CheckpointShow { step } => self.checkpoint(step),
+            Request::CheckpointVerify { step, layer } => return self.verify(step, layer, reply),
+            Request::CheckpointExport { step, layer, offset } => {
+                return self.export(step, layer, offset, reply);
+            }
+            Request::CheckpointCollect => self.collect_all(),
+            Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
+            Request::ClusterBackup { digest, offset } => self.backup(digest, offset),
+            Request::PutData { hash, offset, bytes } => self.put_data(hash, offset, bytes),
+            Request::TokenCreate(wanted) => return self.create_token(wanted, reply),
+            Request::TokenRevoke { id, with_nodes } => {
+                return self.revoke_token(&id, with_nodes, reply);
+            }
+            Request::NodeDrain { node } => return self.drain(node, reply),
+            Request::NodeRemove { node, force } => return self.remove(node, force, reply),
+            Request::Run { document, corpus } => return self.run_job(document, corpus, reply),
+            Request::Pause => return self.change_job(JobChange::Pause, reply),
+            Request::Resume => return self.change_job(JobChange::Continue, reply),
+            Request::Stop => return self.change_job(JobChange::Stop, reply),
+            Request::CheckpointRestore { step } => return self.restore(step, reply),
+        };
+        self.reply(reply, &answer);
+    }
+
+    fn events(&self, from: u64, max: u32) -> Answer {
+        let max = max.min(EVENTS_MAX) as usize;
+        let (first_sequence, next_sequence, events) = self.journal.events(from, max);
+        Answer::Events(Events { log: self.journal.number(), first_sequence, next_sequence, events })
+    }
+
+    fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> Answer {
+        let asked = node.unwrap_or(self.setup.node);
+        if asked != self.setup.node {
+            let addresses = self.addresses_of(asked);
+            return Answer::Redirect { addresses };
+        }
+        let max = max.min(LOG_LINES_MAX) as usize;
+        let (first_sequence, next_sequence, lines) = self.journal.lines(from, max);
+        Answer::Logs(Logs { node: asked, first_sequence, next_sequence, lines })
+    }
+
+    /// Where a member is reached.
+    pub(super) fn addresses_of(&self, node: NodeId) -> Vec<String> {
+        let member = self.core.state().members().get(&node);
+        member.map_or_else(Vec::new, |member| member.contact.addresses.clone())
+    }
+
+    /// Where to ask instead.
+    pub(super) fn redirect(&self) -> Answer {
+        match self.core.status().leader {
+            Some(leader) if leader != self.setup.node => {
+                Answer::Redirect { addresses: self.addresses_of(leader) }
+            }
+            Some(_) | None => self.no_quorum(),
+        }
+    }
+
+    fn tokens(&self) -> Answer {
+        let tokens = self.core.state().access().tokens();
+        Answer::Tokens(tokens.iter().map(|(id, token)| token_info(*id, token)).collect())
+    }
+
+    fn create_token(&mut self, wanted: TokenRequest, reply: Reply) {
+        let (role, token_role) = match wanted.role {
+            MemberRole::Controller => (AccessRole::Controller, PeerRole::Controller),
+            MemberRole::Worker => (AccessRole::Worker, PeerRole::Worker),
+        };
+        let token = JoinToken::create(token_role, self.authority.pin());
+        let id = TokenId(token.id().0);
+        let terms = TokenTerms {
+            role,
+            verifier: token.verifier().to_bytes(),
+            expires_at_s: now_s().saturating_add(wanted.ttl_s),
+            uses_max: wanted.uses,
+            is_ephemeral: wanted.ephemeral,
+            note: wanted.note.unwrap_or_default(),
+        };
+        let text = token.reveal();
+        let addresses = self.controller_addresses();
+        let command = Command::Access(AccessChange::TokenMade { token: id, terms, at_s: now_s() });
+        let outcome: Outcome = Box::new(move |controller| {
+            let tokens = controller.core.state().access().tokens();
+            let Some(info) = tokens.get(&id).map(|token| token_info(id, token)) else {
+                return not_found(Thing::Token, id.to_string());
+            };
+            Answer::Token(TokenCreated { token: text, info, addresses })
+        });
+        self.order(command, reply, outcome);
+    }
+
+    /// Where controllers are reached.
+    pub(super) fn controller_addresses(&self) -> Vec<String> {
+        let controllers = self.core.state().controllers();
+        controllers.flat_map(|node| self.addresses_of(node)).collect()
+    }
+
+    fn revoke_token(&mut self, id: &str, with_nodes: bool, reply: Reply) {
+        let Ok(number) = u64::from_str_radix(id, 16) else {
+            return self.reply(reply, &not_found(Thing::Token, id.to_owned()));
+        };
+        let token = TokenId(number);
+        let uses = self.core.state().access().tokens().get(&token).map(|token| &token.uses);
+        let nodes: Vec<NodeId> = uses.into_iter().flatten().map(|used| used.node).collect();
+        let command = Command::Access(AccessChange::TokenRevoked { token });
+        if with_nodes {
+            for node in &nodes {
+                // Who is gone already is gone.
+                let _ = self.core.order(Command::Remove(*node));
+            }
+        }
+        let what = format!("token {token} is revoked");
+        let nodes = if with_nodes { nodes } else { Vec::new() };
+        self.order(command, reply, Box::new(|_| Answer::Done(NodeSaid { what, nodes })));
+    }
+
+    fn drain(&mut self, node: NodeId, reply: Reply) {
+        let said = NodeSaid { what: format!("node {node} is to go in order"), nodes: vec![node] };
+        self.order(Command::Drain(node), reply, Box::new(|_| Answer::Done(said)));
+    }
+
+    fn remove(&mut self, node: NodeId, force: bool, reply: Reply) {
+        let member = self.core.state().members().get(&node);
+        if let Some(member) = member.filter(|member| member.is_live() && !force) {
+            let state = WrongState::NodeLive { name: member.contact.name.clone() };
+            return self.reply(reply, &Answer::Refused(Refusal::WrongState(state)));
+        }
+        let said = NodeSaid { what: format!("node {node} is removed"), nodes: vec![node] };
+        self.transport.ban(node);
+        self.order(Command::Remove(node), reply, Box::new(|_| Answer::Done(said)));
+    }
+
+    fn change_job(&mut self, change: JobChange, reply: Reply) {
+        self.order(Command::Job(change), reply, Box::new(|controller| controller.job_answer()));
+    }
+
+    fn restore(&mut self, step: u64, reply: Reply) {
+        let command = Command::Restore { to: Step(step) };
+        self.order(command, reply, Box::new(|controller| controller.job_answer()));
+    }
+
+    fn job_answer(&self) -> Answer {
+        match self.job_status() {
+            Some(job) => Answer::Job(Box::new(job)),
+            None => Answer::Refused(Refusal::WrongState(WrongState::NoRun { was: NoRun::Never })),
+        }
+    }
+
+    fn run_job(&mut self, document: String, corpus: CorpusDescription, reply: Reply) {
+        if !self.leads() {
+            let answer = self.redirect();
+            return self.reply(reply, &answer);
+        }
+        let job = match submitted(&document, corpus) {
+            Ok(job) => job,
+            Err(refusal) => return self.reply(reply, &Answer::Refused(refusal)),
+        };
+        if let Some(missing) = self.missing_data(&job) {
+            return self.reply(reply, &Answer::DataWanted(missing));
+        }
+        let spec = match job.encode() {
+            Ok(bytes) => job.spec(bytes),
+            Err(error) => {
+                let what = error.to_string();
+                return self.reply(reply, &Answer::Refused(Refusal::Malformed { what }));
+            }
+        };
+        self.begin_run(spec, reply);
+    }
+
+    fn begin_run(&mut self, spec: JobSpec, reply: Reply) {
+        let events_from = self.journal.next_event();
+        let known = self.core.state().job();
+        let phase = known.filter(|job| job.spec.config == spec.config).map(|job| job.phase);
+        match phase {
+            Some(JobPhase::Running) => self.accept(RunDisposition::Attached, events_from, reply),
+            Some(JobPhase::Done) => self.accept(RunDisposition::Done, events_from, reply),
+            Some(JobPhase::Paused | JobPhase::Halted(_)) => {
+                let outcome = accepted(RunDisposition::Continued, events_from);
+                self.order(Command::Job(JobChange::Continue), reply, outcome);
+            }
+            Some(JobPhase::Stopped) | None => {
+                let command = Command::Job(JobChange::Start(Arc::new(spec)));
+                self.order(command, reply, accepted(RunDisposition::Started, events_from));
+            }
+        }
+    }
+
+    fn accept(&mut self, disposition: RunDisposition, events_from: u64, reply: Reply) {
+        let answer = accepted(disposition, events_from)(self);
+        self.reply(reply, &answer);
+    }
+
+    /// Why the core does not take an order, as a person is told.
+    pub(super) fn refusal(&self, refusal: &CoreRefusal) -> Refusal {
+        match refusal {
+            CoreRefusal::Job(refusal) => self.job_refusal(refusal),
+            CoreRefusal::Restore(refusal) => self.entry_refusal(refusal),
+            CoreRefusal::UnknownNode { node } => match self.core.state().members().get(node) {
+                Some(member) => {
+                    let reason = match member.standing {
+                        Standing::Lost(reason) => reason.to_string(),
+                        Standing::Present | Standing::Draining => String::new(),
+                    };
+                    let name = member.contact.name.clone();
+                    Refusal::WrongState(WrongState::NodeGone { name, reason })
+                }
+                None => Refusal::NotFound { thing: Thing::Node, name: node.to_string() },
+            },
+            other => Refusal::Malformed { what: other.to_string() },
+        }
+    }
+
+    pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> Refusal {
+        match refusal {
+            EntryRefusal::Job(refusal) => self.job_refusal(refusal),
+            other => Refusal::Malformed { what: other.to_string() },
+        }
+    }
+
+    fn job_refusal(&self, refusal: &JobRefusal) -> Refusal {
+        let state = match refusal {
+            JobRefusal::Missing => WrongState::NoRun { was: NoRun::Never },
+            JobRefusal::Stopped => WrongState::NoRun { was: NoRun::Stopped },
+            JobRefusal::Done => WrongState::Done,
+            JobRefusal::NotHeld => WrongState::NotPaused,
+            JobRefusal::Halted { reason } => WrongState::Halted { reason: reason.to_string() },
+            JobRefusal::UnderWay | JobRefusal::Same => match self.job_status() {
+                Some(job) => WrongState::OtherRun {
+                    config: job.config,
+                    step: job.step,
+                    step_count: job.step_count,
+                },
+                None => WrongState::Starting,
+            },
+            other => return Refusal::Malformed { what: other.to_string() },
+        };
+        Refusal::WrongState(state)
+    }
+
+    fn cluster_info(&self) -> ClusterInfo {
+        let status = self.core.status();
+        let members = self.members();
+        let voters: Vec<_> =
+            members.into_iter().filter(|m| status.members.voters.contains(&m.id)).collect();
+        ClusterInfo {
+            name: self.setup.cluster_name.clone(),
+            id: self.core.state().cluster().to_string(),
+            founded_ms: self.setup.founded_ms,
+            authority: hex(&self.authority.pin().0),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leader: status.leader,
+            term: status.term,
+            committed: status.commit,
+            failures_tolerated: (voters.len().saturating_sub(1) / 2) as u32,
+            voters,
+        }
+    }
+}
+
+/// The job that was submitted: a configuration with the hash of its text, or a whole document.
+fn submitted(document: &str, corpus: CorpusDescription) -> Result<JobDocument, Refusal> {
+    if document.trim_start().starts_with('{') {
+        let job = JobDocument::decode(document.as_bytes());
+        return job.map_err(|error| Refusal::Malformed { what: error.to_string() });
+    }
+    let loaded = load_document("the submitted configuration", document).map_err(|failure| {
+        let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
+        Refusal::Config { problems }
+    })?;
+    let text = DataName { hash: corpus.hash.0, length: corpus.length.0 };
+    let config = loaded.config;
+    let toml = document.to_owned();
+    Ok(JobDocument::new(name_of(&config), config, toml, text))
+}
+
+/// What a run is called that has no other name: by its model's size.
+fn name_of(config: &RunConfig) -> String {
+    let family = format!("{:?}", config.model.family).to_lowercase();
+    format!("{family}-{}x{}", config.model.blocks, config.model.width)
+}
+
+fn accepted(disposition: RunDisposition, events_from: u64) -> Outcome {
+    Box::new(move |controller| match controller.job_status() {
+        Some(job) => Answer::Run(RunAccepted { disposition, events_from, job }),
+        None => Answer::Refused(Refusal::WrongState(WrongState::Starting)),
+    })
+}
+
+pub(super) fn not_found(thing: Thing, name: String) -> Answer {
+    Answer::Refused(Refusal::NotFound { thing, name })
+}
+
+fn token_info(id: TokenId, token: &Token) -> TokenInfo {
+    let terms = &token.terms;
+    TokenInfo {
+        id: id.to_string(),
+        role: match terms.role {
+            AccessRole::Controller => MemberRole::Controller,
+            AccessRole::Worker | AccessRole::Admin | AccessRole::Observer => MemberRole::Worker,
+        },
+        created_ms: token.made_at_s * 1000,
+        expires_ms: terms.expires_at_s * 1000,
+        uses: terms.uses_max,
+        used: token.uses.len() as u32,
+        ephemeral: terms.is_ephemeral,
+        revoked: token.is_revoked,
+        note: Some(terms.note.clone()).filter(|note| !note.is_empty()),
+    }
+}

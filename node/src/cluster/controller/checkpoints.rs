@@ -1,0 +1,191 @@
+//! Checkpoints for people: shown, verified, exported; the cluster backed up.
+
+use std::sync::Arc;
+
+use zbelastic_checkpoint::{SledStore, Store, StoreError};
+use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+use zbelastic_transport::{BulkFetch, Reply, Transport};
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+
+use super::Controller;
+use super::answers::not_found;
+use crate::api::{
+    Answer, Backup, CheckpointDetail, Collected, CopyState, HexDigest, LayerCopy, LayerDetail,
+    LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, encode_answer,
+};
+use crate::cluster::keeper::name_of;
+use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef, layer_bytes};
+
+impl Controller {
+    /// The piece of a layer at a checkpoint.
+    fn piece(&self, step: u64, layer: u32) -> Option<PieceRef> {
+        let state = self.core.state();
+        let record = state.checkpoints().iter().find(|found| found.version == Step(step))?;
+        let digest = *record.layers.get(layer as usize)?;
+        let model = &self.chronicle.job()?.job.config.model;
+        let spec = &zbelastic_trainer::model::model_layers(model)[layer as usize];
+        let layer = LayerId(layer);
+        Some(PieceRef { version: Step(step), layer, digest, length: layer_bytes(spec) })
+    }
+
+    pub(super) fn checkpoint(&self, step: u64) -> Answer {
+        let summary = self.checkpoints().into_iter().find(|found| found.step == step);
+        let (Some(summary), Some(job)) = (summary, self.chronicle.job()) else {
+            return not_found(Thing::Checkpoint, step.to_string());
+        };
+        let state = self.core.state();
+        let record = state.checkpoints().iter().find(|found| found.version == Step(step));
+        let count = record.map_or(0, |record| record.layers.len() as u32);
+        let pieces = (0..count).filter_map(|layer| self.piece(step, layer));
+        let here = |piece: PieceRef| {
+            let has_it = self.keeper.store().record(name_of(piece)).is_ok_and(|r| r.is_some());
+            if has_it { vec![self.setup.node] } else { Vec::new() }
+        };
+        let layers = pieces.map(|piece| LayerDetail {
+            layer: piece.layer.0,
+            digest: HexDigest(piece.digest),
+            bytes: Bytes(piece.length),
+            holders: here(piece),
+        });
+        Answer::Checkpoint(CheckpointDetail {
+            summary,
+            document: job.job.toml.clone(),
+            corpus: HexDigest(job.job.text.hash),
+            layers: layers.collect(),
+        })
+    }
+
+    /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
+    pub(super) fn verify(&mut self, step: u64, layer: u32, reply: Reply) {
+        let Some(piece) = self.piece(step, layer) else {
+            return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
+        };
+        let store = self.keeper.store().clone();
+        let (me, others) = (self.setup.node, self.holders());
+        let transport = self.transport.clone();
+        tokio::spawn(async move {
+            let mut copies = vec![LayerCopy { node: me, state: state_here(store, piece).await }];
+            for node in others.into_iter().filter(|node| *node != me) {
+                let state = state_there(&transport, node, piece).await;
+                copies.push(LayerCopy { node, state });
+            }
+            let verified = LayerVerified { step, layer, copies };
+            send(reply, &Answer::Verified(verified));
+        });
+    }
+
+    /// A piece of a layer's image, wherever it lies.
+    pub(super) fn export(&mut self, step: u64, layer: u32, offset: u64, reply: Reply) {
+        let Some(piece) = self.piece(step, layer) else {
+            return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
+        };
+        let (store, transport) = (self.keeper.store().clone(), self.transport.clone());
+        let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
+        tokio::spawn(async move {
+            let answer = match read_anywhere(store, &transport, others, piece).await {
+                Ok(image) => slice(&image, offset),
+                Err(what) => Answer::Refused(Refusal::OutOfResource { what }),
+            };
+            send(reply, &answer);
+        });
+    }
+
+    /// Removes what no checkpoint needs: here now, elsewhere as soon as they hear of it.
+    pub(super) fn collect_all(&mut self) -> Answer {
+        let kept: Vec<Step> = super::referred(&self.core).into_iter().collect();
+        let mut collected = Vec::new();
+        for node in self.holders() {
+            let error = if node == self.setup.node {
+                let kept = kept.iter().copied().collect();
+                self.keeper.collect(kept).err().map(|error| error.to_string())
+            } else {
+                self.send_node(node, &NodeMessage::Collect { kept: kept.clone() });
+                None
+            };
+            collected.push(Collected { node, chunks: 0, bytes: Bytes(0), error });
+        }
+        Answer::Collected(collected)
+    }
+
+    /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
+    pub(super) fn backup(&self, digest: Option<HexDigest>, offset: u64) -> Answer {
+        let bytes = zbelastic_consensus::codec::encode(self.core.state());
+        let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));
+        if digest.is_some_and(|expected| expected != found) {
+            return not_found(Thing::Backup, digest.map_or_else(String::new, |d| d.to_string()));
+        }
+        let total = bytes.len() as u64;
+        let bytes = window(&bytes, offset).to_vec();
+        Answer::Backup(Backup { digest: found, total, offset, bytes })
+    }
+}
+
+fn send(reply: Reply, answer: &Answer) {
+    if let Ok(bytes) = encode_answer(answer) {
+        reply.answer(bytes);
+    }
+}
+
+fn window(bytes: &[u8], offset: u64) -> &[u8] {
+    let start = (offset as usize).min(bytes.len());
+    let end = (start + PIECE_BYTES_MAX).min(bytes.len());
+    &bytes[start..end]
+}
+
+fn slice(image: &[u8], offset: u64) -> Answer {
+    let bytes = window(image, offset).to_vec();
+    Answer::Layer(LayerPiece { total: image.len() as u64, offset, bytes })
+}
+
+async fn read_here(store: Arc<SledStore>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
+    let read = tokio::task::spawn_blocking(move || store.get(name_of(piece))).await;
+    read.unwrap_or(Err(StoreError::NoPiece { name: name_of(piece) }))
+}
+
+async fn state_here(store: Arc<SledStore>, piece: PieceRef) -> CopyState {
+    match read_here(store, piece).await {
+        Ok(bytes) => checked(&bytes, piece),
+        Err(error @ StoreError::NoPiece { .. }) => CopyState::Missing { what: error.to_string() },
+        Err(error) => CopyState::Damaged { what: error.to_string() },
+    }
+}
+
+async fn state_there(transport: &Transport, node: NodeId, piece: PieceRef) -> CopyState {
+    match fetch(transport, vec![node], piece).await {
+        Ok(bytes) => checked(&bytes, piece),
+        Err(what) => CopyState::Missing { what },
+    }
+}
+
+/// Whether bytes are the layer that was agreed on, to the last bit.
+fn checked(bytes: &[u8], piece: PieceRef) -> CopyState {
+    match LayerImage::decode(bytes) {
+        Ok(image) if layer_digest(&image) == piece.digest => {
+            CopyState::Sound { bytes: Bytes(bytes.len() as u64) }
+        }
+        Ok(_) => CopyState::Damaged { what: "the state has another digest".to_owned() },
+        Err(error) => CopyState::Damaged { what: error.to_string() },
+    }
+}
+
+async fn fetch(
+    transport: &Transport,
+    holders: Vec<NodeId>,
+    piece: PieceRef,
+) -> Result<Vec<u8>, String> {
+    let key = wire::encode(&BulkKey::Piece(piece));
+    let fetch = BulkFetch { holders, key, length: piece.length };
+    transport.fetch_bulk(fetch).await.map_err(|error| error.to_string())
+}
+
+async fn read_anywhere(
+    store: Arc<SledStore>,
+    transport: &Transport,
+    others: Vec<NodeId>,
+    piece: PieceRef,
+) -> Result<Vec<u8>, String> {
+    match read_here(store, piece).await {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => fetch(transport, others, piece).await,
+    }
+}

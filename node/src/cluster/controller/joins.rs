@@ -1,0 +1,266 @@
+//! Strangers with tokens: let in once the use of their token is agreed on.
+//!
+//! The proof is checked here, where the channel ends; whether the token is good is decided by the
+//! log, so that a token for one use lets one in whoever leads.
+
+use std::collections::BTreeMap;
+
+use zbelastic_consensus::access::{
+    AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId as AgreedToken,
+};
+use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
+use zbelastic_consensus::state::EntryRefusal;
+use zbelastic_transport::Reply;
+use zbelastic_transport::identity::{
+    CertificateLife, ControllerContact, JoinAnswer, JoinAttempt, JoinGrant, JoinRefusal, JoinReply,
+    PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
+};
+use zbelastic_types::{Digest, NodeId};
+
+use super::Controller;
+use crate::api::EventKind;
+use crate::cluster::journal::now_s;
+use crate::cluster::peers::resolve;
+use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
+
+/// Joins that wait for the log at once.
+const JOINS_MAX: usize = 256;
+/// Ticks until a joiner is told that nothing can be decided.
+const JOIN_TICKS_MAX: u32 = 1000;
+
+/// Joins that wait for the log, by the key of who joins.
+#[derive(Default)]
+pub(super) struct Joins {
+    waiting: BTreeMap<Digest, Waiting>,
+}
+
+struct Waiting {
+    attempt: JoinAttempt,
+    reply: JoinReply,
+    index: u64,
+    ticks: u32,
+}
+
+impl Joins {
+    /// Time passes: who waited too long is told so.
+    pub(super) fn handle_tick(&mut self) {
+        self.waiting.values_mut().for_each(|waiting| waiting.ticks += 1);
+        let is_late = |(_, waiting): &(&Digest, &Waiting)| waiting.ticks > JOIN_TICKS_MAX;
+        while let Some(key) = self.waiting.iter().find(is_late).map(|(key, _)| *key) {
+            let waiting = self.waiting.remove(&key).expect("found above");
+            waiting.reply.answer(JoinAnswer::Refused(JoinRefusal::NotReady));
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn handle_join(&mut self, attempt: JoinAttempt, reply: JoinReply) {
+        if let Err(refusal) = self.begin_join(attempt, reply) {
+            let (refusal, reply) = *refusal;
+            self.journal.log(format!("somebody is not let in: {refusal}"));
+            reply.answer(JoinAnswer::Refused(refusal));
+        }
+    }
+
+    fn begin_join(
+        &mut self,
+        attempt: JoinAttempt,
+        reply: JoinReply,
+    ) -> Result<(), Box<(JoinRefusal, JoinReply)>> {
+        match self.propose_join(&attempt) {
+            Ok(index) => {
+                let key = Digest(attempt.key_digest().0);
+                let waiting = Waiting { attempt, reply, index, ticks: 0 };
+                self.joins.waiting.insert(key, waiting);
+                Ok(())
+            }
+            Err(refusal) => Err(Box::new((refusal, reply))),
+        }
+    }
+
+    fn propose_join(&mut self, attempt: &JoinAttempt) -> Result<u64, JoinRefusal> {
+        if !self.leads() {
+            return Err(self.not_leader());
+        }
+        if self.joins.waiting.len() >= JOINS_MAX {
+            return Err(JoinRefusal::NotReady);
+        }
+        let token = AgreedToken(attempt.token.0);
+        let known = self.core.state().access().tokens().get(&token);
+        let known = known.ok_or(JoinRefusal::TokenUnknown { token: attempt.token })?;
+        attempt.check_proof(&TokenVerifier::from_bytes(known.terms.verifier))?;
+        let at_s = now_s();
+        let change = AccessChange::TokenUsed {
+            token,
+            key: Digest(attempt.key_digest().0),
+            name: attempt.name.as_str().to_owned(),
+            role: access_role(attempt.role),
+            at_s,
+            expires_at_s: at_s + CertificateLife::of(attempt.role).0,
+        };
+        match self.core.order(Command::Access(change)) {
+            Ok(Ordered::Proposed { index, .. }) => Ok(index),
+            Ok(Ordered::Noted) => Err(JoinRefusal::NotReady),
+            Err(CoreRefusal::NotLeader { .. }) => Err(self.not_leader()),
+            Err(CoreRefusal::Access(refusal)) => Err(self.join_refusal(&refusal, attempt)),
+            Err(_) => Err(JoinRefusal::NotReady),
+        }
+    }
+
+    fn not_leader(&self) -> JoinRefusal {
+        let leader = self.core.status().leader.filter(|leader| *leader != self.setup.node);
+        let leader = leader.map_or_else(Vec::new, |node| resolve(&self.addresses_of(node)));
+        JoinRefusal::NotLeader { leader }
+    }
+
+    /// Why the log does not let somebody in, as the joiner is told.
+    fn join_refusal(&self, refusal: &AccessRefusal, attempt: &JoinAttempt) -> JoinRefusal {
+        let token = attempt.token;
+        let agreed = self.core.state().access().tokens().get(&AgreedToken(token.0));
+        let last = agreed.and_then(|token| token.uses.last()).map_or(0, |used| used.at_s);
+        match refusal {
+            AccessRefusal::UnknownToken { .. } => JoinRefusal::TokenUnknown { token },
+            AccessRefusal::TokenExpired { expired_at_s, .. } => {
+                JoinRefusal::TokenExpired { token, at: UnixSeconds(*expired_at_s) }
+            }
+            AccessRefusal::TokenUsedUp { uses_max, .. } => {
+                JoinRefusal::TokenSpent { token, uses: (*uses_max).into(), at: UnixSeconds(last) }
+            }
+            AccessRefusal::TokenRevoked { .. } => {
+                JoinRefusal::TokenRevoked { token, at: UnixSeconds(last) }
+            }
+            AccessRefusal::TokenRole { expected, .. } => JoinRefusal::WrongRole {
+                token,
+                expected: peer_role(*expected),
+                found: attempt.role,
+            },
+            _ => JoinRefusal::NotReady,
+        }
+    }
+
+    /// Who may take part changed.
+    pub(super) fn note_access(&mut self, outcome: &AccessOutcome) {
+        match outcome {
+            AccessOutcome::LetIn { key, node, .. } => self.let_in(*key, *node),
+            AccessOutcome::TokenMade { token } => {
+                let terms = self.core.state().access().tokens().get(token).map(|t| t.terms.role);
+                if let Some(role) = terms.and_then(AccessRole::member_role) {
+                    let role = crate::cluster::chronicle::member_role(role);
+                    self.journal.tell(EventKind::TokenCreated { id: token.to_string(), role });
+                }
+            }
+            AccessOutcome::TokenRevoked { token } => {
+                self.journal.tell(EventKind::TokenRevoked { id: token.to_string() });
+            }
+            AccessOutcome::Revoked { node } | AccessOutcome::Forgotten { node } => {
+                self.transport.ban(*node);
+            }
+            AccessOutcome::Renewed { .. } => {}
+        }
+    }
+
+    fn let_in(&mut self, key: Digest, node: NodeId) {
+        let Some(Waiting { attempt, reply, .. }) = self.joins.waiting.remove(&key) else { return };
+        let now = UnixSeconds::now();
+        let issued = match self.authority.issue(&attempt.key, attempt.role, node, now) {
+            Ok(issued) => issued,
+            Err(error) => {
+                self.journal.warn(format!("no certificate for node {node}: {error}"));
+                return reply.answer(JoinAnswer::Refused(JoinRefusal::NotReady));
+            }
+        };
+        let authority = (attempt.role == PeerRole::Controller).then(|| self.authority.secret());
+        let cluster = self.core.state().cluster();
+        let controllers = self.controller_contacts();
+        let grant = JoinGrant::new(cluster, node, &issued, controllers, authority);
+        reply.answer(JoinAnswer::Granted(grant));
+    }
+
+    /// A controller has the authority, and renews its own certificate long before it ends.
+    pub(super) fn look_at_certificate(&mut self) {
+        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
+        if now < credentials.window().renew_after() {
+            return;
+        }
+        let key = credentials.key().requested();
+        let issued = self.authority.issue(&key, PeerRole::Controller, self.setup.node, now);
+        let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
+            let renewed = credentials.renewed(issued.chain).map_err(|error| error.to_string())?;
+            self.transport.set_credentials(renewed.clone()).map_err(|error| error.to_string())?;
+            Ok(renewed)
+        });
+        match renewed {
+            Ok(credentials) => self.setup.credentials = credentials,
+            Err(why) => self.journal.log(format!("the certificate is not renewed: {why}")),
+        }
+    }
+
+    /// A member asks for something.
+    pub(super) fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: Reply) {
+        let NodeRequest::Renew { request } = request;
+        let answer = match self.renewed(from, &request) {
+            Ok(chain) => NodeAnswer::Renewed { chain },
+            Err(why) => {
+                self.journal.log(format!("node {}'s certificate is not renewed: {why}", from.node));
+                NodeAnswer::Refused { why }
+            }
+        };
+        reply.answer(wire::encode(&answer));
+    }
+
+    fn renewed(&mut self, from: PeerIdentity, request: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
+        let digest = Digest(key.digest().0);
+        let credential = self.core.state().access().credential(from.node);
+        let is_its = |known: &&Credential| known.key == digest && !known.is_revoked;
+        let credential = credential.filter(is_its).ok_or("it has no credential for this key")?;
+        if peer_role(credential.role) != from.role {
+            return Err(format!("it was let in as {}", credential.role));
+        }
+        let now = UnixSeconds::now();
+        let issued = self.authority.issue(&key, from.role, from.node, now);
+        let issued = issued.map_err(|error| error.to_string())?;
+        let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(from.role).0);
+        // That it holds for longer is noted if this node leads; the certificate says it in any case.
+        let change = AccessChange::Renewed { node: from.node, key: digest, at_s, expires_at_s };
+        let _ = self.core.order(Command::Access(change));
+        Ok(issued.chain.iter().map(|part| part.to_vec()).collect())
+    }
+
+    fn controller_contacts(&self) -> Vec<ControllerContact> {
+        let controllers = self.core.state().controllers();
+        let contact =
+            |node: NodeId| ControllerContact { node, addresses: resolve(&self.addresses_of(node)) };
+        controllers.map(contact).collect()
+    }
+
+    /// The entry of a join changed nothing.
+    pub(super) fn refuse_join(&mut self, index: u64, refusal: &EntryRefusal) {
+        let found = self.joins.waiting.iter().find(|(_, waiting)| waiting.index == index);
+        let Some(key) = found.map(|(key, _)| *key) else { return };
+        let Waiting { attempt, reply, .. } = self.joins.waiting.remove(&key).expect("found above");
+        let refusal = match refusal {
+            EntryRefusal::Access(refusal) => self.join_refusal(refusal, &attempt),
+            _ => JoinRefusal::NotReady,
+        };
+        reply.answer(JoinAnswer::Refused(refusal));
+    }
+}
+
+const fn access_role(role: PeerRole) -> AccessRole {
+    match role {
+        PeerRole::Admin => AccessRole::Admin,
+        PeerRole::Controller => AccessRole::Controller,
+        PeerRole::Worker => AccessRole::Worker,
+        PeerRole::Observer => AccessRole::Observer,
+    }
+}
+
+const fn peer_role(role: AccessRole) -> PeerRole {
+    match role {
+        AccessRole::Admin => PeerRole::Admin,
+        AccessRole::Controller => PeerRole::Controller,
+        AccessRole::Worker => PeerRole::Worker,
+        AccessRole::Observer => PeerRole::Observer,
+    }
+}

@@ -1,0 +1,251 @@
+//! How everything stands, as this controller knows it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use zbelastic_consensus::job::JobPhase;
+use zbelastic_consensus::member::{Member, Standing};
+use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::standing::RunStanding;
+use zbelastic_transport::Road as LaneRoad;
+use zbelastic_types::{NodeId, Step};
+
+use super::Controller;
+use crate::api::{
+    Answer, CheckpointStatus, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberStanding,
+    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, Road, Status,
+};
+use crate::cluster::chronicle::{member_role, window_number};
+use crate::cluster::journal::now_ms;
+use crate::cluster::tick::TICK;
+
+/// A controller that was not heard for so long is not counted as reachable.
+const REACHABLE: Duration = Duration::from_secs(1);
+
+impl Controller {
+    pub(super) fn status(&self) -> Status {
+        let raft = self.core.status();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            at_ms: now_ms(),
+            answered_by: self.setup.node,
+            cluster: ClusterStatus {
+                name: self.setup.cluster_name.clone(),
+                id: self.core.state().cluster().to_string(),
+            },
+            leader: raft.leader,
+            term: raft.term,
+            quorum: self.quorum(),
+            members: self.members(),
+            job: self.job_status(),
+            plan: self.plan_status(),
+            promise: self.core.state().plan().map(|plan| promise(&plan.record)),
+            verdict_wait: self.chronicle.verdict_wait(),
+            failures: self.chronicle.failures(),
+            checkpoints: self.checkpoints(),
+            counters: self.counters(),
+        }
+    }
+
+    fn quorum(&self) -> QuorumStatus {
+        let voters = self.core.status().members.voters;
+        let is_reachable = |node: &NodeId| {
+            let heard = self.heard.get(node).is_some_and(|since| since.elapsed() < REACHABLE);
+            *node == self.setup.node || heard
+        };
+        let voters: Vec<NodeId> = voters.into_iter().collect();
+        let reachable = voters.iter().copied().filter(is_reachable).collect();
+        QuorumStatus { voters, reachable }
+    }
+
+    /// What a person is told when nobody decides.
+    pub(super) fn no_quorum(&self) -> Answer {
+        let QuorumStatus { voters, reachable } = self.quorum();
+        let since_ms = match self.core.standing() {
+            RunStanding::NoQuorum { ticks } => u64::from(ticks) * TICK.as_millis() as u64,
+            _ => 0,
+        };
+        let missing = voters.iter().filter(|voter| !reachable.contains(voter));
+        let missing = missing.map(|voter| self.name_of(*voter)).collect();
+        Answer::NoQuorum { since_ms, missing }
+    }
+
+    fn name_of(&self, node: NodeId) -> String {
+        let member = self.core.state().members().get(&node);
+        member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
+    }
+
+    pub(super) fn members(&self) -> Vec<MemberStatus> {
+        let members = self.core.state().members().iter();
+        members.map(|(node, member)| self.member(*node, member)).collect()
+    }
+
+    fn member(&self, node: NodeId, member: &Member) -> MemberStatus {
+        let plan = self.core.state().plan().map(|plan| &plan.record);
+        let place = plan.and_then(|plan| {
+            let stage = plan.stages.iter().position(|holder| holder.node == node)?;
+            Some((plan, zbelastic_types::StageIndex(stage as u32)))
+        });
+        let heard = self.heard.get(&node).map(|since| since.elapsed().as_millis() as u64);
+        MemberStatus {
+            id: node,
+            name: member.contact.name.clone(),
+            role: member_role(member.role),
+            standing: match member.standing {
+                Standing::Present => MemberStanding::Present,
+                Standing::Draining => MemberStanding::Draining,
+                Standing::Lost(reason) => MemberStanding::Lost { reason: reason.to_string() },
+            },
+            incarnation: member.incarnation.0,
+            addresses: member.contact.addresses.clone(),
+            stage: place.map(|(_, stage)| stage.0),
+            layers: place.map(|(plan, stage)| {
+                let layers = plan.layers_of(stage).map(|layer| layer.0);
+                let layers: Vec<u32> = layers.collect();
+                ranges(&layers)
+            }),
+            copies_stage: place.and_then(|(plan, stage)| plan.copied_by(stage).next()).map(|s| s.0),
+            device: "cpu".to_owned(),
+            memory_used: None,
+            memory: member.resources.memory,
+            last_heard_ms: if node == self.setup.node { Some(0) } else { heard },
+            round_trip_us: None,
+            road: match (node == self.setup.node, self.roads.get(&node)) {
+                (true, _) => Road::Own,
+                (false, Some(LaneRoad::Quic)) => Road::Quic,
+                (false, Some(LaneRoad::SameHost)) => Road::SameHost,
+                (false, None) => Road::Down,
+            },
+        }
+    }
+
+    pub(super) fn job_status(&self) -> Option<JobStatus> {
+        let state = self.core.state();
+        let (job, named) = (state.job()?, self.chronicle.job()?);
+        let sealed = state.open_turn().step.0;
+        let last = self.chronicle.last();
+        let newest = state.checkpoints().last().map(|checkpoint| checkpoint.version);
+        Some(JobStatus {
+            name: named.job.name.clone(),
+            config: HexDigest(job.spec.config),
+            phase: self.phase(job.phase),
+            step: sealed,
+            step_count: job.spec.step_count,
+            loss: last.and_then(|seal| self.chronicle.loss(seal)),
+            gnorm: last.map(|seal| seal.norm()).filter(|norm| norm.is_finite()),
+            lr: self.chronicle.lr(Step(sealed)),
+            step_ms: self.chronicle.step_time().map(|time| time.as_secs_f64() * 1e3),
+            tokens_per_s: self.chronicle.speed(),
+            eta_s: self.chronicle.time_left(sealed).map(|left| left.as_secs_f64()),
+            digest: newest.and_then(|version| self.state_digest(version)),
+            digest_step: newest.map(|version| version.0),
+        })
+    }
+
+    fn phase(&self, phase: JobPhase) -> JobPhaseStatus {
+        match phase {
+            JobPhase::Paused => JobPhaseStatus::Paused,
+            JobPhase::Done => JobPhaseStatus::Done,
+            JobPhase::Stopped => JobPhaseStatus::Stopped,
+            JobPhase::Halted(reason) => JobPhaseStatus::Halted { reason: reason.to_string() },
+            JobPhase::Running => match self.core.standing() {
+                RunStanding::Running { .. } => JobPhaseStatus::Running,
+                standing => JobPhaseStatus::Waiting { reason: standing.to_string() },
+            },
+        }
+    }
+
+    fn plan_status(&self) -> Option<PlanStatus> {
+        let plan = self.core.state().plan()?;
+        let record = &plan.record;
+        let standing = self.core.standing();
+        let waits_for = match &standing {
+            RunStanding::Running { withheld: None, .. } => None,
+            _ => Some(standing.to_string()),
+        };
+        Some(PlanStatus {
+            generation: record.generation.0,
+            stages: record.stages.iter().map(|holder| holder.node).collect(),
+            schedule: record.program.kind.name().to_owned(),
+            window: window_number(record.window()),
+            bubble_planned: None,
+            bubble_measured: self.chronicle.bubble(),
+            from_step: record.from_step.0,
+            reason: record.reason.to_string(),
+            waits_for,
+        })
+    }
+
+    pub(super) fn checkpoints(&self) -> Vec<CheckpointStatus> {
+        let holders = self.holders();
+        let copies = self.chronicle.job().map_or(0, |job| job.job.config.checkpoint.copies);
+        let checkpoints = self.core.state().checkpoints().iter();
+        let status = checkpoints.filter_map(|checkpoint| {
+            Some(CheckpointStatus {
+                step: checkpoint.version.0,
+                at_ms: self.chronicle.checkpoint_times.get(&checkpoint.version).copied(),
+                bytes: self.chronicle.checkpoint_bytes(),
+                digest: self.state_digest(checkpoint.version)?,
+                holders: holders.clone(),
+                copies: copies + 1,
+            })
+        });
+        status.collect()
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let refusals = self.core.refusals().iter();
+        let mut counters: BTreeMap<String, u64> =
+            refusals.map(|(name, count)| (format!("refused_{name}"), *count)).collect();
+        let lanes = self.transport.counters();
+        counters.insert("control_dropped".to_owned(), lanes.control.dropped_queue_full);
+        counters.insert("strangers_refused".to_owned(), lanes.door.refused);
+        counters.insert("uptime_s".to_owned(), self.started.elapsed().as_secs());
+        counters.insert("rewinds".to_owned(), self.core.state().rewinds());
+        counters
+    }
+}
+
+fn promise(plan: &PlanRecord) -> PromiseStatus {
+    match plan.promise {
+        Promise::Kept => PromiseStatus::Kept,
+        Promise::Off(PromiseOff::OneStage) => {
+            PromiseStatus::Off { reason: "one stage: nobody else is there".to_owned() }
+        }
+        Promise::Off(PromiseOff::Configured) => {
+            PromiseStatus::Off { reason: "elastic.copies = 0".to_owned() }
+        }
+    }
+}
+
+/// As in `0-3, 8-11`.
+fn ranges(layers: &[u32]) -> String {
+    let mut text = String::new();
+    let mut at = 0;
+    while at < layers.len() {
+        let mut end = at;
+        while end + 1 < layers.len() && layers[end + 1] == layers[end] + 1 {
+            end += 1;
+        }
+        let separator = if text.is_empty() { "" } else { ", " };
+        text.push_str(&match end - at {
+            0 => format!("{separator}{}", layers[at]),
+            _ => format!("{separator}{}-{}", layers[at], layers[end]),
+        });
+        at = end + 1;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranges;
+
+    #[test]
+    fn layers_are_told_as_ranges() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[4]), "4");
+        assert_eq!(ranges(&[0, 1, 2, 3]), "0-3");
+        assert_eq!(ranges(&[0, 1, 6, 9, 10]), "0-1, 6, 9-10");
+    }
+}

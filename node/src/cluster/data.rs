@@ -1,0 +1,154 @@
+//! Text and weights: from this node's disk, from a path a person named, or from whoever has them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use zbelastic_trainer::data::{Corpus, CorpusError};
+use zbelastic_trainer::hf::{ImportError, import_safetensors};
+use zbelastic_trainer::stage::InitialWeights;
+use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
+use zbelastic_types::{Digest, NodeId};
+
+use super::document::{DataName, NamedJob};
+use super::keeper::{Keeper, write_data};
+use super::wire::{self, BulkKey};
+
+/// Bytes of a text or of weights at most; as for a run in one process.
+pub const DATA_BYTES_MAX: u64 = 64 << 30;
+
+/// What a job is built from.
+pub struct Fetched {
+    /// The job.
+    pub document: Arc<NamedJob>,
+    /// Its text.
+    pub corpus: Arc<Corpus>,
+    /// Where weights begin.
+    pub weights: InitialWeights,
+}
+
+/// Why a job cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// More than is taken.
+    #[error("{found} bytes, at most {DATA_BYTES_MAX}")]
+    Size {
+        /// The size named.
+        found: u64,
+    },
+    /// Nobody gives it.
+    #[error("nobody has {hash}: {error}")]
+    Fetch {
+        /// What was asked for.
+        hash: Digest,
+        /// Why not.
+        error: BulkError,
+    },
+    /// It came as something else.
+    #[error("asked for {expected}, {found} came")]
+    Other {
+        /// What was asked for.
+        expected: Digest,
+        /// What came.
+        found: Digest,
+    },
+    /// The text cannot be trained on.
+    #[error("the text: {0}")]
+    Corpus(#[from] CorpusError),
+    /// The weights are not the model's.
+    #[error("the weights: {0}")]
+    Weights(#[from] ImportError),
+}
+
+/// Gets what a job is built from.
+///
+/// # Errors
+/// If nobody has it, or it cannot be used.
+pub async fn fetch_job(
+    document: Arc<NamedJob>,
+    transport: &Transport,
+    keeper: &Keeper,
+    holders: Vec<NodeId>,
+) -> Result<Fetched, FetchError> {
+    let text = fetch_data(document.job.text, transport, keeper, holders.clone()).await?;
+    let corpus = Arc::new(document.job.corpus(text)?);
+    let weights = match document.job.weights {
+        None => InitialWeights::Drawn { seed: document.job.config.seed },
+        Some(name) => {
+            let bytes = fetch_data(name, transport, keeper, holders).await?;
+            let layers = import_safetensors(&document.job.config.model, &bytes)?;
+            InitialWeights::Given(Arc::new(layers))
+        }
+    };
+    Ok(Fetched { document, corpus, weights })
+}
+
+/// Gets bytes by their hash: from this node's disk, or from others.
+///
+/// # Errors
+/// If nobody has them.
+pub async fn fetch_data(
+    name: DataName,
+    transport: &Transport,
+    keeper: &Keeper,
+    holders: Vec<NodeId>,
+) -> Result<Vec<u8>, FetchError> {
+    let DataName { hash, length } = name;
+    if length > DATA_BYTES_MAX {
+        return Err(FetchError::Size { found: length });
+    }
+    let path = keeper.data_path(hash);
+    if let Some(bytes) = read_if_same(&path, name) {
+        return Ok(bytes);
+    }
+    let fetch = BulkFetch { holders, key: wire::encode(&BulkKey::Data(hash)), length };
+    let bytes = transport.fetch_bulk(fetch).await;
+    let bytes = bytes.map_err(|error| FetchError::Fetch { hash, error })?;
+    let found = DataName::of(&bytes).hash;
+    if found != hash {
+        return Err(FetchError::Other { expected: hash, found });
+    }
+    // Who has no room for it has it in memory, and asks again after the next start.
+    let _ = write_data(&path, &bytes);
+    Ok(bytes)
+}
+
+/// The bytes of a file, if they are these.
+#[must_use]
+pub fn read_if_same(path: &Path, name: DataName) -> Option<Vec<u8>> {
+    if fs::metadata(path).ok()?.len() != name.length {
+        return None;
+    }
+    let bytes = fs::read(path).ok()?;
+    (DataName::of(&bytes) == name).then_some(bytes)
+}
+
+/// A file as others fetch it.
+pub struct FileBody {
+    file: File,
+    length: u64,
+}
+
+impl FileBody {
+    /// The body of a file.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        Ok(Self { file, length })
+    }
+}
+
+impl BulkBody for FileBody {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+}

@@ -1,0 +1,378 @@
+//! The device thread: owns the host of a worker, runs its operations one after the other, and sends
+//! frames the moment they are there. It knows no protocol: the seat says what to do, the host does
+//! it.
+//!
+//! ```text
+//!   event loop ── orders, ticks, reads ──▶ ┌────────┐ ── news, reads, writes ──▶ event loop
+//!   frames of other workers ─────────────▶ │  host  │ ── frames ──▶ tensor lanes
+//!                                          └────────┘
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::seat::News;
+use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_schedule::Op;
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
+use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
+use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, Wait};
+use zbelastic_transport::FrameSender;
+use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
+
+use super::document::NamedJob;
+use super::wire::{LayerMessage, Outgoing, outgoing};
+
+/// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
+/// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
+const INBOX_MAX: usize = 16_384;
+/// Things the device has to say that wait for the event loop.
+const OUTBOX_MAX: usize = 1024;
+
+/// What the device is told.
+pub enum DeviceInput {
+    /// A job begins: whatever was there before is forgotten.
+    Begin(Box<DeviceJob>),
+    /// Something for the host.
+    Host(HostInput),
+}
+
+/// What a job takes to be run.
+pub struct DeviceJob {
+    /// The job.
+    pub document: Arc<NamedJob>,
+    /// Its text.
+    pub corpus: Arc<Corpus>,
+    /// Where weights begin.
+    pub weights: InitialWeights,
+    /// A plan of it; each plan that is loaded replaces it.
+    pub plan: Arc<PlanRecord>,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// What the device says.
+pub enum DeviceOutput {
+    /// Something for the seat.
+    News(News),
+    /// A layer is wanted of another worker.
+    Fetch {
+        /// Of whom.
+        to: NodeId,
+        /// Which.
+        message: LayerMessage,
+    },
+    /// A layer that another worker wanted.
+    Offer {
+        /// Who wanted it.
+        to: NodeId,
+        /// The plan it is for.
+        generation: Generation,
+        /// Who has it.
+        sender: Holder,
+        /// The layer.
+        image: Arc<LayerImage>,
+    },
+    /// A layer of a checkpoint is wanted.
+    Read {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// The digest of its state.
+        digest: Digest,
+    },
+    /// A layer of a checkpoint is to become durable.
+    Write {
+        /// The version.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// The digest of its state.
+        digest: Digest,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// The loss on held-out text.
+    Evaluated {
+        /// After so many steps.
+        steps_done: u64,
+        /// The mean cross-entropy.
+        loss: f64,
+    },
+    /// How a step's time was spent here.
+    Took(StepTime),
+    /// The device cannot be had.
+    Failed(AllocateError),
+}
+
+/// How a step's time was spent on one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTime {
+    /// From the report before to this one.
+    pub span: Duration,
+    /// Of it, in passes and updates.
+    pub busy: Duration,
+    /// Of it, with nothing to run before a verdict.
+    pub waited: Duration,
+}
+
+/// What the event loop sees of the device without asking it.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    /// Operations begun and ended: odd while one is under way.
+    edges: AtomicU64,
+}
+
+impl Gauge {
+    /// Counts each begin and end; odd while an operation is under way.
+    #[must_use]
+    pub fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Acquire)
+    }
+
+    fn cross(&self) {
+        self.edges.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The inbox of the device is full, or its thread is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceRefusal {
+    /// Too much waits.
+    #[error("{INBOX_MAX} things wait for the device")]
+    Full,
+    /// The thread ended: an assertion of ours failed.
+    #[error("the device's thread has ended")]
+    Gone,
+}
+
+/// The way to the device; cheap to clone.
+#[derive(Clone)]
+pub struct DeviceHandle {
+    inbox: SyncSender<DeviceInput>,
+    gauge: Arc<Gauge>,
+}
+
+impl DeviceHandle {
+    /// Starts the thread of a device.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(frames: FrameSender) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
+        let (inbox, orders) = sync_channel(INBOX_MAX);
+        let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
+        let gauge = Arc::new(Gauge::default());
+        let device = Device {
+            inbox: orders,
+            outbox,
+            frames,
+            gauge: gauge.clone(),
+            host: None,
+            step: StepTime::default(),
+            reported: Instant::now(),
+            waits_since: None,
+        };
+        thread::Builder::new().name("device".to_owned()).spawn(move || device.run())?;
+        Ok((Self { inbox, gauge }, outputs))
+    }
+
+    /// Tells the device something.
+    ///
+    /// # Errors
+    /// If too much waits, or nobody listens.
+    pub fn tell(&self, input: DeviceInput) -> Result<(), DeviceRefusal> {
+        self.inbox.try_send(input).map_err(|error| match error {
+            TrySendError::Full(_) => DeviceRefusal::Full,
+            TrySendError::Disconnected(_) => DeviceRefusal::Gone,
+        })
+    }
+
+    /// What can be seen from here.
+    #[must_use]
+    pub fn gauge(&self) -> &Gauge {
+        &self.gauge
+    }
+}
+
+type MakeDevice = Box<dyn Fn(DeviceUse) -> CpuBackend + Send>;
+type WorkerHost = Host<BackendModel<MakeDevice>, Arc<Corpus>>;
+
+struct Device {
+    inbox: Receiver<DeviceInput>,
+    outbox: mpsc::Sender<DeviceOutput>,
+    frames: FrameSender,
+    gauge: Arc<Gauge>,
+    host: Option<WorkerHost>,
+    step: StepTime,
+    reported: Instant,
+    /// Since when there is nothing to run before a verdict.
+    waits_since: Option<Instant>,
+}
+
+/// Nobody listens any more.
+struct Over;
+
+impl Device {
+    fn run(mut self) {
+        while self.turn().is_ok() {}
+    }
+
+    /// Takes in what waits, then runs one operation, or waits for more.
+    fn turn(&mut self) -> Result<(), Over> {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(input) => self.take(input)?,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err(Over),
+            }
+        }
+        if self.run_next()? {
+            return Ok(());
+        }
+        let input = self.inbox.recv().map_err(|_| Over)?;
+        self.take(input)
+    }
+
+    /// Runs an operation if one can run. Yields whether one did.
+    fn run_next(&mut self) -> Result<bool, Over> {
+        let Some(host) = &mut self.host else { return Ok(false) };
+        let began = Instant::now();
+        self.gauge.cross();
+        let progress = host.run_next();
+        self.gauge.cross();
+        let has_run = match progress {
+            Some(Progress::Ran(activity)) => {
+                self.step.waited += self.waits_since.take().map_or(Duration::ZERO, |w| began - w);
+                self.note(activity, began.elapsed());
+                true
+            }
+            Some(Progress::Blocked(Wait::Seal(_))) => {
+                self.waits_since.get_or_insert(began);
+                false
+            }
+            Some(Progress::Blocked(Wait::Frame { .. } | Wait::Prefix) | Progress::Finished)
+            | None => false,
+        };
+        self.deliver()?;
+        Ok(has_run)
+    }
+
+    fn note(&mut self, activity: Activity, took: Duration) {
+        match activity {
+            Activity::Op { op: Op::Compute(..) | Op::Update(_), .. } => self.step.busy += took,
+            Activity::Op { op: Op::Transfer(..), .. }
+            | Activity::Evaluation { .. }
+            | Activity::Settled { .. } => {}
+        }
+    }
+
+    fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
+        match input {
+            DeviceInput::Begin(job) => match begin(*job) {
+                Ok(host) => self.host = Some(host),
+                Err(error) => self.say(DeviceOutput::Failed(error))?,
+            },
+            DeviceInput::Host(input) => {
+                let Some(host) = &mut self.host else { return Ok(()) };
+                // A frame that does not belong is dropped: its sender is of another plan or life.
+                let _ = host.handle(input);
+                self.deliver()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self) -> Result<(), Over> {
+        while let Some(output) = self.host.as_mut().and_then(Host::poll_output) {
+            self.perform(output)?;
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, output: HostOutput) -> Result<(), Over> {
+        match output {
+            HostOutput::News(news) => {
+                if let News::Reported { .. } = news {
+                    let now = Instant::now();
+                    self.step.span = now - std::mem::replace(&mut self.reported, now);
+                    let step = std::mem::take(&mut self.step);
+                    self.say(DeviceOutput::Took(step))?;
+                }
+                self.say(DeviceOutput::News(news))
+            }
+            HostOutput::Peer { to, frame } => match outgoing(frame) {
+                // Whoever cannot be reached is lost, or will be; its plan ends with it.
+                Outgoing::Frame(frame) => {
+                    let _ = self.frames.send(to, frame);
+                    Ok(())
+                }
+                Outgoing::Fetch(message) => self.say(DeviceOutput::Fetch { to, message }),
+                Outgoing::Layer { generation, sender, image } => {
+                    self.say(DeviceOutput::Offer { to, generation, sender, image })
+                }
+            },
+            HostOutput::Read { version, layer, digest } => {
+                self.say(DeviceOutput::Read { version, layer, digest })
+            }
+            HostOutput::Write { version, layer, digest, bytes } => {
+                self.say(DeviceOutput::Write { version, layer, digest, bytes })
+            }
+            HostOutput::Evaluated { steps_done, loss_sum, token_count } => {
+                let loss = loss_sum / token_count as f64;
+                self.say(DeviceOutput::Evaluated { steps_done, loss })
+            }
+        }
+    }
+
+    fn say(&self, output: DeviceOutput) -> Result<(), Over> {
+        self.outbox.blocking_send(output).map_err(|_| Over)
+    }
+}
+
+fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
+    let DeviceJob { document, corpus, weights, plan, threads } = job;
+    let config = &document.job.config;
+    // What a copy or a stage takes later is taken with the same number of threads.
+    CpuBackend::new(threads)?;
+    let device: MakeDevice = Box::new(move |wanted| {
+        let count = match wanted {
+            DeviceUse::Stage => threads,
+            DeviceUse::Copy => 1,
+        };
+        CpuBackend::new(count).expect("as many threads were had when the job began")
+    });
+    let model = BackendModel {
+        model: config.model.clone(),
+        optimizer: config.optimizer.clone(),
+        step_count: config.steps,
+        weights: weights.clone(),
+        device,
+    };
+    let stage = StageSetup {
+        model: config.model.clone(),
+        plan: Plan {
+            generation: plan.generation,
+            program: plan.program.clone(),
+            chunks: plan.chunks.clone(),
+            batch: config.batch,
+        },
+        optimizer: config.optimizer.clone(),
+        clip_norm: config.guard.clip_norm,
+        step_count: config.steps,
+        evaluate_every: config.evaluate_every,
+        weights,
+        injections: document.job.injections.clone(),
+        copies_wanted: false,
+        attest_every: 0,
+    };
+    Ok(Host::new(HostSetup { stage }, model, corpus))
+}

@@ -1,0 +1,194 @@
+//! What a cluster trains: everything a worker builds its part from, in one document that travels
+//! through the log. Text and weights are too large for it and are named by their hash.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_schedule::Window;
+use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
+use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::stage::Injection;
+use zbelastic_types::Digest;
+
+use crate::config::{RunConfig, WindowChoice};
+
+/// The version of the document's form.
+pub const DOCUMENT_VERSION: u32 = 1;
+/// Bytes of a document at most.
+pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
+/// Stages that a job may have, whatever the model: more than a plan is looked for.
+const STAGES_MAX: u32 = 64;
+/// Owners and copies compare their states at every so many steps.
+const ATTEST_EVERY: u64 = 16;
+
+/// Bytes that are too large for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DataName {
+    /// BLAKE3 of the bytes.
+    pub hash: Digest,
+    /// How many there are.
+    pub length: u64,
+}
+
+impl DataName {
+    /// The name of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { hash: Digest(*blake3::hash(bytes).as_bytes()), length: bytes.len() as u64 }
+    }
+}
+
+/// A job as submitted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobDocument {
+    /// The version of the form.
+    pub version: u32,
+    /// The program that wrote it.
+    pub program: String,
+    /// What the run is called.
+    pub name: String,
+    /// The whole configuration.
+    pub config: RunConfig,
+    /// The same as a person would write it.
+    pub toml: String,
+    /// The text.
+    pub text: DataName,
+    /// The weights that training begins with, if they are not drawn.
+    pub weights: Option<DataName>,
+    /// Gradients corrupted on purpose.
+    pub injections: Vec<Injection>,
+}
+
+/// A job with what names it in the log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedJob {
+    /// The hash of the document's bytes.
+    pub name: Digest,
+    /// The document.
+    pub job: JobDocument,
+}
+
+/// Why bytes are no document that this program can work from.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// They are none.
+    #[error("the job's document cannot be read: {0}")]
+    Form(#[from] serde_json::Error),
+    /// Another version of this program wrote it.
+    #[error("a job's document of version {found}, this program reads version {DOCUMENT_VERSION}")]
+    Version {
+        /// The version found.
+        found: u32,
+    },
+    /// It is too large for the log.
+    #[error("a job's document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
+    Size {
+        /// Its size.
+        found: usize,
+    },
+    /// Its name is another one's.
+    #[error("the job's document is {found}, the job names {expected}")]
+    Name {
+        /// What the job names.
+        expected: Digest,
+        /// What the bytes give.
+        found: Digest,
+    },
+}
+
+impl JobDocument {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// If they are too many.
+    pub fn encode(&self) -> Result<Vec<u8>, DocumentError> {
+        let bytes = serde_json::to_vec(self)?;
+        let found = bytes.len();
+        if found > DOCUMENT_BYTES_MAX { Err(DocumentError::Size { found }) } else { Ok(bytes) }
+    }
+
+    /// The document of a job.
+    ///
+    /// # Errors
+    /// If it is not the one that the job names, or not of this version.
+    pub fn of_job(spec: &JobSpec) -> Result<NamedJob, DocumentError> {
+        let (expected, found) = (spec.config, DataName::of(&spec.document).hash);
+        if expected != found {
+            return Err(DocumentError::Name { expected, found });
+        }
+        Ok(NamedJob { name: expected, job: Self::decode(&spec.document)? })
+    }
+
+    /// The document in `bytes`.
+    ///
+    /// # Errors
+    /// If they are none of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DocumentError> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let found = bytes.len();
+        if found > DOCUMENT_BYTES_MAX {
+            return Err(DocumentError::Size { found });
+        }
+        let Head { version: found } = serde_json::from_slice(bytes)?;
+        if found != DOCUMENT_VERSION {
+            return Err(DocumentError::Version { found });
+        }
+        Ok(serde_json::from_slice(bytes)?)
+    }
+
+    /// The job that a configuration and the hash of its text make.
+    #[must_use]
+    pub fn new(name: String, config: RunConfig, toml: String, text: DataName) -> Self {
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        let (version, weights, injections) = (DOCUMENT_VERSION, None, Vec::new());
+        Self { version, program, name, config, toml, text, weights, injections }
+    }
+
+    /// What the cluster must agree on, of this document's `bytes`.
+    #[must_use]
+    pub fn spec(&self, bytes: Vec<u8>) -> JobSpec {
+        let config = &self.config;
+        let layers = model_layers(&config.model);
+        JobSpec {
+            config: DataName::of(&bytes).hash,
+            document: bytes,
+            layer_tensors: layers.iter().map(|layer| layer.tensors.len() as u32).collect(),
+            microbatch_count: config.batch.microbatch_count,
+            step_count: config.steps,
+            policy: config.guard,
+            window: match config.window {
+                WindowChoice::Auto => zbelastic_consensus::job::WindowPolicy::Auto,
+                WindowChoice::Fixed(Window::Zero) => fixed(Window::Zero),
+                WindowChoice::Fixed(Window::One) => fixed(Window::One),
+            },
+            copies: config.elastic.copies,
+            checkpoint_every: config.checkpoint.every,
+            checkpoints_kept: config.checkpoint.keep_last,
+            attest_every: ATTEST_EVERY,
+            workers_min: config.elastic.min_nodes,
+            stages_max: config.model.blocks.min(STAGES_MAX),
+        }
+    }
+
+    /// The windows of its text.
+    ///
+    /// # Errors
+    /// If the text cannot be trained on.
+    pub fn corpus(&self, text: Vec<u8>) -> Result<Corpus, CorpusError> {
+        let config = &self.config;
+        let cut = Cut {
+            shape: config.batch.microbatch,
+            microbatch_count: config.batch.microbatch_count,
+            held_out_share: config.held_out_share,
+            seed: config.seed,
+            vocabulary: config.model.vocabulary,
+        };
+        Corpus::new(text, &cut)
+    }
+}
+
+const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
+    zbelastic_consensus::job::WindowPolicy::Fixed(window)
+}

@@ -1,0 +1,99 @@
+//! How a node's process ends, and what the system or a person wants of it.
+
+use std::fmt;
+
+use zbelastic_types::NodeId;
+
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// Why a node is to go in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainCause {
+    /// A person said so: it is not to come back.
+    Person,
+    /// The system takes the machine away: whoever started the node should start it again elsewhere.
+    Preempted,
+}
+
+impl fmt::Display for DrainCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Person => "by order",
+            Self::Preempted => "the machine is being taken away",
+        })
+    }
+}
+
+/// What the system or a person wants of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Go in order. The second time it is [`Self::Now`].
+    Drain(DrainCause),
+    /// Go at once.
+    Now,
+}
+
+/// How the process ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It gave away what it had, and went.
+    Drained(DrainCause),
+    /// It went at once, by order.
+    Left,
+    /// An operation hangs, and only the end of the process ends it.
+    Hung,
+    /// Another process with this identity lives.
+    Duplicate {
+        /// Who met both.
+        told_by: NodeId,
+    },
+    /// The cluster does not let this node in any more.
+    Removed,
+    /// Disk, memory or device cannot be had.
+    OutOfResource(String),
+    /// Something within the process is gone or wrong.
+    Lost(String),
+}
+
+impl Ending {
+    /// What a script and a person are told; `None` if it ended well.
+    #[must_use]
+    pub fn failure(self) -> Option<Failure> {
+        let (code, what, detail) = match self {
+            Self::Drained(DrainCause::Person) => return None,
+            Self::Drained(DrainCause::Preempted) => (
+                FailureCode::Drained,
+                "drained: nothing was lost, and this node may be started again".to_owned(),
+                None,
+            ),
+            Self::Left => (FailureCode::Interrupted, "went at once, by order".to_owned(), None),
+            Self::Hung => (
+                FailureCode::Drained,
+                "an operation hung and the cluster went on without this node".to_owned(),
+                Some(Detail::new("start it again with the same command")),
+            ),
+            Self::Duplicate { told_by } => (
+                FailureCode::WrongState,
+                format!("another process with this node's identity lives, node {told_by} says"),
+                Some(
+                    Detail::new("a data folder serves one process")
+                        .why("the folder was copied, or an older process still runs")
+                        .hint("stop the other one, or join with a new token and an empty folder"),
+                ),
+            ),
+            Self::Removed => (
+                FailureCode::NotAuthorised,
+                "the cluster does not let this node in any more".to_owned(),
+                Some(
+                    Detail::new("it was removed, or its certificate was revoked")
+                        .hint("join with a new token and an empty folder"),
+                ),
+            ),
+            Self::OutOfResource(what) => (FailureCode::OutOfResource, what, None),
+            Self::Lost(what) => (FailureCode::Internal, what, None),
+        };
+        let mut failure = Failure::new(code, what);
+        failure.details.extend(detail);
+        Some(failure)
+    }
+}

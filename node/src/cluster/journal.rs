@@ -1,0 +1,144 @@
+//! What a node tells people: events in `events.jsonl` and for those who ask, lines for its own log.
+//!
+//! Nothing here is needed to go on: a disk that takes no more lines costs lines, and nothing else.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::api::{Event, EventKind, LogLine};
+
+/// Events kept in memory for those who ask.
+const EVENTS_KEPT: usize = 8192;
+/// Log lines kept in memory for those who ask.
+const LINES_KEPT: usize = 2048;
+/// Lines that wait for the disk at once; beyond it they are left out of the file.
+const LINES_WAITING_MAX: usize = 4096;
+/// Where log lines are shown, beside being kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Echo {
+    /// On standard error.
+    Yes,
+    /// Nowhere.
+    No,
+}
+
+/// The journal of a node.
+pub struct Journal {
+    number: u64,
+    events: VecDeque<Event>,
+    next_event: u64,
+    lines: VecDeque<LogLine>,
+    next_line: u64,
+    file: SyncSender<String>,
+    echo: Echo,
+}
+
+impl Journal {
+    /// Begins to write behind what is in the file at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: &Path, echo: Echo) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
+        thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
+        Ok(Self {
+            number: now_ms(),
+            events: VecDeque::new(),
+            next_event: 0,
+            lines: VecDeque::new(),
+            next_line: 0,
+            file: lines,
+            echo,
+        })
+    }
+
+    /// Tells an event.
+    pub fn tell(&mut self, kind: EventKind) {
+        let event = Event::new(self.next_event, now_ms(), kind);
+        self.next_event += 1;
+        if let Ok(line) = serde_json::to_string(&event) {
+            let _ = self.file.try_send(line);
+        }
+        if !event.kind.is_step() {
+            self.log(event.text.clone());
+        }
+        self.events.push_back(event);
+        while self.events.len() > EVENTS_KEPT {
+            self.events.pop_front();
+        }
+    }
+
+    /// Tells something that a person should look at.
+    pub fn warn(&mut self, what: String) {
+        self.tell(EventKind::Warning { what });
+    }
+
+    /// Notes something for whoever reads this node's log.
+    pub fn log(&mut self, text: String) {
+        if self.echo == Echo::Yes {
+            let _ = writeln!(io::stderr(), "{}", crate::api::escape(&text));
+        }
+        let line = LogLine { sequence: self.next_line, at_ms: now_ms(), text };
+        self.next_line += 1;
+        self.lines.push_back(line);
+        while self.lines.len() > LINES_KEPT {
+            self.lines.pop_front();
+        }
+    }
+
+    /// Events from a sequence number on, with the oldest kept and the next one.
+    pub fn events(&self, from: u64, max: usize) -> (u64, u64, Vec<Event>) {
+        let first = self.events.front().map_or(self.next_event, |event| event.sequence);
+        let wanted = self.events.iter().skip_while(|event| event.sequence < from);
+        let events: Vec<Event> = wanted.take(max).cloned().collect();
+        let next = events.last().map_or(from.max(first).min(self.next_event), |e| e.sequence + 1);
+        (first, next, events)
+    }
+
+    /// Tells this journal from that of another node or an earlier start.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The number of the next event.
+    #[must_use]
+    pub fn next_event(&self) -> u64 {
+        self.next_event
+    }
+
+    /// Lines from a sequence number on, with the oldest kept and the next one.
+    pub fn lines(&self, from: u64, max: usize) -> (u64, u64, Vec<LogLine>) {
+        let first = self.lines.front().map_or(self.next_line, |line| line.sequence);
+        let wanted = self.lines.iter().skip_while(|line| line.sequence < from);
+        let lines: Vec<LogLine> = wanted.take(max).cloned().collect();
+        let next = lines.last().map_or(from.max(first).min(self.next_line), |l| l.sequence + 1);
+        (first, next, lines)
+    }
+}
+
+fn write_all(mut file: File, lines: &Receiver<String>) {
+    while let Ok(line) = lines.recv() {
+        // A line that cannot be written is lost; the next one may fit again.
+        let _ = writeln!(file, "{line}");
+    }
+}
+
+/// Milliseconds since 1970.
+#[must_use]
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Seconds since 1970.
+#[must_use]
+pub fn now_s() -> u64 {
+    now_ms() / 1000
+}

@@ -1,0 +1,414 @@
+//! What a node keeps on its disk for the cluster: pieces of checkpoints, their manifests, text.
+//!
+//! Disks are slow, so a thread does the work and the event loop is told what became of it. A piece
+//! that a worker wrote is told to be durable only when as many other nodes have it as the
+//! configuration wants: a machine that is preempted takes its disk with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::{fs, io, thread};
+
+use tokio::sync::mpsc;
+use zbelastic_checkpoint::{
+    CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, SledStore, Store, StoreError,
+    what_to_remove,
+};
+use zbelastic_transport::BulkBody;
+use zbelastic_types::{Digest, NodeId, Step};
+
+use super::data::FileBody;
+use super::wire::{BulkKey, PieceRef};
+
+/// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
+const ORDERS_MAX: usize = 4096;
+/// Manifests kept whatever the cluster refers to.
+const KEEP_LAST: usize = 1;
+/// Ticks that others may take to keep a piece before another node is asked.
+const KEEP_TICKS_MAX: u32 = 1000;
+
+/// What the disk is to do.
+enum Order {
+    Put { piece: PieceRef, bytes: Vec<u8>, purpose: Purpose },
+    Get { piece: PieceRef },
+    Manifest(Box<Manifest>),
+    Collect { versions: BTreeSet<Step> },
+}
+
+/// Whose piece it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// One that was computed here.
+    Own,
+    /// One that this node asked to be kept for another.
+    For(NodeId),
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum Kept {
+    /// A piece was written, or could not be.
+    Put {
+        /// The piece.
+        piece: PieceRef,
+        /// Whose.
+        purpose: Purpose,
+        /// Why not.
+        failure: Option<StoreError>,
+    },
+    /// A piece was read; `None` if it is not here or not whole.
+    Got {
+        /// The piece.
+        piece: PieceRef,
+        /// Its bytes.
+        bytes: Option<Vec<u8>>,
+    },
+    /// A manifest could not be written, or something that is not needed not removed.
+    Failed {
+        /// Why.
+        failure: StoreError,
+    },
+    /// What nobody needs any more is gone.
+    Collected {
+        /// Files and names removed.
+        count: usize,
+    },
+}
+
+/// The disk has too much to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{ORDERS_MAX} orders wait for the disk of the store")]
+pub struct KeeperBusy;
+
+/// The way to the store; cheap to clone.
+#[derive(Clone)]
+pub struct Keeper {
+    orders: SyncSender<Order>,
+    store: Arc<SledStore>,
+    data: PathBuf,
+}
+
+impl Keeper {
+    /// Starts the thread of a store; text lies in the folder `data`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(store: Arc<SledStore>, data: PathBuf) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
+        let (orders, inbox) = sync_channel(ORDERS_MAX);
+        let (reports, outbox) = mpsc::channel(ORDERS_MAX);
+        let of_thread = store.clone();
+        let work = move || serve(&*of_thread, &inbox, &reports);
+        thread::Builder::new().name("store".to_owned()).spawn(work)?;
+        Ok((Self { orders, store, data }, outbox))
+    }
+
+    /// Writes a piece.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn put(&self, piece: PieceRef, bytes: Vec<u8>, purpose: Purpose) -> Result<(), KeeperBusy> {
+        self.send(Order::Put { piece, bytes, purpose })
+    }
+
+    /// Reads a piece.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn get(&self, piece: PieceRef) -> Result<(), KeeperBusy> {
+        self.send(Order::Get { piece })
+    }
+
+    /// Writes what a checkpoint consists of.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn put_manifest(&self, manifest: Manifest) -> Result<(), KeeperBusy> {
+        self.send(Order::Manifest(Box::new(manifest)))
+    }
+
+    /// Removes what none of these versions needs.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn collect(&self, versions: BTreeSet<Step>) -> Result<(), KeeperBusy> {
+        self.send(Order::Collect { versions })
+    }
+
+    fn send(&self, order: Order) -> Result<(), KeeperBusy> {
+        match self.orders.try_send(order) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(KeeperBusy),
+        }
+    }
+
+    /// The store itself, for who may wait for the disk.
+    #[must_use]
+    pub fn store(&self) -> &Arc<SledStore> {
+        &self.store
+    }
+
+    /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
+    #[must_use]
+    pub fn find(&self, key: &BulkKey) -> Option<Arc<dyn BulkBody>> {
+        match key {
+            BulkKey::Layer { .. } => None,
+            BulkKey::Piece(piece) => {
+                let record = self.store.record(name_of(*piece)).ok()??;
+                Some(Arc::new(PieceBody::new(self.store.clone(), record)))
+            }
+            BulkKey::Data(hash) => Some(Arc::new(FileBody::open(&self.data_path(*hash)).ok()?)),
+        }
+    }
+
+    /// Where a text lies or will.
+    #[must_use]
+    pub fn data_path(&self, hash: Digest) -> PathBuf {
+        self.data.join(format!("{}.data", hex(&hash.0)))
+    }
+}
+
+/// A piece as others fetch it: checked chunk by chunk as it is read.
+struct PieceBody {
+    store: Arc<SledStore>,
+    record: PieceRecord,
+    /// The chunk that was read last: readers go through a piece in order.
+    last: Mutex<Option<(usize, Vec<u8>)>>,
+}
+
+impl PieceBody {
+    fn new(store: Arc<SledStore>, record: PieceRecord) -> Self {
+        Self { store, record, last: Mutex::new(None) }
+    }
+
+    /// Copies from the chunk at `index`, from `start` on, as much as there is and fits.
+    fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<usize> {
+        let mut last = self.last.lock().map_err(|_| io::Error::other("a reader panicked"))?;
+        if last.as_ref().is_none_or(|(of, _)| *of != index) {
+            let hash = self.record.chunks.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let bytes = self.store.chunk(*hash).map_err(io::Error::other)?;
+            *last = Some((index, bytes));
+        }
+        let (_, bytes) = last.as_ref().expect("read above");
+        let count = into.len().min(bytes.len().saturating_sub(start));
+        into[..count].copy_from_slice(&bytes[start..start + count]);
+        Ok(count)
+    }
+}
+
+impl BulkBody for PieceBody {
+    fn len(&self) -> u64 {
+        self.record.length
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (mut at, mut done) = (offset as usize, 0);
+        while done < into.len() {
+            let count = self.copy(at / CHUNK_BYTES, at % CHUNK_BYTES, &mut into[done..])?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            (at, done) = (at + count, done + count);
+        }
+        Ok(())
+    }
+}
+
+/// The name of a piece in the store.
+#[must_use]
+pub const fn name_of(piece: PieceRef) -> PieceName {
+    PieceName { version: piece.version, layer: piece.layer, digest: piece.digest }
+}
+
+/// Bytes as people write them.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn serve(store: &impl Store, orders: &Receiver<Order>, reports: &mpsc::Sender<Kept>) {
+    while let Ok(order) = orders.recv() {
+        let report = match order {
+            Order::Put { piece, bytes, purpose } => {
+                let failure = store.put(name_of(piece), &bytes).err();
+                Some(Kept::Put { piece, purpose, failure })
+            }
+            Order::Get { piece } => {
+                Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() })
+            }
+            Order::Manifest(manifest) => {
+                store.put_manifest(&manifest).err().map(|failure| Kept::Failed { failure })
+            }
+            Order::Collect { versions } => Some(match collect(store, versions) {
+                Ok(count) => Kept::Collected { count },
+                Err(failure) => Kept::Failed { failure },
+            }),
+        };
+        if let Some(report) = report
+            && reports.blocking_send(report).is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<usize, StoreError> {
+    let needed = Needed { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
+    let removals = what_to_remove(&store.inventory()?, &needed);
+    Ok(store.remove(&removals)?.len())
+}
+
+/// Writes a text durably under its hash.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_data(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let mut file = fs::File::create(&partial)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::File::open(folder)?.sync_all()
+}
+
+/// Pieces that were written here and are to be kept elsewhere too before they count as durable.
+#[derive(Debug, Default)]
+pub struct Copies {
+    under_way: BTreeMap<PieceRef, Copying>,
+}
+
+#[derive(Debug)]
+struct Copying {
+    /// Whether it is durable here.
+    is_here: bool,
+    asked: BTreeSet<NodeId>,
+    kept: BTreeSet<NodeId>,
+    ticks: u32,
+}
+
+/// What came of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// As many have it as are wanted.
+    Durable,
+    /// Too few can have it.
+    Failed,
+}
+
+impl Copies {
+    /// A piece is being written here; `others` may keep it too, the best first. As many are to as
+    /// are wanted, or all if there are fewer.
+    pub fn begin(&mut self, piece: PieceRef, wanted: usize, others: &[NodeId]) {
+        let asked = others.iter().copied().take(wanted).collect();
+        let copying = Copying { is_here: false, asked, kept: BTreeSet::new(), ticks: 0 };
+        self.under_way.insert(piece, copying);
+    }
+
+    /// Whom to ask for it.
+    #[must_use]
+    pub fn asked(&self, piece: PieceRef) -> Vec<NodeId> {
+        let copying = self.under_way.get(&piece);
+        copying.map_or_else(Vec::new, |copying| copying.asked.iter().copied().collect())
+    }
+
+    /// It was written here, or not.
+    pub fn note_here(&mut self, piece: PieceRef, is_durable: bool) -> Option<CopyOutcome> {
+        let copying = self.under_way.get_mut(&piece)?;
+        if !is_durable {
+            self.under_way.remove(&piece);
+            return Some(CopyOutcome::Failed);
+        }
+        copying.is_here = true;
+        self.outcome(piece)
+    }
+
+    /// Another node keeps it, or cannot.
+    pub fn note_kept(
+        &mut self,
+        piece: PieceRef,
+        node: NodeId,
+        is_kept: bool,
+    ) -> Option<CopyOutcome> {
+        let copying = self.under_way.get_mut(&piece)?;
+        if !copying.asked.contains(&node) {
+            return None;
+        }
+        if !is_kept {
+            self.under_way.remove(&piece);
+            return Some(CopyOutcome::Failed);
+        }
+        copying.kept.insert(node);
+        self.outcome(piece)
+    }
+
+    fn outcome(&mut self, piece: PieceRef) -> Option<CopyOutcome> {
+        let copying = self.under_way.get(&piece)?;
+        if !copying.is_here || copying.kept.len() < copying.asked.len() {
+            return None;
+        }
+        self.under_way.remove(&piece);
+        Some(CopyOutcome::Durable)
+    }
+
+    /// Time passes. Yields pieces that nobody keeps in time.
+    pub fn handle_tick(&mut self) -> Vec<PieceRef> {
+        self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
+        let is_late = |(_, copying): &(PieceRef, Copying)| copying.ticks > KEEP_TICKS_MAX;
+        let all = std::mem::take(&mut self.under_way);
+        let (late, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_late);
+        self.under_way = others.into_iter().collect();
+        late.into_iter().map(|(piece, _)| piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_types::LayerId;
+
+    fn piece(layer: u32) -> PieceRef {
+        let digest = Digest([layer as u8; 32]);
+        PieceRef { version: Step(4), layer: LayerId(layer), digest, length: 10 }
+    }
+
+    #[test]
+    fn piece_is_durable_when_it_is_here_and_elsewhere() {
+        let mut copies = Copies::default();
+        let others = [NodeId(1), NodeId(2)];
+        copies.begin(piece(0), 1, &others);
+        assert_eq!(copies.asked(piece(0)), [NodeId(1)]);
+        assert_eq!(copies.note_here(piece(0), true), None);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), None, "nobody asked it");
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), Some(CopyOutcome::Durable));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), None, "once");
+    }
+
+    #[test]
+    fn piece_without_others_is_durable_here() {
+        let mut copies = Copies::default();
+        copies.begin(piece(0), 2, &[]);
+        assert_eq!(copies.asked(piece(0)), []);
+        assert_eq!(copies.note_here(piece(0), true), Some(CopyOutcome::Durable));
+    }
+
+    #[test]
+    fn failed_write_is_told_once() {
+        let mut copies = Copies::default();
+        copies.begin(piece(0), 1, &[NodeId(1)]);
+        assert_eq!(copies.note_here(piece(0), false), Some(CopyOutcome::Failed));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), None);
+        copies.begin(piece(1), 1, &[NodeId(1)]);
+        assert_eq!(copies.note_kept(piece(1), NodeId(1), false), Some(CopyOutcome::Failed));
+    }
+
+    #[test]
+    fn piece_that_nobody_keeps_in_time_is_given_up() {
+        let mut copies = Copies::default();
+        copies.begin(piece(0), 1, &[NodeId(1)]);
+        for _ in 0..KEEP_TICKS_MAX {
+            assert_eq!(copies.handle_tick(), []);
+        }
+        assert_eq!(copies.handle_tick(), [piece(0)]);
+        assert_eq!(copies.handle_tick(), []);
+    }
+}

@@ -1,0 +1,64 @@
+//! What the system and people want of a process: SIGTERM, Ctrl-C, a closed terminal.
+
+use std::io::Read;
+use std::thread;
+
+use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::ending::{DrainCause, Signal};
+use crate::failure::{Failure, FailureCode};
+
+/// If it is `stdin`, the process ends when its standard input does: whoever started it holds the
+/// other end, and lets go of it however it ends.
+pub const LIFELINE_VARIABLE: &str = "ZBELASTIC_LIFELINE";
+
+/// Signals that wait at once: a person who presses a key for long.
+const SIGNALS_MAX: usize = 16;
+
+/// Listens: SIGTERM is a machine being taken away, Ctrl-C a person; a second one of either means
+/// now. A closed terminal is nothing: the node goes on.
+///
+/// # Errors
+/// If the system does not let this process listen.
+pub fn listen() -> Result<mpsc::Receiver<Signal>, Failure> {
+    let (sender, receiver) = mpsc::channel(SIGNALS_MAX);
+    watch(SignalKind::terminate(), Some(Signal::Drain(DrainCause::Preempted)), &sender)?;
+    watch(SignalKind::interrupt(), Some(Signal::Drain(DrainCause::Person)), &sender)?;
+    watch(SignalKind::hangup(), None, &sender)?;
+    if std::env::var(LIFELINE_VARIABLE).is_ok_and(|value| value == "stdin") {
+        watch_lifeline(sender)?;
+    }
+    Ok(receiver)
+}
+
+fn watch_lifeline(sender: mpsc::Sender<Signal>) -> Result<(), Failure> {
+    let wait = move || {
+        let mut nothing = [0; 1];
+        while matches!(std::io::stdin().read(&mut nothing), Ok(count) if count > 0) {}
+        let _ = sender.blocking_send(Signal::Now);
+    };
+    let started = thread::Builder::new().name("lifeline".to_owned()).spawn(wait);
+    started.map(|_| ()).map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
+}
+
+fn watch(
+    kind: SignalKind,
+    told: Option<Signal>,
+    sender: &mpsc::Sender<Signal>,
+) -> Result<(), Failure> {
+    let mut signals: UnixSignal = signal(kind).map_err(|error| {
+        Failure::new(FailureCode::OutOfResource, format!("cannot listen to signals: {error}"))
+    })?;
+    let sender = sender.clone();
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() {
+            if let Some(told) = told
+                && sender.send(told).await.is_err()
+            {
+                return;
+            }
+        }
+    });
+    Ok(())
+}

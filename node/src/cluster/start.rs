@@ -1,0 +1,284 @@
+//! A node's start: from its folder, or from nothing but a token, to a process that runs.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
+use zbelastic_consensus::access::{AccessRole, Credential};
+use zbelastic_consensus::contact::Contact;
+use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
+use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
+use zbelastic_consensus::state::State;
+use zbelastic_transport::identity::{
+    CertificateLife, ClusterAuthority, PeerRole, UnixSeconds, random_number,
+};
+use zbelastic_transport::{
+    Credentials, EventQueue, Limits, ProcessStart, Transport, TransportSetup,
+};
+use zbelastic_types::{Digest, NodeId};
+
+use super::controller::{self, ControllerParts, ControllerSetup};
+use super::disk::Disk;
+use super::ending::{Ending, Signal};
+use super::home::Home;
+use super::journal::{Echo, Journal, now_s};
+use super::keeper::Keeper;
+use super::recovery;
+use super::solver::Solver;
+use super::tick::{duty_timing, election_ticks};
+use super::worker::{self, WorkerParts, WorkerSetup};
+use crate::data_folder::DataFolder;
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
+/// their time.
+const WRITE_TICKS_MAX: u32 = 200;
+
+/// How long the node with the higher number waits to be dialled. A controller does not know where a
+/// worker is before that has said so, so a worker does not wait for longer than two dials cross.
+const DIAL_PATIENCE: Duration = Duration::from_millis(150);
+
+/// What a worker brings.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerMeans {
+    /// Memory and speed.
+    pub resources: Resources,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// Within what time the cluster notices and acts.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Without a heartbeat, until a member is lost.
+    pub detect_timeout: Duration,
+    /// After the last change of members, until those who came are planned in.
+    pub settle: Duration,
+}
+
+/// A node that may start: its folder is held, its identity read.
+pub struct Node {
+    /// Where its data is.
+    pub folder: DataFolder,
+    /// What it knows of itself.
+    pub home: Home,
+    /// Its certificate and key.
+    pub credentials: Credentials,
+    /// Where its log lines are shown.
+    pub echo: Echo,
+    /// Within what time the cluster acts, if this node leads.
+    pub pace: Pace,
+    /// What the system or a person wants of it.
+    pub signals: mpsc::Receiver<Signal>,
+}
+
+/// The parts that both kinds of nodes have.
+struct Parts {
+    transport: Transport,
+    events: EventQueue,
+    keeper: Keeper,
+    kept: mpsc::Receiver<super::keeper::Kept>,
+    journal: Journal,
+}
+
+async fn parts(node: &mut Node) -> Result<Parts, Failure> {
+    let identity = node.folder.identity();
+    node.home.count_boot(&identity).map_err(|error| internal("the node's folder", &error))?;
+    let setup = TransportSetup {
+        credentials: node.credentials.clone(),
+        bind: node.home.bind,
+        local_folder: Some(node.folder.root().join("local")),
+        start: ProcessStart { boot: node.home.boot, life: random_number() },
+        limits: Limits { dial_patience: DIAL_PATIENCE, ..Limits::default() },
+    };
+    let (transport, events) = Transport::bind(setup).await.map_err(|error| {
+        let mut failure = Failure::new(FailureCode::WrongState, error.to_string());
+        failure.details =
+            vec![Detail::new("another --bind, or --bind with port 0 for any free one")];
+        failure
+    })?;
+    let store = SledStore::open(Arc::new(RealFiles), &node.folder.store());
+    let store = store.map_err(|error| storage("the store", error.is_full(), &error))?;
+    let data = node.folder.root().join("data");
+    std::fs::create_dir_all(&data).map_err(|error| internal("the folder of texts", &error))?;
+    let keeper = Keeper::start(Arc::new(store), data);
+    let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
+    let journal = Journal::open(&node.folder.events(), node.echo);
+    let journal = journal.map_err(|error| internal("events.jsonl", &error))?;
+    Ok(Parts { transport, events, keeper, kept, journal })
+}
+
+/// Runs a worker.
+///
+/// # Errors
+/// If it cannot start.
+pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Failure> {
+    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
+    let home = &node.home;
+    let setup = WorkerSetup {
+        cluster: home.cluster,
+        node: home.node,
+        // Each life that is fenced off counts one further, so starts lie far apart.
+        boot: home.boot << 20,
+        contact: contact(home, transport.local_addr()),
+        controllers: home.controllers.clone(),
+        resources: means.resources,
+        threads: means.threads,
+        credentials: node.credentials.clone(),
+        identity: node.folder.identity(),
+    };
+    let signals = node.signals;
+    let parts = WorkerParts { transport, events, keeper, kept, journal, signals };
+    worker::run(setup, parts).await.map_err(|error| internal("the device's thread", &error))
+}
+
+/// Runs a controller; `first` is the state of a cluster that this node begins.
+///
+/// # Errors
+/// If it cannot start.
+pub async fn run_controller(
+    mut node: Node,
+    authority: ClusterAuthority,
+) -> Result<Ending, Failure> {
+    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
+    let mut log = SledLog::open(Arc::new(RealFiles), &node.folder.log())
+        .map_err(|error| storage("the log", error.is_full(), &error))?;
+    let contact = contact(&node.home, transport.local_addr());
+    let core = core(&node, contact, &mut log)?;
+    let (disk, written) = Disk::start(log).map_err(|error| internal("the log's thread", &error))?;
+    let (solver, solved) =
+        Solver::start().map_err(|error| internal("the solver's thread", &error))?;
+    let setup = ControllerSetup {
+        node: node.home.node,
+        cluster_name: node.home.cluster_name.clone(),
+        founded_ms: node.home.founded_ms,
+        controllers: node.home.controllers.clone(),
+        credentials: node.credentials.clone(),
+    };
+    let parts = ControllerParts {
+        core,
+        disk,
+        written,
+        solver,
+        solved,
+        authority: Arc::new(authority),
+        transport,
+        events,
+        keeper,
+        kept,
+        journal,
+        signals: node.signals,
+    };
+    Ok(controller::run(setup, parts).await)
+}
+
+fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failure> {
+    let home = &node.home;
+    let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
+    raft.write_ticks_max = WRITE_TICKS_MAX;
+    let timing = duty_timing(node.pace.detect_timeout, node.pace.settle);
+    let setup = CoreSetup { cluster: home.cluster, raft, timing, contact: contact.clone() };
+    let others: Vec<NodeId> =
+        home.controllers.keys().copied().filter(|other| *other != home.node).collect();
+    let records = log.read_all().map_err(|error| storage("the log", error.is_full(), &error))?;
+    let recovered = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
+        .map_err(|error| damaged_log(&error))?;
+    if recovered.torn {
+        let last = log.next() - 1;
+        log.cut_from(last).map_err(|error| storage("the log", error.is_full(), &error))?;
+    }
+    let boot = home.boot;
+    let start = if recovered.records.0 == 0 {
+        beginning(node, &contact, others.clone())?
+    } else {
+        Start::Recover { log: Box::new(recovered), controllers: others.clone(), boot }
+    };
+    match Core::new(setup.clone(), start) {
+        // It died before anything of its first start was durable.
+        Err(StartError::Raft(RaftStartError::NeverStarted)) => {
+            let start = beginning(node, &contact, others)?;
+            Core::new(setup, start).map_err(|error| damaged_log(&error))
+        }
+        core => core.map_err(|error| damaged_log(&error)),
+    }
+}
+
+/// The first controller begins a cluster, any other one asks to be admitted.
+fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Start, Failure> {
+    let home = &node.home;
+    if !others.is_empty() {
+        return Ok(Start::Wait { controllers: others, boot: home.boot });
+    }
+    let at_s = now_s();
+    let credential = Credential {
+        role: AccessRole::Controller,
+        name: home.name.clone(),
+        key: Digest(node.credentials.key().digest().0),
+        token: None,
+        issued_at_s: at_s,
+        expires_at_s: at_s + CertificateLife::of(PeerRole::Controller).0,
+        is_ephemeral: false,
+        is_revoked: false,
+    };
+    let recovered = recovery::beginning(&node.folder.identity())?;
+    let state = recovered
+        .unwrap_or_else(|| State::new(home.cluster))
+        .with_controllers([(home.node, contact.clone())])
+        .with_credentials([(home.node, credential)]);
+    Ok(Start::Create { voters: vec![home.node], state: Box::new(state) })
+}
+
+/// Where a node is reached: where it says, or else where it listens.
+fn contact(home: &Home, local: SocketAddr) -> Contact {
+    let addresses =
+        if home.advertised.is_empty() { vec![local.to_string()] } else { home.advertised.clone() };
+    Contact { name: home.name.clone(), addresses }
+}
+
+/// Controllers of a grant, by node.
+#[must_use]
+pub fn by_node(
+    contacts: Vec<zbelastic_transport::identity::ControllerContact>,
+) -> BTreeMap<NodeId, Vec<SocketAddr>> {
+    contacts.into_iter().map(|contact| (contact.node, contact.addresses)).collect()
+}
+
+/// The identity in a folder.
+///
+/// # Errors
+/// If it cannot be used now.
+pub fn load_credentials(folder: &Path, home: &Home) -> Result<Credentials, Failure> {
+    let now = UnixSeconds::now();
+    Credentials::load(folder, Some(home.cluster), now).map_err(|error| {
+        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
+        let hint = "join with a new token and an empty --data-dir";
+        failure.details = vec![Detail::new("this node's certificate cannot be used").hint(hint)];
+        failure
+    })
+}
+
+fn internal(what: &str, error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(FailureCode::OutOfResource, format!("{what}: {error}"))
+}
+
+fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> Failure {
+    let code = if is_full { FailureCode::OutOfResource } else { FailureCode::VerificationFailed };
+    Failure::new(code, format!("{what}: {error}"))
+}
+
+fn damaged_log(error: &dyn std::fmt::Display) -> Failure {
+    let what = format!("this controller's log cannot be used: {error}");
+    let mut failure = Failure::new(FailureCode::VerificationFailed, what);
+    failure.details = vec![
+        Detail::new("nothing was changed")
+            .why("a controller that forgot what it promised could let two leaders decide")
+            .hint("`zbelastic node remove` it, and join a new one with an empty --data-dir"),
+    ];
+    failure
+}

@@ -1,0 +1,56 @@
+//! Ticks: the clock of the pure cores, in real time.
+
+use std::time::Duration;
+
+use zbelastic_consensus::duty::DutyTiming;
+use zbelastic_consensus::seat::SeatTiming;
+
+/// The length of a tick. Everything that a core counts in ticks is a multiple of this.
+pub const TICK: Duration = Duration::from_millis(10);
+
+/// A worker's heartbeat: ten in what it takes to be called lost.
+pub const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 6, resend_ticks: 10 };
+
+/// Ticks to an election of the controller with the lowest number, and between two of them.
+const ELECTION_TICKS_MIN: u32 = 25;
+const ELECTION_TICKS_APART: u32 = 7;
+/// Controllers that get numbers of their own before they repeat: more than ever vote.
+const ELECTION_NUMBERS: u64 = 8;
+
+/// Without a seal for so long, a running plan is given up.
+const STALL: Duration = Duration::from_secs(20);
+/// A plan that loads is given up after so long without anybody becoming ready.
+const LOAD: Duration = Duration::from_secs(60);
+/// An inventory goes on without those who did not answer for so long.
+const INVENTORY: Duration = Duration::from_millis(400);
+
+/// How long a leader waits for what, with `lost_after` and `settle` as configured.
+#[must_use]
+pub fn duty_timing(lost_after: Duration, settle: Duration) -> DutyTiming {
+    DutyTiming {
+        lost_after_ticks: ticks_of(lost_after),
+        stall_ticks: ticks_of(STALL),
+        load_ticks: ticks_of(LOAD),
+        settle_ticks: ticks_of(settle),
+        inventory_ticks: ticks_of(INVENTORY),
+    }
+}
+
+/// Ticks to an election of a controller: another number for each of those who vote together, so
+/// that two do not stand against each other again and again.
+#[must_use]
+pub fn election_ticks(node: u64) -> u32 {
+    ELECTION_TICKS_MIN + ELECTION_TICKS_APART * (node % ELECTION_NUMBERS) as u32
+}
+
+/// A duration in ticks, at least one.
+#[must_use]
+pub fn ticks_of(duration: Duration) -> u32 {
+    ticks_of_seconds(duration.as_secs_f64())
+}
+
+/// Seconds in ticks, at least one.
+#[must_use]
+pub fn ticks_of_seconds(seconds: f64) -> u32 {
+    ((seconds / TICK.as_secs_f64()).ceil() as u32).max(1)
+}

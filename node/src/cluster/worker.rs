@@ -1,0 +1,387 @@
+//! The process of a worker: seat, device, lanes and store, joined by one loop.
+//!
+//! ```text
+//!   wait ──▶ translate ──▶ seat.handle / device.tell ──▶ perform outputs ──▶ wait
+//! ```
+//!
+//! The loop takes no decision of the protocol: what the seat says is done, what happens is told.
+
+mod layers;
+mod orders;
+mod pieces;
+mod renewal;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use zbelastic_consensus::contact::Contact;
+use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
+use zbelastic_trainer::host::HostInput;
+use zbelastic_transport::{
+    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
+};
+use zbelastic_types::{ClusterId, NodeId, Step};
+
+use super::data::Fetched;
+use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
+use super::document::NamedJob;
+use super::ending::{Ending, Signal};
+use super::journal::Journal;
+use super::keeper::{Copies, Keeper, Kept};
+use super::peers::Peers;
+use super::shelf::Shelf;
+use super::tick::{SEAT_TIMING, TICK};
+use super::wire::{self, BulkKey, NodeMessage};
+
+/// Results of fetches that wait for the loop at once.
+const FETCHES_MAX: usize = 4096;
+/// Orders held back while a job's text is fetched. A seat gives a handful for each plan; beyond
+/// this the plan they belong to is long gone.
+const ORDERS_HELD_MAX: usize = 256;
+
+/// What a worker is started with.
+pub struct WorkerSetup {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node.
+    pub node: NodeId,
+    /// This start of it: grows with each.
+    pub boot: u64,
+    /// Where it is reached.
+    pub contact: Contact,
+    /// Controllers known so far, and where they are reached.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// What it brings.
+    pub resources: Resources,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Its certificate and key.
+    pub credentials: Credentials,
+    /// Where they are kept.
+    pub identity: PathBuf,
+}
+
+/// The parts that a worker is made of.
+pub struct WorkerParts {
+    /// The lanes.
+    pub transport: Transport,
+    /// What happens on them.
+    pub events: EventQueue,
+    /// The store.
+    pub keeper: Keeper,
+    /// What becomes of what is stored.
+    pub kept: mpsc::Receiver<Kept>,
+    /// What is told to people.
+    pub journal: Journal,
+    /// What the system or a person wants of the process.
+    pub signals: mpsc::Receiver<Signal>,
+}
+
+/// Something that was fetched, or not.
+enum Arrived {
+    /// A layer for a plan.
+    Layer(layers::LayerArrived),
+    /// A piece of a checkpoint: one that this node reads, or is to keep for another.
+    Piece(pieces::PieceArrived),
+    /// A certificate that holds for longer, or not.
+    Certificate(Result<Vec<Vec<u8>>, String>),
+    /// What a job is built from.
+    Job(Box<Result<Fetched, super::data::FetchError>>),
+}
+
+/// The job that this worker has a part in.
+struct JobHere {
+    document: Arc<NamedJob>,
+    /// Bytes of each layer as it travels.
+    layer_bytes: Vec<u64>,
+}
+
+/// How far the job's text and weights are.
+enum Readiness {
+    /// No plan yet.
+    Idle,
+    /// They are fetched; orders wait.
+    Fetching(VecDeque<Order>),
+    /// They are there.
+    Ready(JobHere),
+}
+
+struct Worker {
+    setup: WorkerSetup,
+    seat: Seat,
+    device: DeviceHandle,
+    transport: Transport,
+    keeper: Keeper,
+    copies: Copies,
+    shelf: Shelf,
+    peers: Peers,
+    journal: Journal,
+    readiness: Readiness,
+    /// Layers that are on their way here.
+    arriving: BTreeSet<BulkKey>,
+    arrivals: mpsc::Sender<Arrived>,
+    /// Reads of checkpoint pieces that others are asked for.
+    reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
+    gauge_seen: u64,
+    /// Ticks until the certificate is looked at again.
+    renewal_ticks: u32,
+    ending: Option<Ending>,
+    drain: Option<Signal>,
+}
+
+/// Runs a worker until it ends.
+///
+/// # Errors
+/// If the device's thread cannot be started.
+pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Ending> {
+    let WorkerParts { transport, mut events, keeper, mut kept, journal, mut signals } = parts;
+    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender())?;
+    let (arrivals, mut arrived) = mpsc::channel(FETCHES_MAX);
+    let stored = keeper.clone();
+    let shelf = Shelf::new(Box::new(move |key| stored.find(key)));
+    connect_lanes(&transport, &device, &shelf);
+    let seat = Seat::new(SeatSetup {
+        cluster: setup.cluster,
+        node: setup.node,
+        boot: setup.boot,
+        resources: setup.resources,
+        contact: setup.contact.clone(),
+        controllers: setup.controllers.keys().copied().collect(),
+        timing: SEAT_TIMING,
+    });
+    let peers = Peers::new(setup.node, setup.controllers.clone());
+    peers.begin(&transport);
+    let mut worker = Worker {
+        setup,
+        seat,
+        device,
+        transport,
+        keeper,
+        copies: Copies::default(),
+        shelf,
+        peers,
+        journal,
+        readiness: Readiness::Idle,
+        arriving: BTreeSet::new(),
+        arrivals,
+        reading: BTreeMap::new(),
+        gauge_seen: 0,
+        renewal_ticks: 0,
+        ending: None,
+        drain: None,
+    };
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while worker.ending.is_none() {
+        tokio::select! {
+            biased;
+            Some(event) = events.next() => worker.handle_event(event),
+            Some(output) = outputs.recv() => worker.handle_device(output),
+            Some(arrived) = arrived.recv() => worker.handle_arrived(arrived),
+            Some(kept) = kept.recv() => worker.handle_kept(kept),
+            Some(signal) = signals.recv() => worker.handle_signal(signal),
+            _ = ticks.tick() => worker.handle_tick(),
+            else => worker.ending = Some(Ending::Lost("the lanes are closed".to_owned())),
+        }
+        worker.perform();
+    }
+    worker.transport.close().await;
+    Ok(worker.ending.expect("looked at above"))
+}
+
+/// Frames go to the device on the thread that received them.
+fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &Shelf) {
+    let to_device = device.clone();
+    transport.set_frame_sink(Box::new(move |frame| {
+        // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
+        if let Ok(frame) = wire::incoming(frame) {
+            let _ = to_device.tell(DeviceInput::Host(HostInput::Peer(frame)));
+        }
+    }));
+    let shelf = shelf.clone();
+    transport.serve_bulk(Box::new(move |_, key| {
+        let key: BulkKey = wire::decode(key).ok()?;
+        shelf.find(&key)
+    }));
+}
+
+impl Worker {
+    fn handle_event(&mut self, event: TransportEvent) {
+        match event {
+            TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
+            TransportEvent::Down { peer, .. } => self.peers.note_down(peer.node),
+            TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
+            // A worker answers nobody's questions but those for bodies.
+            TransportEvent::Request { reply, .. } => drop(reply),
+            TransportEvent::Join { reply, .. } => drop(reply),
+            TransportEvent::DuplicateIdentity { told_by } => {
+                self.ending = Some(Ending::Duplicate { told_by });
+            }
+            TransportEvent::DialFailed { node, address, problem } => {
+                let what = format!("node {node} is not reached at {address}: {problem}");
+                self.journal.log(what);
+            }
+            TransportEvent::Strangers { count, last, why } => {
+                self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
+            }
+        }
+    }
+
+    fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
+        let Some((kind, body)) = bytes.split_first() else { return };
+        match ControlKind::of(*kind) {
+            Some(ControlKind::Raft) | None => {}
+            Some(ControlKind::Member) => {
+                if from.role != PeerRole::Controller {
+                    return;
+                }
+                // What cannot be read or does not belong changes nothing, and is sent again if it
+                // matters.
+                if let Ok(message) = Envelope::decode(body) {
+                    let message = Box::new(message);
+                    let _ = self.seat.handle(SeatInput::Message { from: from.node, message });
+                }
+            }
+            Some(ControlKind::Blob) => {
+                if let Ok(message) = wire::decode(body) {
+                    self.handle_node_message(from, message);
+                }
+            }
+        }
+    }
+
+    fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
+        match message {
+            NodeMessage::Layer(message) => self.handle_layer_message(from, message),
+            NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
+            NodeMessage::Kept(piece) => self.note_copy(piece, from.node, true),
+            NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
+            NodeMessage::Collect { kept } => self.collect(from, kept),
+            // For controllers.
+            NodeMessage::KeepData(_) | NodeMessage::Took { .. } | NodeMessage::Evaluated { .. } => {
+            }
+        }
+    }
+
+    fn handle_device(&mut self, output: DeviceOutput) {
+        match output {
+            DeviceOutput::News(news) => self.tell_seat(news),
+            DeviceOutput::Fetch { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
+            DeviceOutput::Offer { to, generation, sender, image } => {
+                self.offer(to, generation, sender, image);
+            }
+            DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
+            DeviceOutput::Write { version, layer, digest, bytes } => {
+                self.write(version, layer, digest, bytes);
+            }
+            DeviceOutput::Evaluated { steps_done, loss } => {
+                self.tell_controllers(&NodeMessage::Evaluated { steps_done, loss });
+            }
+            DeviceOutput::Took(step) => self.tell_step_time(step),
+            DeviceOutput::Failed(error) => {
+                self.ending = Some(Ending::OutOfResource(error.to_string()));
+            }
+        }
+    }
+
+    fn handle_arrived(&mut self, arrived: Arrived) {
+        match arrived {
+            Arrived::Layer(layer) => self.handle_layer(layer),
+            Arrived::Piece(piece) => self.handle_piece(piece),
+            Arrived::Certificate(chain) => self.handle_certificate(chain),
+            Arrived::Job(fetched) => self.handle_job(*fetched),
+        }
+    }
+
+    fn handle_signal(&mut self, signal: Signal) {
+        match (signal, self.drain) {
+            (Signal::Now, _) | (Signal::Drain(_), Some(_)) => {
+                let _ = self.seat.handle(SeatInput::Leave);
+                self.perform();
+                self.ending = Some(Ending::Left);
+            }
+            (Signal::Drain(cause), None) => {
+                self.drain = Some(signal);
+                self.journal.log(format!("about to go: {cause}"));
+                let _ = self.seat.handle(SeatInput::Drain);
+                if self.seat.holder().is_none() {
+                    self.ending = Some(Ending::Drained(cause));
+                }
+            }
+        }
+    }
+
+    fn handle_tick(&mut self) {
+        self.look_at_device();
+        let _ = self.seat.handle(SeatInput::Tick);
+        if self.is_device_idle() && self.arriving.is_empty() {
+            // While a layer is on its way, no time passes that a host would lose patience with.
+            self.tell_device(HostInput::Tick);
+        }
+        for piece in self.copies.handle_tick() {
+            self.tell_written(piece, false);
+        }
+        self.peers.follow(&self.transport, self.seat.contacts());
+        self.look_at_certificate();
+    }
+
+    /// Whether an operation is under way, and whether it is the one of the last tick.
+    fn look_at_device(&mut self) {
+        let edges = self.device.gauge().edges();
+        if edges == self.gauge_seen {
+            return;
+        }
+        self.gauge_seen = edges;
+        self.tell_seat(News::Busy { is_busy: false });
+        if !edges.is_multiple_of(2) {
+            self.tell_seat(News::Busy { is_busy: true });
+        }
+    }
+
+    fn is_device_idle(&self) -> bool {
+        self.device.gauge().edges().is_multiple_of(2)
+    }
+
+    fn tell_seat(&mut self, news: News) {
+        let _ = self.seat.handle(SeatInput::News(news));
+    }
+
+    fn tell_device(&mut self, input: HostInput) {
+        if let Err(error) = self.device.tell(DeviceInput::Host(input)) {
+            self.ending = Some(Ending::Lost(error.to_string()));
+        }
+    }
+
+    fn send_node(&self, to: NodeId, message: &NodeMessage) {
+        let mut bytes = vec![ControlKind::Blob.byte()];
+        bytes.extend(wire::encode(message));
+        self.transport.send(to, bytes.into());
+    }
+
+    fn tell_controllers(&self, message: &NodeMessage) {
+        for node in self.seat.controllers() {
+            self.send_node(node, message);
+        }
+    }
+
+    /// Does what the seat says, until it has nothing more to say.
+    fn perform(&mut self) {
+        while let Some(output) = self.seat.poll_output() {
+            match output {
+                SeatOutput::Send { to, message } => {
+                    let mut bytes = vec![ControlKind::Member.byte()];
+                    bytes.extend(message.encode());
+                    self.transport.send(to, bytes.into());
+                }
+                SeatOutput::Order(order) => self.carry_out(order),
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! `ckpt export`: a checkpoint's weights as a folder in Hugging Face's form.
+//!
+//! Layers come as the images they are stored as, piece by piece, and are checked against the digest
+//! that the cluster agreed on; moments stay behind. Nothing is written before all of it is there.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+use zbelastic_trainer::hf::{config_json, export_safetensors};
+use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
+use zbelastic_types::{Bytes, LayerId, Step};
+
+use crate::api::client::ApiClient;
+use crate::api::{
+    CheckpointDetail, HexDigest, LayerDetail, PIECE_BYTES_MAX, Refusal, Thing, escape,
+};
+use crate::config::load_document;
+use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
+
+/// The description of the model.
+const CONFIG: &str = "config.json";
+/// The weights.
+const WEIGHTS: &str = "model.safetensors";
+/// Most bytes of a layer, so that a wrong answer does not fill the memory.
+const LAYER_BYTES_MAX: u64 = 64 << 30;
+
+/// Writes the checkpoint of `step`, or the newest one, into `folder`.
+///
+/// # Errors
+/// If there is no such checkpoint, if what comes is damaged, if the folder holds a model, or if it
+/// cannot be written.
+pub fn export(
+    folder: &Path,
+    step: Option<u64>,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    check_free(folder)?;
+    let step = match step {
+        Some(step) => step,
+        None => newest(client)?,
+    };
+    let detail = client.checkpoint(step).map_err(Failure::from)?;
+    let model = model_of(&detail)?;
+    let layers = weights(&detail, &model, client)?;
+    fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+    write_whole(&folder.join(WEIGHTS), &export_safetensors(&model, &layers))?;
+    write_whole(&folder.join(CONFIG), config_json(&model).as_bytes())?;
+    let floats: usize = layers.iter().map(Vec::len).sum();
+    let (shown, size) = (folder.display(), Bytes::of_f32(floats));
+    writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
+    Ok(())
+}
+
+/// The weights of a checkpoint, layer by layer, each checked against its digest.
+///
+/// # Errors
+/// If one cannot be had whole.
+pub fn weights(
+    detail: &CheckpointDetail,
+    model: &ModelConfig,
+    client: &mut ApiClient<'_>,
+) -> Result<Vec<Vec<f32>>, Failure> {
+    let specs = model_layers(model);
+    let layers = detail.layers.iter().zip(&specs);
+    layers.map(|(layer, spec)| fetch(detail.summary.step, layer, spec, client)).collect()
+}
+
+fn check_free(folder: &Path) -> Result<(), Failure> {
+    let held = [CONFIG, WEIGHTS].into_iter().find(|name| folder.join(name).exists());
+    let Some(held) = held else { return Ok(()) };
+    let what = format!("{} holds a model already", folder.display());
+    let mut failure = Failure::new(FailureCode::WrongState, what);
+    let detail = Detail::new(format!("there is {held}"));
+    failure.details = vec![detail.hint("another folder, or remove what is in this one")];
+    Err(failure)
+}
+
+fn newest(client: &mut ApiClient<'_>) -> Result<u64, Failure> {
+    let checkpoints = client.checkpoints()?;
+    let newest = checkpoints.iter().map(|checkpoint| checkpoint.step).max();
+    newest.ok_or_else(|| {
+        Refusal::NotFound { thing: Thing::Checkpoint, name: "of this run".to_owned() }.failure()
+    })
+}
+
+/// The model, as the checkpoint's configuration describes it.
+fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, Failure> {
+    let step = detail.summary.step;
+    let loaded = load_document(&format!("checkpoint {step}"), &detail.document)?;
+    let expected = model_layers(&loaded.config.model).len();
+    let found = detail.layers.len();
+    let are_in_order = (0..).zip(&detail.layers).all(|(index, layer)| layer.layer == index);
+    if expected == found && are_in_order {
+        return Ok(loaded.config.model);
+    }
+    let what = format!("checkpoint {step} has {found} layers, expected {expected} in their order");
+    Err(Failure::new(FailureCode::VerificationFailed, what))
+}
+
+/// The weights of a layer.
+fn fetch(
+    step: u64,
+    layer: &LayerDetail,
+    spec: &LayerSpec,
+    client: &mut ApiClient<'_>,
+) -> Result<Vec<f32>, Failure> {
+    let bytes = fetch_bytes(step, layer.layer, client)?;
+    let name = format!("layer {} of checkpoint {step}", layer.layer);
+    let image = LayerImage::decode(&bytes).map_err(|error| wrong(&name, &error.to_string()))?;
+    let expected = spec.len();
+    if image.layer != LayerId(layer.layer) || image.version != Step(step) {
+        let what = format!("it says that it is layer {} at {}", image.layer, image.version);
+        return Err(wrong(&name, &what));
+    }
+    if image.w.len() != expected {
+        let what = format!("{} parameters, expected {expected}", image.w.len());
+        return Err(wrong(&name, &what));
+    }
+    let found = HexDigest(layer_digest(&image));
+    if found == layer.digest {
+        return Ok(image.w);
+    }
+    Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
+}
+
+fn fetch_bytes(step: u64, layer: u32, client: &mut ApiClient<'_>) -> Result<Vec<u8>, Failure> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let name = format!("layer {layer} of checkpoint {step}");
+    loop {
+        let offset = bytes.len() as u64;
+        let piece = client.layer_piece(step, layer, offset)?;
+        if piece.total > LAYER_BYTES_MAX {
+            return Err(wrong(&name, &format!("it has {}", Bytes(piece.total))));
+        }
+        let length = piece.bytes.len() as u64;
+        let end = offset + length;
+        let is_last = end == piece.total;
+        let is_full = length == PIECE_BYTES_MAX as u64 || is_last;
+        if piece.offset != offset || end > piece.total || length == 0 || !is_full {
+            let what = format!("a piece of {length} bytes at {}, asked at {offset}", piece.offset);
+            return Err(wrong(&name, &what));
+        }
+        bytes.extend(piece.bytes);
+        if is_last {
+            return Ok(bytes);
+        }
+    }
+}
+
+fn wrong(name: &str, what: &str) -> Failure {
+    let what = format!("{name} cannot be used: {}", escape(what));
+    Failure::new(FailureCode::VerificationFailed, what)
+}
+
+/// Writes beside the name and renames, so that what stands there is whole.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let beside = path.with_extension("part");
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    written.map_err(|error| {
+        // What is left of it is of no use; if it cannot be removed either, the first error tells.
+        let _ = fs::remove_file(&beside);
+        cannot_write(path, &error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_trainer::hf::import_safetensors;
+
+    use super::*;
+    use crate::api::sample::{self, digest, scripted};
+    use crate::api::{Answer, LayerPiece};
+
+    const DOCUMENT: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nwidth = 8\nheads = 2\n\
+                            mlp_width = 16\n[train]\nseq_len = 16\n";
+
+    fn model() -> ModelConfig {
+        load_document("test", DOCUMENT).expect("legal").config.model
+    }
+
+    /// Layers whose weights count upwards.
+    fn images() -> Vec<LayerImage> {
+        let image = |(index, spec): (usize, LayerSpec)| {
+            let count = |from: f32| (0..spec.len()).map(|i| from + i as f32).collect();
+            let (w, m, v) = (count(index as f32 * 1000.0), count(0.5), count(0.25));
+            LayerImage { layer: LayerId(index as u32), version: Step(100), w, m, v }
+        };
+        model_layers(&model()).into_iter().enumerate().map(image).collect()
+    }
+
+    fn detail(images: &[LayerImage]) -> CheckpointDetail {
+        let layer = |image: &LayerImage| LayerDetail {
+            layer: image.layer.0,
+            digest: layer_digest(image).into(),
+            bytes: Bytes(image.encode().len() as u64),
+            holders: Vec::new(),
+        };
+        CheckpointDetail {
+            summary: sample::checkpoint(100),
+            document: DOCUMENT.to_owned(),
+            corpus: digest(7),
+            layers: images.iter().map(layer).collect(),
+        }
+    }
+
+    fn piece(bytes: Vec<u8>, total: usize, offset: u64) -> Answer {
+        Answer::Layer(LayerPiece { total: total as u64, offset, bytes })
+    }
+
+    fn exported(
+        folder: &Path,
+        detail: CheckpointDetail,
+        pieces: Vec<Answer>,
+    ) -> Result<String, FailureCode> {
+        let mut answers = vec![Ok(Answer::Checkpoint(detail))];
+        answers.extend(pieces.into_iter().map(Ok));
+        let (mut client, _) = scripted(answers);
+        let mut out = Vec::new();
+        match export(folder, Some(100), &mut client, &mut out) {
+            Ok(()) => Ok(String::from_utf8(out).expect("UTF-8")),
+            Err(Stop::Failed(failure)) => Err(failure.code),
+            Err(Stop::Output(error)) => panic!("{error}"),
+        }
+    }
+
+    fn whole(images: &[LayerImage]) -> Vec<Answer> {
+        let bytes = images.iter().map(LayerImage::encode);
+        bytes.map(|bytes| piece(bytes.clone(), bytes.len(), 0)).collect()
+    }
+
+    #[test]
+    fn weights_come_out_as_they_went_in() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let (folder, images) = (parent.path().join("model"), images());
+        let told = exported(&folder, detail(&images), whole(&images)).expect("exported");
+        assert!(told.starts_with("checkpoint 100: "), "{told}");
+        let file = fs::read(folder.join(WEIGHTS)).expect("written");
+        let layers = import_safetensors(&model(), &file).expect("a model");
+        let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.clone()).collect();
+        assert_eq!(layers, expected);
+        assert_eq!(
+            fs::read_to_string(folder.join(CONFIG)).expect("written"),
+            config_json(&model())
+        );
+        let again = exported(&folder, detail(&images), whole(&images));
+        assert_eq!(again, Err(FailureCode::WrongState));
+    }
+
+    #[test]
+    fn what_is_damaged_is_not_written() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let folder = parent.path().join("model");
+        let images = images();
+        let check = |detail: CheckpointDetail, pieces: Vec<Answer>| {
+            assert_eq!(exported(&folder, detail, pieces), Err(FailureCode::VerificationFailed));
+            assert!(!folder.exists());
+        };
+        let mut flipped = images.clone();
+        flipped[1].w[0] += 1.0;
+        check(detail(&images), whole(&flipped));
+        let mut late = images.clone();
+        late[0].version = Step(101);
+        check(detail(&late), whole(&late));
+        let mut few = detail(&images);
+        few.layers.pop();
+        check(few, Vec::new());
+        let bytes = images[0].encode();
+        let total = bytes.len();
+        check(detail(&images), vec![piece(bytes.clone(), total, 1)]);
+        check(detail(&images), vec![piece(bytes.clone(), total - 1, 0)]);
+        check(detail(&images), vec![piece(bytes[..10].to_vec(), total, 0)]);
+        check(detail(&images), vec![piece(Vec::new(), total, 0)]);
+        check(detail(&images), vec![piece(bytes, 65 << 30, 0)]);
+    }
+
+    #[test]
+    fn a_layer_comes_in_pieces() {
+        let total = PIECE_BYTES_MAX + 5;
+        let bytes: Vec<u8> = (0..total).map(|index| index as u8).collect();
+        let answers = vec![
+            Ok(piece(bytes[..PIECE_BYTES_MAX].to_vec(), total, 0)),
+            Ok(piece(bytes[PIECE_BYTES_MAX..].to_vec(), total, PIECE_BYTES_MAX as u64)),
+        ];
+        let (mut client, asked) = scripted(answers);
+        assert_eq!(fetch_bytes(100, 0, &mut client), Ok(bytes));
+        assert_eq!(asked.borrow().len(), 2);
+    }
+}

@@ -1,0 +1,111 @@
+//! Following events: each once, in order, with gaps told.
+
+use std::time::Duration;
+
+use crate::api::client::{ApiClient, ApiError};
+use crate::api::{EVENTS_MAX, Event};
+
+/// How long to wait before asking for more.
+pub const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
+
+/// What was told, and what is asked for next. Sequence numbers are those of one node's log; if
+/// another node answers, what it logged up to the last event told is passed over by its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Follower {
+    log: Option<u64>,
+    next: u64,
+    /// The time up to which everything was told by another log.
+    told_until_ms: Option<u64>,
+    /// The newest time told.
+    newest_ms: Option<u64>,
+}
+
+/// What came.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Polled {
+    /// Events, in order.
+    pub events: Vec<Event>,
+    /// Events that were forgotten before they could be told.
+    pub missed: u64,
+    /// Whether another log tells now.
+    pub is_other_log: bool,
+}
+
+impl Follower {
+    /// From a sequence number on.
+    #[must_use]
+    pub const fn starting_at(sequence: u64) -> Self {
+        Self { log: None, next: sequence, told_until_ms: None, newest_ms: None }
+    }
+
+    /// Asks for what came since.
+    ///
+    /// # Errors
+    /// If there is no answer; asking again later goes on where this stopped.
+    pub fn poll(&mut self, client: &mut ApiClient<'_>) -> Result<Polled, ApiError> {
+        let mut page = client.events(self.next, EVENTS_MAX)?;
+        let is_other_log = self.log.is_some_and(|log| log != page.log);
+        if is_other_log {
+            self.told_until_ms = self.newest_ms;
+            page = client.events(0, EVENTS_MAX)?;
+        }
+        let is_first = self.log.replace(page.log).is_none() || is_other_log;
+        let oldest = page.first_sequence;
+        let missed = if is_first { 0 } else { oldest.saturating_sub(self.next) };
+        self.next = page.next_sequence;
+        let events: Vec<Event> = page
+            .events
+            .into_iter()
+            .filter(|event| Some(event.at_ms) > self.told_until_ms)
+            .collect();
+        let newest = events.iter().map(|event| event.at_ms).max();
+        self.newest_ms = self.newest_ms.max(newest);
+        Ok(Polled { events, missed, is_other_log })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::sample::scripted;
+    use crate::api::{Answer, EventKind, Events, Request};
+
+    /// A page of a log, with events of these numbers, each at ten times that many milliseconds.
+    fn page(log: u64, first_sequence: u64, sequences: std::ops::Range<u64>) -> Answer {
+        let next_sequence = sequences.end;
+        let event = |sequence| Event::new(sequence, 10 * sequence, EventKind::QuorumHeld);
+        let events = sequences.map(event).collect();
+        Answer::Events(Events { log, first_sequence, next_sequence, events })
+    }
+
+    fn check(answers: Vec<Answer>, expected: &[(&[u64], u64)]) -> Vec<u64> {
+        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
+        let mut follower = Follower::starting_at(0);
+        for (sequences, missed) in expected {
+            let polled = follower.poll(&mut client).expect("an answer");
+            let found: Vec<u64> = polled.events.iter().map(|event| event.sequence).collect();
+            assert_eq!((found.as_slice(), polled.missed), (*sequences, *missed));
+        }
+        let from = |request: &Request| {
+            let Request::Events { from_sequence, .. } = request else { panic!("{request:?}") };
+            *from_sequence
+        };
+        let asked = asked.borrow();
+        asked.iter().map(from).collect()
+    }
+
+    #[test]
+    fn each_event_is_told_once_and_gaps_are_counted() {
+        let answers = vec![page(1, 3, 3..5), page(1, 3, 5..5), page(1, 9, 9..10)];
+        // What was forgotten before the first question is nobody's gap.
+        let asked = check(answers, &[(&[3, 4], 0), (&[], 0), (&[9], 4)]);
+        assert_eq!(asked, [0, 5, 5]);
+    }
+
+    #[test]
+    fn another_log_goes_on_where_the_first_one_stopped() {
+        let answers = vec![page(1, 0, 0..5), page(2, 0, 5..7), page(2, 2, 2..7), page(2, 2, 7..8)];
+        let asked = check(answers, &[(&[0, 1, 2, 3, 4], 0), (&[5, 6], 0), (&[7], 0)]);
+        assert_eq!(asked, [0, 5, 0, 7]);
+    }
+}

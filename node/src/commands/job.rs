@@ -1,0 +1,85 @@
+//! `pause`, `resume` and `stop`.
+
+use std::io::Write;
+
+use super::reach::{confirm, connect};
+use crate::api::client::ApiClient;
+use crate::api::{JobPhaseStatus, JobStatus, Request, escape};
+use crate::args::{ClientArgs, StopArgs};
+use crate::failure::{Failure, Stop};
+
+/// Runs `pause`.
+///
+/// # Errors
+/// If the cluster says no, or `out` cannot be written; so for all that follow.
+pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    order(Request::Pause, &mut connect(args)?, out)
+}
+
+/// Runs `resume`.
+///
+/// # Errors
+/// As [`pause`].
+pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    order(Request::Resume, &mut connect(args)?, out)
+}
+
+/// Runs `stop`.
+///
+/// # Errors
+/// As [`pause`]; and if nobody says yes.
+pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let mut client = connect(&args.client)?;
+    confirm(args.yes, "the run ends for good; its checkpoints stay")?;
+    order(Request::Stop, &mut client, out)
+}
+
+fn order(request: Request, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
+    let job = client.order_job(request).map_err(Failure::from)?;
+    writeln!(out, "{}", job_line(&job))?;
+    Ok(())
+}
+
+/// How a run stands, in a line.
+#[must_use]
+pub fn job_line(job: &JobStatus) -> String {
+    let phase = match &job.phase {
+        JobPhaseStatus::Running => "runs".to_owned(),
+        JobPhaseStatus::Waiting { reason } => format!("waits ({})", escape(reason)),
+        JobPhaseStatus::Paused => "is paused".to_owned(),
+        JobPhaseStatus::Done => "is done".to_owned(),
+        JobPhaseStatus::Stopped => "is stopped".to_owned(),
+        JobPhaseStatus::Halted { reason } => format!("is halted ({})", escape(reason)),
+    };
+    let JobStatus { name, config, step, step_count, .. } = job;
+    format!("run {} {} {phase} after step {step} of {step_count}", escape(name), config.short())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::sample::{self, scripted};
+    use crate::api::{Answer, NoRun, Refusal, WrongState};
+    use crate::failure::FailureCode;
+
+    #[test]
+    fn orders_tell_how_the_run_stands() {
+        let job = JobStatus { phase: JobPhaseStatus::Paused, ..sample::job() };
+        let (mut client, asked) = scripted(vec![Ok(Answer::Job(Box::new(job)))]);
+        let mut out = Vec::new();
+        order(Request::Pause, &mut client, &mut out).expect("paused");
+        let expected = "run tiny abababababab is paused after step 1280 of 10000\n";
+        assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
+        assert_eq!(*asked.borrow(), [Request::Pause]);
+    }
+
+    #[test]
+    fn without_a_run_there_is_nothing_to_hold() {
+        let refusal = Refusal::WrongState(WrongState::NoRun { was: NoRun::Never });
+        let (mut client, _) = scripted(vec![Ok(Answer::Refused(refusal))]);
+        let ended = order(Request::Resume, &mut client, &mut Vec::new());
+        let Err(Stop::Failed(failure)) = ended else { panic!("refused") };
+        assert_eq!(failure.code, FailureCode::WrongState);
+        assert!(failure.to_string().contains("zbelastic run CONFIG"), "{failure}");
+    }
+}

@@ -1,0 +1,264 @@
+//! `node list`, `node show`, `node drain`, `node remove`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use super::reach::{confirm, connect, write_json};
+use super::select::select_node;
+use super::table::{Align, Table};
+use crate::api::client::ApiClient;
+use crate::api::{MemberRole, MemberStanding, MemberStatus, Request, Road, Status, escape};
+use crate::args::{NodeCommand, NodeRemoveArgs};
+use crate::failure::{Failure, Stop};
+
+/// Runs a `node` command.
+///
+/// # Errors
+/// If the cluster says no, or `out` cannot be written.
+pub fn run(command: &NodeCommand, out: &mut dyn Write) -> Result<(), Stop> {
+    match command {
+        NodeCommand::List(args) => list(args.json, &mut connect(&args.client)?, out),
+        NodeCommand::Show { node, read } => show(node, read.json, &mut connect(&read.client)?, out),
+        NodeCommand::Drain { node, client } => drain(node, &mut connect(client)?, out),
+        NodeCommand::Remove(args) => remove(args, &mut connect(&args.client)?, out),
+    }
+}
+
+fn list(is_json: bool, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
+    let status = client.status().map_err(Failure::from)?;
+    if is_json {
+        return write_json(out, &status.members);
+    }
+    out.write_all(render_members(&status).render(usize::MAX).as_bytes())?;
+    Ok(())
+}
+
+fn show(
+    said: &str,
+    is_json: bool,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let status = client.status().map_err(Failure::from)?;
+    let member = select_node(&status.members, said)?;
+    if is_json {
+        return write_json(out, member);
+    }
+    out.write_all(render_member(member, &status).as_bytes())?;
+    Ok(())
+}
+
+fn drain(said: &str, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
+    let status = client.status().map_err(Failure::from)?;
+    let node = select_node(&status.members, said)?.id;
+    let said = client.order(Request::NodeDrain { node }).map_err(Failure::from)?;
+    writeln!(out, "{}", escape(&said.what))?;
+    Ok(())
+}
+
+fn remove(
+    args: &NodeRemoveArgs,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let status = client.status().map_err(Failure::from)?;
+    let member = select_node(&status.members, &args.node)?;
+    let (node, force) = (member.id, args.force);
+    let name = escape(&member.name);
+    confirm(args.yes, &format!("node {name} ({node}) is removed for good"))?;
+    let said = client.order(Request::NodeRemove { node, force }).map_err(Failure::from)?;
+    writeln!(out, "{}", escape(&said.what))?;
+    Ok(())
+}
+
+/// Members as a table.
+#[must_use]
+pub fn render_members(status: &Status) -> Table {
+    let (left, right) = (Align::Left, Align::Right);
+    let columns = [
+        ("node", right),
+        ("name", left),
+        ("role", left),
+        ("state", left),
+        ("stage", right),
+        ("layers", left),
+        ("memory", left),
+        ("heard", right),
+        ("road", left),
+        ("address", left),
+    ];
+    let mut table = Table::new(&columns);
+    for member in &status.members {
+        table.row(vec![
+            member.id.to_string(),
+            member.name.clone(),
+            role_text(member, status).to_owned(),
+            standing_text(member),
+            member.stage.map_or_else(String::new, |stage| stage.to_string()),
+            member.layers.clone().unwrap_or_default(),
+            memory_text(member),
+            member.last_heard_ms.map_or_else(String::new, heard_text),
+            road_text(member.road).to_owned(),
+            member.addresses.first().cloned().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn role_text(member: &MemberStatus, status: &Status) -> &'static str {
+    match member.role {
+        MemberRole::Controller if status.leader == Some(member.id) => "leader",
+        MemberRole::Controller => "controller",
+        MemberRole::Worker => "worker",
+    }
+}
+
+fn standing_text(member: &MemberStatus) -> String {
+    let is_standby = member.role == MemberRole::Worker && member.stage.is_none();
+    match &member.standing {
+        MemberStanding::Present if is_standby => "standby".to_owned(),
+        MemberStanding::Present => "present".to_owned(),
+        MemberStanding::Draining => "draining".to_owned(),
+        MemberStanding::Lost { reason } => format!("lost: {reason}"),
+    }
+}
+
+fn memory_text(member: &MemberStatus) -> String {
+    match (member.role, member.memory_used) {
+        (MemberRole::Controller, _) => String::new(),
+        (MemberRole::Worker, None) => member.memory.to_string(),
+        (MemberRole::Worker, Some(used)) => format!("{used} of {}", member.memory),
+    }
+}
+
+/// As in `40 ms` and `12.3 s`.
+fn heard_text(milliseconds: u64) -> String {
+    match milliseconds {
+        0..1000 => format!("{milliseconds} ms"),
+        more => format!("{:.1} s", more as f64 / 1e3),
+    }
+}
+
+fn road_text(road: Road) -> &'static str {
+    match road {
+        Road::Own => "self",
+        Road::Quic => "quic",
+        Road::SameHost => "same host",
+        Road::Down => "none",
+    }
+}
+
+/// One member, a line for each thing that is known.
+#[must_use]
+pub fn render_member(member: &MemberStatus, status: &Status) -> String {
+    let round_trip = member.round_trip_us.map(|us| format!("{:.2} ms", us as f64 / 1e3));
+    let lines = [
+        ("name", Some(member.name.clone())),
+        ("number", Some(member.id.to_string())),
+        ("role", Some(role_text(member, status).to_owned())),
+        ("state", Some(standing_text(member))),
+        ("incarnation", Some(member.incarnation.to_string())),
+        ("addresses", Some(member.addresses.join(", "))),
+        ("road", Some(road_text(member.road).to_owned())),
+        ("heard", member.last_heard_ms.map(|heard| format!("{} ago", heard_text(heard)))),
+        ("round trip", round_trip),
+        ("device", Some(member.device.clone())),
+        ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
+        ("stage", member.stage.map(|stage| stage.to_string())),
+        ("layers", member.layers.clone()),
+        ("copies of", member.copies_stage.map(|stage| format!("stage {stage}"))),
+    ];
+    let mut text = String::new();
+    for (title, value) in lines {
+        if let Some(value) = value {
+            let _ = writeln!(text, "{title:<12} {}", escape(&value));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use zbelastic_types::NodeId;
+
+    use super::*;
+    use crate::api::sample::{self, scripted};
+    use crate::api::{Answer, NodeSaid, Refusal, WrongState};
+    use crate::args::{Cli, Command};
+    use crate::failure::FailureCode;
+
+    #[test]
+    fn members_are_told_in_columns() {
+        let expected = "\
+node  name   role        state                    stage  layers  memory                heard  road       address
+   1  ctl-1  leader      present                                                              self       10.0.0.1:7000
+   2  gpu-a  worker      present                      0  0-4     3.00 GiB of 8.00 GiB  40 ms  same host  10.0.0.2:7000
+   3  gpu-b  worker      present                      1  5-9     3.00 GiB of 8.00 GiB  40 ms  same host  10.0.0.3:7000
+   4  gpu-c  worker      lost: connection closed                 8.00 GiB                     none       10.0.0.4:7000
+   5  gpu-d  worker      standby                                 8.00 GiB              40 ms  quic       10.0.0.5:7000
+   6  ctl-2  controller  present                                                       40 ms  quic       10.0.0.6:7000
+";
+        assert_eq!(render_members(&sample::status()).render(usize::MAX), expected);
+    }
+
+    #[test]
+    fn one_member_is_told_in_lines() {
+        let status = sample::status();
+        let expected = "\
+name         gpu-a
+number       2
+role         worker
+state        present
+incarnation  12
+addresses    10.0.0.2:7000
+road         same host
+heard        40 ms ago
+round trip   0.31 ms
+device       cpu
+memory       3.00 GiB of 8.00 GiB
+stage        0
+layers       0-4
+copies of    stage 1
+";
+        assert_eq!(render_member(&status.members[1], &status), expected);
+    }
+
+    fn run_remove(line: &str, answer: Answer) -> (Result<(), Stop>, Vec<Request>) {
+        let parsed = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
+        let Command::Node(NodeCommand::Remove(args)) = parsed else { panic!("remove") };
+        let status = Answer::Status(Box::new(sample::status()));
+        let (mut client, asked) = scripted(vec![Ok(status), Ok(answer)]);
+        let ended = remove(&args, &mut client, &mut Vec::new());
+        let asked = asked.borrow().clone();
+        (ended, asked)
+    }
+
+    #[test]
+    fn a_node_is_removed_by_its_number() {
+        let said = NodeSaid { what: "removed".to_owned(), nodes: vec![NodeId(4)] };
+        let (ended, asked) = run_remove("zbelastic node remove gpu-c --yes", Answer::Done(said));
+        assert!(ended.is_ok());
+        assert_eq!(asked[1], Request::NodeRemove { node: NodeId(4), force: false });
+        let name = "gpu-a".to_owned();
+        let refused = Answer::Refused(Refusal::WrongState(WrongState::NodeLive { name }));
+        let (ended, _) = run_remove("zbelastic node remove 2 --yes", refused);
+        let Err(Stop::Failed(failure)) = ended else { panic!("refused") };
+        assert_eq!(failure.code, FailureCode::WrongState);
+    }
+
+    #[test]
+    fn nothing_is_removed_without_a_yes() {
+        // Tests have no terminal on both ends.
+        let parsed = Cli::try_parse_from(["zbelastic", "node", "remove", "4"]).expect("legal");
+        let Command::Node(NodeCommand::Remove(args)) = parsed.command else { panic!("remove") };
+        let status = Answer::Status(Box::new(sample::status()));
+        let (mut client, asked) = scripted(vec![Ok(status)]);
+        if crate::terminal::has_person() {
+            return;
+        }
+        let ended = remove(&args, &mut client, &mut Vec::new());
+        let Err(Stop::Failed(failure)) = ended else { panic!("nobody said yes") };
+        assert_eq!((failure.code, asked.borrow().len()), (FailureCode::Usage, 1));
+    }
+}

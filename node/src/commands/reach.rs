@@ -1,0 +1,107 @@
+//! What commands share that ask a cluster: the way there, and asking a person first.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::api::client::ApiClient;
+use crate::args::ClientArgs;
+use crate::cluster;
+use crate::data_folder::addresses_to_ask;
+use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::terminal;
+
+/// A client of the cluster that was named.
+///
+/// # Errors
+/// If nothing says which cluster, or there is no certificate for it.
+pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, Failure> {
+    let (folder, addresses) = addresses_to_ask(args)?;
+    Ok(ApiClient::new(addresses, cluster::exchange(&folder)?))
+}
+
+/// Asks a person, if nobody said yes already; `what` is what will happen.
+///
+/// # Errors
+/// If the answer is another one, or if there is nobody to ask.
+pub fn confirm(is_yes: bool, what: &str) -> Result<(), Failure> {
+    if is_yes {
+        return Ok(());
+    }
+    let mut ask = terminal::ask;
+    let person = terminal::has_person().then_some(&mut ask as &mut Ask<'_>);
+    confirm_with(what, person)
+}
+
+type Ask<'a> = dyn FnMut(&str) -> io::Result<String> + 'a;
+
+fn confirm_with(what: &str, person: Option<&mut Ask<'_>>) -> Result<(), Failure> {
+    let Some(ask) = person else {
+        let mut failure = Failure::new(FailureCode::Usage, format!("{what}: nobody said yes"));
+        let detail = Detail::new("there is no terminal to ask at");
+        failure.details = vec![detail.hint("--yes, if that is meant")];
+        return Err(failure);
+    };
+    // An end of input is no yes.
+    let answer = ask(&format!("{what}. Go on? [y/N]")).unwrap_or_default();
+    if matches!(answer.to_lowercase().as_str(), "y" | "yes") {
+        return Ok(());
+    }
+    Err(Failure::new(FailureCode::Interrupted, "not confirmed: nothing was changed"))
+}
+
+/// Prints a value as JSON, over several lines.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_json(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Stop> {
+    let text = serde_json::to_string_pretty(value).expect("numbers, texts and lists are JSON");
+    writeln!(out, "{text}")?;
+    Ok(())
+}
+
+/// Prints a value as one line of JSON, and sends it on its way.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Stop> {
+    let text = serde_json::to_string(value).expect("numbers, texts and lists are JSON");
+    writeln!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_yes_is_a_yes_and_everything_else_is_none() {
+        let mut asked = String::new();
+        let mut answer_with = |answer: &str| {
+            let mut ask = |question: &str| {
+                question.clone_into(&mut asked);
+                Ok(answer.to_owned())
+            };
+            confirm_with("node 3 is removed", Some(&mut ask)).map_err(|failure| failure.code)
+        };
+        for yes in ["y", "Y", "yes", "YES"] {
+            assert_eq!(answer_with(yes), Ok(()));
+        }
+        for no in ["", "n", "no", "yep", "y y"] {
+            assert_eq!(answer_with(no), Err(FailureCode::Interrupted));
+        }
+        assert_eq!(asked, "node 3 is removed. Go on? [y/N]");
+    }
+
+    #[test]
+    fn without_anybody_to_ask_there_must_be_a_flag() {
+        let failure = confirm_with("the run is stopped", None).expect_err("nobody");
+        assert_eq!(failure.code, FailureCode::Usage);
+        assert!(failure.to_string().contains("--yes"), "{failure}");
+        assert_eq!(confirm(true, "the run is stopped"), Ok(()));
+        let mut ended = |_: &str| Err(io::ErrorKind::UnexpectedEof.into());
+        let failure = confirm_with("it ends", Some(&mut ended)).expect_err("no answer");
+        assert_eq!(failure.code, FailureCode::Interrupted);
+    }
+}

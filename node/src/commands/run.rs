@@ -1,0 +1,165 @@
+//! `run`: submits a configuration and its text to the cluster, and follows the run.
+//!
+//! ```text
+//! run  ->  data_wanted(held)  ->  put_data ... put_data  ->  run  ->  accepted  ->  events ...
+//! ```
+//!
+//! The text travels once: a cluster that has it says so. The configuration that is submitted names
+//! the text by its hash and not by paths, which are this machine's.
+
+mod follow;
+mod submit;
+
+use std::io::{self, IsTerminal, Write};
+use std::thread;
+
+use zbelastic_types::Bytes;
+
+use super::follow::FOLLOW_PAUSE;
+use super::job::job_line;
+use super::reach::{connect, write_json_line};
+use crate::api::{CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition};
+use crate::args::RunArgs;
+use crate::config::{Key, Loaded, WeightSource, load};
+use crate::failure::{Detail, Failure, Stop};
+use crate::train::corpus::{cut_text, gather_text};
+use follow::{RunView, follow};
+use submit::{Submission, submit};
+
+/// Runs `run`.
+///
+/// # Errors
+/// If the configuration or its text is wrong, if the cluster says no, if the run does not come to
+/// its end, or if `out` cannot be written.
+pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let submission = prepare(args)?;
+    let mut client = connect(&args.read.client)?;
+    let mut told = io::stderr();
+    let accepted = submit(&submission, &mut client, &mut told)?;
+    tell_accepted(&accepted, args, out)?;
+    if args.detach || accepted.job.phase.is_over() {
+        return follow::ending(&accepted.job);
+    }
+    let view = match (args.read.json, io::stdout().is_terminal()) {
+        (true, _) => RunView::Json,
+        (false, true) => RunView::Terminal,
+        (false, false) => RunView::File,
+    };
+    let mut pause = || thread::sleep(FOLLOW_PAUSE);
+    follow(accepted.events_from, view, &mut client, out, &mut pause)
+}
+
+fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
+    let loaded = load(&args.config.sources())?;
+    check_submittable(&loaded)?;
+    let text = gather_text(&loaded)?;
+    let (bytes, hash) = (text.bytes.clone(), text.hash);
+    cut_text(text, &loaded)?;
+    for note in &loaded.notes {
+        // Whoever closed standard error does not want to know.
+        let _ = writeln!(io::stderr(), "note: {note}");
+    }
+    let document = document(loaded)?;
+    let corpus =
+        CorpusDescription { hash: HexDigest::from(hash), length: Bytes(bytes.len() as u64) };
+    Ok(Submission { document, corpus, text: bytes })
+}
+
+/// The configuration as it is submitted: without paths of this machine.
+fn document(loaded: Loaded) -> Result<String, Failure> {
+    let mut config = loaded.config;
+    config.text.clear();
+    let document = config.effective();
+    let found = document.len();
+    if found <= DOCUMENT_BYTES_MAX {
+        return Ok(document);
+    }
+    let detail = Detail::new(format!("{found} bytes, at most {DOCUMENT_BYTES_MAX}"));
+    Err(Failure::usage("the configuration", vec![detail]))
+}
+
+/// Refuses what only this machine could run.
+fn check_submittable(loaded: &Loaded) -> Result<(), Failure> {
+    match &loaded.config.weights {
+        WeightSource::Drawn => Ok(()),
+        WeightSource::HuggingFace { folder } => {
+            let what = format!("model.from_hf: {} is on this machine only", folder.display());
+            let detail = Detail::new(what)
+                .at(loaded.settings.origin(Key::FromHf).to_string())
+                .why("a cluster's workers begin with weights that they draw from train.seed")
+                .hint("`zbelastic train`, which begins with the folder's weights");
+            Err(Failure::usage("the configuration", vec![detail]))
+        }
+    }
+}
+
+fn tell_accepted(accepted: &RunAccepted, args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    if args.read.json {
+        return write_json_line(out, accepted);
+    }
+    let what = match accepted.disposition {
+        RunDisposition::Started => "begins",
+        RunDisposition::Attached => "is under way",
+        RunDisposition::Continued => "goes on",
+        RunDisposition::Done => "is done already",
+    };
+    writeln!(out, "{what}: {}", job_line(&accepted.job))?;
+    if !args.detach && !accepted.job.phase.is_over() {
+        writeln!(out, "Ctrl-C ends the following, not the run")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::failure::FailureCode;
+
+    fn parse(arguments: &[&str]) -> RunArgs {
+        let line = ["zbelastic", "run"].iter().chain(arguments);
+        let Command::Run(args) = Cli::try_parse_from(line).expect("legal").command else {
+            panic!("run")
+        };
+        args
+    }
+
+    #[test]
+    fn the_same_text_at_another_place_is_the_same_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let text = "all work and no play makes a dull boy\n".repeat(4000);
+        for name in ["a.txt", "b.txt"] {
+            std::fs::write(path(name), &text).expect("writable");
+        }
+        let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal");
+        let (first, second) = (prepare_text("a.txt"), prepare_text("b.txt"));
+        assert_eq!(first.document, second.document);
+        assert_eq!(first.corpus, second.corpus);
+        assert_eq!(first.corpus.length, Bytes(text.len() as u64));
+        assert!(!first.document.contains("a.txt"), "{}", first.document);
+        let other = prepare(&parse(&["--text", &path("a.txt"), "--seed", "2"])).expect("legal");
+        assert_ne!(first.document, other.document);
+    }
+
+    #[test]
+    fn what_was_submitted_reads_back_as_the_same_run() {
+        let submission = prepare(&parse(&["--steps", "7"])).expect("legal");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.toml");
+        std::fs::write(&file, &submission.document).expect("writable");
+        let again = prepare(&parse(&[&file.display().to_string()])).expect("legal");
+        assert_eq!(again, submission);
+    }
+
+    #[test]
+    fn a_wrong_configuration_does_not_travel() {
+        let failure = prepare(&parse(&["--steps", "none"])).expect_err("wrong");
+        assert_eq!(failure.code, FailureCode::Usage);
+        let failure = prepare(&parse(&["--text", "/nowhere/at/all"])).expect_err("wrong");
+        assert_eq!(failure.code, FailureCode::Usage);
+    }
+}

@@ -1,0 +1,152 @@
+//! `status`: how everything stands, once or again and again.
+
+mod render;
+
+pub use render::render_status;
+
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::thread;
+
+use super::reach::{connect, write_json, write_json_line};
+use crate::api::client::ApiClient;
+use crate::args::StatusArgs;
+use crate::failure::{Failure, Stop};
+use crate::terminal;
+
+/// Width of lines where nobody says one: nothing is cut.
+const WIDTH_ENDLESS: usize = usize::MAX;
+/// Clears a terminal.
+const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
+
+/// Where a status is shown, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    /// One JSON object a line.
+    JsonLines,
+    /// A terminal of this width, drawn again each time.
+    Redrawn(usize),
+    /// One block after the other.
+    Blocks,
+}
+
+/// Runs `status`.
+///
+/// # Errors
+/// If the cluster does not answer, or `out` cannot be written.
+pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let mut client = connect(&args.read.client)?;
+    let is_terminal = io::stdout().is_terminal();
+    let width = if is_terminal { terminal::width() } else { WIDTH_ENDLESS };
+    if !args.watch {
+        return once(args.read.json, width, &mut client, out);
+    }
+    let view = match (args.read.json, is_terminal) {
+        (true, _) => View::JsonLines,
+        (false, true) => View::Redrawn(width),
+        (false, false) => View::Blocks,
+    };
+    let mut pause = || {
+        thread::sleep(args.interval);
+        ControlFlow::Continue(())
+    };
+    watch(view, &mut client, out, &mut pause)
+}
+
+fn once(
+    is_json: bool,
+    width: usize,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let status = client.status().map_err(Failure::from)?;
+    if is_json {
+        return write_json(out, &status);
+    }
+    out.write_all(render_status(&status, width).as_bytes())?;
+    Ok(())
+}
+
+/// Shows the status until `pause` says that it is enough, or nobody reads, or nobody answers.
+fn watch(
+    view: View,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+    pause: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<(), Stop> {
+    loop {
+        let status = client.status().map_err(Failure::from)?;
+        match view {
+            View::JsonLines => write_json_line(out, &status)?,
+            View::Redrawn(width) => {
+                write!(out, "{CLEAR}{}", render_status(&status, width))?;
+            }
+            View::Blocks => writeln!(out, "{}", render_status(&status, WIDTH_ENDLESS))?,
+        }
+        out.flush()?;
+        if pause().is_break() {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::client::ClientError;
+    use crate::api::sample::{self, scripted};
+    use crate::api::{Answer, Status};
+    use crate::failure::FailureCode;
+
+    fn watched(view: View, rounds: usize) -> String {
+        let answers = (0..rounds).map(|_| Ok(Answer::Status(Box::new(sample::status()))));
+        let (mut client, _) = scripted(answers.collect());
+        let (mut out, mut left) = (Vec::new(), rounds);
+        let mut pause = || {
+            left -= 1;
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        watch(view, &mut client, &mut out, &mut pause).expect("shown");
+        String::from_utf8(out).expect("UTF-8")
+    }
+
+    #[test]
+    fn a_terminal_is_drawn_again_and_a_pipe_gets_blocks() {
+        let block = render_status(&sample::status(), WIDTH_ENDLESS);
+        assert_eq!(watched(View::Blocks, 2), format!("{block}\n{block}\n"));
+        let narrow = render_status(&sample::status(), 60);
+        assert_eq!(watched(View::Redrawn(60), 2), format!("{CLEAR}{narrow}{CLEAR}{narrow}"));
+        let lines = watched(View::JsonLines, 3);
+        assert_eq!(lines.lines().count(), 3);
+        let read: Status = serde_json::from_str(lines.lines().next().expect("a line")).expect("it");
+        assert_eq!(read, sample::status());
+    }
+
+    #[test]
+    fn a_cluster_that_does_not_answer_ends_it_with_3() {
+        let tried = vec![("a:7000".to_owned(), "no answer".to_owned())];
+        let (mut client, _) = scripted(vec![Err(ClientError::Unreachable { tried })]);
+        let ended = once(false, 80, &mut client, &mut Vec::new());
+        let Err(Stop::Failed(failure)) = ended else { panic!("nobody answers") };
+        assert_eq!(failure.code, FailureCode::Unreachable);
+        assert!(failure.to_string().contains("a:7000: no answer"), "{failure}");
+    }
+
+    #[test]
+    fn whoever_closes_the_pipe_has_seen_enough() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (mut client, _) = scripted(vec![Ok(Answer::Status(Box::new(sample::status())))]);
+        let mut endless = || ControlFlow::Continue(());
+        let ended = watch(View::Blocks, &mut client, &mut Closed, &mut endless);
+        let Err(Stop::Output(error)) = ended else { panic!("it is closed") };
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+}

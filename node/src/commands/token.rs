@@ -1,0 +1,291 @@
+//! `token create`, `token list`, `token revoke`, and where a token that is used comes from.
+
+use std::env;
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use super::clock::{date_text, now_ms};
+use super::reach::{confirm, connect, write_json};
+use super::select::select_token;
+use super::table::{Align, Table};
+use crate::api::client::ApiClient;
+use crate::api::{Request, TokenCreated, TokenInfo, TokenRequest, escape};
+use crate::args::{TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs};
+use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::terminal;
+
+/// Holds a token.
+const TOKEN_VARIABLE: &str = "ZBELASTIC_TOKEN";
+/// Most bytes of a token, far more than any has.
+const TOKEN_BYTES_MAX: u64 = 4096;
+
+/// Runs a `token` command.
+///
+/// # Errors
+/// If the cluster says no, or `out` cannot be written.
+pub fn run(command: &TokenCommand, out: &mut dyn Write) -> Result<(), Stop> {
+    match command {
+        TokenCommand::Create(args) => create(args, &mut connect(&args.read.client)?, out),
+        TokenCommand::List(args) => list(args.json, &mut connect(&args.client)?, now_ms(), out),
+        TokenCommand::Revoke(args) => revoke(args, &mut connect(&args.client)?, out),
+    }
+}
+
+fn create(
+    args: &TokenCreateArgs,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let request = TokenRequest {
+        role: args.role.into(),
+        ttl_s: args.ttl.as_secs().max(1),
+        uses: args.uses,
+        ephemeral: args.ephemeral,
+        note: args.note.clone(),
+    };
+    let created = client.create_token(request).map_err(Failure::from)?;
+    if args.read.json {
+        return write_json(out, &created);
+    }
+    if args.print_join {
+        writeln!(out, "{}", join_line(&created))?;
+    } else {
+        writeln!(out, "{}", escape(&created.token))?;
+    }
+    Ok(())
+}
+
+/// The line to paste on another machine.
+#[must_use]
+pub fn join_line(created: &TokenCreated) -> String {
+    let TokenCreated { token, info, addresses } = created;
+    let role = info.role.name();
+    let (addresses, token) = (addresses.join(","), escape(token));
+    format!("zbelastic join --cluster {} --role {role} --token {token}", escape(&addresses))
+}
+
+fn list(
+    is_json: bool,
+    client: &mut ApiClient<'_>,
+    now_ms: u64,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let tokens = client.tokens().map_err(Failure::from)?;
+    if is_json {
+        return write_json(out, &tokens);
+    }
+    out.write_all(render_tokens(&tokens, now_ms).as_bytes())?;
+    Ok(())
+}
+
+/// Tokens as a table.
+#[must_use]
+pub fn render_tokens(tokens: &[TokenInfo], now_ms: u64) -> String {
+    if tokens.is_empty() {
+        return "no tokens; `zbelastic token create` makes one\n".to_owned();
+    }
+    let columns = ["id", "role", "state", "used", "ends", "note"].map(|title| (title, Align::Left));
+    let mut table = Table::new(&columns);
+    for token in tokens {
+        let used = format!("{}/{}", token.used, token.uses);
+        let role = match token.ephemeral {
+            true => format!("{} (ephemeral)", token.role),
+            false => token.role.to_string(),
+        };
+        let note = token.note.clone().unwrap_or_default();
+        let state = state(token, now_ms).to_owned();
+        table.row(vec![token.id.clone(), role, state, used, date_text(token.expires_ms), note]);
+    }
+    table.render(usize::MAX)
+}
+
+fn state(token: &TokenInfo, now_ms: u64) -> &'static str {
+    if token.revoked {
+        "revoked"
+    } else if token.expires_ms <= now_ms {
+        "ended"
+    } else if token.used >= token.uses {
+        "used up"
+    } else {
+        "good"
+    }
+}
+
+fn revoke(
+    args: &TokenRevokeArgs,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let tokens = client.tokens().map_err(Failure::from)?;
+    let id = select_token(&tokens, &args.id)?.id.clone();
+    let and_nodes =
+        if args.with_nodes { ", and the nodes that joined with it are removed" } else { "" };
+    confirm(args.yes, &format!("token {} is revoked{and_nodes}", escape(&id)))?;
+    let request = Request::TokenRevoke { id, with_nodes: args.with_nodes };
+    let said = client.order(request).map_err(Failure::from)?;
+    writeln!(out, "{}", escape(&said.what))?;
+    Ok(())
+}
+
+/// The token to join with: from a flag, a file, the environment, or a person.
+///
+/// # Errors
+/// If there is none, or the file cannot be read.
+pub fn find_token(source: &TokenSourceArgs) -> Result<String, Failure> {
+    let token = match (&source.token, &source.token_file) {
+        (Some(token), _) => token.clone(),
+        (None, Some(path)) if path.as_os_str() == "-" => read_token("-", io::stdin().lock())?,
+        (None, Some(path)) => {
+            let shown = path.display().to_string();
+            let file = File::open(path).map_err(|error| unreadable(&shown, &error))?;
+            read_token(&shown, file)?
+        }
+        (None, None) => match env::var(TOKEN_VARIABLE) {
+            Ok(token) if !token.is_empty() => token,
+            Ok(_) | Err(_) if terminal::has_person() => terminal::ask_secret("Token:")
+                .map_err(|error| unreadable("the terminal", &error))?,
+            Ok(_) | Err(_) => String::new(),
+        },
+    };
+    let token = token.trim();
+    if token.is_empty() { Err(no_token()) } else { Ok(token.to_owned()) }
+}
+
+fn read_token(path: &str, from: impl Read) -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = from.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text);
+    let length = read.map_err(|error| unreadable(path, &error))?;
+    if length as u64 <= TOKEN_BYTES_MAX {
+        return Ok(text);
+    }
+    let what = format!("{path} holds more than a token: at most {TOKEN_BYTES_MAX} bytes expected");
+    Err(Failure::new(FailureCode::Usage, what))
+}
+
+fn unreadable(path: &str, error: &io::Error) -> Failure {
+    Failure::new(FailureCode::Usage, format!("cannot read the token from {path}: {error}"))
+}
+
+fn no_token() -> Failure {
+    let mut failure = Failure::new(FailureCode::Usage, "there is no token to join with");
+    let detail = Detail::new("a cluster lets nobody in without one").hint(
+        "`zbelastic token create` on the cluster makes one; then --token-file FILE, \
+         --token TOKEN or ZBELASTIC_TOKEN",
+    );
+    failure.details = vec![detail];
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::sample::{self, NOW_MS, scripted};
+    use crate::api::{Answer, MemberRole, NodeSaid};
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn parse(line: &str) -> TokenCommand {
+        let Command::Token(command) =
+            Cli::try_parse_from(line.split_whitespace()).expect("legal").command
+        else {
+            panic!("token")
+        };
+        command
+    }
+
+    fn created() -> TokenCreated {
+        let addresses = vec!["10.0.0.1:7000".to_owned(), "10.0.0.2:7000".to_owned()];
+        TokenCreated { token: "zbe1-secret".to_owned(), info: sample::token("7f3a"), addresses }
+    }
+
+    #[test]
+    fn a_token_is_printed_alone_or_as_the_line_to_join_with() {
+        let check = |line: &str, expected: &str| {
+            let TokenCommand::Create(args) = parse(line) else { panic!("create") };
+            let (mut client, asked) = scripted(vec![Ok(Answer::Token(created()))]);
+            let mut out = Vec::new();
+            create(&args, &mut client, &mut out).expect("a token");
+            assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
+            asked.borrow()[0].clone()
+        };
+        let day = TokenRequest {
+            role: MemberRole::Worker,
+            ttl_s: 86_400,
+            uses: 1,
+            ephemeral: false,
+            note: None,
+        };
+        let found = check("zbelastic token create", "zbe1-secret\n");
+        assert_eq!(found, Request::TokenCreate(day));
+        check(
+            "zbelastic token create --print-join",
+            "zbelastic join --cluster 10.0.0.1:7000,10.0.0.2:7000 --role worker \
+             --token zbe1-secret\n",
+        );
+        let line =
+            "zbelastic token create --role controller --ttl 15m --uses 8 --ephemeral --note a";
+        let asked = check(line, "zbe1-secret\n");
+        let expected = TokenRequest {
+            role: MemberRole::Controller,
+            ttl_s: 900,
+            uses: 8,
+            ephemeral: true,
+            note: Some("a".to_owned()),
+        };
+        assert_eq!(asked, Request::TokenCreate(expected));
+    }
+
+    #[test]
+    fn a_list_tells_what_each_token_is_good_for() {
+        let mut tokens = ["7f3a", "8888", "9999", "aaaa"].map(sample::token);
+        tokens[1].revoked = true;
+        tokens[2].expires_ms = NOW_MS;
+        tokens[3].used = 2;
+        tokens[3].ephemeral = true;
+        tokens[3].note = None;
+        let expected = "\
+id    role                state    used  ends                  note
+7f3a  worker              good     1/2   2026-11-22 12:00:03Z  rack 2
+8888  worker              revoked  1/2   2026-11-22 12:00:03Z  rack 2
+9999  worker              ended    1/2   2026-11-21 12:01:03Z  rack 2
+aaaa  worker (ephemeral)  used up  2/2   2026-11-22 12:00:03Z
+";
+        assert_eq!(render_tokens(&tokens, NOW_MS), expected);
+    }
+
+    #[test]
+    fn revoking_names_the_whole_id() {
+        let said = NodeSaid { what: "token 7f3a is revoked".to_owned(), nodes: vec![] };
+        let tokens = || Ok(Answer::Tokens(vec![sample::token("7f3a"), sample::token("8888")]));
+        let TokenCommand::Revoke(args) = parse("zbelastic token revoke 7 --yes") else {
+            panic!("revoke")
+        };
+        let (mut client, asked) = scripted(vec![tokens(), Ok(Answer::Done(said))]);
+        let mut out = Vec::new();
+        revoke(&args, &mut client, &mut out).expect("revoked");
+        assert_eq!(out, b"token 7f3a is revoked\n");
+        let expected = Request::TokenRevoke { id: "7f3a".to_owned(), with_nodes: false };
+        assert_eq!(asked.borrow()[1], expected);
+    }
+
+    #[test]
+    fn a_token_comes_from_a_flag_or_a_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        let from_file = || {
+            let source = TokenSourceArgs { token: None, token_file: Some(path.clone()) };
+            find_token(&source).map_err(|failure| failure.code)
+        };
+        assert_eq!(from_file(), Err(FailureCode::Usage));
+        std::fs::write(&path, " zbe1-secret \n").expect("writable");
+        assert_eq!(from_file(), Ok("zbe1-secret".to_owned()));
+        std::fs::write(&path, "\n").expect("writable");
+        assert_eq!(from_file(), Err(FailureCode::Usage));
+        std::fs::write(&path, "x".repeat(4096)).expect("writable");
+        assert_eq!(from_file().map(|token| token.len()), Ok(4096));
+        std::fs::write(&path, "x".repeat(4097)).expect("writable");
+        assert_eq!(from_file(), Err(FailureCode::Usage));
+        let flag = TokenSourceArgs { token: Some("flag".to_owned()), token_file: None };
+        assert_eq!(find_token(&flag), Ok("flag".to_owned()));
+    }
+}

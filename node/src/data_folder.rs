@@ -1,0 +1,321 @@
+//! The data folder of a node: what lies where, who holds it, and whom an administrator asks.
+//!
+//! ```text
+//! identity/        certificate and key of the node
+//! admin/           certificate and key of whoever ran `init` here, and cluster.json
+//! log/             what controllers agreed on
+//! store/           checkpoints
+//! events.jsonl     what happened
+//! LOCK             held by the process that runs on the folder, with its number inside
+//! ```
+//!
+//! A folder belongs to one process at a time. The lock is the system's, so that of a process that
+//! was killed does not stay.
+
+use std::env;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{AddressList, ClientArgs, FolderArgs};
+use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+
+/// The folder when nothing is said.
+const FOLDER_DEFAULT: &str = ".zbelastic";
+/// Says which folder.
+const FOLDER_VARIABLE: &str = "ZBELASTIC_DATA_DIR";
+/// Says which cluster.
+const CLUSTER_VARIABLE: &str = "ZBELASTIC_CLUSTER";
+/// Most bytes of `cluster.json` and of `LOCK`.
+const SMALL_FILE_MAX: u64 = 64 << 10;
+
+/// Where a node's data is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFolder {
+    root: PathBuf,
+}
+
+/// Holds a folder for this process, until it is dropped.
+#[derive(Debug)]
+pub struct FolderHold {
+    _file: File,
+}
+
+/// `admin/cluster.json`: the cluster that the certificate beside it is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdminFile {
+    /// The cluster's name.
+    pub name: String,
+    /// Its id, as certificates write it.
+    pub id: String,
+    /// Where its controllers were last seen.
+    pub addresses: Vec<String>,
+}
+
+impl DataFolder {
+    /// This folder.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// The folder that was typed, else the environment's, else `.zbelastic`.
+    #[must_use]
+    pub fn of(args: &FolderArgs) -> Self {
+        let said = args.data_dir.clone();
+        let environment = || env::var_os(FOLDER_VARIABLE).filter(|said| !said.is_empty());
+        let root = said.or_else(|| environment().map(PathBuf::from));
+        Self { root: root.unwrap_or_else(|| PathBuf::from(FOLDER_DEFAULT)) }
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Certificate and key of the node.
+    #[must_use]
+    pub fn identity(&self) -> PathBuf {
+        self.root.join("identity")
+    }
+
+    /// Certificate and key of the administrator.
+    #[must_use]
+    pub fn admin(&self) -> PathBuf {
+        self.root.join("admin")
+    }
+
+    /// What controllers agreed on.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.root.join("log")
+    }
+
+    /// Checkpoints.
+    #[must_use]
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn events(&self) -> PathBuf {
+        self.root.join("events.jsonl")
+    }
+
+    fn lock(&self) -> PathBuf {
+        self.root.join("LOCK")
+    }
+
+    fn admin_file(&self) -> PathBuf {
+        self.admin().join("cluster.json")
+    }
+
+    /// Holds the folder for this process; makes it if it is not there.
+    ///
+    /// # Errors
+    /// If another process holds it, or it cannot be written.
+    pub fn hold(&self) -> Result<FolderHold, Failure> {
+        fs::create_dir_all(&self.root).map_err(|error| cannot_write(&self.root, &error))?;
+        let path = self.lock();
+        let wrong = |error: &io::Error| cannot_write(&path, error);
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&path).map_err(|error| wrong(&error))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(self.held_already()),
+            Err(TryLockError::Error(error)) => return Err(wrong(&error)),
+        }
+        let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+        written.and_then(|()| file.flush()).map_err(|error| wrong(&error))?;
+        Ok(FolderHold { _file: file })
+    }
+
+    fn held_already(&self) -> Failure {
+        let what = format!("a process runs on {} already", self.root.display());
+        let mut failure = Failure::new(FailureCode::WrongState, what);
+        let detail = Detail::new("a folder is one node's, and a node is one process");
+        failure.details =
+            vec![detail.hint("`zbelastic leave` ends it; another node needs another --data-dir")];
+        failure
+    }
+
+    /// The process that holds the folder, if there is one.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn holder(&self) -> Result<Option<u32>, Failure> {
+        let path = self.lock();
+        let wrong = |error: io::Error| cannot_read(&path, &error);
+        let mut file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(error)),
+        };
+        match file.try_lock() {
+            Ok(()) => return Ok(None),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(wrong(error)),
+        }
+        let mut text = String::new();
+        file.rewind().map_err(wrong)?;
+        file.take(SMALL_FILE_MAX).read_to_string(&mut text).map_err(wrong)?;
+        let number = text.trim().parse::<u32>().ok().filter(|number| *number > 1);
+        number.map(Some).ok_or_else(|| {
+            let what = format!("{} does not say which process holds it", path.display());
+            Failure::new(FailureCode::Internal, what)
+        })
+    }
+
+    /// Asks the process that holds the folder to end.
+    ///
+    /// # Errors
+    /// If it may not be asked.
+    pub fn terminate(&self, process: u32) -> Result<(), Failure> {
+        let number = i32::try_from(process).ok().and_then(Pid::from_raw);
+        let number = number.expect("the number of a process, as it was read");
+        match kill_process(number, Signal::TERM) {
+            // It ended in between: what was wanted.
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => {
+                let what = format!("cannot signal process {process}: {error}");
+                let mut failure = Failure::new(FailureCode::NotAuthorised, what);
+                let detail = Detail::new("it belongs to another user");
+                failure.details = vec![detail.hint("as the user who started it")];
+                Err(failure)
+            }
+        }
+    }
+
+    /// The cluster that the administrator's certificate is of.
+    ///
+    /// # Errors
+    /// If there is none here.
+    pub fn read_admin(&self) -> Result<AdminFile, Failure> {
+        let path = self.admin_file();
+        let file = File::open(&path).map_err(|error| {
+            let is_absent = error.kind() == io::ErrorKind::NotFound;
+            if is_absent { self.no_admin() } else { cannot_read(&path, &error) }
+        })?;
+        let mut text = String::new();
+        let read = file.take(SMALL_FILE_MAX).read_to_string(&mut text);
+        read.map_err(|error| cannot_read(&path, &error))?;
+        serde_json::from_str(&text).map_err(|error| {
+            let what = format!("{} cannot be read: {error}", path.display());
+            Failure::new(FailureCode::Usage, what)
+        })
+    }
+
+    fn no_admin(&self) -> Failure {
+        let what = format!("{} has no administrator's certificate", self.root.display());
+        let mut failure = Failure::new(FailureCode::NotAuthorised, what);
+        let detail = Detail::new("only whoever ran `zbelastic init` may ask its cluster").hint(
+            "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
+             ZBELASTIC_DATA_DIR",
+        );
+        failure.details = vec![detail];
+        failure
+    }
+
+    /// Writes which cluster the administrator's certificate is of, whole or not at all.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write_admin(&self, admin: &AdminFile) -> Result<(), Failure> {
+        let (path, folder) = (self.admin_file(), self.admin());
+        fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
+        let text = serde_json::to_string_pretty(admin).expect("texts are JSON");
+        let beside = path.with_extension("part");
+        let written = fs::write(&beside, text + "\n").and_then(|()| fs::rename(&beside, &path));
+        written.map_err(|error| cannot_write(&path, &error))
+    }
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(FailureCode::Usage, format!("cannot read {}: {error}", path.display()))
+}
+
+/// The addresses that were typed, else the environment's.
+///
+/// # Errors
+/// If the environment's are none.
+pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList>, Failure> {
+    if let Some(typed) = typed {
+        return Ok(Some(typed.clone()));
+    }
+    let said = env::var(CLUSTER_VARIABLE).ok().filter(|said| !said.is_empty());
+    let parse = |said: String| {
+        AddressList::parse(&said).map_err(|error| {
+            let detail = Detail::new(error.to_string()).at(CLUSTER_VARIABLE);
+            Failure::usage("the environment", vec![detail])
+        })
+    };
+    said.map(parse).transpose()
+}
+
+/// The addresses to ask: those that were typed, else the environment's, else the folder's.
+///
+/// # Errors
+/// If the folder has no administrator's certificate, or the environment's addresses are none.
+pub fn addresses_to_ask(args: &ClientArgs) -> Result<(DataFolder, Vec<String>), Failure> {
+    let folder = DataFolder::of(&args.folder);
+    let admin = folder.read_admin()?;
+    let typed = typed_addresses(args.cluster.as_ref())?;
+    Ok((folder, typed.map_or(admin.addresses, |typed| typed.texts())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, DataFolder) {
+        let parent = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(parent.path().join("node"));
+        (parent, folder)
+    }
+
+    #[test]
+    fn a_folder_has_one_process() {
+        let (_parent, folder) = folder();
+        assert_eq!(folder.holder(), Ok(None));
+        let hold = folder.hold().expect("free");
+        assert_eq!(folder.holder(), Ok(Some(std::process::id())));
+        let failure = folder.hold().expect_err("held");
+        assert_eq!(failure.code, FailureCode::WrongState);
+        drop(hold);
+        assert_eq!(folder.holder(), Ok(None));
+        folder.hold().expect("free again");
+    }
+
+    #[test]
+    fn a_lock_that_names_no_process_is_no_order_to_signal_one() {
+        let (_parent, folder) = folder();
+        let hold = folder.hold().expect("free");
+        for text in ["", "0", "1", "-5", "someone"] {
+            fs::write(folder.lock(), text).expect("writable");
+            assert_eq!(folder.holder().expect_err(text).code, FailureCode::Internal);
+        }
+        drop(hold);
+    }
+
+    #[test]
+    fn an_administrator_is_known_by_a_file() {
+        let (_parent, folder) = folder();
+        let failure = folder.read_admin().expect_err("nobody");
+        assert_eq!(failure.code, FailureCode::NotAuthorised);
+        let admin = AdminFile {
+            name: "wiki".to_owned(),
+            id: "0a".repeat(16),
+            addresses: vec!["10.0.0.1:7000".to_owned()],
+        };
+        folder.write_admin(&admin).expect("writable");
+        assert_eq!(folder.read_admin(), Ok(admin));
+        fs::write(folder.admin_file(), "{").expect("writable");
+        assert_eq!(folder.read_admin().expect_err("damaged").code, FailureCode::Usage);
+    }
+}

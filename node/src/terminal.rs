@@ -1,0 +1,60 @@
+//! The terminal, if there is one: its width, and asking a person.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// The width when nobody says one.
+pub const WIDTH_DEFAULT: usize = 100;
+/// The narrowest and widest that text is fitted to.
+const WIDTH_RANGE: (usize, usize) = (40, 240);
+
+/// Columns of standard output.
+#[must_use]
+pub fn width() -> usize {
+    let size = tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    let found = size.filter(|columns| *columns > 0).unwrap_or(WIDTH_DEFAULT);
+    found.clamp(WIDTH_RANGE.0, WIDTH_RANGE.1)
+}
+
+/// Whether a person can be asked: they see standard error and type on standard input.
+#[must_use]
+pub fn has_person() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks on standard error, and reads a line.
+///
+/// # Errors
+/// If there is no line.
+pub fn ask(question: &str) -> io::Result<String> {
+    let mut error = io::stderr();
+    write!(error, "{question} ")?;
+    error.flush()?;
+    read_line()
+}
+
+/// The same for a secret: what is typed is not shown.
+///
+/// # Errors
+/// If there is no line.
+pub fn ask_secret(question: &str) -> io::Result<String> {
+    let input = io::stdin();
+    let shown = tcgetattr(&input)?;
+    let mut hidden = shown.clone();
+    hidden.local_modes.remove(LocalModes::ECHO);
+    tcsetattr(&input, OptionalActions::Flush, &hidden)?;
+    let answer = ask(question);
+    // Shown again whatever the answer was.
+    tcsetattr(&input, OptionalActions::Flush, &shown)?;
+    writeln!(io::stderr())?;
+    answer
+}
+
+fn read_line() -> io::Result<String> {
+    let mut line = String::new();
+    if io::stdin().lock().read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(line.trim().to_owned())
+}

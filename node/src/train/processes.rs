@@ -1,0 +1,210 @@
+//! `train` as a cluster of processes on this machine: a controller, and a process for each worker
+//! that a person can kill. Whichever ends is started again, and what it held comes from the others;
+//! the run ends with the same bits.
+//!
+//! It is the cluster of `init`, `join` and `run`, certificates and all: nothing here has a road of
+//! its own. The processes' folders lie in the run folder, so that the same command with the same
+//! `--out` goes on with a run that was interrupted.
+
+mod children;
+mod follow;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_types::Bytes;
+
+use super::coordinator::Outcome;
+use super::prepare::Prepared;
+use crate::api::client::{ApiClient, ApiError};
+use crate::api::{
+    Answer, CorpusDescription, DataHeld, HexDigest, MemberRole, MemberStanding, PIECE_BYTES_MAX,
+    Request, Status, TokenRequest,
+};
+use crate::cluster::document::{DataName, JobDocument};
+use crate::cluster::exchange;
+use crate::commands::ckpt::export::weights;
+use crate::failure::{Detail, Failure, FailureCode};
+use children::Children;
+use follow::{Ended, follow};
+
+pub use follow::Told;
+
+/// How often the cluster is asked whether something is there yet.
+const ASK_PAUSE: Duration = Duration::from_millis(30);
+/// All processes are there after so long, or something is wrong.
+const START_WITHIN: Duration = Duration::from_secs(60);
+/// The last checkpoint is complete after so long, or something is wrong.
+const END_WITHIN: Duration = Duration::from_secs(120);
+/// A token is used within this.
+const TOKEN_S: u64 = 3600;
+
+/// What is trained, as the cluster is told.
+pub struct Submission {
+    /// The job.
+    pub document: JobDocument,
+    /// Its text, and the weights that it begins with.
+    pub data: Vec<Vec<u8>>,
+}
+
+/// Trains in processes whose folders lie in `folder`. `observe` is told what happens.
+///
+/// # Errors
+/// If the cluster does not come to be, says no, or does not get to the end.
+pub fn train(
+    prepared: &Prepared,
+    submission: &Submission,
+    folder: &Path,
+    observe: &mut dyn FnMut(Told<'_>),
+) -> Result<Outcome, Failure> {
+    let mut children = Children::new(folder, prepared.job.threads)?;
+    children.start_controller()?;
+    let mut client = connect(&children)?;
+    let tokens = ask_until(&mut children, &mut client, "the controller", create_token)?;
+    children.start_workers(prepared.worker_count, &tokens)?;
+    let count = prepared.worker_count as usize;
+    ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
+    let accepted = submit(submission, &mut client)?;
+    let began = Instant::now();
+    let wishes = (&prepared.job.interrupt, prepared.text.held_out_windows > 0);
+    let planned = prepared.choice.prediction.bubble;
+    let mut observe_planned = |told: Told<'_>| observe(told.with_plan(planned));
+    let ended = follow(accepted, wishes, &mut children, &mut client, &mut observe_planned)?;
+    let elapsed = began.elapsed();
+    finish(prepared, ended, elapsed, (&mut children, &mut client))
+}
+
+fn connect(children: &Children) -> Result<ApiClient<'static>, Failure> {
+    let folder = children.controller();
+    let began = Instant::now();
+    // The certificate is there a moment after the process.
+    loop {
+        match exchange(&folder) {
+            Ok(exchange) => return Ok(ApiClient::new(vec![children.address()], exchange)),
+            Err(error) if began.elapsed() > START_WITHIN => return Err(error),
+            Err(_) => thread::sleep(ASK_PAUSE),
+        }
+    }
+}
+
+/// Asks again and again, and keeps the processes alive meanwhile.
+fn ask_until<T>(
+    children: &mut Children,
+    client: &mut ApiClient<'_>,
+    what: &str,
+    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<Option<T>, ApiError>,
+) -> Result<T, Failure> {
+    let began = Instant::now();
+    loop {
+        children.look_after()?;
+        let answer = ask(client);
+        if let Ok(Some(found)) = answer {
+            return Ok(found);
+        }
+        if began.elapsed() > START_WITHIN {
+            let mut failure =
+                Failure::new(FailureCode::Unreachable, format!("{what} did not come to be there"));
+            failure.details = children.last_words();
+            failure.details.extend(answer.err().map(|error| Detail::new(error.to_string())));
+            return Err(failure);
+        }
+        thread::sleep(ASK_PAUSE);
+    }
+}
+
+fn create_token(client: &mut ApiClient<'_>) -> Result<Option<String>, ApiError> {
+    let request = TokenRequest {
+        role: MemberRole::Worker,
+        ttl_s: TOKEN_S,
+        uses: crate::args::WORKERS_MAX as u32,
+        ephemeral: false,
+        note: Some("train".to_owned()),
+    };
+    Ok(Some(client.create_token(request)?.token))
+}
+
+fn present(client: &mut ApiClient<'_>, count: usize) -> Result<Option<()>, ApiError> {
+    let status = client.status()?;
+    Ok((workers_present(&status) >= count).then_some(()))
+}
+
+fn workers_present(status: &Status) -> usize {
+    let members = status.members.iter();
+    let workers = members.filter(|member| member.role == MemberRole::Worker);
+    workers.filter(|member| member.standing == MemberStanding::Present).count()
+}
+
+/// Hands the job over, and what it needs as far as it is wanted. Yields the first event of it.
+fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Failure> {
+    let bytes = submission.document.encode().map_err(|error| {
+        Failure::usage("the configuration", vec![Detail::new(error.to_string())])
+    })?;
+    let document = String::from_utf8(bytes).expect("JSON is UTF-8");
+    let name = submission.document.text;
+    let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
+    let request = Request::Run { document, corpus };
+    for _ in 0..=submission.data.len() {
+        match client.ask(&request)? {
+            Answer::Run(accepted) => return Ok(accepted.events_from),
+            Answer::DataWanted(held) => upload(submission, held, client)?,
+            other => {
+                return Err(ApiError::Unexpected { request: "run", found: other.name() }.into());
+            }
+        }
+    }
+    Err(Failure::new(FailureCode::Internal, "the controller wants the text for ever"))
+}
+
+fn upload(
+    submission: &Submission,
+    held: DataHeld,
+    client: &mut ApiClient<'_>,
+) -> Result<(), Failure> {
+    let DataHeld { hash, held } = held;
+    let wanted = |bytes: &&Vec<u8>| HexDigest(DataName::of(bytes).hash) == hash;
+    let bytes = submission.data.iter().find(wanted).ok_or_else(|| {
+        Failure::new(
+            FailureCode::Internal,
+            format!("the controller wants {hash}, which is not here"),
+        )
+    })?;
+    let mut offset = held as usize;
+    while offset < bytes.len() {
+        let end = bytes.len().min(offset + PIECE_BYTES_MAX);
+        let bytes = bytes[offset..end].to_vec();
+        client.put_data(Request::PutData { hash, offset: offset as u64, bytes })?;
+        offset = end;
+    }
+    Ok(())
+}
+
+/// What the run ended with, out of its last checkpoint; the processes end.
+fn finish(
+    prepared: &Prepared,
+    ended: Ended,
+    elapsed: Duration,
+    (children, client): (&mut Children, &mut ApiClient<'_>),
+) -> Result<Outcome, Failure> {
+    let Ended { steps_done, held_out } = ended;
+    let began = Instant::now();
+    let detail = loop {
+        children.look_after()?;
+        match client.checkpoint(steps_done) {
+            Ok(detail) => break detail,
+            Err(error) if began.elapsed() > END_WITHIN => return Err(error.into()),
+            Err(_) => thread::sleep(ASK_PAUSE),
+        }
+    };
+    let layers = weights(&detail, &prepared.config.model, client)?;
+    children.end();
+    Ok(Outcome {
+        steps_done,
+        layers,
+        digest: StateDigest(detail.summary.digest.0.0),
+        held_out,
+        elapsed,
+        timing: None,
+    })
+}

@@ -1,0 +1,198 @@
+//! The processes of a run: started, watched, started again, ended with the run.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::net::UdpSocket;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cluster::signals::LIFELINE_VARIABLE;
+use crate::data_folder::DataFolder;
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// A process that ends so often without having lived for a while is not started again.
+const DEATHS_MAX: u32 = 5;
+/// For a while: longer than any start.
+const LIVED: Duration = Duration::from_secs(5);
+/// Lines of a log that a failure tells.
+const LAST_LINES: usize = 6;
+
+/// A process.
+struct Process {
+    child: Child,
+    started: Instant,
+    deaths: u32,
+    arguments: Vec<String>,
+}
+
+/// The processes of a run.
+pub struct Children {
+    program: PathBuf,
+    folder: PathBuf,
+    address: String,
+    threads: usize,
+    processes: BTreeMap<String, Process>,
+}
+
+impl Children {
+    /// No processes yet; their folders will lie in `folder`.
+    ///
+    /// # Errors
+    /// If there is no place or no port for them.
+    pub fn new(folder: &Path, threads: usize) -> Result<Self, Failure> {
+        let folder = folder.join("cluster");
+        let wrong = |error: io::Error| Failure::new(FailureCode::OutOfResource, error.to_string());
+        fs::create_dir_all(&folder).map_err(wrong)?;
+        let program = std::env::current_exe().map_err(wrong)?;
+        let socket = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let address = socket.map_err(wrong)?.to_string();
+        Ok(Self { program, folder, address, threads, processes: BTreeMap::new() })
+    }
+
+    /// Where the controller is reached.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// The controller's folder.
+    #[must_use]
+    pub fn controller(&self) -> DataFolder {
+        DataFolder::new(self.folder.join("controller"))
+    }
+
+    /// The folder of the run.
+    #[must_use]
+    pub fn run_folder(&self) -> &Path {
+        self.folder.parent().unwrap_or(&self.folder)
+    }
+
+    /// Starts the controller.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_controller(&mut self) -> Result<(), Failure> {
+        let address = self.address.clone();
+        let arguments = ["init", "--name", "train", "--bind", &address, "--advertise", &address];
+        self.start("controller", arguments.map(str::to_owned).to_vec())
+    }
+
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// If one cannot be started.
+    pub fn start_workers(&mut self, count: u32, token: &str) -> Result<(), Failure> {
+        let (address, threads) = (self.address.clone(), self.threads.to_string());
+        for number in 1..=count {
+            let name = format!("worker-{number}");
+            let arguments = [
+                "join",
+                "--cluster",
+                &address,
+                "--token",
+                token,
+                "--name",
+                &name,
+                "--threads",
+                &threads,
+                "--bind",
+                "127.0.0.1:0",
+            ];
+            self.start(&name, arguments.map(str::to_owned).to_vec())?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, name: &str, arguments: Vec<String>) -> Result<(), Failure> {
+        let child = self.spawn(name, &arguments)?;
+        let process = Process { child, started: Instant::now(), deaths: 0, arguments };
+        self.processes.insert(name.to_owned(), process);
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, arguments: &[String]) -> Result<Child, Failure> {
+        let wrong = |error: io::Error| {
+            let what = format!("cannot start the process of {name}: {error}");
+            Failure::new(FailureCode::OutOfResource, what)
+        };
+        let log = self.log_path(name);
+        let log = File::options().create(true).append(true).open(log).map_err(wrong)?;
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .arg("--data-dir")
+            .arg(self.folder.join(name))
+            // It ends when this process does, however that ends: then nobody holds the other end.
+            .env(LIFELINE_VARIABLE, "stdin")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C at the terminal is this process's to pass on.
+            .process_group(0);
+        command.spawn().map_err(wrong)
+    }
+
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.log"))
+    }
+
+    /// Starts again whoever has ended.
+    ///
+    /// # Errors
+    /// If one ends again and again.
+    pub fn look_after(&mut self) -> Result<(), Failure> {
+        let names: Vec<String> = self.processes.keys().cloned().collect();
+        for name in names {
+            let process = self.processes.get_mut(&name).expect("it was listed");
+            // What cannot be asked about is as good as running.
+            let Ok(Some(status)) = process.child.try_wait() else { continue };
+            let has_lived = process.started.elapsed() > LIVED;
+            let deaths = if has_lived { 1 } else { process.deaths + 1 };
+            if deaths > DEATHS_MAX {
+                let what = format!("the process of {name} ends again and again ({status})");
+                let mut failure = Failure::new(FailureCode::Internal, what);
+                failure.details = self.words_of(&name);
+                return Err(failure);
+            }
+            let arguments = process.arguments.clone();
+            let child = self.spawn(&name, &arguments)?;
+            let started = Instant::now();
+            self.processes.insert(name, Process { child, started, deaths, arguments });
+        }
+        Ok(())
+    }
+
+    /// What the processes said last.
+    #[must_use]
+    pub fn last_words(&self) -> Vec<Detail> {
+        self.processes.keys().flat_map(|name| self.words_of(name)).collect()
+    }
+
+    fn words_of(&self, name: &str) -> Vec<Detail> {
+        let log = fs::read_to_string(self.log_path(name)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines.len().saturating_sub(LAST_LINES);
+        lines[last..].iter().map(|line| Detail::new((*line).to_owned()).at(name)).collect()
+    }
+
+    /// Ends all of them. What they have sealed is on their disks.
+    pub fn end(&mut self) {
+        for process in self.processes.values_mut() {
+            // Their lifeline is cut, so they end; the kill is for who does not look.
+            drop(process.child.stdin.take());
+            let _ = process.child.kill();
+        }
+        for (_, mut process) in std::mem::take(&mut self.processes) {
+            let _ = process.child.wait();
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,386 @@
+//! Clusters of real processes on this machine.
+
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use zbelastic_node::api::client::ApiClient;
+use zbelastic_node::api::{
+    Answer, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole, Request, Status, TokenRequest,
+};
+use zbelastic_node::cluster::document::{DataName, JobDocument};
+use zbelastic_node::config::load_document;
+use zbelastic_node::data_folder::DataFolder;
+use zbelastic_types::Bytes;
+
+/// What may take so long on the slowest machine there is.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A process that does not outlive the test.
+struct Node {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Cluster {
+    root: TempDir,
+    /// Where its controllers are.
+    addresses: Vec<String>,
+    nodes: Vec<Node>,
+}
+
+fn zbelastic(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    command.env("ZBELASTIC_DATA_DIR", folder).stdin(Stdio::null());
+    command
+}
+
+fn spawn(mut command: Command, folder: &Path) -> Node {
+    let log = std::fs::File::create(folder.with_extension("log")).expect("a log");
+    let child = command.stdout(log.try_clone().expect("a log")).stderr(log).spawn();
+    Node { child: child.expect("the binary runs"), folder: folder.to_owned() }
+}
+
+fn free_address() -> String {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    socket.local_addr().expect("it has one").to_string()
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        let address = free_address();
+        let folder = root.path().join("controller");
+        let mut command = zbelastic(&folder);
+        command.args(["init", "--name", "test", "--bind", &address, "--advertise", &address]);
+        let nodes = vec![spawn(command, &folder)];
+        Self { root, addresses: vec![address], nodes }
+    }
+
+    fn ask(&self, request: &Request) -> Option<Answer> {
+        let folder = DataFolder::new(self.nodes[0].folder.clone());
+        let exchange = zbelastic_node::cluster::exchange(&folder).ok()?;
+        let mut client = ApiClient::new(self.addresses.clone(), exchange);
+        match client.ask(request) {
+            Ok(answer) => Some(answer),
+            Err(_) => None,
+        }
+    }
+
+    fn wait<T>(&self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            if let Some(found) = found(self) {
+                return found;
+            }
+            if began.elapsed() > PATIENCE {
+                for node in &self.nodes {
+                    let log = std::fs::read_to_string(node.folder.with_extension("log"));
+                    eprintln!("== {}\n{}", node.folder.display(), log.unwrap_or_default());
+                }
+                panic!("{what} did not happen");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn status(&self) -> Option<Status> {
+        match self.ask(&Request::Status)? {
+            Answer::Status(status) => Some(*status),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn join(&mut self, name: &str) {
+        self.join_as(MemberRole::Worker, name, "127.0.0.1:0");
+    }
+
+    fn join_controller(&mut self, name: &str) {
+        let address = free_address();
+        self.join_as(MemberRole::Controller, name, &address);
+        self.addresses.push(address);
+    }
+
+    fn join_as(&mut self, role: MemberRole, name: &str, bind: &str) {
+        let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
+        let token = self.wait("a token", |cluster| {
+            match cluster.ask(&Request::TokenCreate(request.clone()))? {
+                Answer::Token(token) => Some(token.token),
+                other => panic!("{other:?}"),
+            }
+        });
+        let folder = self.root.path().join(name);
+        let mut command = zbelastic(&folder);
+        let address = self.addresses.join(",");
+        command.args(["join", "--cluster", &address, "--token", &token, "--name", name]);
+        command.args(["--bind", bind, "--threads", "1", "--role", role.name()]);
+        self.nodes.push(spawn(command, &folder));
+    }
+
+    fn run(&self, steps: u64) {
+        let toml = format!(
+            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
+        );
+        let config = load_document("test", &toml).expect("a configuration").config;
+        let text: Vec<u8> = (0..200_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
+        let name = DataName::of(&text);
+        let job = JobDocument::new("test".to_owned(), config, toml, name);
+        let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
+        let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
+        loop {
+            match self.ask(&Request::Run { document: document.clone(), corpus }) {
+                Some(Answer::DataWanted(held)) => {
+                    let bytes = text[held.held as usize..].to_vec();
+                    self.ask(&Request::PutData { hash: held.hash, offset: held.held, bytes });
+                }
+                Some(Answer::Run(_)) => return,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn step(&self) -> Option<u64> {
+        self.status()?.job.map(|job| job.step)
+    }
+
+    /// Waits until the run is done, and yields the digest of its state.
+    fn digest(&self, steps: u64) -> HexDigest {
+        self.wait("the end", |cluster| {
+            let job = cluster.status()?.job?;
+            let is_done = job.phase == JobPhaseStatus::Done && job.digest_step == Some(steps);
+            job.digest.filter(|_| is_done)
+        })
+    }
+
+    fn begin(&mut self, workers: &[&str], steps: u64) {
+        self.begin_with(workers, steps, workers.len() + 1);
+    }
+
+    fn begin_with(&mut self, workers: &[&str], steps: u64, count: usize) {
+        workers.iter().for_each(|name| self.join(name));
+        self.wait("all workers", |cluster| {
+            (cluster.status()?.members.len() == count).then_some(())
+        });
+        self.run(steps);
+    }
+
+    fn kill(&mut self, name: &str) -> Node {
+        let found = self.nodes.iter().position(|node| node.folder.ends_with(name));
+        let mut node = self.nodes.remove(found.expect("it was started"));
+        node.child.kill().expect("it runs");
+        node.child.wait().expect("it ends");
+        node
+    }
+
+    /// Sends a signal to a node's process.
+    fn signal(&self, name: &str, signal: &str) {
+        let node = self.nodes.iter().find(|node| node.folder.ends_with(name));
+        let process = node.expect("it was started").child.id().to_string();
+        let sent = Command::new("kill").args(["-s", signal, &process]).status();
+        assert!(sent.expect("there is a kill").success());
+    }
+
+    /// Waits until a node's process has ended, and yields its exit code.
+    fn ended(&mut self, name: &str) -> Option<i32> {
+        let found = self.nodes.iter().position(|node| node.folder.ends_with(name));
+        let mut node = self.nodes.remove(found.expect("it was started"));
+        let began = Instant::now();
+        loop {
+            if let Some(status) = node.child.try_wait().expect("it is a child") {
+                return status.code();
+            }
+            assert!(began.elapsed() < PATIENCE, "{name} goes on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn generation(&self) -> Option<u64> {
+        self.status()?.plan.map(|plan| plan.generation)
+    }
+
+    fn again(&mut self, node: Node, arguments: &[&str]) {
+        let mut command = zbelastic(&node.folder);
+        command.args(arguments);
+        let is_first = node.folder.ends_with("controller");
+        let again = spawn(command, &node.folder);
+        if is_first {
+            self.nodes.insert(0, again);
+        } else {
+            self.nodes.push(again);
+        }
+    }
+}
+
+const STEPS: u64 = 120;
+
+fn undisturbed() -> HexDigest {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], STEPS);
+    cluster.digest(STEPS)
+}
+
+#[test]
+fn killed_workers_change_no_bit() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], STEPS);
+    for (at, name) in [(15, "a"), (40, "c"), (70, "b")] {
+        cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
+        let node = cluster.kill(name);
+        cluster.again(node, &["join"]);
+        cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 3));
+    }
+    let found = cluster.digest(STEPS);
+    eprintln!("{:#?}", cluster.status().map(|status| status.failures));
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn power_cut_of_everything_loses_no_step() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 42));
+    let before = cluster.step();
+    let nodes = ["controller", "a", "b"].map(|name| cluster.kill(name));
+    let [controller, a, b] = nodes;
+    cluster.again(b, &["join"]);
+    cluster.again(controller, &["init"]);
+    cluster.again(a, &["join"]);
+    let after = cluster.wait("it comes back", Cluster::step);
+    assert!(Some(after) >= before, "sealed {before:?}, back at {after}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn leader_that_is_killed_is_replaced() {
+    let mut cluster = Cluster::new();
+    cluster.join_controller("second");
+    cluster.join_controller("third");
+    cluster
+        .wait("three voters", |cluster| (cluster.status()?.quorum.voters.len() == 3).then_some(()));
+    ["a", "b", "c"].into_iter().for_each(|name| cluster.join(name));
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 6).then_some(()));
+    cluster.run(STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 5));
+    let first = cluster.kill("controller");
+    cluster.nodes.insert(
+        0,
+        Node {
+            child: Command::new("true").spawn().expect("it runs"),
+            folder: first.folder.clone(),
+        },
+    );
+    let began = Instant::now();
+    let at = cluster.wait("another leader", Cluster::step);
+    eprintln!("leader after {:?} at {at}", began.elapsed());
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 2));
+    eprintln!("steps after {:?}", began.elapsed());
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn majority_that_is_gone_is_replaced_by_force() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.wait("a checkpoint", |cluster| {
+        let status = cluster.status()?;
+        status.checkpoints.last().filter(|found| found.step >= 10).map(|_| ())
+    });
+    let controller = cluster.kill("controller");
+    let recover = zbelastic(&controller.folder)
+        .args(["cluster", "recover", "--force-new-cluster", "--yes"])
+        .output()
+        .expect("it runs");
+    assert!(recover.status.success(), "{recover:?}");
+    cluster.again(controller, &["init"]);
+    // Who was a member of the old cluster is a stranger to the new one.
+    let at = cluster.wait("the new cluster", Cluster::step);
+    assert!(at >= 10 && at < STEPS, "goes on from a checkpoint, not from {at}");
+    assert_eq!(cluster.status().expect("it answers").members.len(), 1);
+    ["c", "d"].into_iter().for_each(|name| cluster.join(name));
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    cluster.signal("b", "TERM");
+    assert_eq!(cluster.ended("b"), Some(75));
+    let status = cluster.wait("a plan without it", |cluster| {
+        let status = cluster.status()?;
+        let plan = status.plan.as_ref()?;
+        (plan.stages.len() == 2).then_some(status)
+    });
+    assert_eq!(status.failures, [], "nothing was lost: {status:#?}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b", "c"], 4 * STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    let before = cluster.generation();
+    cluster.signal("a", "STOP");
+    std::thread::sleep(Duration::from_millis(300));
+    cluster.signal("a", "CONT");
+    let at = cluster.wait("steps", Cluster::step);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 5));
+    assert_eq!(cluster.generation(), before);
+    cluster.signal("a", "STOP");
+    cluster.wait("a plan without it", |cluster| {
+        (cluster.status()?.plan?.stages.len() == 2).then_some(())
+    });
+    cluster.signal("a", "CONT");
+    cluster.wait("a plan with it", |cluster| {
+        (cluster.status()?.plan?.stages.len() == 3).then_some(())
+    });
+    let found = cluster.digest(4 * STEPS);
+    drop(cluster);
+    let mut undisturbed = Cluster::new();
+    undisturbed.begin(&["a", "b"], 4 * STEPS);
+    assert_eq!(found, undisturbed.digest(4 * STEPS));
+}
+
+#[test]
+fn without_a_majority_nothing_is_sealed_until_it_is_back() {
+    let mut cluster = Cluster::new();
+    cluster.join_controller("second");
+    cluster.join_controller("third");
+    cluster.wait("three voters", |cluster| {
+        (cluster.status()?.quorum.voters.len() == 3).then_some(())
+    });
+    cluster.begin_with(&["a", "b"], STEPS, 5);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
+    let (second, third) = (cluster.kill("second"), cluster.kill("third"));
+    let status = cluster.wait("that nobody leads", |cluster| {
+        cluster.status().filter(|status| status.leader.is_none())
+    });
+    let at = status.job.expect("it is known").step;
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(cluster.step(), Some(at), "nothing is sealed");
+    cluster.again(second, &["join"]);
+    cluster.again(third, &["join"]);
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
