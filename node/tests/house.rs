@@ -66,7 +66,7 @@ const FENCES: [Fence; 35] = [
         &["trainer/src/digest.rs", "checkpoint/src/", "transport/src/", "node/src/"],
     ),
     fence("bytemuck", &["transport", "node"], &[], &["transport/src/", "node/src/cluster/"]),
-    fence("bytes", &["transport", "node"], &[], &["transport/src/", "node/src/"]),
+    fence("bytes", &["transport", "node"], &[], &["transport/", "node/src/"]),
     fence(
         "clap",
         &["node", CHAOS_TESTS],

@@ -52,9 +52,7 @@ pub enum TransportEvent {
     },
     /// Somebody with a token wants to become a member.
     Join {
-        /// Where it comes from.
-        from: SocketAddr,
-        /// What it showed.
+        /// What it showed, and where it comes from.
         attempt: JoinAttempt,
         /// Where the answer goes.
         reply: JoinReply,

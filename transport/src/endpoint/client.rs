@@ -15,7 +15,7 @@ use super::hello::Hello;
 use super::problem::problem_of;
 use super::tuning::{client_config, open_for_client};
 use super::version::VersionRange;
-use crate::identity::{Accepted, Credentials, PeerIdentity, UnixSeconds};
+use crate::identity::{Accepted, Credentials, PeerIdentity, PeerRefusal, UnixSeconds};
 use crate::limits::{Limits, PEER_ADDRESSES_MAX};
 use crate::request::{RequestError, ask};
 
@@ -61,9 +61,12 @@ impl AdminClient {
         limits: &Limits,
     ) -> Result<Self, DialProblem> {
         // Others would refuse it, and this tells why without asking them.
-        credentials.check_own(UnixSeconds::now()).map_err(|refusal| {
-            DialProblem::CertificateExpired { why: format!("our own: {refusal}") }
-        })?;
+        if let Err(refusal) = credentials.check_own(UnixSeconds::now()) {
+            let why = format!("our own: {refusal}");
+            let is_clock = matches!(refusal, PeerRefusal::Clock(_));
+            let expired = |why| DialProblem::CertificateExpired { why };
+            return Err(if is_clock { expired(why) } else { DialProblem::Other(why) });
+        }
         let config = client_config(credentials, limits)
             .map_err(|error| DialProblem::Other(error.to_string()))?;
         let mut problem = DialProblem::NoSuchHost;

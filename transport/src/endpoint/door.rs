@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quinn::{Connection, Endpoint, Incoming};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::close::CloseCode;
 use super::context::Context;
@@ -139,51 +139,68 @@ impl StrangerBook {
 /// From an attempt to a peer that is handed to the keeper, to a joiner, or to a stranger.
 async fn enter(context: Arc<Context>, incoming: Incoming, inbox: mpsc::Sender<Greeted>) -> Knock {
     let address = incoming.remote_address();
-    let stranger = |why: String| Knock::Stranger(Stranger { address, why });
     let _pending = context.tallies.door_pending.hold();
-    let within = context.limits.handshake_within;
-    let begun = Instant::now();
+    let until = Instant::now() + context.limits.handshake_within;
+    match shake_hands(&context, incoming, until).await {
+        Ok((connection, Accepted::Joiner)) => Knock::Joiner(connection),
+        Ok((connection, Accepted::Member(peer))) => {
+            match meet(&context, &connection, peer, until).await {
+                Ok(greeted) => {
+                    // Without a keeper the transport closes, and the connection with it.
+                    let _ = inbox.send(greeted).await;
+                    Knock::Peer
+                }
+                Err(why) => Knock::Stranger(Stranger { address, why: format!("{peer}: {why}") }),
+            }
+        }
+        Err(why) => Knock::Stranger(Stranger { address, why }),
+    }
+}
+
+/// The handshake of TLS, and who it was with.
+async fn shake_hands(
+    context: &Context,
+    incoming: Incoming,
+    until: Instant,
+) -> Result<(Connection, Accepted), String> {
     let connected = async { incoming.accept()?.await };
-    let connection = match timeout(within, connected).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => {
-            context.tallies.door_failed.one();
-            return stranger(error.to_string());
-        }
-        Err(_) => {
-            context.tallies.door_late.one();
-            return stranger("its handshake took too long".to_owned());
-        }
+    let Ok(connected) = timeout_at(until, connected).await else {
+        context.tallies.door_late.one();
+        return Err("its handshake took too long".to_owned());
     };
-    let peer = match Accepted::of(&connection) {
-        Ok(Accepted::Member(peer)) => peer,
-        Ok(Accepted::Joiner) => return Knock::Joiner(connection),
+    let failed = |why: String| {
+        context.tallies.door_failed.one();
+        why
+    };
+    let connection = connected.map_err(|error| failed(error.to_string()))?;
+    match Accepted::of(&connection) {
+        Ok(accepted) => Ok((connection, accepted)),
         Err(fault) => {
-            context.tallies.door_failed.one();
             connection.close(CloseCode::NotThisCluster.number().into(), &[]);
-            return stranger(fault.to_string());
+            Err(failed(fault.to_string()))
         }
-    };
-    let rest = within.saturating_sub(begun.elapsed());
-    let greeted = timeout(rest, meet(&context, connection.clone(), peer)).await;
-    let why = match greeted {
+    }
+}
+
+/// The hello of a member. From then on its lanes are open.
+async fn meet(
+    context: &Context,
+    connection: &Connection,
+    peer: PeerIdentity,
+    until: Instant,
+) -> Result<Greeted, String> {
+    let (tally, code, why) = match timeout_at(until, be_greeted(connection.clone(), peer)).await {
         Ok(Ok(greeted)) => {
-            // Without a keeper the transport closes, and the connection with it.
-            let _ = inbox.send(greeted).await;
-            return Knock::Peer;
+            let open = if peer.role.serves() { open_for_member } else { open_for_client };
+            open(connection, &context.limits);
+            return Ok(greeted);
         }
-        Ok(Err(fault)) => {
-            context.tallies.door_failed.one();
-            connection.close(code_of(&fault).number().into(), &[]);
-            fault.to_string()
-        }
-        Err(_) => {
-            context.tallies.door_late.one();
-            connection.close(CloseCode::Late.number().into(), &[]);
-            "no hello in time".to_owned()
-        }
+        Ok(Err(fault)) => (&context.tallies.door_failed, code_of(&fault), fault.to_string()),
+        Err(_) => (&context.tallies.door_late, CloseCode::Late, "no hello in time".to_owned()),
     };
-    stranger(format!("{peer}: {why}"))
+    tally.one();
+    connection.close(code.number().into(), &[]);
+    Err(why)
 }
 
 const fn code_of(fault: &HelloFault) -> CloseCode {
@@ -192,20 +209,6 @@ const fn code_of(fault: &HelloFault) -> CloseCode {
         HelloFault::Version { .. } => CloseCode::Version,
         HelloFault::Broken(_) => CloseCode::Left,
     }
-}
-
-async fn meet(
-    context: &Context,
-    connection: Connection,
-    peer: PeerIdentity,
-) -> Result<Greeted, HelloFault> {
-    let greeted = be_greeted(connection, peer).await?;
-    if peer.role.serves() {
-        open_for_member(&greeted.connection, &context.limits);
-    } else {
-        open_for_client(&greeted.connection, &context.limits);
-    }
-    Ok(greeted)
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ pub(super) async fn serve_join(
             let seconds = delay.seconds();
             reply.answer(JoinAnswer::Refused(JoinRefusal::TooManyAttempts { seconds }));
         }
-        None => ask_node(&context, address, attempt, reply, Arc::clone(&standing)),
+        None => ask_node(&context, attempt, reply, Arc::clone(&standing)),
     };
     let served = identity::serve_join(&connection, UnixSeconds::now(), hand_on);
     let served = timeout(context.limits.join_within, served).await;
@@ -101,14 +101,13 @@ pub(super) async fn serve_join(
 /// Gives the question to the node, and looks at the answer on its way back.
 fn ask_node(
     context: &Context,
-    from: SocketAddr,
     attempt: JoinAttempt,
     reply: JoinReply,
     standing: Arc<OnceLock<Standing>>,
 ) {
     let (to_us, answered) = JoinReply::pair();
     // An event that finds no room drops the reply, and the joiner hears "not ready".
-    if !context.events.offer(TransportEvent::Join { from, attempt, reply: to_us }) {
+    if !context.events.offer(TransportEvent::Join { attempt, reply: to_us }) {
         return;
     }
     tokio::spawn(async move {

@@ -77,7 +77,9 @@ pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd
     let connection = greeted.connection.clone();
     let within = context.limits.handshake_within;
     let Ok(Some(settled)) = timeout(within, settle::settle(&context, greeted)).await else {
-        closer.close(DownReason::Violation(CloseCode::Late));
+        if connection.close_reason().is_none() {
+            closer.close(DownReason::Violation(CloseCode::Late));
+        }
         let reason = closer.reason(&connection.closed().await);
         return LinkEnd { node, was_up: false, reason };
     };
@@ -116,7 +118,8 @@ async fn attend(
                     context.tallies.violations.one();
                     closer.close(DownReason::Violation(code));
                 }
-                Err(error) => assert!(!error.is_panic(), "a lane panicked"),
+                // Its panic was told where it happened. The lanes begin anew with a connection.
+                Err(_) => closer.close(DownReason::Broken),
             },
         }
     }

@@ -53,6 +53,8 @@ impl Keeper {
 
     /// Follows the wishes until the transport closes, then waits for the connections to end.
     pub(crate) async fn run(mut self, mut inbox: Inbox, mut wishes: watch::Receiver<Wishes>) {
+        // What was wished for before this task began is news as well.
+        wishes.mark_changed();
         loop {
             let due = self.next_due();
             tokio::select! {
@@ -170,9 +172,11 @@ impl Keeper {
     async fn handle_dial_failure(&mut self, node: NodeId, failure: DialFailure) {
         let DialFailure { address, problem } = failure;
         let seat = self.seats.entry(node).or_default();
+        if seat.present.is_some() || seat.wanted.is_none() {
+            return;
+        }
         seat.failures = seat.failures.saturating_add(1);
-        let is_news = seat.told.as_ref() != Some(&problem);
-        if seat.present.is_some() || seat.wanted.is_none() || !is_news {
+        if seat.told.as_ref() == Some(&problem) {
             return;
         }
         seat.told = Some(problem.clone());
@@ -242,7 +246,8 @@ impl Keeper {
     fn start(&mut self, facts: LinkFacts, greeted: Greeted) {
         self.members += 1;
         let seat = self.seats.entry(greeted.peer.node).or_default();
-        seat.present = Some(Present { facts, closer: greeted.closer() });
+        let (closer, since) = (greeted.closer(), Instant::now());
+        seat.present = Some(Present { facts, closer, since });
         if matches!(seat.dial, Dial::Due(_)) {
             seat.dial = Dial::Resting;
         }
@@ -251,17 +256,16 @@ impl Keeper {
 
     async fn handle_end(&mut self, end: LinkEnd) {
         self.members -= 1;
-        let node = end.node;
+        let (node, longest) = (end.node, self.context.limits.redial_longest);
         let seat = self.seats.entry(node).or_default();
-        seat.present = None;
+        let present = seat.present.take();
+        let has_lasted = present.is_some_and(|present| present.since.elapsed() >= longest);
+        // A connection that breaks soon each time is dialled less and less often.
+        seat.failures = if has_lasted { 1 } else { seat.failures.saturating_add(1) };
         if end.was_up {
-            seat.failures = 0;
             seat.told = None;
-        } else {
-            seat.failures = seat.failures.saturating_add(1);
         }
         if end.reason == DownReason::ClosedByPeer(CloseCode::DuplicateIdentity) {
-            seat.failures = seat.failures.saturating_add(1);
             self.context.events.tell(TransportEvent::DuplicateIdentity { told_by: node }).await;
         }
         let next = self.seats.entry(node).or_default().next.take();

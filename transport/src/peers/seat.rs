@@ -33,6 +33,7 @@ pub(super) struct Seat {
 pub(super) struct Present {
     pub(super) facts: LinkFacts,
     pub(super) closer: Closer,
+    pub(super) since: Instant,
 }
 
 /// Whether and when a peer is dialled.

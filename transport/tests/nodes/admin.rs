@@ -3,9 +3,7 @@
 use std::net::UdpSocket;
 
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
-use zbelastic_transport::{
-    AdminClient, CloseCode, DialProblem, PeerRole, RequestError, TransportEvent,
-};
+use zbelastic_transport::{AdminClient, CloseCode, DialProblem, PeerRole, RequestError};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::site::{Node, Site};
@@ -15,13 +13,9 @@ fn address(node: &Node) -> String {
 }
 
 async fn answer(node: &mut Node, expected: PeerRole) {
-    match node.next().await {
-        TransportEvent::Request { from, bytes, reply } => {
-            assert_eq!(from.role, expected);
-            assert!(reply.answer(bytes.to_vec()));
-        }
-        other => panic!("{other:?}"),
-    }
+    let (from, bytes, reply) = node.request().await;
+    assert_eq!(from.role, expected);
+    assert!(reply.answer(bytes));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

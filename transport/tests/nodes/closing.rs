@@ -1,6 +1,6 @@
 //! Bans, and processes that end.
 
-use zbelastic_transport::{CloseCode, DialProblem, DownReason, ProcessStart, TransportEvent};
+use zbelastic_transport::{CloseCode, DialProblem, DownReason, ProcessStart};
 use zbelastic_types::NodeId;
 
 use crate::site::{Options, Site};
@@ -10,17 +10,11 @@ async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
     for same_host in [false, true] {
         let site = Site::new();
         let (mut one, mut two) = site.pair(same_host).await;
-        one.transport.ban(NodeId(2));
-        assert_eq!(one.down().await, (NodeId(2), DownReason::Banned));
+        two.transport.ban(NodeId(1));
+        assert_eq!(two.down().await, (NodeId(1), DownReason::Banned));
         let expected = DownReason::ClosedByPeer(CloseCode::Banned);
-        assert_eq!(two.down().await, (NodeId(1), expected));
-        let refused = two
-            .until(|event| match event {
-                TransportEvent::DialFailed { problem, .. } => Some(problem),
-                TransportEvent::Up { .. } => panic!("a banned node is not let in"),
-                _ => None,
-            })
-            .await;
+        assert_eq!(one.down().await, (NodeId(2), expected));
+        let (_, refused) = one.until_dial_failed().await;
         assert_eq!(refused, DialProblem::Refused(CloseCode::Banned));
     }
 }
@@ -32,13 +26,7 @@ async fn a_second_process_with_the_same_boot_is_told_and_the_first_one_stays() {
     let start = ProcessStart { boot: 1, life: 99 };
     let mut copy = site.node(1, Options { start, ..Options::default() }).await;
     copy.knows(&two);
-    let told_by = copy
-        .until(|event| match event {
-            TransportEvent::DuplicateIdentity { told_by } => Some(told_by),
-            _ => None,
-        })
-        .await;
-    assert_eq!(told_by, NodeId(2));
+    assert_eq!(copy.until_duplicate().await, NodeId(2));
     one.transport.send(NodeId(2), vec![1, 5].into());
     assert_eq!(two.control().await, (NodeId(1), vec![1, 5]));
 }
@@ -53,13 +41,7 @@ async fn a_process_whose_copy_started_later_is_told() {
     assert_eq!(copy.up().await.0, NodeId(2));
     assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
     assert_eq!(two.up().await.1, 2);
-    let told_by = one
-        .until(|event| match event {
-            TransportEvent::DuplicateIdentity { told_by } => Some(told_by),
-            _ => None,
-        })
-        .await;
-    assert_eq!(told_by, NodeId(2));
+    assert_eq!(one.until_duplicate().await, NodeId(2));
 }
 
 /// The runtime of a process that is killed ends without a word. Its sockets are closed by the

@@ -1,6 +1,6 @@
 //! Members that say what they must not.
 
-use zbelastic_transport::{CloseCode, DownReason, Limits, PeerRole};
+use zbelastic_transport::{CloseCode, DownReason, Limits, PeerRole, TransportEvent};
 use zbelastic_types::NodeId;
 
 use crate::raw::{HELLO, Raw, cannot_open_one_way};
@@ -98,6 +98,9 @@ enum Said {
     BothWays(Vec<u8>),
 }
 
+/// A kind, how it is said, and who may say it.
+type Kind = (&'static str, fn() -> Said, &'static [PeerRole]);
+
 fn control_message(kind: u8) -> Said {
     let mut bytes = control_frame(CONTROL, 0, 1);
     bytes.push(kind);
@@ -109,7 +112,7 @@ fn control_message(kind: u8) -> Said {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_role_may_send_what_it_may_and_is_closed_for_the_rest() {
     use PeerRole::{Admin, Controller, Observer, Worker};
-    let kinds: [(&str, fn() -> Said, &[PeerRole]); 6] = [
+    let kinds: [Kind; 6] = [
         ("raft", || control_message(0), &[Controller]),
         ("member", || control_message(1), &[Controller, Worker]),
         ("blob", || control_message(2), &[Controller, Worker]),
@@ -136,16 +139,17 @@ async fn every_role_may_send_what_it_may_and_is_closed_for_the_rest() {
                 continue;
             }
             let _request = raw.say_both_ways(&[REQUEST, 2, 0, 0, 0, 7, 7]).await;
-            node.until(|event| match event {
-                zbelastic_transport::TransportEvent::Request { bytes, .. } => {
-                    (bytes.as_ref() == [7, 7]).then_some(())
-                }
-                zbelastic_transport::TransportEvent::Down { reason, .. } => {
-                    panic!("{role} {name}: {reason:?}")
-                }
-                _ => None,
-            })
-            .await;
+            let is_given = |event| match event {
+                TransportEvent::Request { bytes, .. } => (bytes.as_ref() == [7, 7]).then_some(()),
+                TransportEvent::Down { reason, .. } => panic!("{role} {name}: {reason:?}"),
+                TransportEvent::Up { .. }
+                | TransportEvent::Control { .. }
+                | TransportEvent::Join { .. }
+                | TransportEvent::DialFailed { .. }
+                | TransportEvent::DuplicateIdentity { .. }
+                | TransportEvent::Strangers { .. } => None,
+            };
+            node.until(is_given).await;
         }
     }
 }

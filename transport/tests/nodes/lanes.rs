@@ -1,11 +1,11 @@
 //! Every lane, on both roads.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use zbelastic_transport::{
-    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, Limits,
-    OutgoingFrame, PeerRole, ReceivedFrame, RequestError, SendOutcome, TransportEvent,
+    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, CloseCode, DownReason, FrameClass,
+    FrameRules, Limits, OutgoingFrame, ReceivedFrame, RequestError, SendOutcome, TransportEvent,
 };
 use zbelastic_types::NodeId;
 
@@ -83,13 +83,9 @@ async fn requests_are_answered_refused_or_left_unanswered() {
 }
 
 async fn answer(node: &mut Node, bytes: Option<Vec<u8>>) {
-    match node.next().await {
-        TransportEvent::Request { reply, .. } => {
-            if let Some(bytes) = bytes {
-                assert!(reply.answer(bytes));
-            }
-        }
-        other => panic!("{other:?}"),
+    let (_, _, reply) = node.request().await;
+    if let Some(bytes) = bytes {
+        assert!(reply.answer(bytes));
     }
 }
 
@@ -99,7 +95,7 @@ async fn a_request_that_is_dropped_is_cancelled_at_the_other_end() {
     let (one, mut two) = site.pair(false).await;
     let transport = one.transport.clone();
     let asking = tokio::spawn(async move { transport.request(NodeId(2), vec![1]).await });
-    let TransportEvent::Request { mut reply, .. } = two.next().await else { panic!("a request") };
+    let (_, _, mut reply) = two.request().await;
     asking.abort();
     tokio::time::timeout(DEADLINE, reply.cancelled()).await.unwrap();
     assert!(reply.is_cancelled());
@@ -116,7 +112,7 @@ async fn a_request_beyond_the_open_ones_is_told_that_the_peer_is_busy() {
     two.up().await;
     let transport = two.transport.clone();
     let first = tokio::spawn(async move { transport.request(NodeId(1), vec![1]).await });
-    let TransportEvent::Request { reply, .. } = one.next().await else { panic!("a request") };
+    let (_, _, reply) = one.request().await;
     assert_eq!(two.transport.request(NodeId(1), vec![2]).await, Err(RequestError::Busy));
     assert!(reply.answer(vec![3]));
     assert_eq!(first.await.unwrap(), Ok(vec![3]));
@@ -160,7 +156,6 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
         }
         let sender = plain.join().unwrap();
         assert!(matches!(sender.send(NodeId(2), frame(&[3, 1001])), SendOutcome::Queued));
-        use zbelastic_transport::{CloseCode, DownReason};
         assert_eq!(two.down().await.1, DownReason::Violation(CloseCode::Length));
         assert_eq!(two.transport.counters().door.violations, 1);
     }
@@ -236,26 +231,23 @@ async fn a_node_that_takes_no_events_loses_control_messages_and_no_news() {
     let site = Site::new();
     let limits = Limits { events_max: 64, ..Limits::default() };
     let mut one = site.node(1, Options { limits, ..Options::default() }).await;
-    let mut two = site.node(2, Options { role: PeerRole::Controller, ..Options::default() }).await;
+    let limits = Limits { request_within: Duration::from_millis(200), ..Limits::default() };
+    let mut two = site.node(2, Options { limits, ..Options::default() }).await;
     one.knows(&two);
     two.up().await;
     for _ in 0..1000 {
         two.transport.send(NodeId(1), vec![1, 0].into());
     }
-    // A request is behind nothing: when it is refused, the queue of events is full.
+    // When a request is refused, the queue of events is full. Those before are not answered.
     let full = async {
         while two.transport.request(NodeId(1), vec![1]).await != Err(RequestError::Busy) {}
     };
     tokio::time::timeout(DEADLINE, full).await.unwrap();
     two.transport.close().await;
     let mut messages = 0;
-    let news = one.until(|event| match event {
-        TransportEvent::Control { .. } => {
-            messages += 1;
-            None
-        }
-        TransportEvent::Down { peer, .. } => Some(peer.node),
-        _ => None,
+    let news = one.until(|event| {
+        messages += usize::from(matches!(event, TransportEvent::Control { .. }));
+        if let TransportEvent::Down { peer, .. } = event { Some(peer.node) } else { None }
     });
     assert_eq!(news.await, NodeId(2));
     assert!(messages <= 64, "{messages}");

@@ -1,9 +1,10 @@
 //! Who finds whom, and who is there after a restart.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use zbelastic_transport::{
-    BindError, DialProblem, DownReason, PeerRole, ProcessStart, Road, Transport, TransportEvent,
+    BindError, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
 };
 use zbelastic_types::NodeId;
 
@@ -36,8 +37,10 @@ async fn dead_addresses_before_the_right_one_are_passed_by() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_higher_id_dials_when_the_lower_one_does_not() {
     let site = Site::new();
-    let mut one = site.worker(1).await;
-    let mut two = site.worker(2).await;
+    let limits = Limits { dial_patience: Duration::from_millis(50), ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let mut one = site.node(1, options.clone()).await;
+    let mut two = site.node(2, options).await;
     two.knows(&one);
     assert_eq!(one.up().await.0, NodeId(2));
     assert_eq!(two.up().await.0, NodeId(1));
@@ -50,12 +53,8 @@ async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
     let address = reserved.local_addr().unwrap();
     let mut one = site.worker(1).await;
     one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
-    match one.next().await {
-        TransportEvent::DialFailed { node, address: tried, problem } => {
-            assert_eq!((node, tried, problem), (NodeId(2), address, DialProblem::NobodyAnswers));
-        }
-        other => panic!("{other:?}"),
-    }
+    let expected = (NodeId(2), DialProblem::NobodyAnswers);
+    assert_eq!(one.until_dial_failed().await, expected);
     drop(reserved);
     let mut two = site.node(2, Options { bind: address, ..Options::default() }).await;
     assert_eq!(two.up().await.0, NodeId(1));
@@ -68,29 +67,23 @@ async fn another_node_at_the_address_is_not_taken_for_the_wanted_one() {
     let mut one = site.worker(1).await;
     let three = site.worker(3).await;
     one.transport.know(NodeId(2), PeerRole::Worker, vec![three.transport.local_addr()]);
-    let problem = one
-        .until(|event| match event {
-            TransportEvent::DialFailed { problem, .. } => Some(problem),
-            _ => None,
-        })
-        .await;
-    assert_eq!(problem, DialProblem::AnotherNode);
+    assert_eq!(one.until_dial_failed().await, (NodeId(2), DialProblem::AnotherNode));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_starts_again_takes_the_place_of_its_former_life_at_once() {
     let site = Site::new();
-    let (mut one, two) = site.pair(false).await;
+    let (one, mut two) = site.pair(false).await;
     // The first life is still there, as a process that hangs would be.
     let start = ProcessStart { boot: 2, life: 2 };
-    let mut again = site.node(2, Options { start, ..Options::default() }).await;
-    again.knows(&one);
-    assert_eq!(one.down().await, (NodeId(2), DownReason::Replaced));
-    assert_eq!(one.up().await, (NodeId(2), 2, Road::Quic));
-    assert_eq!(again.up().await.0, NodeId(1));
-    one.transport.send(NodeId(2), vec![1, 7].into());
-    assert_eq!(again.control().await, (NodeId(1), vec![1, 7]));
-    drop(two);
+    let mut again = site.node(1, Options { start, ..Options::default() }).await;
+    again.knows(&two);
+    assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
+    assert_eq!(two.up().await, (NodeId(1), 2, Road::Quic));
+    assert_eq!(again.up().await.0, NodeId(2));
+    two.transport.send(NodeId(1), vec![1, 7].into());
+    assert_eq!(again.control().await, (NodeId(2), vec![1, 7]));
+    drop(one);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

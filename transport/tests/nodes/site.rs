@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{
-    Credentials, DownReason, EventQueue, Limits, PeerRole, ProcessStart, Road, Transport,
-    TransportEvent, TransportSetup,
+    Credentials, DialProblem, DownReason, EventQueue, Limits, PeerIdentity, PeerRole, ProcessStart,
+    Reply, Road, Transport, TransportEvent, TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
@@ -39,7 +39,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let limits = Limits { dial_within: Duration::from_millis(300), ..Limits::default() };
+        // Who dials is left to nobody's haste: the higher id never comes before the lower one.
+        let limits = Limits {
+            dial_within: Duration::from_secs(1),
+            dial_patience: DEADLINE,
+            ..Limits::default()
+        };
         Self {
             role: PeerRole::Worker,
             start: ProcessStart { boot: 1, life: 1 },
@@ -117,35 +122,38 @@ impl Node {
 
     /// The next event, which is a peer that is there.
     pub async fn up(&mut self) -> (NodeId, u64, Road) {
-        match self.next().await {
-            TransportEvent::Up { peer, boot, road } => (peer.node, boot, road),
-            other => panic!("expected a peer to be up, got {other:?}"),
-        }
+        let event = self.next().await;
+        let TransportEvent::Up { peer, boot, road } = event else {
+            panic!("expected a peer to be up, got {event:?}");
+        };
+        (peer.node, boot, road)
     }
 
     /// The next event, which is a peer that is gone.
     pub async fn down(&mut self) -> (NodeId, DownReason) {
-        match self.next().await {
-            TransportEvent::Down { peer, reason } => (peer.node, reason),
-            other => panic!("expected a peer to be down, got {other:?}"),
-        }
+        let event = self.next().await;
+        let TransportEvent::Down { peer, reason } = event else {
+            panic!("expected a peer to be down, got {event:?}");
+        };
+        (peer.node, reason)
     }
 
     /// The next event, which is a control message.
     pub async fn control(&mut self) -> (NodeId, Vec<u8>) {
-        match self.next().await {
-            TransportEvent::Control { from, bytes } => (from.node, bytes.to_vec()),
-            other => panic!("expected a control message, got {other:?}"),
-        }
+        let event = self.next().await;
+        let TransportEvent::Control { from, bytes } = event else {
+            panic!("expected a control message, got {event:?}");
+        };
+        (from.node, bytes.to_vec())
     }
 
-    /// The node that is gone next, whatever was tried meanwhile.
-    pub async fn until_down(&mut self) -> NodeId {
-        self.until(|event| match event {
-            TransportEvent::Down { peer, .. } => Some(peer.node),
-            _ => None,
-        })
-        .await
+    /// The next event, which is a request.
+    pub async fn request(&mut self) -> (PeerIdentity, Vec<u8>, Reply) {
+        let event = self.next().await;
+        let TransportEvent::Request { from, bytes, reply } = event else {
+            panic!("expected a request, got {event:?}");
+        };
+        (from, bytes.to_vec(), reply)
     }
 
     /// The first event that `pick` takes; others are dropped.
@@ -155,5 +163,38 @@ impl Node {
                 return picked;
             }
         }
+    }
+
+    /// The node that is gone next, whatever was tried meanwhile.
+    pub async fn until_down(&mut self) -> NodeId {
+        let pick = |event| {
+            if let TransportEvent::Down { peer, .. } = event { Some(peer.node) } else { None }
+        };
+        self.until(pick).await
+    }
+
+    /// Why a node cannot be reached, whatever else there is.
+    pub async fn until_dial_failed(&mut self) -> (NodeId, DialProblem) {
+        let pick = |event| {
+            assert!(!matches!(event, TransportEvent::Up { .. }), "a node that cannot be reached");
+            if let TransportEvent::DialFailed { node, problem, .. } = event {
+                Some((node, problem))
+            } else {
+                None
+            }
+        };
+        self.until(pick).await
+    }
+
+    /// Who says that another process has this identity.
+    pub async fn until_duplicate(&mut self) -> NodeId {
+        let pick = |event| {
+            if let TransportEvent::DuplicateIdentity { told_by } = event {
+                Some(told_by)
+            } else {
+                None
+            }
+        };
+        self.until(pick).await
     }
 }
