@@ -1,8 +1,10 @@
 //! The command line as typed. What it means is converted once: configuration flags by
 //! [`ConfigArgs::sources`], everything else where it is used.
 
+mod doctor;
 mod schedule;
 
+pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
 
 use std::path::PathBuf;

@@ -6,5 +6,6 @@ pub mod commands;
 pub mod config;
 pub mod failure;
 pub mod machine;
+pub mod notice;
 pub mod text;
 pub mod train;

@@ -58,7 +58,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 34] = [
+const FENCES: [Fence; 35] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "node"],
@@ -113,6 +113,7 @@ const FENCES: [Fence; 34] = [
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
     fence("ring", &["transport"], &[], &["transport/src/"]),
     fence("rustls", &["transport"], &[], &["transport/src/"]),
+    fence("rustix", &["node"], &[], &["node/src/commands/doctor/"]),
     fence("safetensors", &["trainer"], &["node"], &["trainer/src/hf/names.rs"]),
     fence(
         "serde",
