@@ -3,6 +3,7 @@
 
 mod address;
 mod client;
+mod doctor;
 mod membership;
 mod operate;
 mod quantity;
@@ -12,6 +13,7 @@ mod tests;
 
 pub use address::{Address, AddressError, AddressList, PORT_DEFAULT};
 pub use client::{ClientArgs, FolderArgs, ReadArgs};
+pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
     ClusterCommand, Device, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs,
     RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,

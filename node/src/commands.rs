@@ -6,6 +6,7 @@ pub mod ckpt;
 mod clock;
 pub mod cluster;
 pub mod config;
+pub mod doctor;
 pub mod events;
 pub mod follow;
 pub mod job;

@@ -9,6 +9,7 @@ pub mod config;
 pub mod data_folder;
 pub mod failure;
 pub mod machine;
+pub mod notice;
 pub mod terminal;
 pub mod text;
 pub mod train;

@@ -118,7 +118,12 @@ const FENCES: [Fence; 35] = [
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
     fence("ring", &["transport"], &[], &["transport/src/"]),
     fence("rustls", &["transport"], &[], &["transport/src/"]),
-    fence("rustix", &["node"], &[], &["node/src/data_folder.rs", "node/src/terminal.rs"]),
+    fence(
+        "rustix",
+        &["node"],
+        &[],
+        &["node/src/data_folder.rs", "node/src/terminal.rs", "node/src/commands/doctor/"],
+    ),
     fence("safetensors", &["trainer"], &["node"], &["trainer/src/hf/names.rs"]),
     fence(
         "serde",

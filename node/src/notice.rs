@@ -1,0 +1,148 @@
+//! Notices of a cloud that this machine will be taken away, as its metadata service tells them.
+//!
+//! ```text
+//!             thread "notices"                                        the node
+//!   probe ──> question ──> ask ──> answer ──> decision ──> report ──> reports
+//!                ▲                               │ wait
+//!                └───────────────────────────────┘◄── acknowledge (Azure)
+//! ```
+//!
+//! Each cloud has a machine without clock and socket (`aws`, `gcp`, `azure`): it says what to ask,
+//! and what an answer means. One thread asks. It promises:
+//!
+//! - An event is told once, however often and by however many answers it is repeated.
+//! - Nobody is asked with [`NoticeSource::None`]; proxies of the environment never are.
+//! - Answers are bounded in bytes and time, and questions in how often they are asked.
+//! - An answer that makes no sense is no notice. Each kind of trouble is told once, and asking goes
+//!   on, less often.
+//!
+//! It does not decide what a notice means for the training, and it does not know how well the
+//! machine's clock is set, against which a deadline is read.
+
+mod ask;
+mod aws;
+mod azure;
+mod date;
+mod gcp;
+mod pace;
+mod probe;
+mod question;
+mod source;
+mod thread;
+mod told;
+mod turn;
+
+pub use ask::{METADATA_VARIABLE, MetadataUrl, MetadataUrlFault};
+pub use pace::Pace;
+pub use question::{ANSWER_BYTES_MAX, AskFault};
+pub use source::{Cloud, NoticeSource, UnknownSource};
+pub use told::EventId;
+
+use std::io;
+use std::sync::mpsc as std_mpsc;
+use std::time::SystemTime;
+
+use tokio::sync::mpsc;
+
+/// Reports that wait for the node. The thread waits with more, and asks nothing meanwhile.
+const REPORTS_MAX: usize = 16;
+/// Acknowledgements that wait to be sent. More are not sent; without one, an event begins when its
+/// time has come.
+const ACKNOWLEDGEMENTS_MAX: usize = 16;
+
+/// Why a machine should be left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It is taken away.
+    Preempted,
+    /// It is likelier than others to be taken away soon.
+    Rebalance,
+    /// It is stopped or started anew for its upkeep.
+    Maintenance,
+}
+
+/// That this machine will be taken away, or may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Why.
+    pub cause: Cause,
+    /// When, if it is known.
+    pub deadline: Option<SystemTime>,
+    /// Who says so.
+    pub source: Cloud,
+    /// What the source calls it, or what tells it from others of this source.
+    pub event: EventId,
+}
+
+/// What the thread tells the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Notices of this cloud are listened for from now on.
+    Watching(Cloud),
+    /// No cloud answered, so there is nobody to listen to. The last report.
+    NoCloud,
+    /// A notice, once.
+    Notice(Notice),
+    /// Asking failed, or an answer made no sense. Once for each kind.
+    Trouble {
+        /// Who was asked.
+        source: Cloud,
+        /// What is wrong.
+        fault: AskFault,
+    },
+}
+
+/// Whom to listen to, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoticeSettings {
+    /// Whom.
+    pub source: NoticeSource,
+    /// Where the metadata service is, if it is not where clouds have it.
+    pub base: Option<MetadataUrl>,
+    /// How often, and how long an answer may take.
+    pub pace: Pace,
+}
+
+impl NoticeSettings {
+    /// Settings with what the environment says about where the metadata service is.
+    ///
+    /// # Errors
+    /// If the environment says something that is no such place.
+    pub fn from_environment(source: NoticeSource) -> Result<Self, MetadataUrlFault> {
+        let base = MetadataUrl::from_environment()?;
+        Ok(Self { source, base, pace: Pace::default() })
+    }
+}
+
+/// A thread that listens for notices, until this is dropped.
+#[derive(Debug)]
+pub struct NoticeWatch {
+    /// What it tells. Closed when there is nothing more to come.
+    pub reports: mpsc::Receiver<Report>,
+    acknowledgements: std_mpsc::SyncSender<EventId>,
+}
+
+impl NoticeWatch {
+    /// Begins to listen. With [`NoticeSource::None`] there is no thread, and `reports` is closed.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(settings: NoticeSettings) -> io::Result<Self> {
+        let (sender, reports) = mpsc::channel(REPORTS_MAX);
+        let (acknowledgements, orders) = std_mpsc::sync_channel(ACKNOWLEDGEMENTS_MAX);
+        if settings.source != NoticeSource::None {
+            thread::start(settings, sender, orders)?;
+        }
+        Ok(Self { reports, acknowledgements })
+    }
+
+    /// Says that this machine is ready for what `notice` announces, so that it need not be waited
+    /// for. Azure begins the event at once; the other clouds do not ask for it, and nothing is sent.
+    pub fn acknowledge(&self, notice: &Notice) {
+        match notice.source {
+            // Unsent, an event begins when its time has come: no harm is done.
+            Cloud::Azure => drop(self.acknowledgements.try_send(notice.event.clone())),
+            Cloud::Aws | Cloud::Gcp => {}
+        }
+    }
+}

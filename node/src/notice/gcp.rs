@@ -1,0 +1,244 @@
+//! Google's notices: its server holds an answer back until it is another one than the last.
+//!
+//! Two values are watched, each by a machine and a thread of its own: whether the machine is taken
+//! away, and whether it is stopped for upkeep of its host. A move to another host while it runs is
+//! no reason to leave. The first question is answered at once; those that follow name the answer
+//! that is known, so that no change between two questions is lost.
+
+use std::time::{Duration, SystemTime};
+
+use super::pace::Pace;
+use super::question::{Answer, AskFault, Question, check_status};
+use super::told::{EventId, Mark};
+use super::turn::{Next, Turn};
+use super::{Cause, Cloud, Notice};
+
+/// What a question must carry, and an answer carries.
+const FLAVOR_HEADER: &str = "Metadata-Flavor";
+const FLAVOR: &str = "Google";
+/// From the notice until the machine is gone, unless it was made with another figure.
+const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
+/// The longest tag that is sent back; real ones have 16 characters.
+const TAG_CHARS_MAX: usize = 64;
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Topic {
+    /// Whether the machine is taken away.
+    Preempted,
+    /// Whether its host is looked after.
+    Maintenance,
+}
+
+/// What an answer means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum GcpAnswer {
+    /// The machine stays.
+    Stays,
+    /// It goes.
+    Goes,
+    Fault(AskFault),
+}
+
+/// What whoever answers is Google's.
+pub(super) fn probe_question(patience: Duration) -> Question {
+    Question::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
+}
+
+/// Whether that was answered by Google's server.
+pub(super) fn is_gcp(answer: &Answer) -> bool {
+    check_status(answer.status).is_ok() && answer.flavor.as_deref() == Some(FLAVOR)
+}
+
+/// What an answer about `topic` means.
+pub(super) fn read_gcp(topic: Topic, answer: &Answer) -> GcpAnswer {
+    if let Err(fault) = check_status(answer.status) {
+        return GcpAnswer::Fault(fault);
+    }
+    let senseless = |expected| GcpAnswer::Fault(AskFault::Senseless { expected });
+    // A server between that answers everything has no such header.
+    if answer.flavor.as_deref() != Some(FLAVOR) {
+        return senseless("an answer of Google's");
+    }
+    match (topic, answer.body.trim()) {
+        (Topic::Preempted, "TRUE") | (Topic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE") => {
+            GcpAnswer::Goes
+        }
+        (Topic::Preempted, "FALSE")
+        | (Topic::Maintenance, "NONE" | "MIGRATE_ON_HOST_MAINTENANCE") => GcpAnswer::Stays,
+        (Topic::Preempted, _) => senseless("TRUE or FALSE"),
+        (Topic::Maintenance, _) => senseless("a maintenance event"),
+    }
+}
+
+/// Asks again and again.
+#[derive(Debug)]
+pub(super) struct GcpWatch {
+    pace: Pace,
+    topic: Topic,
+    /// Whether the last answer is known, and what it is called.
+    last: Last,
+    mark: Mark,
+    /// How often it was marked: what tells an event from the one before.
+    count: u32,
+}
+
+#[derive(Debug)]
+enum Last {
+    Unknown,
+    Untagged,
+    Tagged(String),
+}
+
+impl GcpWatch {
+    pub(super) fn new(pace: Pace, topic: Topic) -> Self {
+        Self { pace, topic, last: Last::Unknown, mark: Mark::default(), count: 0 }
+    }
+
+    pub(super) fn question(&self) -> Question {
+        let mut path = match self.topic {
+            Topic::Preempted => "/computeMetadata/v1/instance/preempted",
+            Topic::Maintenance => "/computeMetadata/v1/instance/maintenance-event",
+        }
+        .to_owned();
+        let mut patience = self.pace.patience;
+        let hang = Duration::from_secs(self.pace.gcp_hang.as_secs().max(1));
+        let mut hold = |more: &str| {
+            path += &format!("?wait_for_change=true&timeout_sec={}{more}", hang.as_secs());
+            patience += hang;
+        };
+        match &self.last {
+            Last::Unknown => {}
+            Last::Untagged => hold(""),
+            Last::Tagged(tag) => hold(&format!("&last_etag={tag}")),
+        }
+        Question::get(path, patience).header(FLAVOR_HEADER, FLAVOR)
+    }
+
+    pub(super) fn handle(&mut self, answer: Result<Answer, AskFault>, now: SystemTime) -> Turn {
+        let read = answer.map(|answer| (read_gcp(self.topic, &answer), answer.tag));
+        let (read, tag) = match read {
+            Ok((GcpAnswer::Fault(fault), _)) | Err(fault) => {
+                // Whatever happened meanwhile, the next answer comes at once.
+                self.last = Last::Unknown;
+                return Turn::failed(fault);
+            }
+            Ok(read) => read,
+        };
+        self.last = tag.filter(|tag| is_tag(tag)).map_or(Last::Untagged, Last::Tagged);
+        if read == GcpAnswer::Goes {
+            return self.handle_mark(now);
+        }
+        self.mark.clear();
+        Turn::silent(Next::AfterPoll)
+    }
+
+    fn handle_mark(&mut self, now: SystemTime) -> Turn {
+        let (name, cause, deadline) = match self.topic {
+            Topic::Preempted => ("preempted", Cause::Preempted, now.checked_add(PREEMPTION_NOTICE)),
+            Topic::Maintenance => ("maintenance", Cause::Maintenance, None),
+        };
+        let event = EventId::new(&format!("{name} {}", self.count + 1));
+        let mut turn = Turn::silent(Next::AfterPoll);
+        if self.mark.set(&event) {
+            self.count += 1;
+            turn.notices.push(Notice { cause, deadline, source: Cloud::Gcp, event });
+        }
+        turn
+    }
+}
+
+/// Whether a tag can stand in a path as it is.
+fn is_tag(tag: &str) -> bool {
+    (1..=TAG_CHARS_MAX).contains(&tag.len()) && tag.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::{
+        Answer, AskFault, Cause, GcpAnswer, GcpWatch, Pace, TAG_CHARS_MAX, Topic, Turn, is_tag,
+        read_gcp,
+    };
+
+    fn answer(body: &str, tag: Option<&str>) -> Answer {
+        Answer {
+            status: 200,
+            body: body.to_owned(),
+            tag: tag.map(str::to_owned),
+            flavor: Some("Google".to_owned()),
+        }
+    }
+
+    #[test]
+    fn answers_mean_what_the_cloud_says_they_mean() {
+        let check = |topic, body: &str, expected| {
+            assert_eq!(read_gcp(topic, &answer(body, None)), expected, "{body}");
+        };
+        check(Topic::Preempted, "TRUE\n", GcpAnswer::Goes);
+        check(Topic::Preempted, "FALSE", GcpAnswer::Stays);
+        check(Topic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE", GcpAnswer::Goes);
+        check(Topic::Maintenance, "MIGRATE_ON_HOST_MAINTENANCE", GcpAnswer::Stays);
+        check(Topic::Maintenance, "NONE", GcpAnswer::Stays);
+        let senseless = |expected| GcpAnswer::Fault(AskFault::Senseless { expected });
+        check(Topic::Preempted, "NONE", senseless("TRUE or FALSE"));
+        check(Topic::Maintenance, "TRUE", senseless("a maintenance event"));
+        check(Topic::Maintenance, "", senseless("a maintenance event"));
+    }
+
+    #[test]
+    fn only_googles_server_is_believed() {
+        let other = Answer { flavor: None, ..answer("TRUE", None) };
+        let fault = AskFault::Senseless { expected: "an answer of Google's" };
+        assert_eq!(read_gcp(Topic::Preempted, &other), GcpAnswer::Fault(fault));
+        let refused = Answer { status: 403, ..answer("TRUE", None) };
+        let fault = AskFault::Status { found: 403 };
+        assert_eq!(read_gcp(Topic::Preempted, &refused), GcpAnswer::Fault(fault));
+    }
+
+    #[test]
+    fn the_first_question_does_not_wait_and_the_next_names_the_answer() {
+        let now = UNIX_EPOCH;
+        let mut watch = GcpWatch::new(Pace::default(), Topic::Preempted);
+        let path = |watch: &GcpWatch| watch.question().path;
+        let plain = "/computeMetadata/v1/instance/preempted";
+        assert_eq!(path(&watch), plain);
+        watch.handle(Ok(answer("FALSE", Some("0a1b"))), now);
+        let hanging = format!("{plain}?wait_for_change=true&timeout_sec=60");
+        assert_eq!(path(&watch), format!("{hanging}&last_etag=0a1b"));
+        assert_eq!(watch.question().patience, Duration::from_secs(62));
+        watch.handle(Ok(answer("FALSE", Some("a&b"))), now);
+        assert_eq!(path(&watch), hanging, "a tag that would be more than a tag is not sent");
+        let failed = watch.handle(Err(AskFault::TooLong), now);
+        assert_eq!(failed, Turn::failed(AskFault::TooLong));
+        assert_eq!(path(&watch), plain);
+    }
+
+    #[test]
+    fn each_time_the_machine_is_marked_it_is_told() {
+        let now = UNIX_EPOCH + Duration::from_secs(1000);
+        let mut watch = GcpWatch::new(Pace::default(), Topic::Maintenance);
+        let mut told = |body: &str| watch.handle(Ok(answer(body, None)), now).notices;
+        let (ends, moves) = ("TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE");
+        assert!(told("NONE").is_empty());
+        let first = told(ends).pop().expect("told");
+        assert_eq!((first.cause, first.deadline), (Cause::Maintenance, None));
+        assert!(told(ends).is_empty());
+        assert!(told(moves).is_empty());
+        let second = told(ends).pop().expect("told");
+        assert_ne!(first.event, second.event);
+
+        let mut watch = GcpWatch::new(Pace::default(), Topic::Preempted);
+        let turn = watch.handle(Ok(answer("TRUE", None)), now);
+        let deadline = Some(now + Duration::from_secs(30));
+        assert_eq!((turn.notices[0].cause, turn.notices[0].deadline), (Cause::Preempted, deadline));
+    }
+
+    #[test]
+    fn a_tag_is_short_and_plain() {
+        assert!(is_tag(&"a".repeat(TAG_CHARS_MAX)));
+        assert!(!is_tag(&"a".repeat(TAG_CHARS_MAX + 1)));
+        assert!(!is_tag("") && !is_tag("a b") && !is_tag("\"a\""));
+    }
+}

@@ -1,0 +1,41 @@
+//! Finds out which cloud this is: all are asked at once, and have a second or two.
+
+use std::thread;
+
+use super::ask::Asker;
+use super::pace::Pace;
+use super::question::{Answer, AskFault, Question};
+use super::{Cloud, aws, azure, gcp};
+
+/// The cloud that answers as it should. The first of [`Cloud::ALL`], if several do.
+pub(super) fn find_cloud(asker: &Asker, pace: &Pace) -> Option<Cloud> {
+    let is_there = |cloud| is_answer_of(cloud, &asker.ask(&question_for(cloud, pace)));
+    thread::scope(|scope| {
+        let probes = Cloud::ALL.map(|cloud| {
+            let probe = move || is_there(cloud);
+            // Without a thread the cloud counts as silent.
+            (cloud, thread::Builder::new().spawn_scoped(scope, probe).ok())
+        });
+        let answers = probes.map(|(cloud, probe)| {
+            let is_there = probe.is_some_and(|probe| probe.join().unwrap_or(false));
+            (cloud, is_there)
+        });
+        answers.into_iter().find_map(|(cloud, is_there)| is_there.then_some(cloud))
+    })
+}
+
+fn question_for(cloud: Cloud, pace: &Pace) -> Question {
+    match cloud {
+        Cloud::Aws => aws::token_question(pace.probe_patience),
+        Cloud::Gcp => gcp::probe_question(pace.probe_patience),
+        Cloud::Azure => azure::probe_question(pace.probe_patience),
+    }
+}
+
+fn is_answer_of(cloud: Cloud, answer: &Result<Answer, AskFault>) -> bool {
+    answer.as_ref().is_ok_and(|answer| match cloud {
+        Cloud::Aws => aws::read_token(answer.status, &answer.body).is_ok(),
+        Cloud::Gcp => gcp::is_gcp(answer),
+        Cloud::Azure => azure::is_azure(answer),
+    })
+}

@@ -1,0 +1,109 @@
+//! What is asked, and what comes of it.
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// The longest answer. Real ones have hundreds of bytes.
+pub const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// A request, but for the place it goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) method: Method,
+    /// From the first slash on, with what follows a question mark.
+    pub(super) path: String,
+    pub(super) headers: Vec<(&'static str, String)>,
+    /// How long the answer may take.
+    pub(super) patience: Duration,
+}
+
+/// What is done to what the path names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Get,
+    /// With nothing.
+    Put,
+    /// With this JSON.
+    Post(String),
+}
+
+impl Question {
+    pub(super) fn get(path: impl Into<String>, patience: Duration) -> Self {
+        Self { method: Method::Get, path: path.into(), headers: Vec::new(), patience }
+    }
+
+    pub(super) fn put(path: impl Into<String>, patience: Duration) -> Self {
+        Self { method: Method::Put, ..Self::get(path, patience) }
+    }
+
+    pub(super) fn post(path: impl Into<String>, json: String, patience: Duration) -> Self {
+        Self { method: Method::Post(json), ..Self::get(path, patience) }
+    }
+
+    pub(super) fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+/// A response, as far as somebody looks at it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: String,
+    /// The header `ETag`.
+    pub(super) tag: Option<String>,
+    /// The header `Metadata-Flavor`.
+    pub(super) flavor: Option<String>,
+}
+
+/// What a response means to whoever asked for something that may not be there.
+pub(super) fn check_status(found: u16) -> Result<(), AskFault> {
+    match found {
+        200..=299 => Ok(()),
+        _ => Err(AskFault::Status { found }),
+    }
+}
+
+/// Why there is no answer to work with.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AskFault {
+    /// No connection, or it broke.
+    #[error("the metadata service cannot be reached: {kind}")]
+    Unreachable {
+        /// How.
+        kind: io::ErrorKind,
+    },
+    /// It takes too long.
+    #[error("the metadata service did not answer within {} ms", within.as_millis())]
+    TooSlow {
+        /// How long was waited.
+        within: Duration,
+    },
+    /// It is too long.
+    #[error("the metadata service answered more than {ANSWER_BYTES_MAX} bytes")]
+    TooLong,
+    /// It is no HTTP.
+    #[error("the metadata service answered what is no HTTP")]
+    NoHttp,
+    /// It is a refusal, or something of which this version knows nothing.
+    #[error("the metadata service answered with status {found}")]
+    Status {
+        /// The status.
+        found: u16,
+    },
+    /// It is not what was asked for.
+    #[error("the metadata service answered something else than {expected}")]
+    Senseless {
+        /// What was asked for.
+        expected: &'static str,
+    },
+    /// The system gives no thread to ask on.
+    #[error("no thread to ask the metadata service on: {kind}")]
+    NoThread {
+        /// Why.
+        kind: io::ErrorKind,
+    },
+}

@@ -1,0 +1,228 @@
+//! The threads that ask, and what they tell of it.
+
+use std::io;
+use std::mem::{Discriminant, discriminant};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc::Sender;
+
+use super::ask::Asker;
+use super::aws::AwsWatch;
+use super::azure::AzureWatch;
+use super::gcp::{self, GcpWatch};
+use super::pace::Pace;
+use super::probe::find_cloud;
+use super::question::{Answer, AskFault, Question};
+use super::told::EventId;
+use super::turn::{Next, Turn};
+use super::{Cloud, NoticeSettings, NoticeSource, Report};
+
+/// Starts to listen, until nobody takes reports or gives orders any more. A question under way is
+/// not broken off: the thread ends with its answer, or with the process.
+pub(super) fn start(
+    settings: NoticeSettings,
+    reports: Sender<Report>,
+    orders: Receiver<EventId>,
+) -> io::Result<()> {
+    spawn("notices", move || run(&settings, &reports, &orders))
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
+}
+
+fn run(settings: &NoticeSettings, reports: &Sender<Report>, orders: &Receiver<EventId>) {
+    let asker = Asker::new(settings.base.as_ref());
+    let pace = settings.pace;
+    let cloud = match settings.source {
+        NoticeSource::Auto => find_cloud(&asker, &pace),
+        NoticeSource::Aws => Some(Cloud::Aws),
+        NoticeSource::Gcp => Some(Cloud::Gcp),
+        NoticeSource::Azure => Some(Cloud::Azure),
+        NoticeSource::None => None,
+    };
+    let first = cloud.map_or(Report::NoCloud, Report::Watching);
+    // Whoever does not take it does not take the others either.
+    let is_heard = reports.blocking_send(first).is_ok();
+    let Some(cloud) = cloud.filter(|_| is_heard) else { return };
+    let machine = match cloud {
+        Cloud::Aws => Machine::Aws(AwsWatch::new(pace)),
+        Cloud::Gcp => {
+            return listen_to_gcp(&asker, pace, reports, orders);
+        }
+        Cloud::Azure => Machine::Azure(AzureWatch::new(pace)),
+    };
+    listen(&asker, Listener::new(cloud, machine, pace), reports, orders);
+}
+
+/// Google's server holds answers back, so each of the two values has a thread to wait on it.
+fn listen_to_gcp(asker: &Asker, pace: Pace, reports: &Sender<Report>, orders: &Receiver<EventId>) {
+    let listener =
+        |topic| Listener::new(Cloud::Gcp, Machine::Gcp(GcpWatch::new(pace, topic)), pace);
+    // Never sent through: it ends the other thread when this one ends.
+    let (life, end) = sync_channel(0);
+    let (other, other_reports) = (listener(gcp::Topic::Maintenance), reports.clone());
+    let other_asker = asker.clone();
+    let started = spawn("notices-upkeep", move || {
+        listen(&other_asker, other, &other_reports, &end);
+    });
+    if let Err(error) = started {
+        let fault = AskFault::NoThread { kind: error.kind() };
+        // Whoever does not take it does not take the others either.
+        let _ = reports.blocking_send(Report::Trouble { source: Cloud::Gcp, fault });
+    }
+    listen(asker, listener(gcp::Topic::Preempted), reports, orders);
+    drop(life);
+}
+
+fn listen(
+    asker: &Asker,
+    mut listener: Listener,
+    reports: &Sender<Report>,
+    orders: &Receiver<EventId>,
+) {
+    loop {
+        let answer = asker.ask(&listener.machine.question());
+        let (news, wait) = listener.handle(answer, SystemTime::now());
+        for report in news {
+            if reports.blocking_send(report).is_err() {
+                return;
+            }
+        }
+        match orders.recv_timeout(wait) {
+            Ok(event) => listener.machine.acknowledge(event),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// What knows a cloud.
+#[derive(Debug)]
+enum Machine {
+    Aws(AwsWatch),
+    Gcp(GcpWatch),
+    Azure(AzureWatch),
+}
+
+impl Machine {
+    fn question(&self) -> Question {
+        match self {
+            Self::Aws(watch) => watch.question(),
+            Self::Gcp(watch) => watch.question(),
+            Self::Azure(watch) => watch.question(),
+        }
+    }
+
+    fn handle(&mut self, answer: Result<Answer, AskFault>, now: SystemTime) -> Turn {
+        match self {
+            Self::Aws(watch) => watch.handle(answer),
+            Self::Gcp(watch) => watch.handle(answer, now),
+            Self::Azure(watch) => watch.handle(answer, now),
+        }
+    }
+
+    /// Only Microsoft asks for it.
+    fn acknowledge(&mut self, event: EventId) {
+        match self {
+            Self::Azure(watch) => watch.acknowledge(event),
+            Self::Aws(_) | Self::Gcp(_) => {}
+        }
+    }
+}
+
+/// A machine, and what is the same for all: what is told of failures, and how long to wait.
+#[derive(Debug)]
+struct Listener {
+    cloud: Cloud,
+    machine: Machine,
+    pace: Pace,
+    /// Failures since the last good answer.
+    failures: u32,
+    /// Kinds of fault that were told. There are as many as the fault has variants.
+    told: Vec<Discriminant<AskFault>>,
+}
+
+impl Listener {
+    fn new(cloud: Cloud, machine: Machine, pace: Pace) -> Self {
+        Self { cloud, machine, pace, failures: 0, told: Vec::new() }
+    }
+
+    /// What to tell of an answer, and how long to wait then.
+    fn handle(
+        &mut self,
+        answer: Result<Answer, AskFault>,
+        now: SystemTime,
+    ) -> (Vec<Report>, Duration) {
+        let turn = self.machine.handle(answer, now);
+        let mut reports: Vec<Report> = turn.notices.into_iter().map(Report::Notice).collect();
+        let fault = match turn.next {
+            Next::AtOnce | Next::AfterPoll => None,
+            Next::AfterFault(ref fault) => Some(fault),
+        };
+        self.failures = fault.map_or(0, |_| self.failures.saturating_add(1));
+        let wait = match turn.next {
+            Next::AtOnce => Duration::ZERO,
+            Next::AfterPoll => self.poll(),
+            Next::AfterFault(_) => self.pace.fault_wait(self.failures),
+        };
+        if let Some(fault) = fault.filter(|fault| !self.told.contains(&discriminant(*fault))) {
+            self.told.push(discriminant(fault));
+            reports.push(Report::Trouble { source: self.cloud, fault: fault.clone() });
+        }
+        (reports, wait)
+    }
+
+    fn poll(&self) -> Duration {
+        match self.cloud {
+            Cloud::Aws => self.pace.aws_poll,
+            Cloud::Gcp => self.pace.gcp_pause,
+            Cloud::Azure => self.pace.azure_poll,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::{Answer, AskFault, AwsWatch, Cloud, Listener, Machine, Pace, Report};
+
+    fn listener() -> Listener {
+        let pace = Pace::default();
+        Listener::new(Cloud::Aws, Machine::Aws(AwsWatch::new(pace)), pace)
+    }
+
+    fn answer(status: u16, body: &str) -> Result<Answer, AskFault> {
+        Ok(Answer { status, body: body.to_owned(), ..Answer::default() })
+    }
+
+    #[test]
+    fn a_kind_of_trouble_is_told_once() {
+        let mut listener = listener();
+        let mut troubles = |answer| {
+            let (reports, _) = listener.handle(answer, UNIX_EPOCH);
+            let count = reports.iter().filter(|report| matches!(report, Report::Trouble { .. }));
+            count.count()
+        };
+        assert_eq!(troubles(answer(500, "")), 1);
+        assert_eq!(troubles(answer(503, "")), 0, "refusals are of a kind");
+        assert_eq!(troubles(Err(AskFault::TooLong)), 1);
+        assert_eq!(troubles(answer(200, "token")), 0);
+        assert_eq!(troubles(answer(500, "")), 0, "a good answer between does not change that");
+    }
+
+    #[test]
+    fn waits_grow_with_failures_and_a_good_answer_ends_that() {
+        let mut listener = listener();
+        let mut wait = |answer| listener.handle(answer, UNIX_EPOCH).1;
+        assert_eq!(wait(answer(500, "")), Duration::from_secs(1));
+        assert_eq!(wait(answer(500, "")), Duration::from_secs(2));
+        assert_eq!(wait(answer(200, "token")), Duration::ZERO);
+        assert_eq!(wait(answer(500, "")), Duration::from_secs(1));
+        assert_eq!(wait(answer(404, "")), Duration::ZERO);
+        assert_eq!(wait(answer(404, "")), Duration::from_secs(2), "the look is over");
+    }
+}
