@@ -527,6 +527,10 @@ impl Core {
                 self.brief_all();
                 true
             }
+            Some(Action::Rehearse) => {
+                self.brief_of_changes();
+                true
+            }
             Some(Action::GiveUp(none)) => {
                 *self.refusals.entry(none.name()).or_default() += 1;
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));

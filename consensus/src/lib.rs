@@ -22,6 +22,7 @@ pub mod message;
 pub mod mutant;
 pub mod plan;
 pub mod raft;
+pub mod rehearsal;
 pub mod seat;
 pub mod state;
 pub mod validation;

@@ -14,6 +14,7 @@ use crate::job::{JobPhase, JobSpec};
 use crate::member::{Holder, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::raft::RaftMessage;
+use crate::rehearsal::Rehearsal;
 use crate::validation::{Report, Seal, TensorSum, Turn};
 
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
@@ -92,6 +93,8 @@ pub struct Briefing {
     pub rewinds: u64,
     /// Versions that become checkpoints once all their layers are durable.
     pub pending: Vec<Step>,
+    /// What is to be copied ahead of a planned change, as far as the sender knows.
+    pub rehearsal: Option<Arc<Rehearsal>>,
 }
 
 /// What one node tells another.
@@ -168,6 +171,15 @@ pub enum Message {
         /// The layers.
         layers: Vec<LayerDigest>,
     },
+    /// A worker follows all layers that it will need.
+    Following {
+        /// Who.
+        holder: Holder,
+        /// The plan in force.
+        generation: Generation,
+        /// What it follows.
+        layers: Vec<LayerId>,
+    },
     /// The sender is about to go.
     Drain {
         /// Who.
@@ -199,6 +211,7 @@ impl Message {
             | Self::Inventory { holder, .. }
             | Self::LoadFailed { holder, .. }
             | Self::Saved { holder, .. }
+            | Self::Following { holder, .. }
             | Self::Drain { holder }
             | Self::Leave { holder } => Some(*holder),
             Self::Ready(ready) => Some(ready.holder),

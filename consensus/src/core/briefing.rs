@@ -7,6 +7,7 @@ use zbelastic_types::{Generation, NodeId};
 use super::Core;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
+use crate::rehearsal::Rehearsal;
 use crate::state::{Change, PlanPhase};
 use crate::validation::Seal;
 
@@ -43,6 +44,11 @@ impl Core {
     /// Tells all workers everything.
     pub(super) fn brief_all(&mut self) {
         self.brief_workers(Knows::Nothing);
+    }
+
+    /// Tells all workers what changed. Who lacks the plan asks for it.
+    pub(super) fn brief_of_changes(&mut self) {
+        self.brief_workers(Knows::Plan);
     }
 
     fn brief_workers(&mut self, knows: Knows) {
@@ -104,6 +110,16 @@ impl Core {
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
             rewinds: state.rewinds(),
             pending: state.pending().iter().map(|pending| pending.version).collect(),
+            rehearsal: self.rehearsal(),
+        }
+    }
+
+    /// What is to be copied ahead: for the plan that waits, or else for the one that is being made.
+    fn rehearsal(&self) -> Option<Arc<Rehearsal>> {
+        let planned = self.state.plan().zip(self.state.next_plan());
+        match planned {
+            Some((plan, next)) => Rehearsal::of(&plan.record, next).map(Arc::new),
+            None => self.duties.as_ref()?.rehearsal().cloned(),
         }
     }
 

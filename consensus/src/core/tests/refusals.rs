@@ -117,6 +117,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         asks_inventory: false,
         rewinds: 0,
         pending: Vec::new(),
+        rehearsal: None,
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
     check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft-malformed");

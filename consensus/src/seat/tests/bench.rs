@@ -45,6 +45,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         asks_inventory: false,
         rewinds: state.rewinds(),
         pending: state.pending().iter().map(|pending| pending.version).collect(),
+        rehearsal: None,
     }
 }
 
