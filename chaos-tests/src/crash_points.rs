@@ -53,11 +53,17 @@ pub enum CrashPoint {
     TransferHalf,
     /// A worker about to go does not wait for the end.
     DrainHalf,
+    /// A stage is asked for a layer ahead of a planned change.
+    AskedAhead,
+    /// Some layers arrived ahead of one.
+    AheadHalf,
+    /// All did, nobody was told.
+    FollowingBeforeTold,
 }
 
 impl CrashPoint {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 26] = [
         Self::BeforeAppend,
         Self::AfterAppendBeforeSync,
         Self::AfterSyncBeforeSend,
@@ -81,6 +87,9 @@ impl CrashPoint {
         Self::PiecesDoneBeforeTold,
         Self::TransferHalf,
         Self::DrainHalf,
+        Self::AskedAhead,
+        Self::AheadHalf,
+        Self::FollowingBeforeTold,
     ];
 
     /// Those that a process seldom comes to.

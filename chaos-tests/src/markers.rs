@@ -69,6 +69,14 @@ pub enum Marker {
     Drained,
     /// A planned change began at its step.
     PlannedChange,
+    /// A planned change began, and all layers that move had been copied ahead.
+    CopiedAhead,
+    /// A worker came while layers were copied ahead.
+    JoinedWhileFollowing,
+    /// Whoever trained a layer that was copied ahead was lost.
+    OwnerLostWhileFollowed,
+    /// Whoever copied a layer ahead was lost.
+    FollowerLost,
     /// The window changed.
     WindowSwitched,
     /// Nothing moved, and the same nodes began anew.
@@ -82,7 +90,7 @@ pub enum Marker {
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 40] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -115,6 +123,10 @@ impl Marker {
         Self::FencedNodeCameBack,
         Self::Drained,
         Self::PlannedChange,
+        Self::CopiedAhead,
+        Self::JoinedWhileFollowing,
+        Self::OwnerLostWhileFollowed,
+        Self::FollowerLost,
         Self::WindowSwitched,
         Self::Stalled,
         Self::WitnessLost,

@@ -281,6 +281,8 @@ pub struct World<'a, M: ComputeModel, S> {
     store_index: u64,
     /// Checkpoints that the log refers to.
     referred: BTreeMap<Step, CheckpointRecord>,
+    /// What is copied ahead.
+    rehearsal: Option<Arc<zbelastic_consensus::rehearsal::Rehearsal>>,
     failure: Option<Failure>,
 }
 
@@ -346,6 +348,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             calm_at: Moment(options.storm_us),
             store_index: 0,
             referred: BTreeMap::new(),
+            rehearsal: None,
             failure: None,
         };
         world.populate();

@@ -502,6 +502,10 @@ impl Core {
                 self.brief_all();
                 true
             }
+            Some(Action::Rehearse) => {
+                self.brief_of_changes();
+                true
+            }
             Some(Action::GiveUp(none)) => {
                 *self.refusals.entry(none.name()).or_default() += 1;
                 self.no_plan = Some(none.clone());

@@ -138,6 +138,8 @@ pub enum Action {
     Solve(SolveRequest),
     /// Ask all workers which layers they hold.
     AskInventory,
+    /// Tell all workers what is to be copied ahead.
+    Rehearse,
     /// Go on without the plan that was asked for, and say why.
     GiveUp(NoPlan),
 }

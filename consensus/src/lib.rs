@@ -24,6 +24,7 @@ pub mod message;
 pub mod mutant;
 pub mod plan;
 pub mod raft;
+pub mod rehearsal;
 pub mod seat;
 pub mod standing;
 pub mod state;

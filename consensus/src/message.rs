@@ -15,6 +15,7 @@ use crate::job::{JobPhase, JobSpec};
 use crate::member::{Holder, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::raft::RaftMessage;
+use crate::rehearsal::Rehearsal;
 use crate::validation::{Report, Seal, TensorSum, Turn};
 
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
@@ -95,6 +96,8 @@ pub struct Briefing {
     pub pending: Vec<Step>,
     /// Where members are reached, for who does not know it yet.
     pub contacts: Option<Arc<Contacts>>,
+    /// What is to be copied ahead of a planned change, as far as the sender knows.
+    pub rehearsal: Option<Arc<Rehearsal>>,
 }
 
 /// What one node tells another.
@@ -175,6 +178,15 @@ pub enum Message {
         /// The layers.
         layers: Vec<LayerDigest>,
     },
+    /// A worker follows all layers that it will need.
+    Following {
+        /// Who.
+        holder: Holder,
+        /// The plan in force.
+        generation: Generation,
+        /// What it follows.
+        layers: Vec<LayerId>,
+    },
     /// The sender is about to go.
     Drain {
         /// Who.
@@ -213,6 +225,7 @@ impl Message {
             | Self::Inventory { holder, .. }
             | Self::LoadFailed { holder, .. }
             | Self::Saved { holder, .. }
+            | Self::Following { holder, .. }
             | Self::Drain { holder }
             | Self::Leave { holder }
             | Self::Moved { holder, .. } => Some(*holder),

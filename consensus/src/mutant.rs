@@ -38,6 +38,8 @@ pub enum Mutant {
     M26GoodStepSkipped,
     /// m27: a run goes back whenever a holder was lost.
     M27RewindsForEveryLoss,
+    /// m28: a plan begins with what was followed, whatever version it has.
+    M28FollowedTooOld,
 }
 
 #[cfg(feature = "mutants")]

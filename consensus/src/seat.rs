@@ -29,6 +29,7 @@ use crate::job::JobSpec;
 use crate::member::{Holder, Resources, Role};
 use crate::message::{Envelope, HeldUpdate, Message, Pulse};
 use crate::plan::PlanRecord;
+use crate::rehearsal::Rehearsal;
 use crate::validation::Turn;
 
 pub use briefed::BriefingRefusal;
@@ -130,6 +131,8 @@ struct Membership {
     settled: Option<Turn>,
     /// The order to take an inventory that the host has not answered.
     inventory_due: Option<u64>,
+    /// What the host copies ahead, or helps others to.
+    rehearsal: Option<Arc<Rehearsal>>,
     untold: Untold,
 }
 
@@ -142,6 +145,7 @@ struct Untold {
     load_failed: Option<Message>,
     saved: VecDeque<(Step, Message)>,
     inventory: Option<(u64, Message)>,
+    following: Option<Message>,
 }
 
 /// Its part in the plan in force.
@@ -386,7 +390,9 @@ fn plan_of(news: &News) -> Option<Generation> {
     match news {
         News::Reported { report, .. } => Some(report.turn.generation),
         News::Held(update) => Some(update.turn.generation),
-        News::Loaded { generation, .. } | News::LoadFailed { generation, .. } => Some(*generation),
+        News::Loaded { generation, .. }
+        | News::LoadFailed { generation, .. }
+        | News::Following { generation, .. } => Some(*generation),
         News::Busy { .. } | News::Waited { .. } | News::Inventory { .. } | News::Saved { .. } => {
             None
         }
@@ -410,6 +416,11 @@ impl Untold {
             News::Inventory { index, layers } => {
                 let message = Message::Inventory { holder, index, layers };
                 self.inventory = Some((index, message.clone()));
+                message
+            }
+            News::Following { generation, layers } => {
+                let message = Message::Following { holder, generation, layers };
+                self.following = Some(message.clone());
                 message
             }
             News::Loaded { generation, layers, copies } => {
@@ -445,7 +456,7 @@ impl Untold {
         let saved = self.saved.iter().map(|(_, message)| message.clone());
         let report = self.report.as_ref().map(|(_, message)| message.clone());
         let inventory = self.inventory.as_ref().map(|(_, message)| message.clone());
-        let others = [report, self.load_failed.clone(), inventory];
+        let others = [report, self.load_failed.clone(), inventory, self.following.clone()];
         let others = others.into_iter().flatten();
         others.chain(held).chain(ready).chain(saved).collect()
     }

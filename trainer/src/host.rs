@@ -13,6 +13,7 @@
 //! ```
 
 mod copies;
+mod following;
 mod loading;
 mod peers;
 mod station;
@@ -33,6 +34,7 @@ use crate::stage::{Progress, StageSetup};
 pub use peers::{PeerBody, PeerFrame, PeerRefusal};
 pub use station::Station;
 
+use following::Following;
 use loading::Loading;
 
 /// Checkpoints being written at once; another one is left out.
@@ -146,6 +148,8 @@ pub struct Host<M: ComputeModel, S> {
     /// Layers that no stage uses now, as sealed.
     shelf: BTreeMap<LayerId, Arc<LayerImage>>,
     phase: Phase<M, S>,
+    /// What is copied ahead of a planned change.
+    following: Option<Following<M::Copy>>,
     writing: VecDeque<Writing>,
     outbox: VecDeque<HostOutput>,
 }
@@ -161,6 +165,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             me: None,
             shelf: BTreeMap::new(),
             phase: Phase::Idle,
+            following: None,
             writing: VecDeque::new(),
             outbox: VecDeque::new(),
         }
@@ -218,6 +223,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     station.settle(&seal);
                     self.collect();
                 }
+                self.settle_following(&seal);
             }
             Order::Stop => self.stop(),
             Order::Load(order) => self.begin_loading(*order),
@@ -229,8 +235,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.shelf.clear();
                 }
             }
+            Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::GoBack => {
                 self.phase = Phase::Idle;
+                self.following = None;
                 self.shelf.clear();
             }
             Order::Release => {
@@ -239,6 +247,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 }
             }
             Order::TakeInventory { index } => {
+                // A plan that is needed at once is not the one that was rehearsed.
+                self.following = None;
                 if let Phase::Stationed(station) = &mut self.phase {
                     station.stand_by_for_inventory();
                     self.collect();
@@ -248,6 +258,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             }
             Order::Forget => {
                 self.phase = Phase::Idle;
+                self.following = None;
                 self.me = None;
                 self.shelf.clear();
                 self.writing.clear();
@@ -297,6 +308,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             }
             Phase::Stationed(station) => station.count_tick(),
         }
+        self.tick_following();
     }
 
     fn tell(&mut self, news: News) {

@@ -18,7 +18,7 @@ pub enum Known {
 
 impl Known {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -42,6 +42,7 @@ impl Known {
         Self::Mutant(Mutant::M25RejectedCounted),
         Self::Mutant(Mutant::M26GoodStepSkipped),
         Self::Mutant(Mutant::M27RewindsForEveryLoss),
+        Self::Mutant(Mutant::M28FollowedTooOld),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -75,6 +76,7 @@ impl Known {
             Self::Mutant(Mutant::M25RejectedCounted) => "m25",
             Self::Mutant(Mutant::M26GoodStepSkipped) => "m26",
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => "m27",
+            Self::Mutant(Mutant::M28FollowedTooOld) => "m28",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -137,6 +139,9 @@ impl Known {
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => {
                 "a run goes back whenever a holder was lost"
             }
+            Self::Mutant(Mutant::M28FollowedTooOld) => {
+                "a plan begins with what was followed, whatever version it has"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -183,6 +188,7 @@ impl Known {
                 &[Invariant::N5]
             }
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => &[Invariant::L3],
+            Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             Self::Mutant(Mutant::R3SealedBeforeHeld) => &[Invariant::N3, Invariant::L3],
             Self::Bug(Bug::Canary) => &[Invariant::Canary],
         }

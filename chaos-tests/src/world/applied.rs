@@ -4,6 +4,7 @@
 use zbelastic_consensus::codec;
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord};
+use zbelastic_consensus::rehearsal::Follow;
 use zbelastic_consensus::state::Change;
 use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_trainer::data::BatchSource;
@@ -136,13 +137,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Change::Members(changes) => {
                 changes.iter().for_each(|change| self.mark_member(node, change));
             }
-            Change::Adopted(plan) => self.mark_plan(plan),
+            Change::Adopted(plan) => {
+                self.rehearsal = None;
+                self.mark_plan(plan);
+            }
             Change::Sealed { seal, is_repeated, adopted } => {
                 if *is_repeated {
                     self.mark(Marker::RepeatedAsSealed);
                 }
                 if let Some(plan) = adopted {
                     self.mark(Marker::PlannedChange);
+                    self.mark_ahead(plan);
                     self.mark_plan(plan);
                 }
                 self.mark_verdict(node, seal);
@@ -208,6 +213,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 if let Some((_, old)) = self.storm.replaced.take_if(|(new, _)| new == node) {
                     self.queue.push(self.now.after(1), Event::RemoveReplaced(old));
                 }
+                if self.rehearsal.is_some() && self.workers.contains_key(node) {
+                    self.mark(Marker::JoinedWhileFollowing);
+                }
                 if self.fenced.remove(node) {
                     self.mark(Marker::FencedNodeCameBack);
                 }
@@ -220,6 +228,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
         // Whom the log takes for lost, rightly or not, is asked for nothing any more.
         self.checker.disturbed(holder.node, self.now);
+        let follows = self.rehearsal.iter().flat_map(|rehearsal| &rehearsal.follows);
+        let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
+            (follows || f.follower == holder, owns || f.owner == holder)
+        });
+        if follows {
+            self.mark(Marker::FollowerLost);
+        }
+        if owns {
+            self.mark(Marker::OwnerLostWhileFollowed);
+        }
         if self.is_fenced_alive(at, holder) {
             self.fenced.insert(holder.node);
         }
@@ -247,6 +265,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         member.zip(machine).is_some_and(|(member, machine)| {
             (machine.boot..machine.boot + BOOTS_APART).contains(&member.boot)
         })
+    }
+
+    /// Whether everybody holds what the plan needs of it when the plan begins.
+    fn mark_ahead(&mut self, plan: &PlanRecord) {
+        let Some(rehearsal) = self.rehearsal.take() else { return };
+        let is_named = |f: &Follow| match &plan.sources[f.layer.index()] {
+            LayerSource::Nodes(nodes) => nodes.contains(&f.follower.node),
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        if rehearsal.generation.next() == plan.generation && rehearsal.follows.iter().all(is_named)
+        {
+            self.mark(Marker::CopiedAhead);
+        }
     }
 
     fn mark_plan(&mut self, plan: &PlanRecord) {

@@ -18,8 +18,17 @@ use crate::store::PieceKey;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn peer_frame(&mut self, to: NodeId, frame: PeerFrame) {
-        let is_layer = matches!(frame.body, PeerBody::Layer(_));
-        if is_layer && self.hits(CrashPoint::TransferHalf) {
+        let point = match &frame.body {
+            PeerBody::Layer(_) => Some(CrashPoint::TransferHalf),
+            PeerBody::Ahead { .. } => Some(CrashPoint::AheadHalf),
+            PeerBody::Follow { .. } => Some(CrashPoint::AskedAhead),
+            PeerBody::Frame(_)
+            | PeerBody::Prefix(_)
+            | PeerBody::Gradients { .. }
+            | PeerBody::Fetch { .. }
+            | PeerBody::Update { .. } => None,
+        };
+        if point.is_some_and(|point| self.hits(point)) {
             self.crash_here(to);
             return;
         }
@@ -69,6 +78,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.drive_host(node);
         self.look_at_host(node);
+        self.look_at_followed(node);
     }
 
     /// Runs operations until one takes time or none can run.
@@ -225,6 +235,21 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.host_input(node, life, HostInput::Written { version, layer, digest, is_durable });
     }
 
+    /// Compares what a host follows with the reference. While a bit of a state is flipped anywhere,
+    /// that is what is followed; it is found out before the next seal, and given up.
+    fn look_at_followed(&mut self, node: NodeId) {
+        let is_flipped = |m: &super::WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
+        if self.workers.values().any(is_flipped) {
+            return;
+        }
+        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        let process = process.filter(|process| process.seat.cluster() == self.cluster);
+        for copy in process.iter().flat_map(|process| process.host.followed()) {
+            let layers = [(copy.layer(), copy.digest())];
+            self.checker.holds(Invariant::N1, node, copy.version(), &layers);
+        }
+    }
+
     /// Notes which faults of numbers are in a report.
     fn look_at_numbers(&mut self, node: NodeId, news: &News) {
         let News::Reported { report, .. } = news else { return };
@@ -271,6 +296,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 fn is_work(body: &PeerBody) -> bool {
     match body {
         PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => true,
-        PeerBody::Fetch { .. } | PeerBody::Layer(_) => false,
+        PeerBody::Fetch { .. }
+        | PeerBody::Layer(_)
+        | PeerBody::Follow { .. }
+        | PeerBody::Ahead { .. }
+        | PeerBody::Update { .. } => false,
     }
 }

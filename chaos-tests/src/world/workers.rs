@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_trainer::data::BatchSource;
@@ -138,6 +139,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let point = match &news {
             News::Reported { .. } => Some(CrashPoint::BeforeReport),
             News::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
+            News::Following { .. } => Some(CrashPoint::FollowingBeforeTold),
             News::Busy { .. }
             | News::Waited { .. }
             | News::Held(_)
@@ -215,6 +217,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match order {
             Order::Settle(_) | Order::Release | Order::TakeInventory { .. } => {}
             Order::Stop => self.note(|| format!("w{node} stops")),
+            Order::Rehearse { me, rehearsal } => {
+                self.rehearsal.clone_from(rehearsal);
+                let followed = |r: &Arc<Rehearsal>| r.followed_by(*me).count();
+                let count = rehearsal.as_ref().map_or(0, followed);
+                self.note(|| format!("w{node} follows {count} layers"));
+            }
             Order::GoBack => {
                 self.workers[&node].faults.borrow_mut().forget_flip();
                 self.note(|| format!("w{node} goes back"));

@@ -5,6 +5,7 @@
 //! somebody, and say what must have come of it. The cluster is the one of the product; only the
 //! order of events is written down here instead of drawn.
 
+mod changes;
 mod leaders;
 mod numbers;
 #[cfg(feature = "mutants")]

@@ -62,6 +62,10 @@ pub enum Goal {
     Settled(u64),
     /// So many stages run.
     Stages(usize),
+    /// A worker follows layers.
+    Follows(NodeId),
+    /// A plan waits for its step.
+    Planned,
     /// Every step is sealed, and everybody has taken that in.
     Done,
 }
@@ -305,6 +309,8 @@ impl Play {
                     plan.phase == PlanPhase::Running && plan.record.stages.len() == count
                 })
             }
+            Goal::Follows(node) => self.follows(node),
+            Goal::Planned => self.state().is_some_and(|state| state.next_plan().is_some()),
             Goal::Done => self.is_done(),
         }
     }

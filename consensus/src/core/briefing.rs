@@ -8,6 +8,7 @@ use super::Core;
 use crate::access::AccessOutcome;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
+use crate::rehearsal::Rehearsal;
 use crate::state::{Change, PlanPhase};
 use crate::validation::Seal;
 
@@ -64,6 +65,11 @@ impl Core {
     /// Tells all workers everything.
     pub(super) fn brief_all(&mut self) {
         self.brief_workers(Knows::NOTHING);
+    }
+
+    /// Tells all workers what changed. Who lacks the plan asks for it.
+    pub(super) fn brief_of_changes(&mut self) {
+        self.brief_workers(Knows::ALL);
     }
 
     fn brief_workers(&mut self, knows: Knows) {
@@ -134,6 +140,16 @@ impl Core {
             rewinds: state.rewinds(),
             pending: state.pending().iter().map(|pending| pending.version).collect(),
             contacts: (!knows.contacts).then(|| Arc::clone(&self.contacts)),
+            rehearsal: self.rehearsal(),
+        }
+    }
+
+    /// What is to be copied ahead: for the plan that waits, or else for the one that is being made.
+    fn rehearsal(&self) -> Option<Arc<Rehearsal>> {
+        let planned = self.state.plan().zip(self.state.next_plan());
+        match planned {
+            Some((plan, next)) => Rehearsal::of(&plan.record, next).map(Arc::new),
+            None => self.duties.as_ref()?.rehearsal().cloned(),
         }
     }
 

@@ -40,6 +40,7 @@ impl Core {
             | Message::Ready(_)
             | Message::LoadFailed { .. }
             | Message::Saved { .. }
+            | Message::Following { .. }
             | Message::Drain { .. }
             | Message::Leave { .. }
             | Message::Moved { .. }) => self.handle_news(from, message),
@@ -67,6 +68,9 @@ impl Core {
                 }
                 Message::Saved { holder, version, generation, layers } => {
                     duties.handle_saved(state, holder, (version, generation), layers)
+                }
+                Message::Following { holder, generation, layers } => {
+                    duties.handle_following(state, holder, generation, layers)
                 }
                 Message::Drain { holder } => {
                     duties.handle_change(state, MemberChange::Drain { holder })

@@ -1,14 +1,16 @@
 //! A plan under way: what it was begun for, who was asked, and what was answered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use super::planning::Need;
 use super::{Solution, Unsolvable};
 use crate::member::Holder;
 use crate::message::HeldLayer;
+use crate::rehearsal::Rehearsal;
 use crate::state::State;
 
 /// What a plan under way was begun for. If it is not so any more, the plan is begun anew.
@@ -17,6 +19,8 @@ pub(super) struct Basis {
     pub(super) generation: Generation,
     pub(super) workers: BTreeSet<Holder>,
     pub(super) is_now: bool,
+    /// Who is about to go, for a plan that can wait for another.
+    pub(super) draining: BTreeSet<Holder>,
     /// The open step, for a plan that begins with it.
     pub(super) open: Option<Step>,
     pub(super) window: Option<Window>,
@@ -32,6 +36,15 @@ pub(super) struct Draft {
     pub(super) asked: Option<u64>,
     pub(super) inventory: BTreeMap<NodeId, Vec<HeldLayer>>,
     pub(super) solution: Option<Result<Solution, Unsolvable>>,
+    pub(super) rehearsed: Option<Rehearsed>,
+}
+
+/// What is copied ahead of a plan under way.
+#[derive(Debug)]
+pub(super) struct Rehearsed {
+    pub(super) since: u64,
+    /// Who follows what, as far as it was told.
+    pub(super) following: BTreeSet<(Holder, LayerId)>,
 }
 
 /// That the cluster stands still for want of a plan.
@@ -72,6 +85,9 @@ pub(super) struct Planning {
     pub(super) standstill: Option<Standstill>,
     /// What no better plan was found for.
     pub(super) settled: Option<Basis>,
+    /// What is to be copied ahead. It outlives the draft it was made for, because the next one
+    /// mostly needs the same.
+    pub(super) rehearsal: Option<Arc<Rehearsal>>,
 }
 
 impl Planning {
@@ -79,9 +95,14 @@ impl Planning {
         self.draft = None;
         self.settled = None;
         self.standstill = None;
+        self.rehearsal = None;
     }
 
     pub(super) fn note_need(&mut self, state: &State, need: Option<&Need>, now: u64) {
+        match need {
+            Some(Need::Planned(_)) => {}
+            Some(Need::Now(_)) | None => self.rehearsal = None,
+        }
         match need {
             Some(Need::Now(_)) => {
                 let workers = || state.live_workers().map(|(holder, _)| holder).collect();
@@ -95,6 +116,7 @@ impl Planning {
     /// Nothing better than what there is was found, and nothing will be as things stand.
     pub(super) fn settle(&mut self) {
         self.settled = self.draft.take().map(|draft| draft.basis);
+        self.rehearsal = None;
     }
 
     /// Whether this node is asked what it holds, and has not answered.
@@ -115,6 +137,18 @@ impl Planning {
             draft.inventory.insert(holder.node, layers);
         }
         is_asked
+    }
+
+    /// Somebody follows layers. Yields whether that is waited for.
+    pub(super) fn handle_following(&mut self, holder: Holder, layers: &[LayerId]) -> bool {
+        let Some(rehearsed) = self.draft.as_mut().and_then(|d| d.rehearsed.as_mut()) else {
+            return false;
+        };
+        let Some(rehearsal) = &self.rehearsal else { return false };
+        let followed: BTreeSet<_> = rehearsal.followed_by(holder).map(|f| f.layer).collect();
+        let known = layers.iter().filter(|layer| followed.contains(layer));
+        rehearsed.following.extend(known.map(|layer| (holder, *layer)));
+        !followed.is_empty()
     }
 
     pub(super) fn handle_solution(

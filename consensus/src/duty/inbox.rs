@@ -161,6 +161,36 @@ impl Duties {
         }
     }
 
+    /// A worker follows what it will need.
+    ///
+    /// # Errors
+    /// If it is about another plan, a layer is unknown, or nobody asked for it.
+    pub fn handle_following(
+        &mut self,
+        state: &State,
+        holder: Holder,
+        found: Generation,
+        layers: Vec<LayerId>,
+    ) -> Result<(), InputRefusal> {
+        check_live(state, holder)?;
+        let expected = state.generation();
+        let in_force = state.plan().map(|plan| plan.record.generation);
+        if in_force != Some(found) {
+            return Err(InputRefusal::OtherGeneration { expected, found });
+        }
+        let (found, layer_count) = (layers.len(), layer_count(state));
+        if found > layer_count as usize {
+            return Err(InputRefusal::TooManyLayers { found, layer_count });
+        }
+        check_layers(state, layers.iter().copied())?;
+        // It is told until the plan begins, and counts until that is proposed.
+        if self.planning.handle_following(holder, &layers) || state.next_plan().is_some() {
+            Ok(())
+        } else {
+            Err(InputRefusal::Unasked)
+        }
+    }
+
     /// A holder has loaded its layers.
     ///
     /// # Errors

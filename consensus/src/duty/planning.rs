@@ -1,13 +1,14 @@
 //! When a plan is needed, and the way to it: ask who holds what, ask for a plan, propose it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
-use super::draft::{Basis, Draft, Standstill};
+use super::draft::{Basis, Draft, Rehearsed, Standstill};
 use super::restore::{Inventory, Restore, expected_digests, restore_point};
-use super::seating::{copies, seating};
+use super::seating::{copies, reseated, seating};
 use super::{
     Action, Duties, Lane, NoPlan, STEPS_BEFORE_SWITCH, Solution, SolveRequest, Unsolvable,
     switched_window,
@@ -19,6 +20,7 @@ use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
 use crate::raft::ENTRY_BYTES_MAX;
+use crate::rehearsal::{Follow, Rehearsal};
 use crate::state::{PlanPhase, State};
 
 /// Steps between a planned change's proposal and its first one: the step under way is finished,
@@ -58,6 +60,12 @@ impl Duties {
     #[must_use]
     pub fn workers_needed(&self, state: &State) -> u32 {
         state.running_spec().map_or(0, |spec| spec.workers_min)
+    }
+
+    /// What is to be copied ahead of a plan that is being made.
+    #[must_use]
+    pub fn rehearsal(&self) -> Option<&Arc<Rehearsal>> {
+        self.planning.rehearsal.as_ref()
     }
 
     /// Why a plan is needed, if one is.
@@ -217,6 +225,7 @@ impl Duties {
             asked: None,
             inventory: BTreeMap::new(),
             solution: None,
+            rehearsed: None,
         });
         Some(Action::Solve(SolveRequest { number, spec, nodes: request, window }))
     }
@@ -286,8 +295,9 @@ impl Duties {
         match restored {
             Restore::Back { .. } | Restore::Nowhere if is_patient && !has_all => None,
             Restore::Here(sources) => {
-                let from = state.open_turn().step;
-                Some(self.adopt(state, reason, solution, (sources, expected), from))
+                let (nodes, from_step) = (draft.nodes.clone(), state.open_turn().step);
+                let from = Beginning { nodes, sources, expected, from_step };
+                Some(self.adopt(state, reason, solution, from))
             }
             Restore::Back { to, layer } => {
                 let (generation, reason) = (state.generation(), RewindReason::LayerLost { layer });
@@ -324,9 +334,68 @@ impl Duties {
         if from.0 >= spec.step_count {
             return None;
         }
-        let sources = sources_in(plan, spec.layer_count());
+        match self.rehearse(state, &reason, &solution, from)? {
+            Ahead::Begins => Some(Action::Rehearse),
+            Ahead::Ends(following) => {
+                let from = self.beginning(state, &solution, &following, from)?;
+                Some(self.adopt(state, reason, solution, from))
+            }
+        }
+    }
+
+    /// Where a planned change has its layers from, and who stands where: as few as possible move.
+    fn beginning(
+        &self,
+        state: &State,
+        solution: &Solution,
+        following: &BTreeSet<(Holder, LayerId)>,
+        from_step: Step,
+    ) -> Option<Beginning> {
+        let plan = &state.plan()?.record;
+        let draft = self.planning.draft.as_ref()?;
+        let copies = self.copies_of(state, solution.program.placement.stage_count());
+        let resources = |holder: &Holder| state.members()[&holder.node].resources;
+        let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies));
+        let sources = sources_in(plan, following, state.running_spec()?.layer_count());
         let expected = vec![None; sources.len()];
-        Some(self.adopt(state, reason, solution, (sources, expected), from))
+        Some(Beginning { nodes, sources, expected, from_step })
+    }
+
+    /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
+    /// long as a plan may load; who has not caught up by then fetches layers when the plan begins.
+    fn rehearse(
+        &mut self,
+        state: &State,
+        reason: &PlanReason,
+        solution: &Solution,
+        from: Step,
+    ) -> Option<Ahead> {
+        let draft = self.planning.draft.as_ref()?;
+        if let (Some(rehearsed), Some(rehearsal)) = (&draft.rehearsed, &self.planning.rehearsal) {
+            let waited = self.now - rehearsed.since;
+            let is_told = |f: &Follow| rehearsed.following.contains(&(f.follower, f.layer));
+            let is_complete = rehearsal.follows.iter().all(is_told);
+            let is_late = waited > u64::from(self.timing.load_ticks);
+            return (is_complete || is_late).then(|| Ahead::Ends(rehearsed.following.clone()));
+        }
+        let plan = &state.plan()?.record;
+        let from = self.beginning(state, solution, &BTreeSet::new(), from)?;
+        let record = self.record(state, reason.clone(), solution.clone(), from);
+        let rehearsal = Rehearsal::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
+        let Some(rehearsal) = rehearsal else { return Some(Ahead::Ends(BTreeSet::new())) };
+        self.planning.rehearsal = Some(Arc::new(rehearsal));
+        let (since, following) = (self.now, BTreeSet::new());
+        let draft = self.planning.draft.as_mut()?;
+        draft.rehearsed = Some(Rehearsed { since, following });
+        Some(Ahead::Begins)
+    }
+
+    fn copies_of(&self, state: &State, stage_count: u32) -> Vec<Option<StageIndex>> {
+        let is_wanted = state.job().is_some_and(|job| job.spec.copies);
+        match is_wanted {
+            true => copies(stage_count, self.blame.total()),
+            false => vec![None; stage_count as usize],
+        }
     }
 
     fn adopt(
@@ -334,10 +403,20 @@ impl Duties {
         state: &State,
         reason: PlanReason,
         solution: Solution,
-        (sources, expected): (Vec<LayerSource>, Vec<Option<Digest>>),
-        from_step: Step,
+        from: Beginning,
     ) -> Action {
-        let nodes = self.planning.draft.as_ref().expect("a plan is under way").nodes.clone();
+        let record = self.record(state, reason, solution, from);
+        self.proposal(state, record)
+    }
+
+    fn record(
+        &self,
+        state: &State,
+        reason: PlanReason,
+        solution: Solution,
+        from: Beginning,
+    ) -> PlanRecord {
+        let Beginning { nodes, sources, expected, from_step } = from;
         let Solution { program, chunks, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
         let is_wanted = state.job().is_some_and(|job| job.spec.copies);
@@ -346,15 +425,10 @@ impl Duties {
             (true, 0 | 1) => Promise::Off(PromiseOff::OneStage),
             (true, _) => Promise::Kept,
         };
-        let copies = if is_wanted {
-            copies(stage_count, self.blame.total())
-        } else {
-            vec![None; stage_count as usize]
-        };
-        let record = PlanRecord {
+        PlanRecord {
             generation: state.generation_next(),
             stages: nodes.into_iter().take(stage_count as usize).collect(),
-            copies,
+            copies: self.copies_of(state, stage_count),
             promise,
             chunks,
             program,
@@ -363,8 +437,7 @@ impl Duties {
             expected,
             op_ticks_max,
             reason,
-        };
-        self.proposal(state, record)
+        }
     }
 
     /// What would be refused by whoever applies it is not proposed.
@@ -386,6 +459,23 @@ impl Duties {
     }
 }
 
+/// What a plan begins with.
+struct Beginning {
+    /// Who may stand at a stage, in the order of stages.
+    nodes: Vec<Holder>,
+    sources: Vec<LayerSource>,
+    expected: Vec<Option<Digest>>,
+    from_step: Step,
+}
+
+/// Where copying ahead stands.
+enum Ahead {
+    /// It begins now.
+    Begins,
+    /// It is over; these follow what they will need.
+    Ends(BTreeSet<(Holder, LayerId)>),
+}
+
 /// What a leader with a known bug does about a holder that was lost.
 fn rewinds_needlessly(reason: &PlanReason) -> bool {
     mutant::is(Mutant::M27RewindsForEveryLoss) && matches!(reason, PlanReason::Lost { .. })
@@ -405,6 +495,7 @@ fn basis_of(state: &State, need: &Need) -> Basis {
         generation: state.generation_next(),
         workers: state.live_workers().map(|(holder, _)| holder).collect(),
         is_now,
+        draining: if is_now { BTreeSet::new() } else { draining_workers(state) },
         open: is_now.then_some(state.open_turn().step),
         window: match need {
             Need::Planned(PlanReason::WindowSwitched { window, .. }) => Some(*window),
@@ -418,6 +509,11 @@ fn available_workers(state: &State) -> Vec<Holder> {
     let staying = |(_, member): &(Holder, &Member)| member.standing == Standing::Present;
     let stays: Vec<_> = state.live_workers().filter(staying).map(|(holder, _)| holder).collect();
     if stays.is_empty() { state.live_workers().map(|(holder, _)| holder).collect() } else { stays }
+}
+
+fn draining_workers(state: &State) -> BTreeSet<Holder> {
+    let goes = |(_, member): &(Holder, &Member)| member.standing == Standing::Draining;
+    state.live_workers().filter(goes).map(|(holder, _)| holder).collect()
 }
 
 /// Workers that stay and have no stage.
@@ -435,8 +531,13 @@ fn window_of(spec: &JobSpec, plan: Option<&PlanRecord>, switched: Option<Window>
     }
 }
 
-/// Where layers will be at the end of a plan: with their owner and with who keeps its copy.
-fn sources_in(plan: &PlanRecord, layer_count: u32) -> Vec<LayerSource> {
+/// Where layers will be at the end of a plan: with their owner, with who keeps its copy, and with
+/// who follows them.
+fn sources_in(
+    plan: &PlanRecord,
+    following: &BTreeSet<(Holder, LayerId)>,
+    layer_count: u32,
+) -> Vec<LayerSource> {
     let mut nodes: Vec<Vec<NodeId>> = vec![Vec::new(); layer_count as usize];
     for stage in plan.stage_indices() {
         let owner = plan.stages[stage.index()];
@@ -444,6 +545,12 @@ fn sources_in(plan: &PlanRecord, layer_count: u32) -> Vec<LayerSource> {
             let holders = [Some(owner), plan.copy_holder(stage)];
             let holders = holders.into_iter().flatten().map(|holder| holder.node);
             nodes[layer.index()] = holders.take(SOURCES_MAX).collect();
+        }
+    }
+    for (holder, layer) in following {
+        let known = &mut nodes[layer.index()];
+        if known.len() < SOURCES_MAX {
+            known.push(holder.node);
         }
     }
     nodes.into_iter().map(LayerSource::Nodes).collect()

@@ -1,9 +1,16 @@
 //! Who stands where: as few layers as possible change hands.
 
-use zbelastic_types::StageIndex;
+use std::collections::BTreeSet;
 
-use crate::member::Holder;
+use zbelastic_types::{LayerId, StageIndex};
+
+use super::Solution;
+use crate::member::{Holder, Resources};
 use crate::plan::PlanRecord;
+use crate::rehearsal::held_layers;
+
+/// A seat that nobody takes.
+const FORBIDDEN: u64 = 1 << 40;
 
 /// Holders in the order of stages. Who stays keeps its place in the order, who comes fills the
 /// places of those who went, and what is left over goes to the end.
@@ -19,6 +26,91 @@ pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<
     seated
 }
 
+/// Holders in the order of stages, those of the same resources exchanged so that as few layers as
+/// possible move; of two such orders, one in which fewer holders change places. Behind the stages
+/// of the solution nothing changes.
+#[must_use]
+pub(super) fn reseated(
+    before: &PlanRecord,
+    nodes: &[Holder],
+    resources: impl Fn(&Holder) -> Resources,
+    (solution, copies): (&Solution, &[Option<StageIndex>]),
+) -> Vec<Holder> {
+    let stage_count = copies.len().min(nodes.len());
+    let needed: Vec<BTreeSet<LayerId>> =
+        (0..stage_count).map(|stage| needed_at(solution, copies, stage)).collect();
+    let used = &nodes[..stage_count];
+    let held: Vec<_> = used.iter().map(|holder| held_layers(before, *holder)).collect();
+    let cost = |stage: usize, from: usize| {
+        if resources(&used[from]) != resources(&used[stage]) {
+            return FORBIDDEN;
+        }
+        let moved = needed[stage].difference(&held[from]).count() as u64;
+        // No number of holders that change places is worth a layer.
+        moved * (stage_count as u64 + 1) + u64::from(from != stage)
+    };
+    let seats = assignment(stage_count, cost);
+    seats.into_iter().map(|from| used[from]).chain(nodes[stage_count..].iter().copied()).collect()
+}
+
+/// The layers of a stage, and those it keeps copies of.
+fn needed_at(
+    solution: &Solution,
+    copies: &[Option<StageIndex>],
+    stage: usize,
+) -> BTreeSet<LayerId> {
+    let placement = &solution.program.placement;
+    let is_kept = |of: &usize| *of == stage || copies[*of].is_some_and(|by| by.index() == stage);
+    let stages = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
+    let chunks = stages.flat_map(|of| placement.chunks_of(of).collect::<Vec<_>>());
+    chunks.flat_map(|chunk| solution.chunks[chunk.index()].layers().collect::<Vec<_>>()).collect()
+}
+
+/// For each row the column it is given, each once, at the least cost in all: the Hungarian method
+/// with potentials, rows taken in one after the other.
+fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
+    let cost = |row: usize, column: usize| cost(row, column) as i64;
+    // Row and column 0 stand for none; others are counted from 1.
+    let (mut rows, mut columns) = (vec![0_i64; count + 1], vec![0_i64; count + 1]);
+    let mut row_of = vec![0; count + 1];
+    for row in 1..=count {
+        row_of[0] = row;
+        let (mut least, mut before) = (vec![i64::MAX; count + 1], vec![0; count + 1]);
+        let mut is_used = vec![false; count + 1];
+        let mut column = 0;
+        while row_of[column] != 0 {
+            is_used[column] = true;
+            let from = row_of[column];
+            let (mut delta, mut next) = (i64::MAX, 0);
+            for to in (1..=count).filter(|to| !is_used[*to]) {
+                let reduced = cost(from - 1, to - 1) - rows[from] - columns[to];
+                if reduced < least[to] {
+                    (least[to], before[to]) = (reduced, column);
+                }
+                if least[to] < delta {
+                    (delta, next) = (least[to], to);
+                }
+            }
+            for to in 0..=count {
+                if is_used[to] {
+                    rows[row_of[to]] += delta;
+                    columns[to] -= delta;
+                } else {
+                    least[to] = least[to].saturating_sub(delta);
+                }
+            }
+            column = next;
+        }
+        while column != 0 {
+            row_of[column] = row_of[before[column]];
+            column = before[column];
+        }
+    }
+    let mut given = vec![0; count];
+    (1..=count).for_each(|column| given[row_of[column] - 1] = column - 1);
+    given
+}
+
 /// For each stage the stage that keeps its copy: the one `offset` further, in a ring. Another
 /// offset makes other pairs.
 #[must_use]
@@ -32,7 +124,47 @@ pub(super) fn copies(stage_count: u32, offset: u32) -> Vec<Option<StageIndex>> {
 
 #[cfg(test)]
 mod tests {
-    use super::copies;
+    use super::{assignment, copies};
+
+    /// The least cost of all orders.
+    fn least(count: usize, used: &mut Vec<usize>, cost: &impl Fn(usize, usize) -> u64) -> u64 {
+        let row = used.len();
+        if row == count {
+            return 0;
+        }
+        let mut best = u64::MAX;
+        for column in 0..count {
+            if !used.contains(&column) {
+                used.push(column);
+                best = best.min(cost(row, column) + least(count, used, cost));
+                used.pop();
+            }
+        }
+        best
+    }
+
+    #[test]
+    fn an_assignment_costs_the_least_of_all() {
+        let mut draw = 1_u64;
+        for count in 0..6 {
+            for _ in 0..40 {
+                let costs: Vec<u64> = (0..count * count)
+                    .map(|_| {
+                        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        (draw >> 60).pow(2)
+                    })
+                    .collect();
+                let cost = |row: usize, column: usize| costs[row * count + column];
+                let found = assignment(count, cost);
+                let total: u64 =
+                    found.iter().enumerate().map(|(row, column)| cost(row, *column)).sum();
+                assert_eq!(total, least(count, &mut Vec::new(), &cost));
+                let mut sorted = found;
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..count), "each once");
+            }
+        }
+    }
 
     #[test]
     fn a_copy_is_never_at_home_and_offsets_make_other_pairs() {

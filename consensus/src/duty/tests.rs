@@ -1,5 +1,6 @@
 //! A leader's duties: what it hears, what it decides, and what it does not decide.
 
+mod ahead;
 mod bench;
 mod blame;
 mod gone;

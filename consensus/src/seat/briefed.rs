@@ -9,6 +9,7 @@ use crate::member::Holder;
 use crate::message::{Briefing, Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
+use crate::rehearsal::Rehearsal;
 
 /// Why a message to a worker was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +65,7 @@ impl Seat {
             return Err(BriefingRefusal::NotAController { from });
         }
         match envelope.message {
-            Message::Briefing(briefing) => self.handle_briefing(*briefing),
+            Message::Briefing(briefing) => self.handle_briefing(from, *briefing),
             Message::Spent { boot } => self.handle_spent(boot),
             Message::Raft(_)
             | Message::Join { .. }
@@ -75,6 +76,7 @@ impl Seat {
             | Message::Ready(_)
             | Message::LoadFailed { .. }
             | Message::Saved { .. }
+            | Message::Following { .. }
             | Message::Drain { .. }
             | Message::Leave { .. }
             | Message::Moved { .. } => Err(BriefingRefusal::NotForWorkers),
@@ -92,7 +94,7 @@ impl Seat {
         }
     }
 
-    fn handle_briefing(&mut self, briefing: Briefing) -> Result<(), BriefingRefusal> {
+    fn handle_briefing(&mut self, from: NodeId, briefing: Briefing) -> Result<(), BriefingRefusal> {
         let node = self.setup.node;
         let mine = briefing.you.filter(|(boot, _)| *boot == self.setup.boot);
         let mine = mine.map(|(_, incarnation)| Holder { node, incarnation });
@@ -126,6 +128,7 @@ impl Seat {
             self.spec = Some(spec.clone());
         }
         self.follow(&briefing);
+        self.rehearse(from, &briefing);
         Ok(())
     }
 
@@ -143,10 +146,17 @@ impl Seat {
     fn enter(&mut self, holder: Holder, rewinds: u64) {
         let generation = Generation(0);
         let (work, untold) = (Work::Idle, Untold::default());
-        let (settled, inventory_due) = (None, None);
-        let known = 0;
-        let member =
-            Membership { holder, known, generation, rewinds, work, settled, inventory_due, untold };
+        let member = Membership {
+            holder,
+            known: 0,
+            generation,
+            rewinds,
+            work,
+            settled: None,
+            inventory_due: None,
+            rehearsal: None,
+            untold,
+        };
         self.standing = Standing::Member(Box::new(member));
         if self.is_draining {
             self.tell_all(&Message::Drain { holder });
@@ -197,6 +207,7 @@ impl Seat {
         member.rewinds = briefing.rewinds;
         member.work = Work::Idle;
         member.untold.inventory = None;
+        member.end_rehearsal();
         self.order(Order::GoBack);
     }
 
@@ -207,18 +218,23 @@ impl Seat {
         let is_taken = member.untold.inventory.as_ref().is_some_and(|(taken, _)| *taken >= index);
         if member.inventory_due.is_none() && !is_taken {
             member.inventory_due = Some(index);
+            member.end_rehearsal();
             self.order(Order::TakeInventory { index });
         }
     }
 
-    /// Passes the last seal on, once, if it is of the plan that runs here.
+    /// Passes the last seal on, once, if it is of the plan that runs or is followed here.
     fn settle(&mut self, briefing: &Briefing) {
         let Standing::Member(member) = &mut self.standing else { return };
-        let Work::Running { plan } = &member.work else { return };
-        let Some(seal) = briefing.seal else { return };
+        let generation = match &member.work {
+            Work::Running { plan } => Some(plan.generation),
+            Work::Idle | Work::Left | Work::Loading { .. } => {
+                member.rehearsal.as_ref().map(|rehearsal| rehearsal.generation)
+            }
+        };
+        let (Some(generation), Some(seal)) = (generation, briefing.seal) else { return };
         let is_new = member.settled.is_none_or(|settled| settled < seal.turn);
-        if seal.turn.generation == plan.generation && (is_new || mutant::is(Mutant::M6AppliedTwice))
-        {
+        if seal.turn.generation == generation && (is_new || mutant::is(Mutant::M6AppliedTwice)) {
             member.settled = Some(seal.turn);
             self.order(Order::Settle(seal));
         }
@@ -238,6 +254,7 @@ impl Seat {
         };
         member.generation = found;
         member.untold.leave_plan();
+        let (me, was_rehearsing) = (member.holder, member.end_rehearsal());
         member.inventory_due = None;
         // A plan that was closed before this worker heard of it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
@@ -249,9 +266,36 @@ impl Seat {
         if was_at_work {
             self.order(Order::Stop);
         }
-        if let Some(stage) = stage {
-            self.order(load_order(plan, stage, spec, briefing));
+        match stage {
+            // What was followed is loaded.
+            Some(stage) => self.order(load_order(plan, stage, spec, briefing)),
+            None if was_rehearsing => self.order(Order::Rehearse { me, rehearsal: None }),
+            None => {}
         }
+    }
+
+    /// Takes up what is to be copied ahead, if it concerns this worker. That nothing is any more is
+    /// for a leader to say: others do not know what it plans.
+    fn rehearse(&mut self, from: NodeId, briefing: &Briefing) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        let me = member.holder;
+        let is_mine = |r: &&Arc<Rehearsal>| r.generation == member.generation && r.names(me);
+        let rehearsal = briefing.rehearsal.as_ref().filter(is_mine).cloned();
+        let is_told = rehearsal.is_some() || briefing.leader == Some(from);
+        if member.rehearsal == rehearsal || !is_told || briefing.asks_inventory {
+            return;
+        }
+        member.rehearsal.clone_from(&rehearsal);
+        member.untold.following = None;
+        self.order(Order::Rehearse { me, rehearsal });
+    }
+}
+
+impl Membership {
+    /// Forgets what was rehearsed. Yields whether anything was.
+    fn end_rehearsal(&mut self) -> bool {
+        self.untold.following = None;
+        self.rehearsal.take().is_some()
     }
 }
 
@@ -269,7 +313,7 @@ fn load_order(
 impl Untold {
     /// Forgets what was about the plan before.
     fn leave_plan(&mut self) {
-        let Self { report, held, ready, load_failed, saved: _, inventory } = self;
+        let Self { report, held, ready, load_failed, saved: _, inventory, following: _ } = self;
         (*report, *ready, *load_failed, *inventory) = (None, None, None, None);
         held.clear();
     }

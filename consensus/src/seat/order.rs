@@ -6,8 +6,10 @@ use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 use crate::checkpoint::LayerDigest;
 use crate::job::JobSpec;
+use crate::member::Holder;
 use crate::message::{HeldLayer, HeldUpdate, LoadFault};
 use crate::plan::PlanRecord;
+use crate::rehearsal::Rehearsal;
 use crate::validation::{Report, Seal, Turn};
 
 /// A stage to be made ready.
@@ -40,6 +42,14 @@ pub enum Order {
     Run {
         /// The plan.
         generation: Generation,
+    },
+    /// Copy ahead what a planned change will need here, and help others to; answered by
+    /// [`News::Following`] if anything is to be followed here. Replaces what was rehearsed before.
+    Rehearse {
+        /// Who this is.
+        me: Holder,
+        /// What; nothing ends it.
+        rehearsal: Option<Arc<Rehearsal>>,
     },
     /// Give up the attempt under way and all layers: the run went back, and what was held before
     /// that is not believed.
@@ -84,6 +94,13 @@ pub enum News {
         index: u64,
         /// Layers with their versions.
         layers: Vec<HeldLayer>,
+    },
+    /// All layers that are to be followed here are.
+    Following {
+        /// The plan in force.
+        generation: Generation,
+        /// The layers.
+        layers: Vec<LayerId>,
     },
     /// The layers of a plan are there.
     Loaded {

@@ -15,21 +15,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::seat::News;
 use zbelastic_kernels::{AllocateError, CpuBackend};
-use zbelastic_schedule::Op;
+use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
-use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, Wait};
 use zbelastic_transport::FrameSender;
-use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::document::NamedJob;
-use super::wire::{LayerMessage, Outgoing, outgoing};
+use super::wire::{LayerMessage, LayerOffer, Outgoing, outgoing};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -53,8 +51,6 @@ pub struct DeviceJob {
     pub corpus: Arc<Corpus>,
     /// Where weights begin.
     pub weights: InitialWeights,
-    /// A plan of it; each plan that is loaded replaces it.
-    pub plan: Arc<PlanRecord>,
     /// Threads that compute.
     pub threads: usize,
 }
@@ -64,7 +60,7 @@ pub enum DeviceOutput {
     /// Something for the seat.
     News(News),
     /// A layer is wanted of another worker.
-    Fetch {
+    Ask {
         /// Of whom.
         to: NodeId,
         /// Which.
@@ -74,12 +70,8 @@ pub enum DeviceOutput {
     Offer {
         /// Who wanted it.
         to: NodeId,
-        /// The plan it is for.
-        generation: Generation,
-        /// Who has it.
-        sender: Holder,
         /// The layer.
-        image: Arc<LayerImage>,
+        offer: LayerOffer,
     },
     /// A layer of a checkpoint is wanted.
     Read {
@@ -310,15 +302,13 @@ impl Device {
                 self.say(DeviceOutput::News(news))
             }
             HostOutput::Peer { to, frame } => match outgoing(frame) {
-                // Whoever cannot be reached is lost, or will be; its plan ends with it.
-                Outgoing::Frame(frame) => {
-                    let _ = self.frames.send(to, frame);
+                Outgoing::Frames(frames) => {
+                    // Whoever cannot be reached is lost, or will be; its plan ends with it.
+                    frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
                     Ok(())
                 }
-                Outgoing::Fetch(message) => self.say(DeviceOutput::Fetch { to, message }),
-                Outgoing::Layer { generation, sender, image } => {
-                    self.say(DeviceOutput::Offer { to, generation, sender, image })
-                }
+                Outgoing::Ask(message) => self.say(DeviceOutput::Ask { to, message }),
+                Outgoing::Layer(offer) => self.say(DeviceOutput::Offer { to, offer }),
             },
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })
@@ -339,7 +329,7 @@ impl Device {
 }
 
 fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
-    let DeviceJob { document, corpus, weights, plan, threads } = job;
+    let DeviceJob { document, corpus, weights, threads } = job;
     let config = &document.job.config;
     // What a copy or a stage takes later is taken with the same number of threads.
     CpuBackend::new(threads)?;
@@ -357,14 +347,19 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         weights: weights.clone(),
         device,
     };
+    // Each plan that is loaded takes the place of this one.
+    let kind = ScheduleKind::OneFOneB;
+    let request = PlanRequest {
+        model: &config.model,
+        batch: config.batch,
+        kind,
+        stage_count: 1,
+        window: Window::One,
+    };
+    let plan = Plan::new(request).expect("every model fits on one stage of the plainest schedule");
     let stage = StageSetup {
         model: config.model.clone(),
-        plan: Plan {
-            generation: plan.generation,
-            program: plan.program.clone(),
-            chunks: plan.chunks.clone(),
-            batch: config.batch,
-        },
+        plan,
         optimizer: config.optimizer.clone(),
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::validation::{Prefix, Turn};
+use zbelastic_consensus::rehearsal::Rehearsal;
+use zbelastic_consensus::validation::{Prefix, Seal, Turn};
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_trainer::elastic::LayerGradient;
+use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_trainer::plan::BatchShape;
@@ -29,20 +30,25 @@ enum Kind {
     Prefix,
     /// A stage's gradient.
     Gradients(StageIndex),
+    /// A layer's gradient, for who follows it.
+    Update(LayerId),
 }
 
-/// Bits of a class that name the kind: there are at most 64 stages.
-const KIND_BITS: u32 = 8;
+/// Bits of a class that name the kind: there are at most 64 stages and 1024 layers.
+const KIND_BITS: u32 = 11;
 /// The kind of the first stage's gradient.
 const GRADIENTS: u32 = 64;
+/// The kind of the first layer's update.
+const UPDATES: u32 = 1024;
 
 impl Kind {
-    /// Its class under a plan. Plans whose numbers are 2^24 apart share classes.
+    /// Its class under a plan. Plans whose numbers are 2^21 apart share classes.
     const fn of(self, generation: Generation) -> FrameClass {
         let kind = match self {
             Self::Boundary => 1,
             Self::Prefix => 2,
             Self::Gradients(of) => GRADIENTS + of.0,
+            Self::Update(layer) => UPDATES + layer.0,
         };
         FrameClass(((generation.0 as u32) << KIND_BITS) | kind)
     }
@@ -62,6 +68,15 @@ pub enum LayerMessage {
         /// Its version.
         version: Step,
     },
+    /// A layer is wanted ahead of a planned change, and its updates from then on.
+    Follow {
+        /// The plan in force.
+        generation: Generation,
+        /// Who asks.
+        sender: Holder,
+        /// The layer.
+        layer: LayerId,
+    },
     /// A layer that was wanted can be fetched.
     Offer {
         /// The plan it is for.
@@ -74,6 +89,8 @@ pub enum LayerMessage {
         version: Step,
         /// The digest of its state.
         digest: Digest,
+        /// The turn whose seal it waits for, if it is wanted ahead.
+        open: Option<Turn>,
     },
 }
 
@@ -90,6 +107,7 @@ enum HeadBody {
     Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
     Prefix(Prefix),
     Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId> },
+    Update { turn: Turn, before: Option<Seal>, layer: LayerId },
 }
 
 /// Why a frame is not one of a worker's.
@@ -135,44 +153,69 @@ impl FrameBody for Floats {
 
 /// What a worker's frame becomes.
 pub enum Outgoing {
-    /// A frame of the tensor lane.
-    Frame(OutgoingFrame),
+    /// Frames of the tensor lane.
+    Frames(Vec<OutgoingFrame>),
     /// A question for a layer.
-    Fetch(LayerMessage),
+    Ask(LayerMessage),
     /// A layer, to be offered.
-    Layer {
-        /// The plan it is for.
-        generation: Generation,
-        /// Who has it.
-        sender: Holder,
-        /// The layer.
-        image: Arc<zbelastic_trainer::elastic::LayerImage>,
-    },
+    Layer(LayerOffer),
+}
+
+/// A layer that another worker wants.
+pub struct LayerOffer {
+    /// The plan it is for.
+    pub generation: Generation,
+    /// Who has it.
+    pub sender: Holder,
+    /// The layer.
+    pub image: Arc<LayerImage>,
+    /// The turn whose seal it waits for, if it is wanted ahead.
+    pub open: Option<Turn>,
 }
 
 /// Sorts a worker's frame by how it travels.
 #[must_use]
 pub fn outgoing(frame: PeerFrame) -> Outgoing {
     let PeerFrame { generation, sender, body } = frame;
-    let (class, body, floats) = match body {
+    let one = |kind: Kind, body: HeadBody, floats: Floats| {
+        let head = Head { generation, sender, body };
+        let frame = OutgoingFrame::new(kind.of(generation), encode(&head), Arc::new(floats));
+        frame.expect("a plan has no longer frames than the lane takes")
+    };
+    match body {
         PeerBody::Frame(Frame { turn, lap, flow, pass, floats }) => {
-            (Kind::Boundary, HeadBody::Frame { turn, lap, flow, pass }, Floats::One(floats))
+            let body = HeadBody::Frame { turn, lap, flow, pass };
+            Outgoing::Frames(vec![one(Kind::Boundary, body, Floats::One(floats))])
         }
-        PeerBody::Prefix(prefix) => (Kind::Prefix, HeadBody::Prefix(prefix), Floats::None),
+        PeerBody::Prefix(prefix) => {
+            Outgoing::Frames(vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)])
+        }
         PeerBody::Gradients { turn, of, gradients } => {
             let layers = gradients.iter().map(|gradient| gradient.layer).collect();
             let body = HeadBody::Gradients { turn, of, layers };
-            (Kind::Gradients(of), body, Floats::Layers(gradients))
+            Outgoing::Frames(vec![one(Kind::Gradients(of), body, Floats::Layers(gradients))])
+        }
+        // Which layers are followed changes from step to step, and a frame's length must not.
+        PeerBody::Update { turn, before, gradients } => {
+            let gradients = gradients.iter().map(|gradient| {
+                let body = HeadBody::Update { turn, before, layer: gradient.layer };
+                one(Kind::Update(gradient.layer), body, Floats::One(gradient.g.clone()))
+            });
+            Outgoing::Frames(gradients.collect())
         }
         PeerBody::Fetch { layer, version } => {
-            return Outgoing::Fetch(LayerMessage::Fetch { generation, sender, layer, version });
+            Outgoing::Ask(LayerMessage::Fetch { generation, sender, layer, version })
         }
-        PeerBody::Layer(image) => return Outgoing::Layer { generation, sender, image },
-    };
-    let head = Head { generation, sender, body };
-    let meta = postcard::to_allocvec(&head).expect("a vector takes all bytes");
-    let frame = OutgoingFrame::new(class.of(generation), meta, Arc::new(floats));
-    Outgoing::Frame(frame.expect("a plan has no longer frames than the lane takes"))
+        PeerBody::Follow { layer } => {
+            Outgoing::Ask(LayerMessage::Follow { generation, sender, layer })
+        }
+        PeerBody::Layer(image) => {
+            Outgoing::Layer(LayerOffer { generation, sender, image, open: None })
+        }
+        PeerBody::Ahead { open, image } => {
+            Outgoing::Layer(LayerOffer { generation, sender, image, open: Some(open) })
+        }
+    }
 }
 
 /// The worker's frame that came in.
@@ -193,6 +236,11 @@ pub fn incoming(frame: ReceivedFrame) -> Result<PeerFrame, FrameFault> {
             PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
         }
         HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
+        HeadBody::Update { turn, before, layer } => {
+            let g = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let gradients = Arc::new(vec![LayerGradient { layer, turn, g }]);
+            PeerBody::Update { turn, before, gradients }
+        }
         HeadBody::Gradients { turn, of, layers } => {
             let expected = layers.len();
             if expected != found {
@@ -206,31 +254,51 @@ pub fn incoming(frame: ReceivedFrame) -> Result<PeerFrame, FrameFault> {
     Ok(PeerFrame { generation, sender, body })
 }
 
-/// What the workers of a plan may send `me`: boundary tensors and sums from every stage, and from
-/// each its own gradient. Longer or shorter frames close the connection before a byte is allocated.
-///
-/// # Errors
-/// If a plan has longer frames than the lane takes.
-pub fn frame_rules(
-    plan: &PlanRecord,
-    me: NodeId,
-    model: &ModelConfig,
-    batch: BatchShape,
-) -> Result<FrameRules, RuleError> {
-    let boundary = batch.microbatch.rows() * model.width as usize;
-    let specs = model_layers(model);
-    let mut rules = FrameRules::new();
-    let now = plan.generation;
-    for (holder, of) in plan.stages.iter().zip(plan.stage_indices()) {
-        if holder.node == me {
-            continue;
+/// What may be sent to a worker: by the others of its plan, and by those whose layers it follows.
+/// Longer or shorter frames close the connection before a byte is allocated.
+pub struct Expected<'a> {
+    /// Who expects.
+    pub me: NodeId,
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The batch.
+    pub batch: BatchShape,
+    /// The plan that was loaded last.
+    pub plan: Option<&'a PlanRecord>,
+    /// What is copied ahead.
+    pub rehearsal: Option<&'a Rehearsal>,
+}
+
+impl Expected<'_> {
+    /// The rules of it: from every stage of the plan boundary tensors, sums and its own gradient,
+    /// from every owner that is followed the gradients of its layers.
+    ///
+    /// # Errors
+    /// If a plan has longer frames than the lane takes.
+    pub fn rules(&self) -> Result<FrameRules, RuleError> {
+        let specs = model_layers(self.model);
+        let boundary = self.batch.microbatch.rows() * self.model.width as usize;
+        let mut rules = FrameRules::new();
+        if let Some(plan) = self.plan {
+            let now = plan.generation;
+            let stages = plan.stages.iter().zip(plan.stage_indices());
+            for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
+                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len()).collect();
+                rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
+                rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
+                rules.allow(holder.node, Kind::Gradients(of).of(now), lengths)?;
+            }
         }
-        let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len()).collect();
-        rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
-        rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
-        rules.allow(holder.node, Kind::Gradients(of).of(now), lengths)?;
+        if let Some(rehearsal) = self.rehearsal {
+            let own = rehearsal.follows.iter().filter(|follow| follow.follower.node == self.me);
+            for follow in own {
+                let length = specs[follow.layer.index()].len();
+                let class = Kind::Update(follow.layer).of(rehearsal.generation);
+                rules.allow(follow.owner.node, class, vec![length])?;
+            }
+        }
+        Ok(rules)
     }
-    Ok(rules)
 }
 
 /// The length of a layer as it travels.

@@ -22,6 +22,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
@@ -103,6 +105,10 @@ struct JobHere {
     document: Arc<NamedJob>,
     /// Bytes of each layer as it travels.
     layer_bytes: Vec<u64>,
+    /// The plan that was loaded last.
+    plan: Option<Arc<PlanRecord>>,
+    /// What is copied ahead.
+    rehearsal: Option<Arc<Rehearsal>>,
 }
 
 /// How far the job's text and weights are.
@@ -275,10 +281,8 @@ impl Worker {
     fn handle_device(&mut self, output: DeviceOutput) {
         match output {
             DeviceOutput::News(news) => self.tell_seat(news),
-            DeviceOutput::Fetch { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
-            DeviceOutput::Offer { to, generation, sender, image } => {
-                self.offer(to, generation, sender, image);
-            }
+            DeviceOutput::Ask { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
+            DeviceOutput::Offer { to, offer } => self.offer(to, offer),
             DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
             DeviceOutput::Write { version, layer, digest, bytes } => {
                 self.write(version, layer, digest, bytes);

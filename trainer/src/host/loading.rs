@@ -194,14 +194,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         };
         for layer in layers {
             let source = &plan.sources[layer.index()];
-            match self.at_hand(&loading, layer, source) {
+            let followed = self.take_followed(&loading, layer, source);
+            match followed.or_else(|| self.at_hand(&loading, layer, source)) {
                 Some(image) => {
                     loading.images.insert(layer, image);
                 }
                 None => {
-                    let awaited = Awaited { source: source.clone(), asks: 0, due: 0 };
+                    // What is followed needs no asking unless its last update does not come.
+                    let is_near = self.is_followed(&loading, layer, source);
+                    let due = if is_near { ASK_TICKS } else { 0 };
+                    let awaited = Awaited { source: source.clone(), asks: 0, due };
                     loading.awaited.insert(layer, awaited);
-                    self.outbox.extend(loading.ask(layer));
+                    self.outbox.extend((!is_near).then(|| loading.ask(layer)).flatten());
                 }
             }
         }
@@ -210,6 +214,39 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         if is_complete {
             self.after_loading(Arrival::Complete);
         }
+    }
+
+    /// A layer that was followed for this plan, if it is where the plan begins: a plan names those
+    /// who do.
+    fn take_followed(
+        &mut self,
+        loading: &Loading,
+        layer: LayerId,
+        source: &LayerSource,
+    ) -> Option<Arc<LayerImage>> {
+        let following = self.following.as_mut().filter(|_| names(source, loading.me.node))?;
+        following.take(layer, loading.version()).map(Arc::new)
+    }
+
+    fn is_followed(&self, loading: &Loading, layer: LayerId, source: &LayerSource) -> bool {
+        let following = self.following.as_ref().filter(|_| names(source, loading.me.node));
+        following.is_some_and(|following| following.is_near(layer, loading.version()))
+    }
+
+    /// Gives to the plan that loads what has got where it begins since.
+    pub(super) fn load_followed(&mut self) {
+        let (Phase::Loading(loading), Some(following)) = (&mut self.phase, &mut self.following)
+        else {
+            return;
+        };
+        let (me, version) = (loading.me.node, loading.version());
+        let awaited = loading.awaited.iter().filter(|(_, awaited)| names(&awaited.source, me));
+        let layers: Vec<LayerId> = awaited.map(|(layer, _)| *layer).collect();
+        let mut arrival = Arrival::Waiting;
+        for image in layers.into_iter().filter_map(|layer| following.take(layer, version)) {
+            arrival = loading.handle_image(Arc::new(image));
+        }
+        self.after_loading(arrival);
     }
 
     /// A layer that needs no asking: its own if the plan names this node, or from the seed.
@@ -246,6 +283,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             return;
         };
         let Loading { order, images, offered, .. } = *loading;
+        // It has served, and the station needs the memory.
+        self.following = None;
         let (generation, version, is_pending) =
             (order.plan.generation, order.turn.step, order.is_pending);
         let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
@@ -268,5 +307,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 self.tell(News::LoadFailed { generation, layer, cause });
             }
         }
+    }
+}
+
+/// Whether a node is to use what it holds.
+fn names(source: &LayerSource, node: NodeId) -> bool {
+    match source {
+        LayerSource::Nodes(nodes) => nodes.contains(&node),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
     }
 }

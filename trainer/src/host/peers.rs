@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_consensus::validation::{Prefix, Turn};
+use zbelastic_consensus::validation::{Prefix, Seal, Turn};
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 use super::{Host, HostOutput, Phase};
@@ -48,6 +48,27 @@ pub enum PeerBody {
     },
     /// A layer that was wanted.
     Layer(Arc<LayerImage>),
+    /// A layer is wanted ahead of a planned change, and its updates from then on.
+    Follow {
+        /// The layer.
+        layer: LayerId,
+    },
+    /// A layer that was wanted ahead, as it is sealed now.
+    Ahead {
+        /// The turn whose seal it waits for.
+        open: Turn,
+        /// The layer.
+        image: Arc<LayerImage>,
+    },
+    /// A gradient, for who follows the layers.
+    Update {
+        /// The turn.
+        turn: Turn,
+        /// The seal that led to it, if the plan has one.
+        before: Option<Seal>,
+        /// One for each layer that is followed there.
+        gradients: Arc<Vec<LayerGradient>>,
+    },
 }
 
 /// Why a frame was dropped. The host stays as it was.
@@ -110,6 +131,10 @@ pub enum PeerRefusal {
 impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     pub(super) fn handle_peer(&mut self, frame: PeerFrame) -> Result<(), PeerRefusal> {
         match frame.body {
+            PeerBody::Ahead { open, ref image } => self.handle_ahead(&frame, open, image),
+            PeerBody::Update { turn, before, ref gradients } => {
+                self.handle_update(&frame, (turn, before), gradients)
+            }
             PeerBody::Fetch { layer, version } => self.answer_fetch(&frame, layer, version),
             PeerBody::Layer(image) => {
                 let Phase::Loading(loading) = &mut self.phase else {
@@ -121,6 +146,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 }
                 let arrival = loading.handle_image(image);
                 self.after_loading(arrival);
+                Ok(())
+            }
+            PeerBody::Follow { layer } => {
+                let Phase::Stationed(station) = &mut self.phase else {
+                    return Err(PeerRefusal::NoStage);
+                };
+                station.admit_follower(frame.generation, frame.sender, layer)?;
+                self.collect();
                 Ok(())
             }
             PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => {

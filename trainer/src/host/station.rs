@@ -8,16 +8,18 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, News};
-use zbelastic_consensus::validation::Seal;
+use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_kernels::AllocateError;
-use zbelastic_types::{LayerId, StageIndex, Step};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::copies::StageCopy;
+use super::following::Followers;
 use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::{HostOutput, HostSetup};
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerCopy, LayerImage};
+use crate::elastic::{ComputeModel, LayerCopy, LayerGradient, LayerImage};
 use crate::plan::Plan;
 use crate::stage::{Event, Output, Progress, StageEngine, StageSetup, Wait, Workbench};
 
@@ -28,6 +30,9 @@ pub struct Station<M: ComputeModel, S> {
     stage: StageIndex,
     engine: StageEngine<M::Workbench, S>,
     copies: Vec<StageCopy<M::Copy>>,
+    followers: Followers,
+    /// The seal that was passed on last.
+    settled: Option<Seal>,
     is_running: bool,
     /// Ticks the verdict has been waited for.
     waited_ticks: u32,
@@ -59,6 +64,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             stage,
             engine,
             copies,
+            followers: Followers::default(),
+            settled: None,
             is_running: false,
             waited_ticks: 0,
             is_waiting: false,
@@ -121,6 +128,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     }
 
     pub(super) fn settle(&mut self, seal: &Seal) {
+        self.settled = Some(*seal);
         let seal = &match mutant::is(Mutant::M6AppliedTwice) {
             true => Seal { turn: self.engine.open_turn(), ..*seal },
             false => *seal,
@@ -152,7 +160,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                 self.news.extend(held.map(News::Held));
                 Ok(())
             }
-            PeerBody::Fetch { .. } | PeerBody::Layer(_) => Err(PeerRefusal::NoStage),
+            PeerBody::Fetch { .. }
+            | PeerBody::Layer(_)
+            | PeerBody::Follow { .. }
+            | PeerBody::Ahead { .. }
+            | PeerBody::Update { .. } => Err(PeerRefusal::NoStage),
         }
     }
 
@@ -175,6 +187,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     self.news.push_back(News::Reported { report, state });
                 }
                 Output::Gradients { turn, gradients } => {
+                    self.update_followers(turn, &gradients, outbox);
                     let Some(to) = self.plan.copies[self.stage.index()] else { continue };
                     let (of, gradients) = (self.stage, Arc::new(gradients));
                     let body = PeerBody::Gradients { turn, of, gradients };
@@ -190,13 +203,84 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                 }
             }
         }
+        self.serve_followers(outbox);
         outbox.extend(self.news.drain(..).map(HostOutput::News));
         written
     }
 
+    /// Takes up what is to be copied ahead from here.
+    pub(super) fn rehearse(&mut self, rehearsal: Option<Arc<Rehearsal>>) {
+        self.followers.rehearse(rehearsal);
+        self.engine.send_gradients(!self.followers.is_empty());
+    }
+
+    /// Somebody wants to follow a layer.
+    pub(super) fn admit_follower(
+        &mut self,
+        found: Generation,
+        sender: Holder,
+        layer: LayerId,
+    ) -> Result<(), PeerRefusal> {
+        let expected = self.plan.generation;
+        if expected != found {
+            return Err(PeerRefusal::OtherGeneration { expected, found });
+        }
+        if !self.plan.layers_of(self.stage).any(|own| own == layer) {
+            let version = self.engine.bench().version();
+            return Err(PeerRefusal::Lacking { layer, version });
+        }
+        self.followers.admit(sender, layer)?;
+        self.engine.send_gradients(true);
+        Ok(())
+    }
+
+    /// Gives layers to those who wait for them, as they are sealed now; and with them the gradient
+    /// that is frozen, if one is, because it was sent before they asked.
+    fn serve_followers(&mut self, outbox: &mut VecDeque<HostOutput>) {
+        if self.followers.is_empty() || !self.is_running || self.engine.is_committing() {
+            return;
+        }
+        let open = self.engine.open_turn();
+        for (holder, layer) in self.followers.take_waiting() {
+            let bench = self.engine.bench();
+            let Some(image) = bench.image(layer) else { continue };
+            let frozen = self.engine.has_frozen().then(|| bench.gradients());
+            let image = Arc::new(image);
+            outbox.push_back(self.to_node(holder.node, PeerBody::Ahead { open, image }));
+            let own = frozen.into_iter().flatten().filter(|(of, _)| *of == layer);
+            let own: Vec<_> =
+                own.map(|(layer, g)| LayerGradient { layer, turn: open, g }).collect();
+            if !own.is_empty() {
+                outbox.push_back(self.update(holder.node, open, own));
+            }
+        }
+    }
+
+    fn update_followers(
+        &self,
+        turn: Turn,
+        gradients: &[LayerGradient],
+        outbox: &mut VecDeque<HostOutput>,
+    ) {
+        for (node, layers) in self.followers.served() {
+            let of_node = |gradient: &&LayerGradient| layers.contains(&gradient.layer);
+            let own = gradients.iter().filter(of_node).cloned().collect();
+            outbox.push_back(self.update(node, turn, own));
+        }
+    }
+
+    fn update(&self, to: NodeId, turn: Turn, gradients: Vec<LayerGradient>) -> HostOutput {
+        let before = self.settled.filter(|seal| seal.next_turn() == turn);
+        let gradients = Arc::new(gradients);
+        self.to_node(to, PeerBody::Update { turn, before, gradients })
+    }
+
     fn to_stage(&self, to: StageIndex, body: PeerBody) -> HostOutput {
+        self.to_node(self.plan.stages[to.index()].node, body)
+    }
+
+    fn to_node(&self, to: NodeId, body: PeerBody) -> HostOutput {
         let (generation, sender) = (self.plan.generation, self.holder());
-        let to = self.plan.stages[to.index()].node;
         HostOutput::Peer { to, frame: PeerFrame { generation, sender, body } }
     }
 

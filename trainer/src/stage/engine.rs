@@ -240,6 +240,8 @@ pub struct StageEngine<W: Workbench, S> {
     /// Cross-entropies of the step's microbatches.
     pub(super) losses: Vec<Option<f64>>,
     pub(super) halt_after: Option<Step>,
+    /// Whether somebody follows layers of this stage.
+    pub(super) is_followed: bool,
 }
 
 /// What a gate found and the operations behind it carry out.
@@ -316,6 +318,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             seal: None,
             pending: None,
             halt_after: None,
+            is_followed: false,
             setup,
         }
     }
@@ -332,6 +335,24 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     #[must_use]
     pub fn has_seal_waiting(&self) -> bool {
         self.seal.is_some() || self.pending.is_some()
+    }
+
+    /// Whether gradients are sent though nobody keeps a copy.
+    pub fn send_gradients(&mut self, is_followed: bool) {
+        self.is_followed = is_followed;
+    }
+
+    /// Whether a gate has found a seal that is not carried out yet: state and open turn do not
+    /// belong to each other until it is.
+    #[must_use]
+    pub fn is_committing(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Whether the gradient of the open turn is complete and untouched (rule R1).
+    #[must_use]
+    pub fn has_frozen(&self) -> bool {
+        self.half.is_reported() && self.pending.is_none()
     }
 
     /// Carries out what is sealed and gives up what is not. The program cannot go on after this.

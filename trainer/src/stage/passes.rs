@@ -238,6 +238,11 @@ impl<B: Backend> Workbench for Bench<B> {
         self.layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
+    fn image(&self, layer: LayerId) -> Option<LayerImage> {
+        let found = self.layers().find(|found| found.spec.layer == layer);
+        found.map(|layer| layer.image(&self.backend))
+    }
+
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
         let read = |layer: &LayerState<B>| {
             let mut floats = vec![0.0; layer.spec.len()];

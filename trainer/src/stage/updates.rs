@@ -48,7 +48,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             losses.fold(0.0, |sum, loss| sum + loss)
         });
         let report = self.half.report(self.stage, sums, loss_sum);
-        self.tell_gradients(setup.copies_wanted);
+        self.tell_gradients(setup.copies_wanted || self.is_followed);
         let attests = setup.attest_every > 0 && step.0.is_multiple_of(setup.attest_every);
         let state = if attests { self.bench.digests() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
@@ -238,9 +238,9 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.commit_moments(pending);
     }
 
-    /// Sends the gradient to who keeps this stage's copy.
-    fn tell_gradients(&mut self, copies_wanted: bool) {
-        if !copies_wanted {
+    /// Sends the gradient to who keeps this stage's copy, or follows its layers.
+    fn tell_gradients(&mut self, is_wanted: bool) {
+        if !is_wanted {
             return;
         }
         let turn = self.turn;

@@ -89,6 +89,11 @@ pub trait Workbench {
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 
+    /// The sealed state of one layer, if it is here.
+    fn image(&self, layer: LayerId) -> Option<LayerImage> {
+        self.images().into_iter().find(|image| image.layer == layer)
+    }
+
     /// The frozen gradient of each layer.
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)>;
 

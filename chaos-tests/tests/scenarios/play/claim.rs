@@ -1,16 +1,21 @@
 //! What must have come of a play.
 
+use std::collections::BTreeSet;
+
 use chaos_tests::digest_reference::DigestReference;
-use zbelastic_consensus::member::{LossReason, MemberChange};
+use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{PlanRecord, Promise};
-use zbelastic_consensus::state::{Change, EntryRefusal};
+use zbelastic_consensus::state::{Change, EntryRefusal, copied_layers};
 use zbelastic_consensus::validation::{Seal, SealRefusal};
 use zbelastic_trainer::elastic::LayerCopy;
 use zbelastic_trainer::stage::Workbench;
-use zbelastic_types::{NodeId, Step};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::Play;
 use super::cast::STEPS;
+
+/// Floats of weights and moments of a layer of the model in hashes.
+const LAYER_FLOATS: usize = 9;
 
 /// What must have come of a play.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +50,13 @@ pub enum Claim {
     Refused(&'static str),
     /// A node was admitted so often.
     Admitted(NodeId, usize),
+    /// All layers that moved since the first plan moved ahead of a plan, and no more of them than
+    /// any seating of the same stages would have moved.
+    MovedAhead,
+    /// Layers moved when a plan began.
+    MovedAtOnce,
+    /// A node is counted on no more, for it was to go.
+    Drained(NodeId),
     /// A node was found to be wrong, and is not admitted again.
     Quarantined(NodeId),
 }
@@ -94,8 +106,29 @@ impl Play {
             Claim::Admitted(node, count) => {
                 assert_eq!(self.admissions(node), count, "admissions of node {node}");
             }
+            Claim::MovedAhead => self.expect_moved_ahead(),
+            Claim::MovedAtOnce => {
+                assert!(record.floats_sent().1 > 0, "nothing moved when a plan began");
+            }
+            Claim::Drained(node) => {
+                let is_it = |change: &MemberChange| match change {
+                    MemberChange::Lost { holder, reason: LossReason::Drained } => {
+                        holder.node == node
+                    }
+                    MemberChange::Lost { .. }
+                    | MemberChange::Admit { .. }
+                    | MemberChange::Moved { .. }
+                    | MemberChange::Drain { .. } => false,
+                };
+                assert!(self.member_changes().any(is_it), "node {node} is counted on");
+            }
             Claim::Quarantined(node) => self.expect_quarantined(node),
         }
+    }
+
+    /// Steps that were begun more than once.
+    pub fn redone(&self) -> Vec<u64> {
+        self.record.redone()
     }
 
     fn expect_same(&self) {
@@ -126,6 +159,18 @@ impl Play {
             }
         }
         assert_eq!(layers, end.len(), "every layer has one owner");
+    }
+
+    /// Every plan but the first is compared with all orders of its holders. All layers of the model
+    /// in hashes are of one size.
+    fn expect_moved_ahead(&self) {
+        let plans = self.plans();
+        let least: usize = plans.windows(2).map(|pair| least_moved(pair[0], pair[1])).sum();
+        let (ahead, at_once) = self.record.floats_sent();
+        assert_eq!(at_once, 0, "floats moved when a plan began");
+        assert!(ahead > 0, "something had to move");
+        let ratio = ahead as f64 / (least * LAYER_FLOATS) as f64;
+        assert!(ratio <= 1.1, "{ahead} floats moved, {ratio} times as many as had to");
     }
 
     /// What became of each step in the end, the first time that it was sealed.
@@ -230,4 +275,37 @@ impl Play {
         let found: Vec<_> = self.record.ignored_entries().collect();
         assert!(found.iter().any(|ignored| is_late(ignored)), "no late seal in {found:?}");
     }
+}
+
+/// Layers that have to move from one plan to the next at least, whoever stands at which stage.
+fn least_moved(before: &PlanRecord, next: &PlanRecord) -> usize {
+    let needed = |plan: &PlanRecord, stage: StageIndex| -> BTreeSet<LayerId> {
+        plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
+    };
+    let held = |holder: Holder| {
+        before.stage_of(holder).map_or_else(BTreeSet::new, |stage| needed(before, stage))
+    };
+    let held: Vec<_> = next.stages.iter().map(|holder| held(*holder)).collect();
+    let needed: Vec<_> = next.stage_indices().map(|stage| needed(next, stage)).collect();
+    orders(held.len())
+        .into_iter()
+        .map(|order| {
+            let seats = needed.iter().zip(&order);
+            seats.map(|(needed, from)| needed.difference(&held[*from]).count()).sum()
+        })
+        .min()
+        .expect("there is an order")
+}
+
+/// All orders of so many.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    let Some(last) = count.checked_sub(1) else { return vec![Vec::new()] };
+    let with = |order: Vec<usize>| {
+        (0..count).map(move |at| {
+            let mut order = order.clone();
+            order.insert(at, last);
+            order
+        })
+    };
+    orders(last).into_iter().flat_map(with).collect()
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_consensus::state::{Change, EntryRefusal};
 use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::host::PeerBody;
 use zbelastic_types::{NodeId, Step};
 
 /// What happened.
@@ -16,6 +18,9 @@ pub struct Record {
     turns: BTreeMap<Step, BTreeSet<Turn>>,
     /// Who has begun which step.
     begun: BTreeSet<(NodeId, Step)>,
+    /// Floats of weights and moments that were sent ahead of a plan, and when it began.
+    floats_ahead: usize,
+    floats_at_once: usize,
 }
 
 impl Record {
@@ -43,6 +48,26 @@ impl Record {
 
     pub fn has_begun(&self, node: NodeId, step: Step) -> bool {
         self.begun.contains(&(node, step))
+    }
+
+    /// A worker sends another something.
+    pub fn sent(&mut self, body: &PeerBody) {
+        let floats = |image: &LayerImage| image.w.len() + image.m.len() + image.v.len();
+        match body {
+            PeerBody::Ahead { image, .. } => self.floats_ahead += floats(image),
+            PeerBody::Layer(image) => self.floats_at_once += floats(image),
+            PeerBody::Frame(_)
+            | PeerBody::Prefix(_)
+            | PeerBody::Gradients { .. }
+            | PeerBody::Fetch { .. }
+            | PeerBody::Follow { .. }
+            | PeerBody::Update { .. } => {}
+        }
+    }
+
+    /// Floats of layers that were sent ahead of a plan, and when it began.
+    pub fn floats_sent(&self) -> (usize, usize) {
+        (self.floats_ahead, self.floats_at_once)
     }
 
     /// Steps that were begun more than once.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use zbelastic_consensus::duty::{Solution, Unsolvable};
 use zbelastic_consensus::message::{Envelope, Message};
-use zbelastic_trainer::host::PeerFrame;
+use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_types::NodeId;
 
 /// What travels.
@@ -41,6 +41,10 @@ pub enum Mail {
     Raft,
     /// Plans that a solver has found.
     Plans,
+    /// Word that layers are followed.
+    Following,
+    /// Gradients for who follows layers.
+    Updates,
     /// Everything to and from one node.
     Link(NodeId),
 }
@@ -61,6 +65,11 @@ impl Mail {
             Self::BriefingsTo(node) => is_briefing && *to == node,
             Self::Raft => matches!(message, Some(Message::Raft(_))),
             Self::Plans => matches!(packet, Packet::Plan(..)),
+            Self::Following => matches!(message, Some(Message::Following { .. })),
+            Self::Updates => match packet {
+                Packet::Peer(frame) => matches!(frame.body, PeerBody::Update { .. }),
+                Packet::Control(_) | Packet::Plan(..) => false,
+            },
             Self::Link(node) => (*from == node) != (*to == node),
         }
     }

@@ -100,7 +100,10 @@ impl Process {
     fn perform(&mut self, output: HostOutput, around: &mut Surroundings<'_>) {
         match output {
             HostOutput::News(news) => self.seat_input(SeatInput::News(news), around),
-            HostOutput::Peer { to, frame } => self.send(to, Packet::Peer(Box::new(frame)), around),
+            HostOutput::Peer { to, frame } => {
+                around.record.sent(&frame.body);
+                self.send(to, Packet::Peer(Box::new(frame)), around);
+            }
             HostOutput::Read { version, layer, digest } => {
                 let bytes = around.store.get((version, layer, digest));
                 self.host_input(HostInput::Read { version, layer, bytes }, around);
@@ -182,6 +185,24 @@ impl Play {
 
     pub(super) fn run_op(&mut self, node: NodeId) -> bool {
         self.with_process(node, |process, around| process.run_op(around))
+    }
+
+    /// A worker that was not there before starts.
+    pub fn join(&mut self) -> NodeId {
+        let node = NodeId(super::WORKER_FIRST + self.workers.len() as u64);
+        self.start_worker(node);
+        node
+    }
+
+    /// A worker is told that it is about to go.
+    pub fn drain(&mut self, node: NodeId) {
+        self.seat_input(node, SeatInput::Drain);
+    }
+
+    /// Whether a worker follows all that it was told to.
+    pub fn follows(&self, node: NodeId) -> bool {
+        let process = self.workers.get(&node).and_then(|worker| worker.process.as_ref());
+        process.is_some_and(|process| process.host.followed().next().is_some())
     }
 
     /// Orders a worker's host, past its seat, to apply the last seal again.

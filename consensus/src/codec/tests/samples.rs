@@ -13,11 +13,12 @@ use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
 use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::raft::{Hello, RaftMessage};
+use crate::rehearsal::{Follow, Rehearsal};
 use crate::state::State;
 use crate::validation::{Report, Verdict};
 
 /// Messages by name. Whoever adds one gives it an example here.
-pub(super) const MESSAGES: [&str; 14] = [
+pub(super) const MESSAGES: [&str; 15] = [
     "raft",
     "join",
     "beat",
@@ -27,6 +28,7 @@ pub(super) const MESSAGES: [&str; 14] = [
     "ready",
     "load-failed",
     "saved",
+    "following",
     "drain",
     "leave",
     "briefing",
@@ -59,6 +61,7 @@ pub(super) fn message_name(message: &Message) -> &'static str {
         Message::Ready(_) => "ready",
         Message::LoadFailed { .. } => "load-failed",
         Message::Saved { .. } => "saved",
+        Message::Following { .. } => "following",
         Message::Drain { .. } => "drain",
         Message::Leave { .. } => "leave",
         Message::Briefing(_) => "briefing",
@@ -160,6 +163,16 @@ pub(super) fn briefing() -> Briefing {
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
         contacts: Some(Arc::new(log.state.contacts())),
+        rehearsal: Some(Arc::new(rehearsal())),
+    }
+}
+
+fn rehearsal() -> Rehearsal {
+    let log = running();
+    let (follower, owner) = (log.holder(1), log.holder(2));
+    Rehearsal {
+        generation: Generation(1),
+        follows: vec![Follow { layer: layer(2), follower, owner }],
     }
 }
 
@@ -183,6 +196,7 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Ready(log.ready(0)),
         Message::LoadFailed { holder, generation, layer: layer(3), cause: LoadFault::Memory },
         Message::Saved { holder, version: Step(4), generation, layers: state },
+        Message::Following { holder, generation, layers: vec![layer(0), layer(300)] },
         Message::Drain { holder },
         Message::Leave { holder },
         Message::Briefing(Box::new(briefing())),

@@ -32,6 +32,16 @@ impl Host {
             Order::TakeInventory { index } => {
                 vec![News::Inventory { index, layers: self.held.clone() }]
             }
+            Order::Rehearse { me, rehearsal } => {
+                let followed = rehearsal.iter().flat_map(|r| r.followed_by(me).map(|f| f.layer));
+                let layers: Vec<LayerId> = followed.collect();
+                let generation = rehearsal.as_ref().map(|rehearsal| rehearsal.generation);
+                let generation = generation.filter(|_| !layers.is_empty());
+                generation
+                    .map(|generation| News::Following { generation, layers })
+                    .into_iter()
+                    .collect()
+            }
             Order::GoBack => {
                 self.is_running = false;
                 self.held.clear();

@@ -118,6 +118,7 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         rewinds: 0,
         pending: Vec::new(),
         contacts: None,
+        rehearsal: None,
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
     check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft-malformed");

@@ -1,7 +1,7 @@
 //! A leader without a log: what it proposes is agreed at once.
 
 use zbelastic_schedule::Window;
-use zbelastic_types::{NodeId, StageIndex, Step};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use crate::duty::{
     Action, Duties, DutyTiming, InputRefusal, Need, NoPlan, SolveRequest, Unsolvable,
@@ -28,13 +28,16 @@ pub struct Bench {
     pub asked: Option<SolveRequest>,
     pub asks_inventory: bool,
     pub given_up: Vec<NoPlan>,
+    /// Whether those who are told to follow layers do at once.
+    pub follows: bool,
 }
 
 impl Bench {
     /// A leader elected just now.
     pub fn new(log: Log) -> Self {
         let duties = Duties::new(&log.state, TIMING);
-        Self { log, duties, asked: None, asks_inventory: false, given_up: Vec::new() }
+        let (asked, given_up) = (None, Vec::new());
+        Self { log, duties, asked, asks_inventory: false, given_up, follows: true }
     }
 
     pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
@@ -67,6 +70,8 @@ impl Bench {
                 None => return proposed,
                 Some(Action::Solve(request)) => self.asked = Some(request),
                 Some(Action::AskInventory) => self.asks_inventory = true,
+                Some(Action::Rehearse) if self.follows => self.follow_all(),
+                Some(Action::Rehearse) => {}
                 Some(Action::GiveUp(none)) => self.given_up.push(none),
                 Some(Action::Propose(entry)) => {
                     self.duties.on_proposed(self.log.state.applied() + 1, &entry);
@@ -76,6 +81,18 @@ impl Bench {
             }
         }
         panic!("there is no end of it: {proposed:#?}");
+    }
+
+    /// All who are to follow layers say that they do.
+    pub fn follow_all(&mut self) {
+        let rehearsal = self.duties.rehearsal().cloned().expect("something is to be followed");
+        rehearsal.follows.iter().for_each(|follow| self.follow(follow.follower, follow.layer));
+    }
+
+    pub fn follow(&mut self, holder: Holder, layer: LayerId) {
+        let (state, generation) = (&self.log.state, self.plan().generation);
+        let told = self.duties.handle_following(state, holder, generation, vec![layer]);
+        told.expect("it was told to");
     }
 
     /// Ticks, all of these nodes beating in each.

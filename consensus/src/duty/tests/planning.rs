@@ -346,7 +346,8 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
     let plan = adopted(&bench.act());
     assert_eq!((&plan.reason, Bench::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
     assert!((6..=5 + PLANNED_AHEAD_MAX).contains(&plan.from_step.0), "the open step is finished");
-    assert_eq!(plan.sources, vec![LayerSource::Nodes(vec![NodeId(1)]); 4]);
+    let both = LayerSource::Nodes(vec![NodeId(1), NodeId(2)]);
+    assert_eq!(plan.sources, vec![both; 4], "who follows a layer has it");
     let state = &bench.log.state;
     assert!(state.is_running() && state.next_plan().is_some(), "training goes on meanwhile");
     for _ in 5..plan.from_step.0 {

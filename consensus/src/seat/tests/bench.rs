@@ -46,6 +46,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         rewinds: state.rewinds(),
         pending: state.pending().iter().map(|pending| pending.version).collect(),
         contacts: None,
+        rehearsal: None,
     }
 }
 

@@ -3,69 +3,81 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_trainer::host::{HostInput, PeerBody, PeerFrame};
 use zbelastic_transport::{BulkFetch, PeerIdentity};
-use zbelastic_types::{Digest, Generation, NodeId};
+use zbelastic_types::{Digest, Generation, LayerId, NodeId};
 
 use super::{Arrived, Worker};
 use crate::cluster::shelf::LayerBody;
-use crate::cluster::wire::{self, BulkKey, LayerMessage, NodeMessage};
+use crate::cluster::wire::{self, BulkKey, LayerMessage, LayerOffer, NodeMessage};
 
-/// A layer that was fetched, or not.
-pub(super) struct LayerArrived {
+/// A layer that can be fetched.
+#[derive(Clone, Copy)]
+struct Offered {
     key: BulkKey,
     generation: Generation,
     sender: Holder,
     digest: Digest,
+    /// The turn whose seal it waits for, if it is wanted ahead.
+    open: Option<Turn>,
+}
+
+/// A layer that was fetched, or not.
+pub(super) struct LayerArrived {
+    offered: Offered,
     bytes: Result<Vec<u8>, String>,
 }
 
 impl Worker {
     /// Another worker wants a layer, and the host has it.
-    pub(super) fn offer(
-        &mut self,
-        to: NodeId,
-        generation: Generation,
-        sender: Holder,
-        image: Arc<LayerImage>,
-    ) {
+    pub(super) fn offer(&mut self, to: NodeId, offer: LayerOffer) {
+        let LayerOffer { generation, sender, image, open } = offer;
         let (layer, version) = (image.layer, image.version);
         let key = BulkKey::Layer { generation, layer, version };
         let digest = layer_digest(&image);
         self.shelf.offer(key, Arc::new(LayerBody::new(image)));
-        let offer = LayerMessage::Offer { generation, sender, layer, version, digest };
+        let offer = LayerMessage::Offer { generation, sender, layer, version, digest, open };
         self.send_node(to, &NodeMessage::Layer(offer));
     }
 
     pub(super) fn handle_layer_message(&mut self, from: PeerIdentity, message: LayerMessage) {
-        match message {
+        let (generation, sender, body) = match message {
             LayerMessage::Fetch { generation, sender, layer, version } => {
-                if sender.node == from.node {
-                    let body = PeerBody::Fetch { layer, version };
-                    let frame = PeerFrame { generation, sender, body };
-                    self.tell_device(HostInput::Peer(frame));
-                }
+                (generation, sender, PeerBody::Fetch { layer, version })
             }
-            LayerMessage::Offer { generation, sender, layer, version, digest } => {
+            LayerMessage::Follow { generation, sender, layer } => {
+                (generation, sender, PeerBody::Follow { layer })
+            }
+            LayerMessage::Offer { generation, sender, layer, version, digest, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
-                let Some(length) = self.layer_length(layer) else { return };
-                if sender.node != from.node || !self.arriving.insert(key) {
-                    return;
-                }
-                let fetch = BulkFetch { holders: vec![from.node], key: wire::encode(&key), length };
-                let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
-                tokio::spawn(async move {
-                    let bytes = transport.fetch_bulk(fetch).await.map_err(|e| e.to_string());
-                    let arrived = LayerArrived { key, generation, sender, digest, bytes };
-                    let _ = arrivals.send(Arrived::Layer(arrived)).await;
-                });
+                let offered = Offered { key, generation, sender, digest, open };
+                return self.fetch_layer(from, offered, layer);
             }
+        };
+        if sender.node == from.node {
+            self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
         }
     }
 
+    fn fetch_layer(&mut self, from: PeerIdentity, offered: Offered, layer: LayerId) {
+        let Some(length) = self.layer_length(layer) else { return };
+        if offered.sender.node != from.node || !self.arriving.insert(offered.key) {
+            return;
+        }
+        let key = wire::encode(&offered.key);
+        let fetch = BulkFetch { holders: vec![from.node], key, length };
+        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        tokio::spawn(async move {
+            let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
+            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, bytes })).await;
+        });
+    }
+
     pub(super) fn handle_layer(&mut self, arrived: LayerArrived) {
-        let LayerArrived { key, generation, sender, digest, bytes } = arrived;
+        let LayerArrived { offered, bytes } = arrived;
+        let Offered { key, generation, sender, digest, open } = offered;
         if !self.arriving.remove(&key) {
             return;
         }
@@ -77,7 +89,11 @@ impl Worker {
         });
         match image {
             Ok(image) => {
-                let body = PeerBody::Layer(Arc::new(image));
+                let image = Arc::new(image);
+                let body = match open {
+                    Some(open) => PeerBody::Ahead { open, image },
+                    None => PeerBody::Layer(image),
+                };
                 self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
             }
             // The host asks again, and somebody else.

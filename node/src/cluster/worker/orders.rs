@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, Order};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_trainer::model::model_layers;
-use zbelastic_types::LayerId;
+use zbelastic_types::{Digest, LayerId};
 
 use super::{Arrived, JobHere, ORDERS_HELD_MAX, Readiness, Worker};
 use crate::cluster::data::{FetchError, Fetched, fetch_job};
 use crate::cluster::device::{DeviceInput, DeviceJob, StepTime};
 use crate::cluster::document::JobDocument;
 use crate::cluster::ending::{Ending, Signal};
-use crate::cluster::wire::{NodeMessage, frame_rules, layer_bytes};
+use crate::cluster::wire::{Expected, NodeMessage, layer_bytes};
 
 impl Worker {
     pub(super) fn carry_out(&mut self, order: Order) {
@@ -34,6 +36,7 @@ impl Worker {
     fn carry_out_now(&mut self, order: Order) {
         match order {
             Order::Load(load) => self.load(load),
+            Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::Forget if self.is_hung() => self.ending = Some(Ending::Hung),
             Order::Forget
             | Order::Settle(_)
@@ -53,25 +56,63 @@ impl Worker {
     }
 
     fn load(&mut self, load: Box<LoadOrder>) {
-        let job = match &self.readiness {
-            Readiness::Ready(job) if job.document.name == load.spec.config => job,
-            Readiness::Ready(_) | Readiness::Idle | Readiness::Fetching(_) => {
-                return self.begin_job(load);
-            }
-        };
-        let config = &job.document.job.config;
-        match frame_rules(&load.plan, self.setup.node, &config.model, config.batch) {
-            Ok(rules) => self.transport.expect(rules),
-            Err(error) => return self.ending = Some(Ending::Lost(error.to_string())),
+        if !self.is_ready_for(load.spec.config) {
+            let spec = load.spec.clone();
+            return self.begin_job(&spec, Order::Load(load));
         }
+        let Readiness::Ready(job) = &mut self.readiness else { return };
+        (job.plan, job.rehearsal) = (Some(load.plan.clone()), None);
         self.shelf.clear_before(load.plan.generation);
         self.arriving.clear();
+        self.expect_frames();
         self.tell_device(HostInput::Order(Order::Load(load)));
     }
 
+    /// Layers are to be copied ahead, here or from here.
+    fn rehearse(&mut self, me: Holder, rehearsal: Option<Arc<Rehearsal>>) {
+        let order = Order::Rehearse { me, rehearsal: rehearsal.clone() };
+        let Some(spec) = self.seat.spec().cloned() else { return };
+        if !self.is_ready_for(spec.config) {
+            // Who has nothing to do with it waits for its plan.
+            let is_mine =
+                |held: &Arc<Rehearsal>| held.follows.iter().any(|follow| follow.follower == me);
+            if rehearsal.as_ref().is_some_and(is_mine) {
+                self.begin_job(&spec, order);
+            }
+            return;
+        }
+        let Readiness::Ready(job) = &mut self.readiness else { return };
+        job.rehearsal = rehearsal;
+        self.expect_frames();
+        self.tell_device(HostInput::Order(order));
+    }
+
+    fn is_ready_for(&self, config: Digest) -> bool {
+        match &self.readiness {
+            Readiness::Ready(job) => job.document.name == config,
+            Readiness::Idle | Readiness::Fetching(_) => false,
+        }
+    }
+
+    fn expect_frames(&mut self) {
+        let Readiness::Ready(job) = &self.readiness else { return };
+        let config = &job.document.job.config;
+        let expected = Expected {
+            me: self.setup.node,
+            model: &config.model,
+            batch: config.batch,
+            plan: job.plan.as_deref(),
+            rehearsal: job.rehearsal.as_deref(),
+        };
+        match expected.rules() {
+            Ok(rules) => self.transport.expect(rules),
+            Err(error) => self.ending = Some(Ending::Lost(error.to_string())),
+        }
+    }
+
     /// Fetches what the job is built from; orders wait, this one first.
-    fn begin_job(&mut self, load: Box<LoadOrder>) {
-        let document = match JobDocument::of_job(&load.spec) {
+    fn begin_job(&mut self, spec: &JobSpec, order: Order) {
+        let document = match JobDocument::of_job(spec) {
             Ok(document) => Arc::new(document),
             Err(error) => {
                 self.ending = Some(Ending::Lost(error.to_string()));
@@ -81,7 +122,7 @@ impl Worker {
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let (holders, arrivals) = (self.peers.holders(self.seat.contacts()), self.arrivals.clone());
         let local = self.setup.data_paths.clone();
-        self.readiness = Readiness::Fetching([Order::Load(load)].into());
+        self.readiness = Readiness::Fetching([order].into());
         tokio::spawn(async move {
             let fetched = fetch_job(document, (&transport, &keeper), holders, local).await;
             let _ = arrivals.send(Arrived::Job(Box::new(fetched))).await;
@@ -97,17 +138,17 @@ impl Worker {
             // Whoever is planned in and loads nothing is planned out, and asked again later.
             Err(error) => return self.journal.log(format!("the job cannot be built: {error}")),
         };
-        let Some(plan) = held.iter().find_map(plan_of) else { return };
         let threads = self.setup.threads;
         let (config, job) = (&document.job.config, document.clone());
         let specs = model_layers(&config.model);
         let layer_bytes = specs.iter().map(layer_bytes).collect();
-        let job = DeviceJob { document: job, corpus, weights, plan, threads };
+        let job = DeviceJob { document: job, corpus, weights, threads };
         if let Err(error) = self.device.tell(DeviceInput::Begin(Box::new(job))) {
             self.ending = Some(Ending::Lost(error.to_string()));
             return;
         }
-        self.readiness = Readiness::Ready(JobHere { document, layer_bytes });
+        self.readiness =
+            Readiness::Ready(JobHere { document, layer_bytes, plan: None, rehearsal: None });
         held.into_iter().for_each(|order| self.carry_out(order));
     }
 
@@ -126,18 +167,5 @@ impl Worker {
             Readiness::Ready(job) => job.layer_bytes.get(layer.index()).copied(),
             Readiness::Idle | Readiness::Fetching(_) => None,
         }
-    }
-}
-
-fn plan_of(order: &Order) -> Option<Arc<PlanRecord>> {
-    match order {
-        Order::Load(load) => Some(load.plan.clone()),
-        Order::Settle(_)
-        | Order::Stop
-        | Order::Run { .. }
-        | Order::GoBack
-        | Order::Release
-        | Order::TakeInventory { .. }
-        | Order::Forget => None,
     }
 }

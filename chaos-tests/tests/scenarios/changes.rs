@@ -1,0 +1,101 @@
+//! Planned changes: somebody comes or is about to go, and layers are copied ahead.
+
+use crate::play::{Cast, Claim, Goal, Mail, Play};
+
+/// Whoever was there loses what ran ahead of the change and nothing else, and no layer moves while
+/// it waits.
+#[test]
+pub fn a_join_costs_the_others_one_step_at_most() {
+    for (workers, copies) in [(1, true), (2, true), (3, true), (1, false), (2, false), (3, false)] {
+        let mut play = Play::new(Cast { workers, copies, ..Cast::default() });
+        play.run_until(Goal::Sealed(4));
+        let newcomer = play.join();
+        play.run_until(Goal::Follows(newcomer));
+        play.run_until(Goal::Stages(workers as usize + 1));
+        play.finish();
+        assert!(play.redone().len() <= 1, "steps begun twice: {:?}", play.redone());
+        play.expect(Claim::Plans(2));
+        play.expect(Claim::MovedAhead);
+        play.expect(Claim::NoRewind);
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
+#[test]
+pub fn who_is_about_to_go_hands_over_at_a_step_boundary_and_is_gone() {
+    for copies in [true, false] {
+        let mut play = Play::new(Cast { workers: 4, copies, ..Cast::default() });
+        play.run_until(Goal::Sealed(4));
+        let goes = play.stage(1);
+        play.drain(goes);
+        play.run_until(Goal::Stages(3));
+        play.finish();
+        assert!(play.redone().len() <= 1, "steps begun twice: {:?}", play.redone());
+        play.expect(Claim::Drained(goes));
+        play.expect(Claim::MovedAhead);
+        play.expect(Claim::NoRewind);
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
+/// What was followed lacks its last updates: the layers are fetched when the plan begins.
+#[test]
+pub fn who_falls_behind_fetches_its_layers_when_the_plan_begins() {
+    let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    let newcomer = play.join();
+    play.run_until(Goal::Follows(newcomer));
+    play.run_until(Goal::Planned);
+    play.hold(Mail::Updates);
+    play.run_until(Goal::Stages(3));
+    play.finish();
+    assert!(play.redone().len() <= 1, "steps begun twice: {:?}", play.redone());
+    play.expect(Claim::MovedAtOnce);
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+#[test]
+pub fn a_follower_that_is_lost_costs_nobody_anything() {
+    let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Following);
+    let newcomer = play.join();
+    play.run_until(Goal::Follows(newcomer));
+    play.crash(newcomer);
+    play.finish();
+    play.expect(Claim::NoRollback);
+    play.expect(Claim::Plans(1));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The plan without it has its layers from their copy, as if nobody had followed.
+#[test]
+pub fn an_owner_that_is_lost_while_it_is_followed_is_replaced_as_always() {
+    let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Following);
+    let newcomer = play.join();
+    play.run_until(Goal::Follows(newcomer));
+    play.crash(play.stage(0));
+    play.release(Mail::Following);
+    play.finish();
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// A new leader begins with empty hands; what is followed goes on being followed or is anew.
+#[test]
+pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes_on() {
+    let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    play.hold(Mail::Following);
+    let newcomer = play.join();
+    play.run_until(Goal::Follows(newcomer));
+    play.crash(play.leader());
+    play.release(Mail::Following);
+    play.run_until(Goal::Stages(3));
+    play.finish();
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}

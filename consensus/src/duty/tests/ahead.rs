@@ -1,0 +1,128 @@
+//! Layers are copied ahead of a planned change.
+
+use zbelastic_types::{Incarnation, LayerId, NodeId};
+
+use crate::duty::InputRefusal;
+use crate::entry::Entry;
+use crate::fixture::{lost, spec};
+use crate::job::JobSpec;
+use crate::member::{Holder, MemberChange};
+use crate::plan::{LayerSource, PlanRecord};
+use crate::rehearsal::Rehearsal;
+
+use super::bench::{Bench, TIMING};
+
+fn long() -> JobSpec {
+    JobSpec { step_count: 1000, ..spec() }
+}
+
+fn adopted(proposed: &[Entry]) -> PlanRecord {
+    let [.., Entry::Adopt(plan)] = proposed else { panic!("{proposed:#?}") };
+    (**plan).clone()
+}
+
+/// Two stages have each other's copies; who came has nothing, and stands where it needs least.
+fn joining() -> Bench {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    bench.follows = false;
+    bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
+    bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
+    bench.act();
+    bench.solve();
+    assert_eq!(bench.act(), [], "layers are copied ahead");
+    bench
+}
+
+#[test]
+fn a_planned_change_waits_until_its_layers_are_followed() {
+    let mut bench = joining();
+    let rehearsal = bench.duties.rehearsal().cloned().expect("layers move");
+    let follower = bench.log.holder(3);
+    assert!(rehearsal.follows.iter().all(|follow| follow.follower == follower));
+    for follow in &rehearsal.follows {
+        bench.tick(1, &[1, 2, 3]);
+        bench.report_all();
+        assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "training goes on");
+        bench.follow(follow.follower, follow.layer);
+    }
+    let plan = adopted(&bench.act());
+    for follow in &rehearsal.follows {
+        let LayerSource::Nodes(nodes) = &plan.sources[follow.layer.index()] else { panic!() };
+        assert!(nodes.contains(&NodeId(3)));
+    }
+    assert_eq!(bench.duties.rehearsal(), None, "from now on the plan says what is followed");
+    let next = bench.log.state.next_plan().expect("it waits for its step");
+    assert_eq!(Rehearsal::of(bench.plan(), next).as_ref(), Some(&*rehearsal));
+}
+
+#[test]
+fn a_planned_change_does_not_wait_for_ever() {
+    let mut bench = joining();
+    let first = bench.duties.rehearsal().expect("layers move").follows[0];
+    bench.follow(first.follower, first.layer);
+    for _ in 0..TIMING.load_ticks {
+        bench.tick(1, &[1, 2, 3]);
+        bench.report_all();
+        assert!(matches!(bench.act()[..], [Entry::Seal(_)]));
+    }
+    bench.tick(1, &[1, 2, 3]);
+    let plan = adopted(&bench.act());
+    let names = |source: &LayerSource| match source {
+        LayerSource::Nodes(nodes) => nodes.contains(&NodeId(3)),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    let named = plan.sources.iter().filter(|source| names(source)).count();
+    assert_eq!(named, 1, "who said that it follows a layer has it");
+}
+
+#[test]
+fn what_is_said_to_be_followed_and_was_not_asked_for_does_not_count() {
+    let mut bench = joining();
+    let (generation, other) = (bench.plan().generation, bench.log.holder(1));
+    let state = &bench.log.state;
+    let mut told = |holder, generation, layers: Vec<u32>| {
+        let layers = layers.into_iter().map(LayerId).collect();
+        bench.duties.handle_following(state, holder, generation, layers)
+    };
+    assert_eq!(told(other, generation, vec![0]), Err(InputRefusal::Unasked));
+    let unknown = InputRefusal::UnknownLayer { layer: LayerId(4), layer_count: 4 };
+    assert_eq!(told(other, generation, vec![4]), Err(unknown));
+    let many = InputRefusal::TooManyLayers { found: 5, layer_count: 4 };
+    assert_eq!(told(other, generation, vec![0; 5]), Err(many));
+    let (expected, found) = (generation, generation.next());
+    let late = InputRefusal::OtherGeneration { expected, found };
+    assert_eq!(told(other, found, vec![0]), Err(late));
+    let holder = Holder { incarnation: Incarnation(999), ..other };
+    assert_eq!(told(holder, generation, vec![0]), Err(InputRefusal::Fenced { holder }));
+}
+
+/// A plan for those who come must not keep waiting who is about to go.
+#[test]
+fn who_is_about_to_go_is_planned_out_before_layers_are_followed_for_it() {
+    let mut bench = joining();
+    let holder = bench.log.holder(2);
+    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    bench.act();
+    let asked = bench.asked.as_ref().expect("another plan");
+    assert_eq!(asked.nodes.iter().map(|(node, _)| node.0).collect::<Vec<_>>(), [1, 3]);
+    bench.solve();
+    bench.act();
+    let rehearsal = bench.duties.rehearsal().expect("layers move");
+    assert!(rehearsal.names(holder) && rehearsal.followed_by(holder).next().is_none());
+}
+
+#[test]
+fn nothing_is_copied_ahead_any_more_when_nobody_comes() {
+    let mut bench = joining();
+    bench.agree(Entry::Members(vec![lost(bench.log.holder(3))]));
+    bench.act();
+    assert_eq!(bench.duties.rehearsal(), None);
+}
+
+#[test]
+fn who_comes_stands_where_fewest_layers_move() {
+    let mut bench = joining();
+    bench.follow_all();
+    let plan = adopted(&bench.act());
+    assert_eq!(Bench::nodes(&plan), [1, 3, 2].map(NodeId), "a layer and a copy of one");
+}

@@ -1,0 +1,366 @@
+//! A worker that follows layers while another trains them: real kernels, and a test that seals.
+//! What is followed must be what is trained, bit for bit, whatever order messages come in.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::job::{JobSpec, WindowPolicy};
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::rehearsal::{Follow, Rehearsal};
+use zbelastic_consensus::seat::{LoadOrder, News, Order};
+use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Turn};
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerCopy};
+use zbelastic_trainer::host::{
+    Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
+};
+use zbelastic_trainer::model::{Family, model_layers, model_size};
+use zbelastic_trainer::plan::BatchShape;
+use zbelastic_trainer::stage::{Progress, Workbench};
+use zbelastic_types::{
+    Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
+};
+
+const STEPS: u64 = 12;
+const GENERATION: Generation = Generation(1);
+const OWNER: u64 = 1;
+const FOLLOWER: u64 = 2;
+/// Operations until a run counts as stuck.
+const OPERATIONS_MAX: usize = 20_000;
+
+type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
+
+fn holder(node: u64) -> Holder {
+    Holder { node: NodeId(node), incarnation: Incarnation(node) }
+}
+
+fn host(injection: Option<&str>) -> Worker {
+    let model = common::tiny_model(Family::Llama);
+    let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let mut stage = common::setup(model.clone(), plan, STEPS);
+    stage.injections = injection.into_iter().map(|i| i.parse().expect("legal")).collect();
+    let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
+    let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
+    let compute = BackendModel { model, optimizer, step_count: STEPS, weights, device };
+    Host::new(HostSetup { stage }, compute, common::corpus())
+}
+
+fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> PlanRecord {
+    let model = common::tiny_model(Family::Llama);
+    let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let layers = model_layers(&model).len();
+    PlanRecord {
+        generation,
+        stages: vec![holder(node)],
+        copies: vec![None],
+        promise: Promise::Off(PromiseOff::Configured),
+        chunks: plan.chunks,
+        program: plan.program,
+        from_step: Step(from),
+        sources: vec![source; layers],
+        expected: vec![None; layers],
+        op_ticks_max: 1,
+        reason: PlanReason::First,
+    }
+}
+
+fn load(plan: PlanRecord, updates: u64) -> HostInput {
+    let BatchShape { microbatch_count, .. } = common::BATCH;
+    let spec = JobSpec {
+        document: Vec::new(),
+        workers_min: 1,
+        config: Digest([0; 32]),
+        layer_tensors: vec![1; plan.sources.len()],
+        microbatch_count,
+        step_count: STEPS,
+        policy: common::policy(Some(1.0), NonfinitePolicy::Replay),
+        window: WindowPolicy::Fixed(Window::One),
+        copies: false,
+        checkpoint_every: 0,
+        checkpoints_kept: 1,
+        attest_every: 0,
+        stages_max: 1,
+    };
+    let turn = Turn { generation: plan.generation, attempt: Attempt(0), step: plan.from_step };
+    let (plan, spec, stage) = (Arc::new(plan), Arc::new(spec), StageIndex(0));
+    let order = LoadOrder { plan, stage, spec, turn, updates, is_pending: false };
+    HostInput::Order(Order::Load(Box::new(order)))
+}
+
+fn order(host: &mut Worker, order: Order) {
+    host.handle(HostInput::Order(order)).expect("an order");
+}
+
+/// One who trains, one who follows, and whoever seals.
+struct Pair {
+    owner: Worker,
+    follower: Worker,
+    ledger: Ledger,
+    leader: Leader,
+    seals: Vec<Seal>,
+    /// Frames on their way to the follower.
+    frames: Vec<PeerFrame>,
+    is_told: bool,
+    floats_ahead: usize,
+}
+
+impl Pair {
+    fn new(clip_norm: f64, injection: Option<&str>) -> Self {
+        let model = common::tiny_model(Family::Llama);
+        let ledger = Ledger::new(GENERATION, Step(0), 0);
+        let policy = common::policy(Some(clip_norm), NonfinitePolicy::Replay);
+        let leader = Leader::new(&ledger, model_size(&model).0, policy);
+        let (mut owner, follower) = (host(injection), host(None));
+        owner.handle(load(plan(GENERATION, OWNER, 0, LayerSource::Initial), 0)).expect("an order");
+        order(&mut owner, Order::Run { generation: GENERATION });
+        let (seals, frames) = (Vec::new(), Vec::new());
+        Self { owner, follower, ledger, leader, seals, frames, is_told: false, floats_ahead: 0 }
+    }
+
+    fn layers(&self) -> u32 {
+        model_layers(&common::tiny_model(Family::Llama)).len() as u32
+    }
+
+    fn rehearse(&mut self) {
+        let follow = |layer| Follow { layer, follower: holder(FOLLOWER), owner: holder(OWNER) };
+        let follows = (0..self.layers()).map(|layer| follow(LayerId(layer))).collect();
+        let rehearsal = Some(Arc::new(Rehearsal { generation: GENERATION, follows }));
+        let of = |node, rehearsal| Order::Rehearse { me: holder(node), rehearsal };
+        order(&mut self.owner, of(OWNER, rehearsal.clone()));
+        order(&mut self.follower, of(FOLLOWER, rehearsal));
+    }
+
+    /// What both put out is passed on; frames to the follower wait.
+    fn carry(&mut self) {
+        for output in std::iter::from_fn(|| self.follower.poll_output()).collect::<Vec<_>>() {
+            match output {
+                HostOutput::Peer { frame, .. } => {
+                    self.owner.handle(HostInput::Peer(frame)).expect("it is served");
+                }
+                HostOutput::News(News::Following { layers, .. }) => {
+                    assert_eq!(layers.len() as u32, self.layers());
+                    self.is_told = true;
+                }
+                HostOutput::News(_)
+                | HostOutput::Read { .. }
+                | HostOutput::Write { .. }
+                | HostOutput::Evaluated { .. } => {}
+            }
+        }
+        for output in std::iter::from_fn(|| self.owner.poll_output()).collect::<Vec<_>>() {
+            match output {
+                HostOutput::Peer { frame, .. } => {
+                    if let PeerBody::Ahead { image, .. } = &frame.body {
+                        self.floats_ahead += image.w.len() + image.m.len() + image.v.len();
+                    }
+                    self.frames.push(frame);
+                }
+                HostOutput::News(News::Reported { report, .. }) => {
+                    let counted = self.leader.handle_report(&self.ledger, &report);
+                    if let Some(proposal) = counted.expect("in turn") {
+                        self.ledger.apply(&proposal.seal).expect("in turn");
+                        self.seals.push(proposal.seal);
+                        order(&mut self.owner, Order::Settle(proposal.seal));
+                    }
+                }
+                HostOutput::News(_)
+                | HostOutput::Read { .. }
+                | HostOutput::Write { .. }
+                | HostOutput::Evaluated { .. } => {}
+            }
+        }
+    }
+
+    /// Lets the owner train until so many steps are carried out.
+    fn train_until(&mut self, version: u64, deliver: impl Fn(&mut Vec<PeerFrame>)) {
+        for _ in 0..OPERATIONS_MAX {
+            if self.version() >= Step(version) {
+                return;
+            }
+            assert!(!matches!(self.owner.run_next(), Some(Progress::Finished)), "it ended");
+            self.carry();
+            let mut frames = std::mem::take(&mut self.frames);
+            deliver(&mut frames);
+            for frame in frames {
+                let _ = self.follower.handle(HostInput::Peer(frame));
+            }
+            self.check();
+        }
+        panic!("it stands still at {:?}", self.version());
+    }
+
+    fn version(&self) -> Step {
+        self.owner.station().expect("it trains").engine().bench().version()
+    }
+
+    /// The digests that the owner had at each version are those of the follower.
+    fn check(&mut self) {
+        let bench = self.owner.station().expect("it trains").engine().bench();
+        let (version, expected) = (bench.version(), bench.digests());
+        let expected: BTreeMap<LayerId, Digest> = expected.into_iter().collect();
+        for copy in self.follower.followed().filter(|copy| copy.version() == version) {
+            assert_eq!(copy.digest(), expected[&copy.layer()], "at version {version}");
+        }
+    }
+
+    /// Versions of what is followed.
+    fn versions(&self) -> Vec<u64> {
+        self.follower.followed().map(|copy| copy.version().0).collect()
+    }
+}
+
+fn in_order(_: &mut Vec<PeerFrame>) {}
+
+#[test]
+fn what_is_followed_is_what_is_trained_whatever_the_verdict() {
+    for (clip_norm, injection) in [
+        (1e9, None),
+        (0.5, None),
+        (1e9, Some("step=4,tensor=layers.1.mlp.up,value=nan,attempts=1")),
+        (0.5, Some("step=4,tensor=layers.1.mlp.up,value=nan,attempts=5")),
+    ] {
+        let mut pair = Pair::new(clip_norm, injection);
+        pair.train_until(2, in_order);
+        pair.rehearse();
+        pair.train_until(3, in_order);
+        assert!(pair.is_told, "every layer came within a step");
+        pair.train_until(7, in_order);
+        assert_eq!(pair.versions(), vec![6; pair.layers() as usize], "one step behind");
+        let verdict = |name| pair.seals.iter().any(|seal| seal.verdict.name() == name);
+        assert_eq!(verdict("clip"), clip_norm < 1.0);
+        assert_eq!(verdict("replay"), injection.is_some());
+        let model = common::tiny_model(Family::Llama);
+        let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
+        assert_eq!(pair.floats_ahead, 3 * floats, "each layer moves once");
+    }
+}
+
+#[test]
+fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(2, in_order);
+    pair.rehearse();
+    pair.train_until(7, |frames| frames.reverse());
+    assert_eq!(pair.versions(), vec![6; pair.layers() as usize]);
+}
+
+/// Who lacks an update waits for it while few others wait behind it, then gets the layer again.
+#[test]
+fn who_falls_behind_begins_anew() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(1, in_order);
+    pair.rehearse();
+    pair.train_until(2, in_order);
+    let once = pair.floats_ahead;
+    let is_kept = |frame: &PeerFrame| !matches!(frame.body, PeerBody::Update { .. });
+    pair.train_until(3, |frames| frames.retain(is_kept));
+    pair.train_until(6, in_order);
+    assert_eq!(pair.versions(), vec![1; pair.layers() as usize]);
+    assert_eq!(pair.floats_ahead, once);
+    pair.train_until(STEPS - 1, in_order);
+    assert_eq!(pair.versions(), vec![STEPS - 2; pair.layers() as usize]);
+    assert_eq!(pair.floats_ahead, 2 * once);
+}
+
+/// At the boundary the follower has heard the last seal, and needs nobody.
+#[test]
+fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(2, in_order);
+    pair.rehearse();
+    pair.train_until(5, in_order);
+    let last = *pair.seals.last().expect("steps are sealed");
+    order(&mut pair.follower, Order::Settle(last));
+    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
+    let (next, updates) = (GENERATION.next(), pair.ledger.updates());
+    let from = pair.ledger.open_turn().step.0;
+    pair.follower.handle(load(plan(next, FOLLOWER, from, nodes), updates)).expect("an order");
+    let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
+    assert!(
+        !outputs.iter().any(|output| matches!(output, HostOutput::Peer { .. })),
+        "nothing moves"
+    );
+    let is_loaded = |output: &HostOutput| matches!(output, HostOutput::News(News::Loaded { .. }));
+    assert!(outputs.iter().any(is_loaded));
+    assert_eq!(pair.follower.followed().count(), 0, "it has served");
+    while pair.version() < Step(from) {
+        pair.owner.run_next();
+        pair.carry();
+    }
+    let digests = |host: &Worker| host.station().expect("a stage").engine().bench().digests();
+    assert_eq!(digests(&pair.follower), digests(&pair.owner));
+}
+
+/// A plan that does not name who follows is not the one it was followed for.
+#[test]
+fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(2, in_order);
+    pair.rehearse();
+    pair.train_until(5, in_order);
+    let last = *pair.seals.last().expect("steps are sealed");
+    order(&mut pair.follower, Order::Settle(last));
+    let nodes = LayerSource::Nodes(vec![NodeId(OWNER)]);
+    let from = pair.ledger.open_turn().step.0;
+    let input = load(plan(GENERATION.next(), FOLLOWER, from, nodes), pair.ledger.updates());
+    pair.follower.handle(input).expect("an order");
+    let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
+    let fetches = |output: &&HostOutput| match output {
+        HostOutput::Peer { frame, .. } => matches!(frame.body, PeerBody::Fetch { .. }),
+        HostOutput::News(_)
+        | HostOutput::Read { .. }
+        | HostOutput::Write { .. }
+        | HostOutput::Evaluated { .. } => false,
+    };
+    assert_eq!(outputs.iter().filter(fetches).count() as u32, pair.layers());
+}
+
+/// S3, for what is copied ahead: from who trains it, under its plan, of its size; and only who is
+/// named is served.
+#[test]
+fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(2, in_order);
+    pair.rehearse();
+    pair.carry();
+    let good = pair.frames[0].clone();
+    let PeerBody::Ahead { open, image } = &good.body else { panic!("{good:?}") };
+    let (layer, version, open) = (image.layer, image.version, *open);
+    let (expected, found) = (GENERATION, GENERATION.next());
+    let mut shorter = (**image).clone();
+    shorter.w.pop();
+    let body = PeerBody::Ahead { open, image: Arc::new(shorter) };
+    let refused = [
+        (
+            PeerFrame { generation: found, ..good.clone() },
+            PeerRefusal::OtherGeneration { expected, found },
+        ),
+        (
+            PeerFrame { sender: holder(3), ..good.clone() },
+            PeerRefusal::Stranger { sender: holder(3) },
+        ),
+        (PeerFrame { body, ..good.clone() }, PeerRefusal::Form { layer }),
+    ];
+    for (frame, refusal) in refused {
+        assert_eq!(pair.follower.handle(HostInput::Peer(frame)), Err(refusal));
+    }
+    pair.follower.handle(HostInput::Peer(good.clone())).expect("it is awaited");
+    let sender = good.sender;
+    let again = pair.follower.handle(HostInput::Peer(good));
+    assert_eq!(again, Err(PeerRefusal::Unasked { layer, version, sender }));
+
+    let stranger = holder(3);
+    let wanted = |generation, sender| {
+        HostInput::Peer(PeerFrame { generation, sender, body: PeerBody::Follow { layer } })
+    };
+    let refused = pair.owner.handle(wanted(GENERATION, stranger));
+    assert_eq!(refused, Err(PeerRefusal::Stranger { sender: stranger }));
+    let refused = pair.owner.handle(wanted(found, holder(FOLLOWER)));
+    assert_eq!(refused, Err(PeerRefusal::OtherGeneration { expected, found }));
+    assert_eq!(pair.follower.handle(wanted(GENERATION, stranger)), Err(PeerRefusal::NoStage));
+}
