@@ -10,7 +10,7 @@ use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::data::BatchSource;
 use crate::digest::{StateDigest, state_digest};
-use crate::elastic::layer_digest;
+use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
     Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
     model_layers, rotary_angles,
@@ -29,6 +29,8 @@ pub struct Reference<B: Backend, S> {
     scratch: Scratch<B::Buffer>,
     angles: Option<B::Buffer>,
     updates: u64,
+    /// Steps behind it, those that were skipped included.
+    version: Step,
 }
 
 /// What a step showed.
@@ -70,7 +72,18 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             .collect::<Result<_, _>>()?;
         let model = Chunk::new(layers);
         let setup = setup.clone();
-        Ok(Self { setup, backend, source, model, stash, logits, scratch, angles, updates: 0 })
+        Ok(Self {
+            setup,
+            backend,
+            source,
+            model,
+            stash,
+            logits,
+            scratch,
+            angles,
+            updates: 0,
+            version: Step(0),
+        })
     }
 
     /// One step; `is_skipped` reads the batch and leaves the state alone.
@@ -82,6 +95,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         }
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
+        self.version = step.next();
         if !is_skipped {
             self.update(step, norm);
         }
@@ -99,6 +113,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
         self.updates += 1;
+        self.version = step.next();
         let StageSetup { optimizer, clip_norm, step_count, .. } = &self.setup;
         let (lr, clip) = (optimizer.lr_at(step, *step_count), clip_coefficient(*clip_norm, norm));
         let update = Update { config: optimizer, lr, number: self.updates, clip };
@@ -209,8 +224,11 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     #[must_use]
     pub fn digest(&self) -> StateDigest {
         let layers = self.model.layers();
-        let digests = layers.iter().map(|layer| layer_digest(&layer.image(&self.backend)));
-        state_digest(digests, self.updates)
+        let digest = |layer: &LayerState<B>| {
+            let image = LayerImage { version: self.version, ..layer.image(&self.backend) };
+            layer_digest(&image)
+        };
+        state_digest(layers.iter().map(digest), self.updates)
     }
 }
 
