@@ -46,14 +46,18 @@ pub use status::{
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 
 /// Most bytes of a body: a piece of text, of a layer or of a backup.
-pub const PIECE_BYTES_MAX: usize = 1 << 20;
-/// Most bytes of a head. A status with every member, failure and checkpoint there may be takes less
-/// than a tenth; a configuration, an answer full of events and one full of log lines fit too.
-pub const HEAD_BYTES_MAX: usize = 1 << 20;
-/// Most bytes of a message.
-pub const MESSAGE_BYTES_MAX: usize = 8 + HEAD_BYTES_MAX + PIECE_BYTES_MAX;
-/// Most bytes of a configuration that is submitted.
-pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
+pub const PIECE_BYTES_MAX: usize = 512 << 10;
+/// Most bytes of a request: what transport carries.
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of a request's head: the rest is a piece.
+pub const REQUEST_HEAD_BYTES_MAX: usize = REQUEST_BYTES_MAX - PIECE_BYTES_MAX - 8;
+/// Most bytes of an answer's head. A status with every member, failure and checkpoint there may be
+/// takes less than a quarter; an answer full of events and one full of log lines fit too.
+pub const ANSWER_HEAD_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of an answer.
+pub const ANSWER_BYTES_MAX: usize = 8 + ANSWER_HEAD_BYTES_MAX + PIECE_BYTES_MAX;
+/// Most bytes of a configuration that is submitted; in JSON, line ends and quotes take two.
+pub const DOCUMENT_BYTES_MAX: usize = 128 << 10;
 /// Most bytes of a name of a node or a cluster, and of a note.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Most events in an answer.

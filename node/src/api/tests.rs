@@ -135,7 +135,7 @@ fn every_cut_and_every_flipped_length_is_refused_without_a_panic() {
 fn heads_and_bodies_have_limits_on_both_ends() {
     let piece = |length| Request::PutData { hash: digest(1), offset: 0, bytes: vec![0; length] };
     let largest = encode_request(&piece(PIECE_BYTES_MAX)).expect("as large as it may be");
-    assert!(largest.len() <= MESSAGE_BYTES_MAX);
+    assert!(largest.len() <= REQUEST_BYTES_MAX);
     assert!(decode_request(&largest).is_ok());
     let larger: Vec<u8> = largest.iter().copied().chain([0]).collect();
     let refused = decode_request(&larger);
@@ -145,12 +145,19 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
     let run = |length| Request::Run { document: "a".repeat(length), corpus };
     assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
-    let refused = encode_request(&run(HEAD_BYTES_MAX));
+    let quotes = Request::Run { document: "\"".repeat(DOCUMENT_BYTES_MAX), corpus };
+    assert!(encode_request(&quotes).is_ok());
+    let refused = encode_request(&run(REQUEST_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { .. })));
     // A head that announces more than there may be is refused before it is looked for.
-    let announced = [b"zbe1".as_slice(), &(HEAD_BYTES_MAX as u32 + 1).to_le_bytes()].concat();
-    let long = [announced, vec![b' '; HEAD_BYTES_MAX + 2]].concat();
-    assert!(matches!(decode_request(&long), Err(WireError::Head { max: HEAD_BYTES_MAX, .. })));
+    let long = |head_max: usize| {
+        let announced = (head_max as u32 + 1).to_le_bytes();
+        [b"zbe1".as_slice(), &announced, &vec![b' '; head_max + 2]].concat()
+    };
+    let refused = decode_request(&long(REQUEST_HEAD_BYTES_MAX));
+    assert!(matches!(refused, Err(WireError::Head { max: REQUEST_HEAD_BYTES_MAX, .. })));
+    let refused = decode_answer(&long(ANSWER_HEAD_BYTES_MAX));
+    assert!(matches!(refused, Err(WireError::Head { max: ANSWER_HEAD_BYTES_MAX, .. })));
     let mut status = encode_request(&Request::Status).expect("small");
     status.push(0);
     assert!(matches!(decode_request(&status), Err(WireError::BodyUnexpected { found: 1 })));
@@ -169,7 +176,7 @@ fn the_fullest_status_fits_a_head() {
     full.checkpoints = (0..16).map(checkpoint).collect();
     full.checkpoints.iter_mut().for_each(|one| one.holders = (0..128).map(NodeId).collect());
     let message = encode_answer(&Answer::Status(Box::new(full))).expect("it fits");
-    assert!(message.len() < HEAD_BYTES_MAX / 4, "{} bytes", message.len());
+    assert!(message.len() < ANSWER_HEAD_BYTES_MAX / 4, "{} bytes", message.len());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, Backup, LayerPiece};
 use super::request::Request;
-use super::{HEAD_BYTES_MAX, PIECE_BYTES_MAX};
+use super::{ANSWER_HEAD_BYTES_MAX, PIECE_BYTES_MAX, REQUEST_HEAD_BYTES_MAX};
 
 /// What every message begins with: the number is that of the form.
 const MAGIC: [u8; 4] = *b"zbe1";
@@ -51,7 +51,7 @@ pub enum WireError {
 /// # Errors
 /// If it is larger than a message may be.
 pub fn encode_request(request: &Request) -> Result<Vec<u8>, WireError> {
-    encode(request, request.body())
+    encode(request, request.body(), REQUEST_HEAD_BYTES_MAX)
 }
 
 /// The request that bytes are.
@@ -59,7 +59,7 @@ pub fn encode_request(request: &Request) -> Result<Vec<u8>, WireError> {
 /// # Errors
 /// If they are none.
 pub fn decode_request(message: &[u8]) -> Result<Request, WireError> {
-    let (mut request, body): (Request, _) = decode(message)?;
+    let (mut request, body): (Request, _) = decode(message, REQUEST_HEAD_BYTES_MAX)?;
     attach(request.body_mut(), body)?;
     Ok(request)
 }
@@ -69,7 +69,7 @@ pub fn decode_request(message: &[u8]) -> Result<Request, WireError> {
 /// # Errors
 /// If it is larger than a message may be.
 pub fn encode_answer(answer: &Answer) -> Result<Vec<u8>, WireError> {
-    encode(answer, answer.body())
+    encode(answer, answer.body(), ANSWER_HEAD_BYTES_MAX)
 }
 
 /// The answer that bytes are.
@@ -77,15 +77,15 @@ pub fn encode_answer(answer: &Answer) -> Result<Vec<u8>, WireError> {
 /// # Errors
 /// If they are none.
 pub fn decode_answer(message: &[u8]) -> Result<Answer, WireError> {
-    let (mut answer, body): (Answer, _) = decode(message)?;
+    let (mut answer, body): (Answer, _) = decode(message, ANSWER_HEAD_BYTES_MAX)?;
     attach(answer.body_mut(), body)?;
     Ok(answer)
 }
 
-fn encode(head: &impl Serialize, body: &[u8]) -> Result<Vec<u8>, WireError> {
+fn encode(head: &impl Serialize, body: &[u8], head_max: usize) -> Result<Vec<u8>, WireError> {
     let head = serde_json::to_vec(head).expect("numbers, texts and lists are JSON");
-    if head.len() > HEAD_BYTES_MAX {
-        return Err(WireError::Head { found: head.len(), max: HEAD_BYTES_MAX });
+    if head.len() > head_max {
+        return Err(WireError::Head { found: head.len(), max: head_max });
     }
     if body.len() > PIECE_BYTES_MAX {
         return Err(WireError::Body { found: body.len() });
@@ -98,7 +98,7 @@ fn encode(head: &impl Serialize, body: &[u8]) -> Result<Vec<u8>, WireError> {
     Ok(message)
 }
 
-fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<(T, &[u8]), WireError> {
+fn decode<T: DeserializeOwned>(message: &[u8], head_max: usize) -> Result<(T, &[u8]), WireError> {
     let Some((prefix, rest)) = message.split_at_checked(PREFIX_BYTES) else {
         return Err(WireError::Magic { found: message.to_vec() });
     };
@@ -107,7 +107,7 @@ fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<(T, &[u8]), WireError> 
         return Err(WireError::Magic { found: magic.to_vec() });
     }
     let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;
-    let max = rest.len().min(HEAD_BYTES_MAX);
+    let max = rest.len().min(head_max);
     if length > max {
         return Err(WireError::Head { found: length, max });
     }
