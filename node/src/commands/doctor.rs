@@ -1,1 +1,82 @@
 //! `doctor`: whether this machine can be a node, and what to do where it cannot.
+//!
+//! `read` gathers facts, `checks` judges them, `report` tells. Only the first looks at the machine,
+//! so what is told of any machine can be tested on every other. It looks only at what a node uses:
+//! it measures no speed but that of writes, and asks nobody but the member of `--cluster`.
+
+mod checks;
+mod facts;
+mod finding;
+mod parse;
+mod read;
+mod report;
+
+pub use checks::findings;
+pub use facts::{
+    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, Facts, FolderState, GpuFacts, Ipv6,
+    LimitFacts, MemoryFacts, NetworkFacts, Room,
+};
+pub use finding::{Check, Finding, Level, Obstacle};
+pub use report::{json, obstacle, text};
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::args::DoctorArgs;
+use crate::failure::Stop;
+use crate::machine::core_count;
+
+/// What is known elsewhere.
+pub struct Outside<'a> {
+    /// The data folder.
+    pub folder: &'a Path,
+    /// Tries to reach a member of a cluster at an address as it was typed.
+    pub dial: &'a dyn Fn(&str) -> DialOutcome,
+    /// What of a folder with an identity others may read although they should not, each as a
+    /// sentence. Of a folder that is not there: nothing.
+    pub permissions: &'a dyn Fn(&Path) -> Vec<String>,
+}
+
+/// Folders with keys, in a data folder.
+const IDENTITY_FOLDERS: [&str; 2] = ["identity", "admin"];
+
+/// Looks at this machine and tells. What stands in the way is no failure of the command: the exit
+/// code tells.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn run(
+    args: &DoctorArgs,
+    outside: &Outside<'_>,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Stop> {
+    let findings = findings(&gather(args, outside));
+    let report = if args.json { json(&findings) } else { text(&findings) };
+    out.write_all(report.as_bytes())?;
+    out.flush()?;
+    Ok(obstacle(&findings).map_or(ExitCode::SUCCESS, |obstacle| obstacle.code().into()))
+}
+
+fn gather(args: &DoctorArgs, outside: &Outside<'_>) -> Facts {
+    let folder = outside.folder;
+    let identities = IDENTITY_FOLDERS.into_iter().map(|name| folder.join(name));
+    let cluster = args
+        .cluster
+        .as_ref()
+        .map(|address| ClusterFacts { address: address.clone(), outcome: (outside.dial)(address) });
+    Facts {
+        cores: core_count(),
+        memory: read::memory(),
+        limits: read::limits(),
+        network: read::network(folder),
+        clock: read::clock(folder),
+        disk: read::disk(folder),
+        permissions: identities.flat_map(|folder| (outside.permissions)(&folder)).collect(),
+        gpu: read::gpu(),
+        cluster,
+    }
+}
+
+#[cfg(test)]
+mod tests;

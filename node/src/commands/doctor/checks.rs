@@ -1,0 +1,31 @@
+//! The checks: from what is so to what that means for a node. Each is a function of facts alone.
+
+mod clock;
+mod compute;
+mod disk;
+mod limits;
+mod network;
+
+use super::facts::Facts;
+use super::finding::Finding;
+
+/// All findings, in the order in which they are told.
+#[must_use]
+pub fn findings(facts: &Facts) -> Vec<Finding> {
+    let Facts { cores, memory, limits, network, clock, disk, permissions, gpu, cluster } = facts;
+    let mut found = vec![
+        compute::check_cores(*cores),
+        compute::check_memory(memory),
+        compute::check_gpu(gpu),
+        limits::check_open_files(limits),
+        limits::check_address_space(limits, memory),
+        network::check_udp_buffer(network.receive_buffer_max),
+        network::check_ipv6(network.ipv6),
+        network::check_local_socket(network),
+        clock::check_clock(clock),
+    ];
+    found.extend(disk::check_disk(disk));
+    found.extend(disk::check_permissions(permissions));
+    found.extend(cluster.as_ref().map(network::check_cluster));
+    found
+}

@@ -1,0 +1,125 @@
+//! Whether the time of day can be true. Certificates are valid from one time to another, and nodes
+//! compare theirs.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::commands::doctor::facts::ClockFacts;
+use crate::commands::doctor::finding::{Check, Finding, Level, Obstacle};
+
+/// The beginning of 2026: this program is younger.
+const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
+/// The beginning of 2100.
+const LATEST: Duration = Duration::from_secs(4_102_444_800);
+/// What clocks of two nodes may differ.
+const DIFFERENCE_MAX: Duration = Duration::from_secs(5 * 60);
+/// A clock that nobody sets is wrong by a second after a day, at 10 parts in a million.
+const SYNC_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const SET_IT: &str = "set the clock, and keep it set: timedatectl set-ntp true";
+
+pub(super) fn check_clock(facts: &ClockFacts) -> Finding {
+    let ClockFacts { now, synced, newest_file } = *facts;
+    let wrong = |what: String| {
+        Finding::new(Check::Clock, Level::Error(Obstacle::WrongState), what)
+            .why("certificates are not valid then, and nodes refuse each other")
+            .hint(SET_IT)
+    };
+    if now < UNIX_EPOCH + EARLIEST {
+        return wrong("it is before 2026".to_owned());
+    }
+    if now >= UNIX_EPOCH + LATEST {
+        return wrong("it is after 2099".to_owned());
+    }
+    let ahead = newest_file.and_then(|file| file.duration_since(now).ok());
+    if let Some(ahead) = ahead.filter(|ahead| *ahead > DIFFERENCE_MAX) {
+        let ahead = age_text(ahead);
+        return wrong(format!("a file of the data folder is from {ahead} after now"));
+    }
+    check_sync(now, synced)
+}
+
+fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> Finding {
+    let Some(synced) = synced else {
+        return Finding::new(
+            Check::Clock,
+            Level::Note,
+            "plausible; who keeps it set is not visible",
+        )
+        .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)));
+    };
+    // What is from later than now was set a moment ago, or the clock was set back since.
+    let age = now.duration_since(synced).unwrap_or_default();
+    let what = format!("set {} ago", age_text(age));
+    if age > SYNC_AGE_MAX {
+        return Finding::new(Check::Clock, Level::Warning, what)
+            .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)))
+            .hint(SET_IT);
+    }
+    Finding::fine(Check::Clock, what)
+}
+
+/// In the largest unit of which there are two.
+fn age_text(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let unit = units.into_iter().find(|(length, _)| seconds >= 2 * length);
+    let (length, name) = unit.unwrap_or((1, "seconds"));
+    format!("{} {name}", seconds / length)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use super::{
+        ClockFacts, DIFFERENCE_MAX, EARLIEST, LATEST, Level, Obstacle, SYNC_AGE_MAX, age_text,
+        check_clock,
+    };
+
+    const NOW: Duration = Duration::from_secs(1_795_262_463);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn level(now: Duration, synced: Option<Duration>, newest_file: Option<Duration>) -> Level {
+        let time = |since: Duration| -> SystemTime { UNIX_EPOCH + since };
+        let (synced, newest_file) = (synced.map(time), newest_file.map(time));
+        check_clock(&ClockFacts { now: time(now), synced, newest_file }).level
+    }
+
+    #[test]
+    fn a_clock_tells_a_time_of_this_century() {
+        let error = Level::Error(Obstacle::WrongState);
+        assert_eq!(level(EARLIEST - SECOND, None, None), error);
+        assert_eq!(level(EARLIEST, None, None), Level::Note);
+        assert_eq!(level(LATEST - SECOND, None, None), Level::Note);
+        assert_eq!(level(LATEST, None, None), error);
+    }
+
+    #[test]
+    fn files_are_not_from_the_future() {
+        let synced = Some(NOW);
+        let error = Level::Error(Obstacle::WrongState);
+        assert_eq!(level(NOW, synced, Some(NOW - SECOND)), Level::Fine);
+        assert_eq!(level(NOW, synced, Some(NOW + DIFFERENCE_MAX)), Level::Fine);
+        assert_eq!(level(NOW, synced, Some(NOW + DIFFERENCE_MAX + SECOND)), error);
+    }
+
+    #[test]
+    fn a_clock_should_be_set_every_day() {
+        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX), None), Level::Fine);
+        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX - SECOND), None), Level::Warning);
+        assert_eq!(level(NOW, Some(NOW + SECOND), None), Level::Fine);
+        assert_eq!(level(NOW, None, None), Level::Note);
+    }
+
+    #[test]
+    fn ages_are_told_in_units_of_which_there_are_two() {
+        let check = |seconds, expected: &str| {
+            assert_eq!(age_text(Duration::from_secs(seconds)), expected);
+        };
+        check(0, "0 seconds");
+        check(119, "119 seconds");
+        check(120, "2 minutes");
+        check(7199, "119 minutes");
+        check(7200, "2 hours");
+        check(172_800, "2 days");
+    }
+}

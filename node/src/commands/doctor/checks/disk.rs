@@ -1,0 +1,170 @@
+//! The data folder: room, whether what is written stays, and who may read it.
+
+use std::io;
+use std::time::Duration;
+
+use zbelastic_types::Bytes;
+
+use crate::commands::doctor::facts::{DiskFacts, FolderState, Room};
+use crate::commands::doctor::finding::{Check, Finding, Level, Obstacle, level_of};
+
+/// With less not even the log of a small run has room.
+const FREE_LEAST: Bytes = Bytes(256 << 20);
+/// Three checkpoints of a model of 124 million parameters, and one that is being written: 1.5 GiB
+/// each.
+const FREE_ENOUGH: Bytes = Bytes(6 << 30);
+/// With fewer files not even the log begins.
+const FILES_LEAST: u64 = 256;
+/// The same checkpoints in pieces, with room for as much again.
+const FILES_ENOUGH: u64 = 16_384;
+/// No disk has written anything in less: the way there and back alone takes as long.
+const SYNC_UNREAL: Duration = Duration::from_micros(15);
+/// What a controller waits for before each answer; a turning disk takes about 15 ms.
+const SYNC_SLOW: Duration = Duration::from_millis(50);
+/// File systems in memory.
+const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
+/// File systems of containers, which go with them.
+const LAYERED: [&str; 3] = ["overlay", "aufs", "fuse-overlayfs"];
+/// File systems of other machines, whose locks and caches are their own.
+const REMOTE: [&str; 9] =
+    ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.gcsfuse"];
+
+pub(super) fn check_disk(facts: &DiskFacts) -> Vec<Finding> {
+    let folder = check_folder(facts);
+    if folder.level != Level::Fine && facts.state == FolderState::NoFolder {
+        return vec![folder];
+    }
+    let mut found = vec![folder];
+    match &facts.room {
+        Ok(room) => found.extend([check_space(room), check_files(room)]),
+        Err(kind) => found.push(
+            Finding::new(Check::DiskSpace, Level::Note, format!("cannot be seen: {kind}"))
+                .why("a full disk ends a node"),
+        ),
+    }
+    let is_in_memory = has_type(facts, &IN_MEMORY);
+    found.push(match &facts.sync_times {
+        Ok(times) => check_sync(times, is_in_memory),
+        Err(kind) => cannot_write(*kind),
+    });
+    found
+}
+
+fn has_type(facts: &DiskFacts, names: &[&str]) -> bool {
+    facts.filesystem.as_deref().is_some_and(|found| names.contains(&found))
+}
+
+fn check_folder(facts: &DiskFacts) -> Finding {
+    let place = facts.folder.display();
+    let kind = facts.filesystem.as_deref().unwrap_or("a file system that is not told");
+    let what = match facts.state {
+        FolderState::Exists => format!("{place}, on {kind}"),
+        FolderState::Absent => format!("{place} would be made, on {kind}"),
+        FolderState::NoFolder => {
+            let what = format!("{place} is no folder");
+            return Finding::new(Check::DataFolder, Level::Error(Obstacle::WrongState), what)
+                .hint("another --data-dir");
+        }
+    };
+    let warning = |why: &str| {
+        Finding::new(Check::DataFolder, Level::Warning, &what)
+            .why(why)
+            .hint("a --data-dir on a disk of this machine")
+    };
+    if has_type(facts, &IN_MEMORY) {
+        warning("identity, log and checkpoints are gone when the machine starts anew")
+    } else if has_type(facts, &LAYERED) {
+        warning("identity, log and checkpoints are gone when the container is removed")
+    } else if has_type(facts, &REMOTE) {
+        warning("locks and what is written behave differently on a file system of another machine")
+    } else {
+        Finding::fine(Check::DataFolder, what)
+    }
+}
+
+fn check_space(room: &Room) -> Finding {
+    if room.is_read_only {
+        let level = Level::Error(Obstacle::WrongState);
+        return Finding::new(Check::DiskSpace, level, "the file system is read-only")
+            .hint("mount it to be written, or another --data-dir");
+    }
+    let level = level_of(room.free, FREE_LEAST, FREE_ENOUGH);
+    let what = format!("{} free", room.free);
+    if level == Level::Fine {
+        return Finding::fine(Check::DiskSpace, what);
+    }
+    Finding::new(Check::DiskSpace, level, what)
+        .why(format!(
+            "checkpoints of a model of 124 million parameters take {FREE_ENOUGH}, and a full disk ends a node"
+        ))
+        .hint("free some, or another --data-dir")
+}
+
+fn check_files(room: &Room) -> Finding {
+    if room.files == 0 {
+        return Finding::fine(Check::DiskFiles, "not counted by the file system");
+    }
+    let level = level_of(room.files_free, FILES_LEAST, FILES_ENOUGH);
+    let what = format!("{} more can be made", room.files_free);
+    if level == Level::Fine {
+        return Finding::fine(Check::DiskFiles, what);
+    }
+    Finding::new(Check::DiskFiles, level, what)
+        .why("checkpoints are kept in pieces, each a file, and a disk may be full of files")
+        .hint("remove some, or another --data-dir")
+}
+
+fn cannot_write(kind: io::ErrorKind) -> Finding {
+    let is_full = matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    let obstacle = if is_full { Obstacle::TooLittle } else { Obstacle::WrongState };
+    Finding::new(Check::DiskSync, Level::Error(obstacle), format!("cannot write there: {kind}"))
+        .hint("make it writable for this user, or another --data-dir")
+}
+
+/// `times` are those of single writes.
+fn check_sync(times: &[Duration], is_in_memory: bool) -> Finding {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    let Some(median) = sorted.get(sorted.len() / 2).copied() else {
+        return Finding::new(Check::DiskSync, Level::Warning, "no write was done in seconds")
+            .why("a controller waits for one before each answer")
+            .hint("another disk");
+    };
+    let what = format!("half of {} writes took up to {}", times.len(), time_text(median));
+    // In memory there is nothing to wait for, which the folder's finding says.
+    if median < SYNC_UNREAL && !is_in_memory {
+        return Finding::new(Check::DiskSync, Level::Warning, what)
+            .why("no disk is that quick: what is said to be written may be lost with the power")
+            .hint("mount without nobarrier, and run without eatmydata");
+    }
+    if median > SYNC_SLOW {
+        return Finding::new(Check::DiskSync, Level::Warning, what)
+            .why("a controller waits for one before each answer")
+            .hint("a quicker disk for controllers");
+    }
+    Finding::fine(Check::DiskSync, what)
+}
+
+fn time_text(time: Duration) -> String {
+    if time < Duration::from_millis(10) {
+        format!("{} us", time.as_micros())
+    } else {
+        format!("{} ms", time.as_millis())
+    }
+}
+
+pub(super) fn check_permissions(faults: &[String]) -> Vec<Finding> {
+    if faults.is_empty() {
+        return vec![Finding::fine(Check::Permissions, "nothing is open to others")];
+    }
+    let level = Level::Error(Obstacle::WrongState);
+    let finding = |fault: &String| {
+        Finding::new(Check::Permissions, level, fault)
+            .why("whoever reads the key is this node, and a node with such a key does not start")
+            .hint("chmod go-rwx, and make the identity anew if others were on this machine")
+    };
+    faults.iter().map(finding).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! What is so on this machine, as far as it can be seen. Checks judge it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use zbelastic_types::Bytes;
+
+/// Everything that checks look at.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Memory.
+    pub memory: MemoryFacts,
+    /// What this process may have.
+    pub limits: LimitFacts,
+    /// The network.
+    pub network: NetworkFacts,
+    /// The time of day.
+    pub clock: ClockFacts,
+    /// The data folder and what it is on.
+    pub disk: DiskFacts,
+    /// What others may read although they should not, each as a sentence.
+    pub permissions: Vec<String>,
+    /// Graphics cards.
+    pub gpu: GpuFacts,
+    /// What came of trying to reach a cluster, if one was named.
+    pub cluster: Option<ClusterFacts>,
+}
+
+/// Memory; `None` is what cannot be seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryFacts {
+    /// The machine's.
+    pub machine: Option<Bytes>,
+    /// What of it nobody uses, or would give up.
+    pub available: Option<Bytes>,
+    /// What the control group of this process may take.
+    pub group: Option<Bytes>,
+}
+
+/// Limits of this process; `None` is unlimited.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LimitFacts {
+    /// Files and connections that may be open.
+    pub open_files: Option<u64>,
+    /// To how many that can be raised.
+    pub open_files_max: Option<u64>,
+    /// Addresses that memory may take.
+    pub address_space: Option<Bytes>,
+}
+
+/// The network.
+#[derive(Clone, Debug)]
+pub struct NetworkFacts {
+    /// The most room that a socket gets for packets that arrive.
+    pub receive_buffer_max: Option<Bytes>,
+    /// Whether there are addresses of the newer kind.
+    pub ipv6: Ipv6,
+    /// Whether two ends of a Unix socket can be made.
+    pub unix_sockets: Result<(), io::ErrorKind>,
+    /// Where the socket of the data folder would be.
+    pub local_socket: PathBuf,
+}
+
+/// Addresses of the newer kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ipv6 {
+    /// The system knows none.
+    Absent,
+    /// Only those within this machine or its link.
+    LocalOnly,
+    /// Others, too.
+    Present,
+}
+
+/// The time of day.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockFacts {
+    /// Now, as this machine believes.
+    pub now: SystemTime,
+    /// When the clock was set by a time server, as far as that leaves a trace.
+    pub synced: Option<SystemTime>,
+    /// The latest change of a file in the data folder.
+    pub newest_file: Option<SystemTime>,
+}
+
+/// The data folder and what it is on.
+#[derive(Clone, Debug)]
+pub struct DiskFacts {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What is there.
+    pub state: FolderState,
+    /// Room where it is or would be.
+    pub room: Result<Room, io::ErrorKind>,
+    /// The type of the file system there.
+    pub filesystem: Option<String>,
+    /// How long writes took to be on the disk there, each.
+    pub sync_times: Result<Vec<Duration>, io::ErrorKind>,
+}
+
+/// What is where the data folder should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderState {
+    /// A folder.
+    Exists,
+    /// Nothing, so it would be made.
+    Absent,
+    /// Something else.
+    NoFolder,
+}
+
+/// Room of a file system.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes that this user can still write.
+    pub free: Bytes,
+    /// Files that can still be made.
+    pub files_free: u64,
+    /// Files that there can be; 0 if they are not counted.
+    pub files: u64,
+    /// Whether nothing can be written at all.
+    pub is_read_only: bool,
+}
+
+/// Graphics cards of NVIDIA's.
+#[derive(Clone, Debug, Default)]
+pub struct GpuFacts {
+    /// Whether their driver is loaded.
+    pub has_driver: bool,
+    /// What the driver calls them.
+    pub models: Vec<String>,
+    /// Devices that this process can see, as in `/dev/nvidia0`.
+    pub devices: Vec<String>,
+}
+
+/// What came of trying to reach a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterFacts {
+    /// The address as it was typed.
+    pub address: String,
+    /// What came of it.
+    pub outcome: DialOutcome,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DialOutcome {
+    /// A member answered.
+    Reached {
+        /// After how long.
+        took: Duration,
+    },
+    /// Nobody did, or not as a member does.
+    Failed {
+        /// Why, as a sentence.
+        why: String,
+    },
+}

@@ -1,0 +1,154 @@
+//! What a check found.
+
+use crate::failure::FailureCode;
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Cores to compute on.
+    Cores,
+    /// Memory to train in.
+    Memory,
+    /// Files and connections that may be open.
+    OpenFiles,
+    /// Addresses that memory may take.
+    AddressSpace,
+    /// Room for packets that arrive.
+    UdpBuffer,
+    /// Addresses of the newer kind.
+    Ipv6,
+    /// The road between processes of one machine.
+    LocalSocket,
+    /// The time of day.
+    Clock,
+    /// The folder that data is in, or would be.
+    DataFolder,
+    /// Bytes that are free there.
+    DiskSpace,
+    /// Files that can be made there.
+    DiskFiles,
+    /// How long writes take to be on the disk.
+    DiskSync,
+    /// Who may read the keys.
+    Permissions,
+    /// Graphics cards.
+    Gpu,
+    /// Whether a cluster answers.
+    Cluster,
+}
+
+impl Check {
+    /// Its name, for people and scripts.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cores => "cores",
+            Self::Memory => "memory",
+            Self::OpenFiles => "open-files",
+            Self::AddressSpace => "address-space",
+            Self::UdpBuffer => "udp-buffer",
+            Self::Ipv6 => "ipv6",
+            Self::LocalSocket => "local-socket",
+            Self::Clock => "clock",
+            Self::DataFolder => "data-folder",
+            Self::DiskSpace => "disk-space",
+            Self::DiskFiles => "disk-files",
+            Self::DiskSync => "disk-sync",
+            Self::Permissions => "permissions",
+            Self::Gpu => "gpu",
+            Self::Cluster => "cluster",
+        }
+    }
+}
+
+/// How grave it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Fine,
+    /// Good to know.
+    Note,
+    /// A node works, but worse or not for long.
+    Warning,
+    /// A node will not work.
+    Error(Obstacle),
+}
+
+/// Why a node will not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// There is too little of something.
+    TooLittle,
+    /// Something is to be mended first.
+    WrongState,
+}
+
+impl Level {
+    /// Its name, for people and scripts.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fine => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
+impl Obstacle {
+    /// How a command ends because of it.
+    #[must_use]
+    pub const fn code(self) -> FailureCode {
+        match self {
+            Self::TooLittle => FailureCode::OutOfResource,
+            Self::WrongState => FailureCode::WrongState,
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: Check,
+    /// How grave it is.
+    pub level: Level,
+    /// What is so, with numbers.
+    pub what: String,
+    /// Why it matters.
+    pub why: Option<String>,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Finding {
+    /// Something as it should be.
+    pub(super) fn fine(check: Check, what: impl Into<String>) -> Self {
+        Self::new(check, Level::Fine, what)
+    }
+
+    pub(super) fn new(check: Check, level: Level, what: impl Into<String>) -> Self {
+        Self { check, level, what: what.into(), why: None, hint: None }
+    }
+
+    pub(super) fn why(self, why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), ..self }
+    }
+
+    pub(super) fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+/// The level of an amount that should be at least `enough`, and of which less than `least` does not
+/// do at all.
+pub(super) fn level_of<T: PartialOrd>(found: T, least: T, enough: T) -> Level {
+    if found < least {
+        Level::Error(Obstacle::TooLittle)
+    } else if found < enough {
+        Level::Warning
+    } else {
+        Level::Fine
+    }
+}

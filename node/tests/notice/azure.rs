@@ -1,0 +1,74 @@
+//! Microsoft's cloud.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use zbelastic_node::notice::{Cause, Cloud, NoticeSource, Report};
+
+use crate::mock::{Asked, Mock, Reply};
+
+const NAME: &str = "/metadata/instance/compute/name";
+const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
+
+fn is_look(asked: &Asked) -> bool {
+    asked.is("GET", EVENTS)
+}
+
+fn event(id: &str, machine: &str) -> String {
+    format!(
+        r#"{{"EventId": "{id}", "EventType": "Preempt", "EventStatus": "Scheduled",
+            "Resources": ["{machine}"], "NotBefore": "Sat, 21 Nov 2026 12:01:03 GMT"}}"#
+    )
+}
+
+fn document(events: &[String]) -> String {
+    format!(r#"{{"DocumentIncarnation": 1, "Events": [{}]}}"#, events.join(", "))
+}
+
+/// The machine `spot-7`, about which and about `spot-8` there is an event once `is_marked`.
+fn service(is_marked: Arc<AtomicBool>) -> Mock {
+    Mock::start(move |asked| {
+        if asked.header("Metadata") != Some("true") {
+            return Reply::of(400, "");
+        }
+        if asked.path.starts_with(NAME) {
+            return Reply::of(200, "spot-7");
+        }
+        if asked.is("POST", EVENTS) {
+            return Reply::of(200, "");
+        }
+        let events = [event("event-8", "spot-8"), event("event-7", "spot-7")];
+        let count = if is_marked.load(Ordering::SeqCst) { 2 } else { 0 };
+        Reply::of(200, document(&events[..count]))
+    })
+}
+
+#[test]
+fn an_event_of_this_machine_is_told_once_and_acknowledged_when_it_is_ready() {
+    let is_marked = Arc::new(AtomicBool::new(false));
+    let mock = service(Arc::clone(&is_marked));
+    let mut watch = mock.watch(NoticeSource::Azure);
+    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Azure)));
+    mock.wait_for(3, is_look);
+    watch.assert_silent();
+    is_marked.store(true, Ordering::SeqCst);
+    let notice = watch.notice();
+    assert_eq!((notice.cause, notice.event.name()), (Cause::Preempted, "event-7"));
+    assert_eq!(notice.deadline, Some(UNIX_EPOCH + Duration::from_secs(1_795_262_463)));
+    mock.wait_for(4, |asked| {
+        assert_eq!(asked.method, "GET", "nothing is acknowledged yet");
+        is_look(asked)
+    });
+    watch.assert_silent();
+    watch.0.acknowledge(&notice);
+    let sent = mock.next(|asked| asked.method == "POST");
+    assert_eq!(sent.path, EVENTS);
+    assert_eq!(sent.header("Metadata"), Some("true"));
+    assert_eq!(sent.body, r#"{"StartRequests":[{"EventId":"event-7"}]}"#);
+    mock.wait_for(3, |asked| {
+        assert_eq!(asked.method, "GET", "it is acknowledged once");
+        is_look(asked)
+    });
+    watch.assert_silent();
+}
