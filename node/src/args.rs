@@ -113,6 +113,9 @@ pub enum Command {
     /// Measure this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Look whether this machine can be a node, and say what to do where it cannot.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
     /// Try to break clusters.
     #[command(subcommand)]
     Chaos(ChaosCommand),

@@ -36,14 +36,15 @@ use tokio::runtime::{Builder, Runtime};
 use zbelastic_consensus::member::Resources;
 use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinSetup, NodeKey, NodeName, PeerRole, Token, UnixSeconds,
-    join_cluster, random_number,
+    check_permissions, join_cluster, random_number,
 };
 use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
 use zbelastic_types::{Bytes, ClusterId, NodeId};
 
 use crate::api::MemberRole;
 use crate::api::client::{ClientError, Exchange};
-use crate::args::{AddressList, InitArgs, JoinArgs, RecoverArgs};
+use crate::args::{AddressList, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
+use crate::commands::doctor::{self, DialOutcome, Outside};
 use crate::commands::token::find_token;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, Stop};
@@ -223,7 +224,12 @@ fn means(args: &JoinArgs) -> WorkerMeans {
     let memory = args.memory.or_else(machine::memory_total).unwrap_or(Bytes(0));
     let speed_permille = 1000 * u32::try_from(threads).unwrap_or(1);
     let data_paths = args.data_path.clone();
-    WorkerMeans { resources: Resources { memory, speed_permille }, threads, data_paths }
+    WorkerMeans {
+        resources: Resources { memory, speed_permille },
+        threads,
+        data_paths,
+        spot: args.spot,
+    }
 }
 
 /// Becomes a member with a token.
@@ -389,6 +395,36 @@ fn client_error(error: &ConnectError) -> ClientError {
     let tried = error.tried.iter();
     let tried = tried.map(|attempt| (attempt.address.clone(), attempt.problem.to_string()));
     ClientError::Unreachable { tried: tried.collect() }
+}
+
+/// `doctor`, with what only a cluster's process knows.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCode, Stop> {
+    let folder = DataFolder::of(&FolderArgs { data_dir: args.data_dir.clone() });
+    let dial = |address: &str| {
+        let began = std::time::Instant::now();
+        let failed = |why: String| DialOutcome::Failed { why };
+        match exchange(&folder) {
+            Ok(mut exchange) => match exchange(&[address.to_owned()], &[]) {
+                // Whoever refuses an empty question is reached.
+                Ok(_) | Err(ClientError::Broken { .. }) => {
+                    DialOutcome::Reached { took: began.elapsed() }
+                }
+                Err(error) => failed(error.to_string()),
+            },
+            Err(failure) => failed(failure.what),
+        }
+    };
+    let permissions = |folder: &std::path::Path| {
+        if !folder.exists() {
+            return Vec::new();
+        }
+        check_permissions(folder).iter().map(ToString::to_string).collect()
+    };
+    let outside = Outside { folder: folder.root(), dial: &dial, permissions: &permissions };
+    doctor::run(args, &outside, out)
 }
 
 fn runtime() -> Result<Runtime, Failure> {

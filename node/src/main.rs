@@ -34,6 +34,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
             drop(out);
             return cluster::join(args);
         }
+        Command::Doctor(args) => return cluster::doctor(args, &mut out),
         Command::Leave(args) => commands::leave::run(args, &mut out)?,
         Command::Token(command) => commands::token::run(command, &mut out)?,
         Command::Node(command) => commands::node::run(command, &mut out)?,

@@ -122,7 +122,7 @@ impl Cluster {
         let mut command = zbelastic(&folder);
         let address = self.addresses.join(",");
         command.args(["join", "--cluster", &address, "--token", &token, "--name", name]);
-        command.args(["--bind", bind, "--threads", "1", "--role", role.name()]);
+        command.args(["--bind", bind, "--threads", "1", "--role", role.name(), "--spot", "none"]);
         self.nodes.push(spawn(command, &folder));
     }
 
@@ -235,7 +235,7 @@ fn killed_workers_change_no_bit() {
     for (at, name) in [(15, "a"), (40, "c"), (70, "b")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
         let node = cluster.kill(name);
-        cluster.again(node, &["join"]);
+        cluster.again(node, &["join", "--spot", "none"]);
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 3));
     }
     let found = cluster.digest(STEPS);

@@ -12,6 +12,7 @@ use super::client::{ClientArgs, FolderArgs, ReadArgs};
 use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note};
 use super::{THREADS_MAX, short};
 use crate::api::{MemberRole, TOKEN_USES_MAX};
+use crate::notice::NoticeSource;
 
 pub(super) const INIT_EXAMPLES: &str = "\
 The process is the cluster's first controller, and runs until it is told to leave. Run again on the
@@ -92,6 +93,9 @@ pub struct JoinArgs {
     /// The run's text, if it is here already: it must be the same, byte for byte.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data_path: Vec<String>,
+    /// Whose notices of taking this machine away are listened to: auto, aws, gcp, azure or none.
+    #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
+    pub spot: NoticeSource,
 }
 
 /// Where a token is from.

@@ -35,6 +35,7 @@ use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
+use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
 /// their time.
@@ -53,6 +54,8 @@ pub struct WorkerMeans {
     pub threads: usize,
     /// Where the text lies, if a person says so.
     pub data_paths: Vec<String>,
+    /// Whose notices are listened to.
+    pub spot: NoticeSource,
 }
 
 /// Within what time the cluster notices and acts.
@@ -136,8 +139,12 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
     };
+    let settings = NoticeSettings::from_environment(means.spot)
+        .map_err(|error| Failure::usage("the environment", vec![Detail::new(error.to_string())]))?;
+    let notices = NoticeWatch::start(settings);
+    let notices = notices.map_err(|error| internal("the thread of notices", &error))?;
     let signals = node.signals;
-    let parts = WorkerParts { transport, events, keeper, kept, journal, signals };
+    let parts = WorkerParts { transport, events, keeper, kept, journal, signals, notices };
     worker::run(setup, parts).await.map_err(|error| internal("the device's thread", &error))
 }
 

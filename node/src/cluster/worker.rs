@@ -34,13 +34,15 @@ use zbelastic_types::{ClusterId, NodeId, Step};
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
-use super::ending::{Ending, Signal};
+use super::ending::{DrainCause, Ending, Signal};
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::tick::{SEAT_TIMING, TICK};
 use super::wire::{self, BulkKey, NodeMessage};
+use crate::config::NoticePolicy;
+use crate::notice::{Cause, Notice, NoticeWatch, Report};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
@@ -86,6 +88,8 @@ pub struct WorkerParts {
     pub journal: Journal,
     /// What the system or a person wants of the process.
     pub signals: mpsc::Receiver<Signal>,
+    /// What a cloud says about taking the machine away.
+    pub notices: NoticeWatch,
 }
 
 /// Something that was fetched, or not.
@@ -142,6 +146,8 @@ struct Worker {
     renewal_ticks: u32,
     ending: Option<Ending>,
     drain: Option<Signal>,
+    /// The notice that it drains for.
+    notice: Option<Notice>,
 }
 
 /// Runs a worker until it ends.
@@ -149,7 +155,8 @@ struct Worker {
 /// # Errors
 /// If the device's thread cannot be started.
 pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Ending> {
-    let WorkerParts { transport, mut events, keeper, mut kept, journal, mut signals } = parts;
+    let WorkerParts { transport, mut events, keeper, mut kept, journal, .. } = parts;
+    let WorkerParts { mut signals, mut notices, .. } = parts;
     let (device, mut outputs) = DeviceHandle::start(transport.frame_sender())?;
     let (arrivals, mut arrived) = mpsc::channel(FETCHES_MAX);
     let stored = keeper.clone();
@@ -184,6 +191,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         renewal_ticks: 0,
         ending: None,
         drain: None,
+        notice: None,
     };
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -197,8 +205,12 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
             Some(arrived) = arrived.recv() => worker.handle_arrived(arrived),
             Some(kept) = kept.recv() => worker.handle_kept(kept),
             Some(signal) = signals.recv() => worker.handle_signal(signal),
+            Some(report) = notices.reports.recv() => worker.handle_report(&report),
         }
         worker.perform();
+    }
+    if let Some(notice) = &worker.notice {
+        notices.acknowledge(notice);
     }
     worker.transport.close().await;
     Ok(worker.ending.expect("looked at above"))
@@ -321,6 +333,35 @@ impl Worker {
                     self.ending = Some(Ending::Drained(cause));
                 }
             }
+        }
+    }
+
+    /// A cloud says something.
+    fn handle_report(&mut self, report: &Report) {
+        let notice = match report {
+            Report::Watching(cloud) => {
+                return self.journal.log(format!("notices of {} are listened for", cloud.name()));
+            }
+            Report::NoCloud => return,
+            Report::Trouble { source, fault } => {
+                return self.journal.log(format!("notices of {}: {fault}", source.name()));
+            }
+            Report::Notice(notice) => notice,
+        };
+        self.journal.warn(format!("notice of {}: {:?}", notice.source.name(), notice.cause));
+        let policy = match &self.readiness {
+            Readiness::Ready(job) => job.document.job.config.elastic.on_notice,
+            Readiness::Idle | Readiness::Fetching(_) => NoticePolicy::Drain,
+        };
+        match (notice.cause, policy) {
+            (Cause::Preempted | Cause::Maintenance, NoticePolicy::Drain) => {
+                if self.drain.is_none() {
+                    self.notice = Some(notice.clone());
+                    self.handle_signal(Signal::Drain(DrainCause::Preempted));
+                }
+            }
+            // It may happen to this machine sooner than to others: nothing is lost by waiting.
+            (Cause::Rebalance, NoticePolicy::Drain) | (_, NoticePolicy::Ignore) => {}
         }
     }
 

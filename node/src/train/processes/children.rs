@@ -100,6 +100,8 @@ impl Children {
                 &threads,
                 "--bind",
                 "127.0.0.1:0",
+                "--spot",
+                "none",
             ];
             self.start(&name, arguments.map(str::to_owned).to_vec())?;
         }
