@@ -160,6 +160,14 @@ fn a_process_that_ends_by_itself_is_found() {
     assert!(why.contains("exit status: 3") && why.contains("I leave"), "{why}");
 }
 
+fn a_road_around_the_proxy_is_found() {
+    let mut scene = Scene::new(&[FaultKind::Isolate], 1, 0);
+    (scene.bug, scene.has_proxy) = (Some("bypass"), true);
+    let account = scene.account();
+    let Verdict::Harness(why) = &account.verdict else { panic!("{account}") };
+    assert!(why.contains("past the proxy"), "{why}");
+}
+
 fn whoever_watches_may_end_it() {
     let stop = AtomicBool::new(false);
     stop.store(true, Ordering::Relaxed);
@@ -177,7 +185,7 @@ fn a_program_that_cannot_start_is_told() {
     assert!(matches!(error, Err(GroupError::System { .. })), "{error:?}");
 }
 
-const TESTS: [(&str, fn()); 9] = [
+const TESTS: [(&str, fn()); 10] = [
     ("a_sound_cluster_passes_under_every_fault", a_sound_cluster_passes_under_every_fault),
     ("a_wrong_digest_is_found", a_wrong_digest_is_found),
     ("a_wrong_loss_is_found", a_wrong_loss_is_found),
@@ -185,6 +193,7 @@ const TESTS: [(&str, fn()); 9] = [
     ("a_step_that_is_left_out_is_found", a_step_that_is_left_out_is_found),
     ("a_run_that_stands_still_is_found", a_run_that_stands_still_is_found),
     ("a_process_that_ends_by_itself_is_found", a_process_that_ends_by_itself_is_found),
+    ("a_road_around_the_proxy_is_found", a_road_around_the_proxy_is_found),
     ("whoever_watches_may_end_it", whoever_watches_may_end_it),
     ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_told),
 ];

@@ -310,10 +310,27 @@ pub enum ChaosCommand {
     #[command(after_help = run_help())]
     Run(ChaosRunArgs),
     /// Measure how long a real run takes to go on after each kind of fault.
+    #[command(after_help = MEASURE_EXAMPLES)]
     Measure(MeasureArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.
-    #[command(after_help = DEMO_EXIT_CODES)]
+    #[command(after_help = demo_help())]
     Demo(DemoArgs),
+}
+
+const MEASURE_EXAMPLES: &str = "\
+Examples:
+  zbelastic chaos measure --config tiny.toml
+  zbelastic chaos measure --config tiny.toml --times 200 --report recovery.json";
+
+fn demo_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos demo
+  zbelastic chaos demo --seconds 300 --workers 6
+
+{DEMO_EXIT_CODES}"
+    )
 }
 
 fn run_help() -> String {

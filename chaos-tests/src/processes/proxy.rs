@@ -93,6 +93,16 @@ pub struct ProxyCounts {
     pub replayed: u64,
 }
 
+impl ProxyCounts {
+    /// Datagrams that one node sent to another, whatever became of them.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        let is_inner = |way: &Way| way.from != Site::OUTSIDE && way.to != Site::OUTSIDE;
+        let inner = self.links.iter().filter(|(way, _)| is_inner(way));
+        inner.map(|(_, counts)| counts.sent).sum()
+    }
+}
+
 /// What the thread is asked for.
 enum Request {
     Add { site: Site, front: UdpSocket, target: SocketAddr },

@@ -35,7 +35,7 @@ pub struct Strike {
     pub step: u64,
     /// The plan of that moment.
     pub generation: u64,
-    /// To whom.
+    /// To whom; of a join, who leaves for it and who comes.
     pub victims: Vec<MemberIndex>,
 }
 
@@ -109,8 +109,11 @@ impl Striker {
         }
         let picture = group.picture();
         let (step, generation) = (picture.step(), picture.generation());
-        let strike = Strike { fault, at_us: wall_us(), step, generation, victims };
+        let mut strike = Strike { fault, at_us: wall_us(), step, generation, victims };
         self.carry_out(group, &strike)?;
+        if let Fault::Join { .. } = fault {
+            strike.victims.push(group.add(Role::Worker)?);
+        }
         Ok(Some(strike))
     }
 
@@ -164,7 +167,6 @@ impl Striker {
             Fault::Join { .. } => {
                 victims.iter().for_each(|victim| group.retire(*victim));
                 self.signal(group, victims, Signal::Terminate)?;
-                group.add(Role::Worker)?;
             }
             Fault::FullDisk { ms, .. } => {
                 for victim in victims {

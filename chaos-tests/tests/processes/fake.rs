@@ -114,7 +114,7 @@ struct Node {
     is_worker: bool,
     bug: String,
     /// It has its port as long as it lives.
-    _socket: UdpSocket,
+    socket: UdpSocket,
 }
 
 impl Node {
@@ -124,13 +124,24 @@ impl Node {
         let is_worker = name.starts_with('w');
         let socket = UdpSocket::bind(typed.value("--bind")).expect("its port is free");
         fs::create_dir_all(&data_dir).expect("made");
+        fs::write(world.path(&format!("at-{}", typed.value("--advertise"))), "").expect("written");
         Self {
             id: if is_worker { 100 + number } else { number },
             world,
             events: data_dir.join("events.jsonl"),
             is_worker,
             bug: std::env::var(BUG).unwrap_or_default(),
-            _socket: socket,
+            socket,
+        }
+    }
+
+    /// Something to everybody, at the address that they told.
+    fn send(&self) {
+        let files = fs::read_dir(&self.world.0).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        for address in names.filter_map(|name| name.strip_prefix("at-").map(str::to_owned)) {
+            // Whoever is not there does not get it.
+            let _ = self.socket.send_to(b"news", address);
         }
     }
 
@@ -222,6 +233,9 @@ impl Node {
             ));
         } else if sealed < steps {
             self.world.agree(&self.seal(sealed + 1, plans.len()));
+            if self.bug != "bypass" {
+                self.send();
+            }
         } else if !log.iter().any(|line| line.contains("\"done\"")) {
             let is_wrong = self.bug == "digest" && plans.len() > 1;
             let digest = if is_wrong { "cd" } else { "ab" };

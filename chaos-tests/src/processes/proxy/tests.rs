@@ -96,6 +96,7 @@ fn an_answer_finds_its_way_back() {
     let counts = scene.proxy.counts();
     let ways: Vec<_> = counts.links.iter().map(|(way, counts)| (*way, counts.sent)).collect();
     assert_eq!(ways, [(INWARD, 1), (OUTWARD, 1)]);
+    assert_eq!(counts.sent(), 2);
 }
 
 #[test]
@@ -104,6 +105,7 @@ fn who_is_no_node_is_outside() {
     socket().send_to(b"hello", scene.front).expect("sent");
     assert_eq!(receive(&scene.server).0, b"hello");
     let outside = Way { from: Site::OUTSIDE, to: SERVER };
+    assert_eq!(scene.proxy.counts().sent(), 0);
     assert_eq!(scene.proxy.counts().links.iter().map(|link| link.0).collect::<Vec<_>>(), [outside]);
 }
 
