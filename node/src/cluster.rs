@@ -191,19 +191,6 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
     if let Some(advertise) = &args.advertise {
         home.advertised = vec![advertise.to_string()];
     }
-    if let Some(addresses) = &args.cluster {
-        // What was typed is tried beside what was found last.
-        let typed = resolve_all(addresses)?;
-        for known in home.controllers.values_mut() {
-            known.extend(
-                typed
-                    .iter()
-                    .filter(|address| !known.contains(address))
-                    .copied()
-                    .collect::<Vec<_>>(),
-            );
-        }
-    }
     if home.role == MemberRole::Controller {
         drop(runtime);
         return serve_controller(folder, home);
@@ -270,12 +257,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     if let Some(authority) = &joined.authority {
         authority.save(&identity.join("authority")).map_err(cannot_keep)?;
     }
-    let mut controllers = by_node(joined.controllers);
-    for known in controllers.values_mut() {
-        known.extend(
-            cluster.iter().filter(|address| !known.contains(address)).copied().collect::<Vec<_>>(),
-        );
-    }
+    let controllers = by_node(joined.controllers);
     let peer = joined.credentials.identity();
     let home = Home::new(Beginning {
         cluster: peer.cluster,
@@ -389,7 +371,12 @@ fn client_error(error: &ConnectError) -> ClientError {
             DialProblem::CertificateExpired { .. } | DialProblem::Refused(_) => {
                 return ClientError::Denied { reason };
             }
-            _ => {}
+            DialProblem::NotAnAddress
+            | DialProblem::NoSuchHost
+            | DialProblem::NobodyAnswers
+            | DialProblem::AnotherNode
+            | DialProblem::Version { .. }
+            | DialProblem::Other(_) => {}
         }
     }
     let tried = error.tried.iter();

@@ -70,10 +70,7 @@ impl Cluster {
         let folder = DataFolder::new(self.nodes[0].folder.clone());
         let exchange = zbelastic_node::cluster::exchange(&folder).ok()?;
         let mut client = ApiClient::new(self.addresses.clone(), exchange);
-        match client.ask(request) {
-            Ok(answer) => Some(answer),
-            Err(_) => None,
-        }
+        client.ask(request).ok()
     }
 
     fn wait<T>(&self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
@@ -308,7 +305,7 @@ fn majority_that_is_gone_is_replaced_by_force() {
     cluster.again(controller, &["init"]);
     // Who was a member of the old cluster is a stranger to the new one.
     let at = cluster.wait("the new cluster", Cluster::step);
-    assert!(at >= 10 && at < STEPS, "goes on from a checkpoint, not from {at}");
+    assert!((10..STEPS).contains(&at), "goes on from a checkpoint, not from {at}");
     assert_eq!(cluster.status().expect("it answers").members.len(), 1);
     ["c", "d"].into_iter().for_each(|name| cluster.join(name));
     let found = cluster.digest(STEPS);

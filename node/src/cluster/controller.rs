@@ -14,6 +14,7 @@ mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use zbelastic_consensus::core::{Core, Event as CoreEvent, FatalCause, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
+use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
 use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_transport::{
@@ -33,6 +35,7 @@ use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
 use super::ending::{Ending, Signal};
+use super::home::Home;
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
 use super::peers::Peers;
@@ -57,8 +60,12 @@ pub struct ControllerSetup {
     pub founded_ms: Option<u64>,
     /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// What it knows of itself.
+    pub home: Home,
     /// Its certificate and key.
     pub credentials: Credentials,
+    /// Where all of these are kept.
+    pub identity: PathBuf,
 }
 
 /// The parts that a controller is made of.
@@ -320,16 +327,17 @@ impl Controller {
         self.look_at_certificate();
         self.answer_late_orders();
         self.look_at_quorum();
-        self.peers.follow(&self.transport, &self.core.state().contacts());
+        let controllers = self.peers.follow(&self.transport, &self.core.state().contacts());
+        if let Some(controllers) = controllers {
+            self.setup.home.remember(&self.setup.identity, controllers);
+        }
     }
 
     fn look_at_quorum(&mut self) {
-        let is_lost = match self.core.standing() {
-            zbelastic_consensus::standing::RunStanding::NoQuorum { ticks } => {
-                ticks >= LEADERLESS_TICKS_MAX
-            }
-            _ => false,
-        };
+        let is_lost = matches!(
+            self.core.standing(),
+            RunStanding::NoQuorum { ticks } if ticks >= LEADERLESS_TICKS_MAX
+        );
         if is_lost != self.leaderless {
             self.leaderless = is_lost;
             let kind = if is_lost { EventKind::QuorumLost } else { EventKind::QuorumHeld };
@@ -370,10 +378,8 @@ impl Controller {
     }
 
     fn send(&self, to: NodeId, envelope: &Envelope) {
-        let kind = match envelope.message {
-            Message::Raft(_) => ControlKind::Raft,
-            _ => ControlKind::Member,
-        };
+        let is_raft = matches!(envelope.message, Message::Raft(_));
+        let kind = if is_raft { ControlKind::Raft } else { ControlKind::Member };
         let mut bytes = vec![kind.byte()];
         bytes.extend(envelope.encode());
         self.transport.send(to, bytes.into());

@@ -42,7 +42,7 @@ impl Disk {
     /// # Errors
     /// If it cannot be started.
     pub fn start(
-        log: impl RecordLog + Send + 'static,
+        log: impl RecordLog + 'static,
     ) -> std::io::Result<(Self, mpsc::Receiver<Written>)> {
         let (orders, inbox) = sync_channel(WRITES_MAX);
         let (reports, outbox) = mpsc::channel(WRITES_MAX);

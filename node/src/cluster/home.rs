@@ -138,6 +138,16 @@ impl Home {
         Ok(File::open(folder)?.sync_all()?)
     }
 
+    /// Remembers where controllers are, for the next start: those of the first start may be gone.
+    /// What cannot be written now is written with the next change; a start with what is there finds
+    /// whoever is left of it.
+    pub fn remember(&mut self, folder: &Path, controllers: BTreeMap<NodeId, Vec<SocketAddr>>) {
+        self.controllers = controllers;
+        let (home, folder) = (self.clone(), folder.to_owned());
+        // Disks take their time, and nobody waits for this.
+        tokio::task::spawn_blocking(move || home.save(&folder));
+    }
+
     /// The node starts once more: no two starts have the same number, whatever happens next.
     ///
     /// # Errors

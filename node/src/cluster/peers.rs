@@ -37,9 +37,14 @@ impl Peers {
     }
 
     /// Wants the members, if they are others than before.
-    pub fn follow(&mut self, transport: &Transport, contacts: &Contacts) {
+    /// Yields where controllers are now, if that is to be remembered.
+    pub fn follow(
+        &mut self,
+        transport: &Transport,
+        contacts: &Contacts,
+    ) -> Option<BTreeMap<NodeId, Vec<SocketAddr>>> {
         if contacts.index == self.index {
-            return;
+            return None;
         }
         self.index = contacts.index;
         let mut wanted = BTreeSet::new();
@@ -54,6 +59,14 @@ impl Peers {
             transport.forget(*gone);
         }
         self.wanted = wanted;
+        let members = contacts.members.iter();
+        let controllers = members.filter(|(_, (role, _))| *role == Role::Controller);
+        let found = controllers.map(|(node, (_, contact))| (*node, resolve(&contact.addresses)));
+        let found: BTreeMap<_, _> = found.collect();
+        (!found.is_empty() && found != self.first).then(|| {
+            self.first.clone_from(&found);
+            found
+        })
     }
 
     /// A node is connected.

@@ -45,6 +45,13 @@ const WRITE_TICKS_MAX: u32 = 200;
 /// worker is before that has said so, so a worker does not wait for longer than two dials cross.
 const DIAL_PATIENCE: Duration = Duration::from_millis(150);
 
+/// If it is `off`, processes of one host speak through the network like all others.
+const SAME_HOST_VARIABLE: &str = "ZBELASTIC_SAME_HOST";
+
+fn may_share_host() -> bool {
+    std::env::var(SAME_HOST_VARIABLE).map_or(true, |value| value != "off")
+}
+
 /// What a worker brings.
 #[derive(Clone, Debug)]
 pub struct WorkerMeans {
@@ -98,7 +105,7 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
     let setup = TransportSetup {
         credentials: node.credentials.clone(),
         bind: node.home.bind,
-        local_folder: Some(node.folder.root().join("local")),
+        local_folder: may_share_host().then(|| node.folder.root().join("local")),
         start: ProcessStart { boot: node.home.boot, life: random_number() },
         limits: Limits { dial_patience: DIAL_PATIENCE, ..Limits::default() },
     };
@@ -136,6 +143,7 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         resources: means.resources,
         threads: means.threads,
         data_paths: means.data_paths,
+        home: home.clone(),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
     };
@@ -169,7 +177,9 @@ pub async fn run_controller(
         cluster_name: node.home.cluster_name.clone(),
         founded_ms: node.home.founded_ms,
         controllers: node.home.controllers.clone(),
+        home: node.home.clone(),
         credentials: node.credentials.clone(),
+        identity: node.folder.identity(),
     };
     let authority = Arc::new(authority);
     let parts = ControllerParts { core, disk, solver, authority, transport, keeper, journal };

@@ -35,12 +35,14 @@ use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
 use super::ending::{DrainCause, Ending, Signal};
+use super::home::Home;
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::tick::{SEAT_TIMING, TICK};
 use super::wire::{self, BulkKey, NodeMessage};
+use crate::api::EventKind;
 use crate::config::NoticePolicy;
 use crate::notice::{Cause, Notice, NoticeWatch, Report};
 
@@ -68,9 +70,11 @@ pub struct WorkerSetup {
     pub threads: usize,
     /// Where a person says that the text lies; another one is fetched from those who have it.
     pub data_paths: Vec<String>,
+    /// What it knows of itself.
+    pub home: Home,
     /// Its certificate and key.
     pub credentials: Credentials,
-    /// Where they are kept.
+    /// Where all of these are kept.
     pub identity: PathBuf,
 }
 
@@ -193,6 +197,8 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         drain: None,
         notice: None,
     };
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    worker.journal.tell(EventKind::Started { node: worker.setup.node, version });
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while worker.ending.is_none() {
@@ -375,7 +381,10 @@ impl Worker {
         for piece in self.copies.handle_tick() {
             self.tell_written(piece, false);
         }
-        self.peers.follow(&self.transport, self.seat.contacts());
+        let controllers = self.peers.follow(&self.transport, self.seat.contacts());
+        if let Some(controllers) = controllers {
+            self.setup.home.remember(&self.setup.identity, controllers);
+        }
         self.look_at_certificate();
     }
 

@@ -146,13 +146,14 @@ fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Fa
     let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
     let request = Request::Run { document, corpus };
     for _ in 0..=submission.data.len() {
-        match client.ask(&request)? {
-            Answer::Run(accepted) => return Ok(accepted.events_from),
-            Answer::DataWanted(held) => upload(submission, held, client)?,
-            other => {
-                return Err(ApiError::Unexpected { request: "run", found: other.name() }.into());
-            }
+        let answer = client.ask(&request)?;
+        if let Answer::Run(accepted) = answer {
+            return Ok(accepted.events_from);
         }
+        let Answer::DataWanted(held) = answer else {
+            return Err(ApiError::Unexpected { request: "run", found: answer.name() }.into());
+        };
+        upload(submission, held, client)?;
     }
     Err(Failure::new(FailureCode::Internal, "the controller wants the text for ever"))
 }

@@ -289,28 +289,29 @@ impl Controller {
 
     /// Why the core does not take an order, as a person is told.
     pub(super) fn refusal(&self, refusal: &CoreRefusal) -> Refusal {
-        match refusal {
-            CoreRefusal::Job(refusal) => self.job_refusal(refusal),
-            CoreRefusal::Restore(refusal) => self.entry_refusal(refusal),
-            CoreRefusal::UnknownNode { node } => match self.core.state().members().get(node) {
-                Some(member) => {
-                    let reason = match member.standing {
-                        Standing::Lost(reason) => reason.to_string(),
-                        Standing::Present | Standing::Draining => String::new(),
-                    };
-                    let name = member.contact.name.clone();
-                    Refusal::WrongState(WrongState::NodeGone { name, reason })
-                }
-                None => Refusal::NotFound { thing: Thing::Node, name: node.to_string() },
-            },
-            other => Refusal::Malformed { what: other.to_string() },
+        if let CoreRefusal::Job(refusal) | CoreRefusal::Restore(EntryRefusal::Job(refusal)) =
+            refusal
+        {
+            return self.job_refusal(refusal);
         }
+        let CoreRefusal::UnknownNode { node } = refusal else {
+            return Refusal::Malformed { what: refusal.to_string() };
+        };
+        let Some(member) = self.core.state().members().get(node) else {
+            return Refusal::NotFound { thing: Thing::Node, name: node.to_string() };
+        };
+        let reason = match member.standing {
+            Standing::Lost(reason) => reason.to_string(),
+            Standing::Present | Standing::Draining => String::new(),
+        };
+        Refusal::WrongState(WrongState::NodeGone { name: member.contact.name.clone(), reason })
     }
 
     pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> Refusal {
-        match refusal {
-            EntryRefusal::Job(refusal) => self.job_refusal(refusal),
-            other => Refusal::Malformed { what: other.to_string() },
+        if let EntryRefusal::Job(refusal) = refusal {
+            self.job_refusal(refusal)
+        } else {
+            Refusal::Malformed { what: refusal.to_string() }
         }
     }
 
@@ -329,7 +330,15 @@ impl Controller {
                 },
                 None => WrongState::Starting,
             },
-            other => return Refusal::Malformed { what: other.to_string() },
+            JobRefusal::Size { .. }
+            | JobRefusal::Document { .. }
+            | JobRefusal::Workers { .. }
+            | JobRefusal::Zero { .. }
+            | JobRefusal::Stages { .. }
+            | JobRefusal::Replays { .. }
+            | JobRefusal::Every { .. } => {
+                return Refusal::Malformed { what: refusal.to_string() };
+            }
         };
         Refusal::WrongState(state)
     }

@@ -134,7 +134,17 @@ impl Controller {
                 expected: peer_role(*expected),
                 found: attempt.role,
             },
-            _ => JoinRefusal::NotReady,
+            AccessRefusal::TokenKnown { .. }
+            | AccessRefusal::Uses { .. }
+            | AccessRefusal::Note { .. }
+            | AccessRefusal::TooManyTokens
+            | AccessRefusal::Name(_)
+            | AccessRefusal::Term { .. }
+            | AccessRefusal::TooManyCredentials
+            | AccessRefusal::NoCredential { .. }
+            | AccessRefusal::Revoked { .. }
+            | AccessRefusal::LastController { .. }
+            | AccessRefusal::NotForgotten { .. } => JoinRefusal::NotReady,
         }
     }
 
@@ -239,9 +249,10 @@ impl Controller {
         let found = self.joins.waiting.iter().find(|(_, waiting)| waiting.index == index);
         let Some(key) = found.map(|(key, _)| *key) else { return };
         let Waiting { attempt, reply, .. } = self.joins.waiting.remove(&key).expect("found above");
-        let refusal = match refusal {
-            EntryRefusal::Access(refusal) => self.join_refusal(refusal, &attempt),
-            _ => JoinRefusal::NotReady,
+        let refusal = if let EntryRefusal::Access(refusal) = refusal {
+            self.join_refusal(refusal, &attempt)
+        } else {
+            JoinRefusal::NotReady
         };
         reply.answer(JoinAnswer::Refused(refusal));
     }

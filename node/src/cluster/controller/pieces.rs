@@ -117,11 +117,10 @@ impl Controller {
 
     /// An event that names the state's digest, where it is known.
     pub(super) fn with_digest(&self, kind: EventKind) -> EventKind {
-        match kind {
-            EventKind::Done { step, digest: None } => {
-                EventKind::Done { step, digest: self.state_digest(Step(step)) }
-            }
-            other => other,
+        if let EventKind::Done { step, digest: None } = kind {
+            EventKind::Done { step, digest: self.state_digest(Step(step)) }
+        } else {
+            kind
         }
     }
 

@@ -61,9 +61,10 @@ impl Controller {
     /// What a person is told when nobody decides.
     pub(super) fn no_quorum(&self) -> Answer {
         let QuorumStatus { voters, reachable } = self.quorum();
-        let since_ms = match self.core.standing() {
-            RunStanding::NoQuorum { ticks } => u64::from(ticks) * TICK.as_millis() as u64,
-            _ => 0,
+        let since_ms = if let RunStanding::NoQuorum { ticks } = self.core.standing() {
+            u64::from(ticks) * TICK.as_millis() as u64
+        } else {
+            0
         };
         let missing = voters.iter().filter(|voter| !reachable.contains(voter));
         let missing = missing.map(|voter| self.name_of(*voter)).collect();
@@ -148,10 +149,14 @@ impl Controller {
             JobPhase::Done => JobPhaseStatus::Done,
             JobPhase::Stopped => JobPhaseStatus::Stopped,
             JobPhase::Halted(reason) => JobPhaseStatus::Halted { reason: reason.to_string() },
-            JobPhase::Running => match self.core.standing() {
-                RunStanding::Running { .. } => JobPhaseStatus::Running,
-                standing => JobPhaseStatus::Waiting { reason: standing.to_string() },
-            },
+            JobPhase::Running => {
+                let standing = self.core.standing();
+                if let RunStanding::Running { .. } = standing {
+                    JobPhaseStatus::Running
+                } else {
+                    JobPhaseStatus::Waiting { reason: standing.to_string() }
+                }
+            }
         }
     }
 
@@ -159,10 +164,8 @@ impl Controller {
         let plan = self.core.state().plan()?;
         let record = &plan.record;
         let standing = self.core.standing();
-        let waits_for = match &standing {
-            RunStanding::Running { withheld: None, .. } => None,
-            _ => Some(standing.to_string()),
-        };
+        let is_smooth = matches!(standing, RunStanding::Running { withheld: None, .. });
+        let waits_for = (!is_smooth).then(|| standing.to_string());
         Some(PlanStatus {
             generation: record.generation.0,
             stages: record.stages.iter().map(|holder| holder.node).collect(),

@@ -132,7 +132,7 @@ fn an_event_is_told_once() {
         watch.handle(answer(200, &document(events)), NOW).notices.len()
     };
     let [a, b] = ["a", "b"].map(|id| event(id, "Preempt", "spot-7"));
-    assert_eq!(told(&[a.clone()]), 1);
+    assert_eq!(told(std::slice::from_ref(&a)), 1);
     assert_eq!(told(&[a.clone(), a.clone()]), 0);
     assert_eq!(told(&[b, a]), 1);
 }

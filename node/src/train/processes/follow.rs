@@ -139,38 +139,27 @@ fn interrupted(children: &mut Children, client: &mut ApiClient<'_>) -> Failure {
 
 /// An event as a run in one process would tell it.
 fn news(kind: &EventKind) -> Option<News> {
-    match kind {
-        EventKind::Step {
-            step,
-            loss,
-            gnorm,
-            verdict,
-            clip,
-            lr,
-            ms,
-            tokens_per_s,
-            attempts,
-            bubble,
-            ..
-        } => {
-            let elapsed = Duration::from_secs_f64(ms / 1e3);
-            Some(News::Step(StepRecord {
-                step: Step(step - 1),
-                loss: loss.unwrap_or(f64::NAN),
-                norm: gnorm.unwrap_or(f64::NAN),
-                verdict: verdict_of(verdict, *clip),
-                lr: *lr,
-                elapsed,
-                tokens: (tokens_per_s * elapsed.as_secs_f64()).round() as u64,
-                bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned: f64::NAN },
-                attempts: *attempts,
-            }))
-        }
-        EventKind::HeldOut { step, loss } => {
-            Some(News::Evaluated(Evaluated { steps_done: *step, loss: loss.unwrap_or(f64::NAN) }))
-        }
-        _ => None,
+    if let EventKind::HeldOut { step, loss } = kind {
+        let loss = loss.unwrap_or(f64::NAN);
+        return Some(News::Evaluated(Evaluated { steps_done: *step, loss }));
     }
+    let EventKind::Step { step, loss, gnorm, verdict, clip, lr, ms, tokens_per_s, .. } = kind
+    else {
+        return None;
+    };
+    let EventKind::Step { attempts, bubble, .. } = kind else { return None };
+    let elapsed = Duration::from_secs_f64(ms / 1e3);
+    Some(News::Step(StepRecord {
+        step: Step(step - 1),
+        loss: loss.unwrap_or(f64::NAN),
+        norm: gnorm.unwrap_or(f64::NAN),
+        verdict: verdict_of(verdict, *clip),
+        lr: *lr,
+        elapsed,
+        tokens: (tokens_per_s * elapsed.as_secs_f64()).round() as u64,
+        bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned: f64::NAN },
+        attempts: *attempts,
+    }))
 }
 
 fn verdict_of(name: &str, clip: Option<f64>) -> Verdict {
