@@ -316,24 +316,26 @@ pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
 /// The road to the cluster that `folder` has an administrator's certificate of.
 ///
 /// # Errors
-/// If there is no certificate, or it cannot be used.
+/// If the system gives no threads.
 pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
-    let credentials = Credentials::load(&folder.admin(), None, UnixSeconds::now());
-    let credentials = credentials.map_err(cannot_keep)?;
-    let mut line = Line { runtime: runtime()?, credentials, open: None };
+    let mut line = Line { runtime: runtime()?, folder: folder.admin(), open: None };
     Ok(Box::new(move |addresses, bytes| line.ask(addresses, bytes)))
 }
 
 /// A command line's connection, which stays open between two questions.
 struct Line {
     runtime: Runtime,
-    credentials: Credentials,
+    /// Where the administrator's certificate is. A question that is never asked needs none.
+    folder: PathBuf,
     open: Option<(Vec<String>, AdminClient)>,
 }
 
 impl Line {
     fn ask(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, credentials, open } = self;
+        let Self { runtime, folder, open } = self;
+        let credentials = Credentials::load(folder, None, UnixSeconds::now());
+        let credentials =
+            credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
         runtime.block_on(async {
             if let Some((_, client)) = open.as_ref().filter(|(asked, _)| asked == addresses) {
                 match client.request(bytes.to_vec()).await {
@@ -343,7 +345,7 @@ impl Line {
                     Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
                 }
             }
-            let client = AdminClient::connect(addresses, credentials.clone()).await;
+            let client = AdminClient::connect(addresses, credentials).await;
             let client = client.map_err(|error| client_error(&error))?;
             let answer = client.request(bytes.to_vec()).await;
             if let Some((_, before)) = open.replace((addresses.to_vec(), client)) {

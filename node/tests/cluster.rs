@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use zbelastic_node::api::client::ApiClient;
+use zbelastic_node::api::client::{ApiClient, ApiError};
 use zbelastic_node::api::{
     Answer, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole, Request, Status, TokenRequest,
 };
@@ -66,11 +66,14 @@ impl Cluster {
         Self { root, addresses: vec![address], nodes }
     }
 
-    fn ask(&self, request: &Request) -> Option<Answer> {
+    /// Asks; `None` if there is no answer, or no, for now.
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&mut ApiClient<'_>) -> Result<T, ApiError>,
+    ) -> Option<T> {
         let folder = DataFolder::new(self.nodes[0].folder.clone());
         let exchange = zbelastic_node::cluster::exchange(&folder).ok()?;
-        let mut client = ApiClient::new(self.addresses.clone(), exchange);
-        client.ask(request).ok()
+        question(&mut ApiClient::new(self.addresses.clone(), exchange)).ok()
     }
 
     fn wait<T>(&self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
@@ -91,10 +94,7 @@ impl Cluster {
     }
 
     fn status(&self) -> Option<Status> {
-        match self.ask(&Request::Status)? {
-            Answer::Status(status) => Some(*status),
-            other => panic!("{other:?}"),
-        }
+        self.ask(|client| client.status())
     }
 
     fn join(&mut self, name: &str) {
@@ -110,10 +110,7 @@ impl Cluster {
     fn join_as(&mut self, role: MemberRole, name: &str, bind: &str) {
         let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
         let token = self.wait("a token", |cluster| {
-            match cluster.ask(&Request::TokenCreate(request.clone()))? {
-                Answer::Token(token) => Some(token.token),
-                other => panic!("{other:?}"),
-            }
+            cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
         });
         let folder = self.root.path().join(name);
         let mut command = zbelastic(&folder);
@@ -133,16 +130,15 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml, name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        loop {
-            match self.ask(&Request::Run { document: document.clone(), corpus }) {
-                Some(Answer::DataWanted(held)) => {
-                    let bytes = text[held.held as usize..].to_vec();
-                    self.ask(&Request::PutData { hash: held.hash, offset: held.held, bytes });
-                }
-                Some(Answer::Run(_)) => return,
-                other => panic!("{other:?}"),
+        let request = Request::Run { document, corpus };
+        self.ask(|client| {
+            while let Answer::DataWanted(held) = client.ask(&request)? {
+                let bytes = text[held.held as usize..].to_vec();
+                client.put_data(Request::PutData { hash: held.hash, offset: held.held, bytes })?;
             }
-        }
+            Ok(())
+        })
+        .expect("the run is taken");
     }
 
     fn step(&self) -> Option<u64> {

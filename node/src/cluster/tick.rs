@@ -12,8 +12,8 @@ pub const TICK: Duration = Duration::from_millis(10);
 pub const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 6, resend_ticks: 10 };
 
 /// Ticks to an election of the controller with the lowest number, and between two of them.
-const ELECTION_TICKS_MIN: u32 = 25;
-const ELECTION_TICKS_APART: u32 = 7;
+const ELECTION_TICKS_MIN: u32 = 20;
+const ELECTION_TICKS_APART: u32 = 5;
 /// Controllers that get numbers of their own before they repeat: more than ever vote.
 const ELECTION_NUMBERS: u64 = 8;
 

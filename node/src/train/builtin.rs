@@ -10,11 +10,12 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 28] = pages![
+const PAGES: [(&str, &str); 35] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
     "chaos.md",
+    "checkpoint-format.md",
     "cli.md",
     "config.md",
     "consensus.md",
@@ -33,12 +34,18 @@ const PAGES: [(&str, &str); 28] = pages![
     "decisions/0013-layers-travel-as-images.md",
     "decisions/0014-plain-breadth-first-search.md",
     "decisions/0015-known-bugs-are-switches.md",
+    "decisions/0016-planned-changes-copy-ahead.md",
+    "decisions/0017-one-loop-a-process-and-threads-for-what-waits.md",
+    "decisions/0018-layers-travel-as-bulk-and-frames-as-rules.md",
+    "decisions/0019-a-job-is-one-document-in-the-log.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
     "run-folder.md",
     "schedule-ir.md",
+    "security.md",
     "validation.md",
+    "wire-format.md",
 ];
 
 /// All pages as one text, as if they had been gathered from their folder.

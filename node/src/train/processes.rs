@@ -77,16 +77,8 @@ pub fn train(
 }
 
 fn connect(children: &Children) -> Result<ApiClient<'static>, Failure> {
-    let folder = children.controller();
-    let began = Instant::now();
-    // The certificate is there a moment after the process.
-    loop {
-        match exchange(&folder) {
-            Ok(exchange) => return Ok(ApiClient::new(vec![children.address()], exchange)),
-            Err(error) if began.elapsed() > START_WITHIN => return Err(error),
-            Err(_) => thread::sleep(ASK_PAUSE),
-        }
-    }
+    let exchange = exchange(&children.controller())?;
+    Ok(ApiClient::new(vec![children.address()], exchange))
 }
 
 /// Asks again and again, and keeps the processes alive meanwhile.

@@ -32,7 +32,7 @@ impl Asked {
         self.headers.iter().find(is_it).map(|(_, value)| value.as_str())
     }
 
-    /// Whether `X` asks for a path that begins like this.
+    /// Whether it asks in this way for a path that begins like this.
     pub fn is(&self, method: &str, path: &str) -> bool {
         self.method == method && self.path.starts_with(path)
     }
