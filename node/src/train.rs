@@ -53,7 +53,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
     prepared.job.interrupt = Interrupt::listen()?;
     let config = config_with_command(&prepared);
-    let mut folder = RunFolder::create(args.out.as_deref(), &prepared.name, &config)?;
+    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, &config)?;
     let ended = train_into(&mut folder, &prepared, (context, args.threads_only), out);
     if ended.is_err() {
         folder.discard_if_empty();

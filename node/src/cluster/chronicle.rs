@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{LossReason, MemberChange, Role};
 use zbelastic_consensus::plan::{LayerSource, PlanRecord};
@@ -212,7 +213,7 @@ impl Chronicle {
             }
             Change::Rewound { to, reason, .. } => {
                 self.due.clear();
-                vec![EventKind::Rewound { to_step: to.0, reason: format!("{reason:?}") }]
+                vec![EventKind::Rewound { to_step: to.0, reason: rewind_text(*reason) }]
             }
             Change::Job { phase, .. } => self.note_job(*phase, state),
             Change::Access(_) => Vec::new(),
@@ -467,4 +468,13 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
+}
+fn rewind_text(reason: RewindReason) -> String {
+    match reason {
+        RewindReason::LayerLost { layer } => format!("nobody holds layer {layer} any newer"),
+        RewindReason::StateDiffers { layer } => {
+            format!("owner and copy of layer {layer} differ, and only a checkpoint can tell")
+        }
+        RewindReason::Ordered => "ordered".to_owned(),
+    }
 }

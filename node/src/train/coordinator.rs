@@ -30,6 +30,8 @@ pub struct Outcome {
     pub held_out: Option<Evaluated>,
     /// Of the steps.
     pub elapsed: Duration,
+    /// Steps that an earlier command had sealed, in another time.
+    pub steps_before: u64,
     /// What was done when, if this process did it.
     pub timing: Option<Timing>,
 }
@@ -184,6 +186,7 @@ impl<'a> Coordinator<'a> {
             digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
+            steps_before: 0,
             timing: Some(self.timing),
         }
     }

@@ -27,6 +27,8 @@ pub const TRACE: &str = "trace.json";
 pub const SAMPLE: &str = "sample.txt";
 /// The model.
 pub const MODEL: &str = "model";
+/// The folders of the processes that train.
+pub const CLUSTER: &str = "cluster";
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
@@ -45,10 +47,23 @@ pub struct RunFolder {
 impl RunFolder {
     /// The folder `out`, or the first that is free of `runs/<name>-1` and so on; with the
     /// configuration in it, so that one that cannot be written is found before training starts.
+    /// One in which processes trained by the same configuration, and were interrupted, goes on.
     ///
     /// # Errors
-    /// If it cannot be written, or holds a run already.
-    pub fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
+    /// If it cannot be written, or holds another run, or one that is done.
+    pub fn open(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
+        match out {
+            Some(path) if was_interrupted(path, config)? => {
+                let metrics_path = path.join(METRICS);
+                let metrics = OpenOptions::new().create(true).append(true).open(&metrics_path);
+                let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
+                Ok(Self { path: path.to_owned(), metrics, is_empty: false })
+            }
+            _ => Self::create(out, name, config),
+        }
+    }
+
+    fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
         let path = match out {
             Some(path) => take_folder(path)?,
             None => first_free(Path::new("runs"), name)?,
@@ -127,6 +142,26 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         let _ = fs::remove_file(&beside);
         no_place(path, &error)
     })
+}
+
+/// Whether `path` holds a run of processes that is not done, by this configuration.
+fn was_interrupted(path: &Path, config: &str) -> Result<bool, Failure> {
+    if !path.join(CLUSTER).is_dir() || path.join(RUN).exists() {
+        return Ok(false);
+    }
+    match fs::read(path.join(CONFIG)) {
+        Ok(held) if held == config.as_bytes() => Ok(true),
+        Ok(_) => {
+            let what = format!("{} holds a run with another configuration", path.display());
+            let mut failure = Failure::new(FailureCode::WrongState, what);
+            let detail = Detail::new(format!("it was interrupted; see its {CONFIG}")).at("--out");
+            let hint = "the command in its first line, or another folder";
+            failure.details = vec![detail.why("a run goes on as it began").hint(hint)];
+            Err(failure)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(no_place(&path.join(CONFIG), &error)),
+    }
 }
 
 fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
@@ -221,5 +256,24 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, ["config.toml", "metrics.jsonl", "model", "sample.txt"]);
+    }
+
+    #[test]
+    fn only_an_interrupted_run_of_processes_by_the_same_configuration_goes_on() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("run");
+        let open = |config| RunFolder::open(Some(&out), "unused", config);
+        let mut first = open("seed = 1").expect("new");
+        first.append_metrics("{}").expect("room");
+        drop(first);
+        assert_eq!(open("seed = 1").expect_err("of threads").code, FailureCode::WrongState);
+        fs::create_dir(out.join(CLUSTER)).expect("room");
+        open("seed = 1").expect("interrupted").append_metrics("{}").expect("room");
+        assert_eq!(fs::read_to_string(out.join(METRICS)).expect("written"), "{}\n{}\n");
+        let other = open("seed = 2").expect_err("another run");
+        assert!(other.to_string().contains("another configuration"), "{other}");
+        fs::write(out.join(RUN), "{}").expect("room");
+        let done = open("seed = 1").expect_err("done");
+        assert!(done.to_string().contains("holds a run already"), "{done}");
     }
 }

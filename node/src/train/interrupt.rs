@@ -23,7 +23,7 @@ impl Interrupt {
         let count = interrupt.count.clone();
         let on_signal = move || {
             let says = match count.fetch_add(1, Ordering::SeqCst) {
-                0 => "finishing the step; once more to stop at once and lose the run",
+                0 => "finishing the step; once more to stop at once",
                 _ => process::exit(FailureCode::Interrupted as i32),
             };
             // Standard error may be closed; the run ends all the same.

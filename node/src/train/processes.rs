@@ -66,14 +66,16 @@ pub fn train(
     children.start_workers(prepared.worker_count, &tokens)?;
     let count = prepared.worker_count as usize;
     ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
+    let status = client.status().ok();
+    let steps_before = status.and_then(|status| status.job).map_or(0, |job| job.step);
     let accepted = submit(submission, &mut client)?;
     let began = Instant::now();
     let wishes = (&prepared.job.interrupt, prepared.text.held_out_windows > 0);
     let planned = prepared.choice.prediction.bubble;
     let mut observe_planned = |told: Told<'_>| observe(told.with_plan(planned));
     let ended = follow(accepted, wishes, &mut children, &mut client, &mut observe_planned)?;
-    let elapsed = began.elapsed();
-    finish(prepared, ended, elapsed, (&mut children, &mut client))
+    let timed = (steps_before, began.elapsed());
+    finish(prepared, ended, timed, (&mut children, &mut client))
 }
 
 fn connect(children: &Children) -> Result<ApiClient<'static>, Failure> {
@@ -177,7 +179,7 @@ fn upload(
 fn finish(
     prepared: &Prepared,
     ended: Ended,
-    elapsed: Duration,
+    (steps_before, elapsed): (u64, Duration),
     (children, client): (&mut Children, &mut ApiClient<'_>),
 ) -> Result<Outcome, Failure> {
     let Ended { steps_done, held_out } = ended;
@@ -198,6 +200,7 @@ fn finish(
         digest: StateDigest(detail.summary.digest.0.0),
         held_out,
         elapsed,
+        steps_before,
         timing: None,
     })
 }

@@ -119,10 +119,14 @@ fn write_ending(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let Outcome { steps_done, digest, held_out, elapsed, .. } = &finished.outcome;
-    let rate = tokens_per_s(steps_done * prepared.config.batch.tokens(), *elapsed);
+    let rate = tokens_per_s(tokens_now(prepared, &finished.outcome), *elapsed);
     let rate = grouped(rate.round() as u64);
     let mark = if finished.is_interrupted { "▲ interrupted after" } else { "✔" };
-    writeln!(out, "\n{mark} {steps_done} steps in {}, {rate} tok/s", duration_text(*elapsed))?;
+    let time = duration_text(*elapsed);
+    let steps_now = steps_done.saturating_sub(finished.outcome.steps_before);
+    let now =
+        if steps_now == *steps_done { String::new() } else { format!(", {steps_now} of them") };
+    writeln!(out, "\n{mark} {steps_done} steps{now} in {time}, {rate} tok/s")?;
     let entropy = prepared.text.byte_entropy;
     write!(out, "loss    {:.3} nats a byte over the last steps", finished.final_loss)?;
     if let Some(held_out) = held_out {
@@ -136,11 +140,10 @@ fn write_ending(
 
 fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEvent {
     let outcome = &finished.outcome;
-    let tokens = outcome.steps_done * prepared.config.batch.tokens();
     DoneEvent {
         steps: outcome.steps_done,
         digest: outcome.digest.to_string(),
-        tokens_per_s: tokens_per_s(tokens, outcome.elapsed),
+        tokens_per_s: tokens_per_s(tokens_now(prepared, outcome), outcome.elapsed),
         params: model_size(&prepared.config.model).1,
         schedule: prepared.choice.plan.program.kind.name(),
         workers: prepared.worker_count,
@@ -148,6 +151,11 @@ fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEv
         folder: folder.display().to_string(),
         interrupted: finished.is_interrupted,
     }
+}
+
+/// Tokens that this command trained on, whatever was trained before it.
+fn tokens_now(prepared: &Prepared, outcome: &Outcome) -> u64 {
+    outcome.steps_done.saturating_sub(outcome.steps_before) * prepared.config.batch.tokens()
 }
 
 fn held_out_loss(outcome: &Outcome) -> Option<f64> {

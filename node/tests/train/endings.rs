@@ -75,7 +75,7 @@ impl Drop for Running {
     }
 }
 
-const FINISHING: &str = "\nfinishing the step; once more to stop at once and lose the run";
+const FINISHING: &str = "\nfinishing the step; once more to stop at once";
 
 #[test]
 fn ctrl_c_ends_a_run_with_the_step_under_way() {
@@ -173,4 +173,22 @@ fn an_output_that_is_full_ends_a_run_with_what_it_did() {
     let run = Run::read(&place, metrics);
     assert!(run.of("step").len() < STEPS_MAX);
     assert_eq!(names(&run), FILES);
+}
+
+#[test]
+fn processes_that_were_interrupted_go_on_where_they_are() {
+    let place = Place::new();
+    let more = format!("--steps 120 {STEADY} --workers 2 --out run");
+    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    running.read_to("{\"event\":\"step\"");
+    running.signal("-INT");
+    let (_, said, code) = running.end();
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("the same command with --out run goes on"), "{said}");
+    let other = place.small_in_processes("--steps 121 --out run").output().expect("it runs");
+    assert_eq!(other.status.code(), Some(6));
+    assert!(text(&other.stderr).contains("another configuration"), "{}", text(&other.stderr));
+    let resumed = place.finish(&mut place.small_in_processes(&more));
+    let whole = place.run(&format!("--steps 120 {STEADY}"));
+    assert_eq!(resumed.digest(), whole.digest());
 }

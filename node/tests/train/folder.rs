@@ -49,7 +49,7 @@ fn check_configuration(place: &Place, command: &mut Command) {
         command
     };
     assert!(succeed(&mut again("config check")).starts_with("ok\n"));
-    let second = place.finish(&mut again("train"));
+    let second = place.finish(&mut again("train --threads-only"));
     assert_eq!(second.digest(), first.digest());
     assert_eq!(second.text("config.toml"), first.text("config.toml"));
     assert_ne!(second.folder, first.folder);
@@ -69,7 +69,7 @@ fn the_configuration_gives_the_same_run_again() {
         --set data.held_out=0.1 --set train.eval_every=3 --set train.microbatch=2 \
         --set schedule.max_mem=1.5MiB --schedule zb-h1 --window 0 --out odd";
     check_configuration(&place, place.small(odd).args(text));
-    let from = "train --set model.from_hf=odd/model --text text.txt --steps 3 \
+    let from = "train --threads-only --set model.from_hf=odd/model --text text.txt --steps 3 \
         --set train.seq_len=12 --set train.global_batch=4 --set optimizer.warmup=0";
     check_configuration(&place, &mut place.command(from));
 }
@@ -152,7 +152,7 @@ fn a_run_begins_with_the_weights_of_a_folder() {
     for (out, family) in [("gpt2", ""), ("llama", "--set model.family=llama")] {
         let trained = "--steps 20 --set optimizer.lr=1e-2";
         let before = place.run(&format!("{family} {trained} --out {out}"));
-        let from = format!("train --set model.from_hf={out}/model {keys}");
+        let from = format!("train --threads-only --set model.from_hf={out}/model {keys}");
         let after = place.finish(&mut place.command(&format!("{from} --set optimizer.lr=0")));
         let loss = after.step(1)["loss"].as_f64().expect("a number");
         assert!(loss < 256f64.ln() - 1.5, "{out}: {loss}");
@@ -175,7 +175,7 @@ fn runs_are_numbered_under_the_name_of_their_preset_or_file() {
     };
     check(&place.run("--steps 2"), "runs/tiny-1");
     check(&place.run("--steps 2"), "runs/tiny-2");
-    let from_file = format!("train my.run.toml {small} --set optimizer.warmup=0");
+    let from_file = format!("train my.run.toml --threads-only {small} --set optimizer.warmup=0");
     check(&place.finish(&mut place.command(&from_file)), "runs/my.run-1");
 }
 

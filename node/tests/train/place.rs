@@ -20,7 +20,7 @@ pub const CLIP_NORM: f64 = 1.9;
 const SMALL: &str = "train --set model.preset=tiny --set model.width=32 --set train.seq_len=16 \
     --set train.global_batch=8 --set train.microbatch=1 --set train.steps=8 \
     --set optimizer.lr=3e-3 --set optimizer.warmup=2 --set optimizer.clip=1.9 \
-    --set data.text=text.txt";
+    --set data.text=text.txt --threads-only";
 
 /// An empty folder but for a text.
 pub struct Place {
@@ -54,6 +54,14 @@ impl Place {
     /// `train` of the small model, with `more` arguments.
     pub fn small(&self, more: &str) -> Command {
         self.command(&format!("{SMALL} {more}"))
+    }
+
+    /// The same in processes, as a person gets it who says nothing.
+    pub fn small_in_processes(&self, more: &str) -> Command {
+        let in_threads = self.small(more);
+        let mut command = self.command("");
+        command.args(in_threads.get_args().filter(|argument| *argument != "--threads-only"));
+        command
     }
 
     /// A run of the small model.

@@ -9,14 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::cluster::home::Home;
 use crate::cluster::signals::LIFELINE_VARIABLE;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
+use crate::train::folder::CLUSTER;
 
 /// A process that ends so often without having lived for a while is not started again.
 const DEATHS_MAX: u32 = 5;
 /// For a while: longer than any start.
 const LIVED: Duration = Duration::from_secs(5);
+/// The folder of the controller, and its name.
+const CONTROLLER: &str = "controller";
 /// Lines of a log that a failure tells.
 const LAST_LINES: usize = 6;
 
@@ -43,12 +47,20 @@ impl Children {
     /// # Errors
     /// If there is no place or no port for them.
     pub fn new(folder: &Path, threads: usize) -> Result<Self, Failure> {
-        let folder = folder.join("cluster");
+        let folder = folder.join(CLUSTER);
         let wrong = |error: io::Error| Failure::new(FailureCode::OutOfResource, error.to_string());
         fs::create_dir_all(&folder).map_err(wrong)?;
         let program = std::env::current_exe().map_err(wrong)?;
-        let socket = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-        let address = socket.map_err(wrong)?.to_string();
+        // Processes that were interrupted know their controller by the address it had.
+        let held = DataFolder::new(folder.join(CONTROLLER)).identity();
+        let address = match Home::load(&held) {
+            Ok(Some(home)) => home.bind,
+            Ok(None) => UdpSocket::bind("127.0.0.1:0")
+                .and_then(|socket| socket.local_addr())
+                .map_err(wrong)?,
+            Err(error) => return Err(Failure::new(FailureCode::WrongState, error.to_string())),
+        };
+        let address = address.to_string();
         Ok(Self { program, folder, address, threads, processes: BTreeMap::new() })
     }
 
@@ -61,7 +73,7 @@ impl Children {
     /// The controller's folder.
     #[must_use]
     pub fn controller(&self) -> DataFolder {
-        DataFolder::new(self.folder.join("controller"))
+        DataFolder::new(self.folder.join(CONTROLLER))
     }
 
     /// The folder of the run.
@@ -77,7 +89,7 @@ impl Children {
     pub fn start_controller(&mut self) -> Result<(), Failure> {
         let address = self.address.clone();
         let arguments = ["init", "--name", "train", "--bind", &address, "--advertise", &address];
-        self.start("controller", arguments.map(str::to_owned).to_vec())
+        self.start(CONTROLLER, arguments.map(str::to_owned).to_vec())
     }
 
     /// Starts the workers.
