@@ -28,6 +28,8 @@ enum Kind {
     Boundary,
     /// Sums of the stages before; it has no floats.
     Prefix,
+    /// That the last chunk is done with held-out text; it has no floats.
+    Receipt,
     /// A stage's gradient.
     Gradients(StageIndex),
     /// A layer's gradient, for who follows it.
@@ -47,6 +49,7 @@ impl Kind {
         let kind = match self {
             Self::Boundary => 1,
             Self::Prefix => 2,
+            Self::Receipt => 3,
             Self::Gradients(of) => GRADIENTS + of.0,
             Self::Update(layer) => UPDATES + layer.0,
         };
@@ -105,6 +108,7 @@ struct Head {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum HeadBody {
     Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
+    Receipt { turn: Turn, pass: Pass },
     Prefix(Prefix),
     Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId> },
     Update { turn: Turn, before: Option<Seal>, layer: LayerId },
@@ -183,6 +187,12 @@ pub fn outgoing(frame: PeerFrame) -> Outgoing {
         frame.expect("a plan has no longer frames than the lane takes")
     };
     match body {
+        PeerBody::Frame(Frame {
+            turn, lap: Lap::Evaluation, flow: Flow::Backward, pass, ..
+        }) => {
+            let body = HeadBody::Receipt { turn, pass };
+            Outgoing::Frames(vec![one(Kind::Receipt, body, Floats::None)])
+        }
         PeerBody::Frame(Frame { turn, lap, flow, pass, floats }) => {
             let body = HeadBody::Frame { turn, lap, flow, pass };
             Outgoing::Frames(vec![one(Kind::Boundary, body, Floats::One(floats))])
@@ -233,6 +243,10 @@ pub fn incoming(frame: ReceivedFrame) -> Result<PeerFrame, FrameFault> {
     let body = match body {
         HeadBody::Frame { turn, lap, flow, pass } => {
             let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
+        }
+        HeadBody::Receipt { turn, pass } => {
+            let (lap, flow, floats) = (Lap::Evaluation, Flow::Backward, Vec::new());
             PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
         }
         HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
@@ -286,6 +300,7 @@ impl Expected<'_> {
                 let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len()).collect();
                 rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
                 rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
+                rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
                 rules.allow(holder.node, Kind::Gradients(of).of(now), lengths)?;
             }
         }

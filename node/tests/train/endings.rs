@@ -192,3 +192,19 @@ fn processes_that_were_interrupted_go_on_where_they_are() {
     let whole = place.run(&format!("--steps 120 {STEADY}"));
     assert_eq!(resumed.digest(), whole.digest());
 }
+
+/// The first stage waits for receipts of the last, which hold no floats.
+#[test]
+fn processes_read_held_out_text_in_the_midst_of_a_run() {
+    let place = Place::new();
+    let more = "--workers 3 --schedule zb-h1 --set train.eval_every=3 --set data.held_out=0.2";
+    let run = place.finish(&mut place.small_in_processes(more));
+    let alone = place.run(more);
+    assert_eq!(run.digest(), alone.digest());
+    let losses = |run: &Run| {
+        let of = |read: &serde_json::Value| read["held_out_loss"].as_f64().map(f64::to_bits);
+        of(run.done())
+    };
+    assert!(losses(&alone).is_some());
+    assert_eq!(losses(&run), losses(&alone));
+}
