@@ -145,6 +145,17 @@ pub enum ScheduleChoice {
     Kind(ScheduleKind),
 }
 
+impl ScheduleChoice {
+    /// The schedules to choose from.
+    #[must_use]
+    pub const fn kinds(&self) -> &[ScheduleKind] {
+        match self {
+            Self::Auto => &ScheduleKind::ALL,
+            Self::Kind(kind) => std::slice::from_ref(kind),
+        }
+    }
+}
+
 /// A window, or leave to choose one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowChoice {

@@ -157,19 +157,10 @@ fn search(
     nodes: &[&(NodeId, Resources)],
 ) -> Result<Solution, String> {
     let config = &document.config;
-    let all = ScheduleKind::ALL;
-    let only;
-    let kinds: &[ScheduleKind] = match config.schedule {
-        ScheduleChoice::Auto => &all,
-        ScheduleChoice::Kind(kind) => {
-            only = [kind];
-            &only
-        }
-    };
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
-        kinds,
+        kinds: config.schedule.kinds(),
         stage_count: question.stage_count,
         window,
         stage_bytes_max: config.stage_bytes_max.into_iter().chain(question.bytes_max).min(),
@@ -178,7 +169,9 @@ fn search(
     // A schedule may not exist for every number of stages; the run must go on with any.
     let choice = choose(&backend, request).or_else(|refusals| match config.schedule {
         ScheduleChoice::Auto => Err(refusals),
-        ScheduleChoice::Kind(_) => choose(&backend, ChooseRequest { kinds: &all, ..request }),
+        ScheduleChoice::Kind(_) => {
+            choose(&backend, ChooseRequest { kinds: &ScheduleKind::ALL, ..request })
+        }
     });
     let choice = choice.map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));

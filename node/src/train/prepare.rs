@@ -17,8 +17,8 @@ use super::corpus::{AboutText, load_text};
 use super::interrupt::Interrupt;
 use crate::args::TrainArgs;
 use crate::config::{
-    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
-    load, load_with_injections, plan_failure, size_text,
+    Key, Loaded, Note, Origin, RunConfig, Settings, WeightSource, WindowChoice, load,
+    load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::machine::{core_count, memory_total};
@@ -137,19 +137,10 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 /// # Errors
 /// If there is none that fits.
 fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure> {
-    let all = ScheduleKind::ALL;
-    let only;
-    let kinds: &[ScheduleKind] = match config.schedule {
-        ScheduleChoice::Auto => &all,
-        ScheduleChoice::Kind(kind) => {
-            only = [kind];
-            &only
-        }
-    };
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
-        kinds,
+        kinds: config.schedule.kinds(),
         stage_count: worker_count,
         window: match config.window {
             WindowChoice::Auto => Window::One,
