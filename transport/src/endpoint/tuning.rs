@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
     ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
@@ -28,6 +29,10 @@ const PACKET_BYTES_MAX: u16 = 8952;
 /// What a round trip is taken for before one was measured. Ours are machines of one site; the
 /// standard's third of a second would make the first loss cost a second.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(50);
+/// What may be under way before anything is known of the path. The standard's two packets of the
+/// largest size are one probe for that size and no room for anything else; and quinn-proto up to
+/// 0.11.19 lets a full window hold up even the packet that closes.
+const WINDOW_AT_FIRST_BYTES: u64 = 16 * PACKET_BYTES_MAX as u64;
 /// One stream may hold a quarter of a connection's window: three that stand still leave room.
 const STREAM_SHARE: u32 = 4;
 
@@ -85,8 +90,11 @@ fn unusable(error: impl std::fmt::Display) -> BindError {
 pub(super) fn before_known(limits: &Limits) -> TransportConfig {
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(PACKET_BYTES_MAX);
+    let mut congestion = CubicConfig::default();
+    congestion.initial_window(WINDOW_AT_FIRST_BYTES);
     let mut config = TransportConfig::default();
     config
+        .congestion_controller_factory(Arc::new(congestion))
         .max_idle_timeout(IdleTimeout::try_from(limits.idle_within).ok())
         .keep_alive_interval(Some(limits.keep_alive_every))
         .max_concurrent_uni_streams(VarInt::from_u32(0))

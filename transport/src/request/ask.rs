@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quinn::{Connection, RecvStream};
+use quinn::{Connection, RecvStream, SendStream, WriteError};
 use tokio::time::timeout;
 
 use super::RequestError;
@@ -30,10 +30,7 @@ async fn ask_now(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, Req
     let length = u32::try_from(request.len()).expect("below the limit");
     let mut head = [REQUEST_STREAM; 5];
     head[1..].copy_from_slice(&length.to_le_bytes());
-    send.write_all(&head).await.map_err(|_| why_broken(connection))?;
-    send.write_all(request).await.map_err(|_| why_broken(connection))?;
-    // A stream that is closed already has its outcome on the way.
-    let _ = send.finish();
+    write(&mut send, &head, request).await.map_err(|_| why_broken(connection))?;
     let mut outcome = [0];
     receive.read_exact(&mut outcome).await.map_err(|_| why_broken(connection))?;
     match Outcome::of(outcome[0]) {
@@ -42,6 +39,19 @@ async fn ask_now(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, Req
         Some(Outcome::Unanswered) => Err(RequestError::Unanswered),
         None => Err(RequestError::Broken),
     }
+}
+
+/// Who is too busy stops the stream before it has read all; its outcome is on the way.
+async fn write(send: &mut SendStream, head: &[u8], request: &[u8]) -> Result<(), WriteError> {
+    for bytes in [head, request] {
+        match send.write_all(bytes).await {
+            Err(WriteError::Stopped(_)) => return Ok(()),
+            written => written?,
+        }
+    }
+    // Stopped meanwhile: the same.
+    let _ = send.finish();
+    Ok(())
 }
 
 fn why_broken(connection: &Connection) -> RequestError {
