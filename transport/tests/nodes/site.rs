@@ -165,6 +165,14 @@ impl Node {
         }
     }
 
+    /// The node that is there next, whatever was tried meanwhile.
+    pub async fn until_up(&mut self) -> NodeId {
+        let pick = |event| {
+            if let TransportEvent::Up { peer, .. } = event { Some(peer.node) } else { None }
+        };
+        self.until(pick).await
+    }
+
     /// The node that is gone next, whatever was tried meanwhile.
     pub async fn until_down(&mut self) -> NodeId {
         let pick = |event| {
