@@ -20,6 +20,7 @@ use chaos_tests::processes::folder::Folder;
 use chaos_tests::processes::group::{GroupError, GroupSetup};
 use chaos_tests::processes::undisturbed::Training;
 use chaos_tests::processes::watch::Watch;
+use chaos_tests::processes::wires::Wires;
 
 /// Longer than anything takes that works.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +33,7 @@ struct Scene {
     folder: Folder,
     bug: Option<&'static str>,
     mix: FaultMix,
-    has_proxy: bool,
+    wires: Wires,
     seal_limit: Duration,
 }
 
@@ -40,7 +41,7 @@ impl Scene {
     fn new(kinds: &[FaultKind], count: u64, power_cycles: u64) -> Self {
         let folder = Folder::temporary("fake").expect("a folder");
         let mix = FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: LONGEST_MS };
-        Self { folder, bug: None, mix, has_proxy: false, seal_limit: PATIENCE }
+        Self { folder, bug: None, mix, wires: Wires::Loopback, seal_limit: PATIENCE }
     }
 
     fn training(&self, bug: Option<&str>) -> Training {
@@ -48,7 +49,8 @@ impl Scene {
         std::fs::write(&config, "").expect("written");
         let path = std::env::current_exe().expect("it has a path");
         let environment = bug.map(|bug| (fake::BUG.to_owned(), bug.to_owned()));
-        let program = Program { path, environment: environment.into_iter().collect() };
+        let environment = environment.into_iter().collect();
+        let program = Program { environment, ..Program::at(path) };
         let steps = CampaignSetup::steps(&self.mix, EVERY_STEPS);
         Training { program, config, steps, workers: 3 }
     }
@@ -69,7 +71,7 @@ impl Scene {
             controllers: 3,
             workers: training.workers,
             seed: SEED,
-            has_proxy: self.has_proxy,
+            wires: self.wires,
             small_disk_mib: None,
         };
         let (mix, seal_limit) = (self.mix.clone(), self.seal_limit);
@@ -91,7 +93,7 @@ const LONGEST_MS: u64 = 200;
 fn a_sound_cluster_passes_under_every_fault() {
     let kinds = [FaultKind::USUAL.as_slice(), &[FaultKind::Replay]].concat();
     let mut scene = Scene::new(&kinds, 8, 2);
-    scene.has_proxy = true;
+    scene.wires = Wires::Proxy;
     let (account, told) = scene.campaign(&AtomicBool::new(false));
     assert_eq!(account.verdict, Verdict::Passed, "{account}\n{told}");
     assert_eq!(account.strikes.len() as u64 + account.missed, 10);
@@ -162,7 +164,7 @@ fn a_process_that_ends_by_itself_is_found() {
 
 fn a_road_around_the_proxy_is_found() {
     let mut scene = Scene::new(&[FaultKind::Isolate], 1, 0);
-    (scene.bug, scene.has_proxy) = (Some("bypass"), true);
+    (scene.bug, scene.wires) = (Some("bypass"), Wires::Proxy);
     let account = scene.account();
     let Verdict::Harness(why) = &account.verdict else { panic!("{account}") };
     assert!(why.contains("past the proxy"), "{why}");

@@ -66,6 +66,10 @@ pub struct RunArgs {
     /// All datagrams go through the proxy, even if no fault needs it.
     #[arg(long)]
     pub proxy: bool,
+    /// Each process has a network of its own, made of what the kernel has, so that a cable can be
+    /// pulled. Needs the rights of an administrator, and the program `ip`.
+    #[arg(long, conflicts_with = "proxy")]
+    pub namespaces: bool,
     /// Each worker's folder is a disk of so many MiB in memory, which a full disk fills in earnest;
     /// without it, files cannot grow while a disk is full. Needs the right to mount.
     #[arg(long, value_name = "MIB")]

@@ -9,6 +9,7 @@ use super::check::Findings;
 use super::faults::{Fault, FaultKind};
 use super::proxy::ProxyCounts;
 use super::times::{Quantiles, Times, words};
+use super::wires::Wires;
 
 /// Strikes of one kind that nobody recovered from in time are told by themselves.
 const UNRECOVERED: &str = "-";
@@ -94,6 +95,8 @@ impl fmt::Display for Verdict {
 pub struct Account {
     /// Faults follow from it.
     pub seed: u64,
+    /// What its processes reached each other by.
+    pub wires: Wires,
     /// Controllers at the beginning.
     pub controllers: u32,
     /// Workers at the beginning.
@@ -186,6 +189,7 @@ mod tests {
         let strikes = vec![strike(10, Some(800.0)), strike(20, Some(1200.0)), strike(5, None)];
         let account = Account {
             seed: 1,
+            wires: crate::processes::wires::Wires::Loopback,
             controllers: 3,
             workers: 2,
             steps: 40,

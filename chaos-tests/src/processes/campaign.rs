@@ -102,7 +102,7 @@ pub fn run(
     let ended = campaign.live();
     let Campaign { group, faults, strikes, missed, .. } = campaign;
     let findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
-    let proxy = group.proxy().map(Proxy::counts);
+    let proxy = group.network().proxy().map(Proxy::counts);
     let is_bypassed = proxy.as_ref().is_some_and(|counts| counts.sent() < findings.step);
     let verdict = match ended {
         Err(error) => verdict_of(error)?,
@@ -124,6 +124,7 @@ pub fn run(
 fn blank(setup: &CampaignSetup, undisturbed: &Undisturbed) -> Account {
     Account {
         seed: setup.group.seed,
+        wires: setup.group.wires,
         controllers: setup.group.controllers,
         workers: setup.group.workers,
         steps: setup.training.steps,

@@ -18,12 +18,15 @@ use super::machine;
 use super::measure::{self, MeasureSetup, heading};
 use super::undisturbed::Training;
 use super::watch::Watch;
+use super::wires::Wires;
 use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, RunArgs};
 
 /// Steps that tell how long a step takes.
 const TRIAL_STEPS: u64 = 40;
-/// What makes processes of one machine talk as those of two would, so that the proxy sees it all.
+/// What makes processes of one machine talk as those of two would, so that faults meet it all.
 const NO_SAME_HOST: (&str, &str) = ("ZBELASTIC_SAME_HOST", "off");
+/// What was typed does not fit together.
+const USAGE: u8 = 2;
 /// An invariant is broken.
 const UNSAFE: u8 = 10;
 
@@ -37,6 +40,12 @@ pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, Grou
         let faults = mix.draw(args.group.seed);
         faults.iter().try_for_each(|fault| watch.tell(&fault.to_string()))?;
         return Ok(0);
+    }
+    let wires = wires(args, &mix);
+    if let Some(kind) = mix.kinds.iter().find(|kind| !wires.can(**kind)) {
+        watch.tell(&format!("error: {kind} cannot strike over {wires}"))?;
+        watch.tell("hint: leave --namespaces out, or do not name it with --faults")?;
+        return Ok(USAGE);
     }
     for line in machine::report() {
         watch.tell(&line)?;
@@ -77,8 +86,8 @@ fn campaign(
     every_steps: u64,
     folder: &Path,
 ) -> CampaignSetup {
-    let has_proxy = args.proxy || mix.kinds.iter().any(|kind| kind.is_network());
-    if has_proxy {
+    let wires = wires(args, &mix);
+    if wires != Wires::Loopback {
         let (key, value) = NO_SAME_HOST;
         training.program.environment.push((key.to_owned(), value.to_owned()));
     }
@@ -88,7 +97,7 @@ fn campaign(
         controllers: args.group.controllers,
         workers: args.group.workers,
         seed: args.group.seed,
-        has_proxy,
+        wires,
         small_disk_mib: args.small_disk,
     };
     let (seal_limit, tell_every) = (SEAL_LIMIT, None);
@@ -117,7 +126,7 @@ pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<
         controllers: args.group.controllers,
         workers: args.group.workers,
         seed: args.group.seed,
-        has_proxy: false,
+        wires: Wires::Loopback,
         small_disk_mib: None,
     };
     let (config, times, power_cycles) = (args.config.clone(), args.times, args.power_cycles);
@@ -156,9 +165,18 @@ fn mix(args: &RunArgs) -> FaultMix {
     FaultMix { count: args.kills, kinds, power_cycles: args.power_cycles, longest_ms }
 }
 
+/// What the processes are to reach each other by.
+fn wires(args: &RunArgs, mix: &FaultMix) -> Wires {
+    match (args.namespaces, args.proxy || mix.kinds.iter().any(|kind| kind.is_network())) {
+        (true, _) => Wires::Namespaces,
+        (false, true) => Wires::Proxy,
+        (false, false) => Wires::Loopback,
+    }
+}
+
 fn program(args: &GroupArgs, own: &Path) -> Program {
     let path = args.program.clone().unwrap_or_else(|| own.to_owned());
-    Program { path, environment: Vec::new() }
+    Program::at(path)
 }
 
 fn folder(named: Option<&Path>, name: &str) -> Result<Folder, GroupError> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::namespaces::Namespace;
 use super::system::tie;
 
 /// Between two looks at a process that should end.
@@ -119,6 +120,16 @@ pub struct Program {
     pub path: PathBuf,
     /// What its processes find in their environment besides ours.
     pub environment: Vec<(String, String)>,
+    /// The network that verbs are typed in, if it is not ours.
+    pub place: Option<Namespace>,
+}
+
+impl Program {
+    /// A binary whose processes find what ours do.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self { path, environment: Vec::new(), place: None }
+    }
 }
 
 /// What `token create --json` says, as far as it matters here.
@@ -214,7 +225,7 @@ impl Program {
     /// # Errors
     /// If there is none within the limit.
     pub fn token(&self, role: Role, admin: &Path, limit: Duration) -> Result<Ticket, VerbError> {
-        let mut command = self.command();
+        let mut command = self.verb();
         command.args(["token", "create", "--role", role.name(), "--uses", TOKEN_USES, "--json"]);
         command.arg("--data-dir").arg(admin);
         let answer: TokenAnswer = ask(&mut command, limit)?;
@@ -232,7 +243,7 @@ impl Program {
         admin: &Path,
         limit: Duration,
     ) -> Result<(), VerbError> {
-        let mut command = self.command();
+        let mut command = self.verb();
         command.arg("run").arg(config).arg("--set").arg(format!("train.steps={steps}"));
         command.arg("--detach").arg("--data-dir").arg(admin);
         finish(&mut command, limit).map(|_| ())
@@ -243,7 +254,7 @@ impl Program {
     /// # Errors
     /// If nobody answers within the limit.
     pub fn status(&self, admin: &Path, limit: Duration) -> Result<Status, VerbError> {
-        let mut command = self.command();
+        let mut command = self.verb();
         command.args(["status", "--json"]).arg("--data-dir").arg(admin);
         ask(&mut command, limit)
     }
@@ -253,9 +264,18 @@ impl Program {
     /// # Errors
     /// If one is damaged, or nobody answers within the limit.
     pub fn verify(&self, admin: &Path, limit: Duration) -> Result<(), VerbError> {
-        let mut command = self.command();
+        let mut command = self.verb();
         command.args(["ckpt", "verify", "--json"]).arg("--data-dir").arg(admin);
         finish(&mut command, limit).map(|_| ())
+    }
+
+    /// What a person types beside the nodes.
+    fn verb(&self) -> Command {
+        let mut command = self.command();
+        if let Some(place) = &self.place {
+            place.hold(&mut command);
+        }
+        command
     }
 
     fn command(&self) -> Command {
@@ -348,7 +368,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn program(path: &str) -> Program {
-        Program { path: path.into(), environment: Vec::new() }
+        Program::at(path.into())
     }
 
     /// A program that is a line of shell.

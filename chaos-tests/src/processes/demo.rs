@@ -12,6 +12,7 @@ use super::folder::Folder;
 use super::group::{GroupError, GroupSetup};
 use super::undisturbed::Training;
 use super::watch::Watch;
+use super::wires::Wires;
 
 /// The two digests are not equal: the exit code of a failed verification.
 pub const DIFFERS: u8 = 8;
@@ -92,8 +93,8 @@ pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
 
 fn group(demo: &Demo, folder: PathBuf) -> GroupSetup {
     let Demo { program, controllers, workers, seed, .. } = demo.clone();
-    let (has_proxy, small_disk_mib) = (false, None);
-    GroupSetup { program, folder, controllers, workers, seed, has_proxy, small_disk_mib }
+    let (wires, small_disk_mib) = (Wires::Loopback, None);
+    GroupSetup { program, folder, controllers, workers, seed, wires, small_disk_mib }
 }
 
 /// Who dies, and for how many steps it goes on.
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_demo_takes_about_as_long_as_it_is_to() {
-        let program = Program { path: "zbelastic".into(), environment: Vec::new() };
+        let program = Program::at("zbelastic".into());
         let demo = Demo { program, seconds: 60, controllers: 3, workers: 4, seed: 1 };
         let (mix, steps) = plan(&demo, 20.0);
         assert_eq!((mix.count, steps), (15, 1800));

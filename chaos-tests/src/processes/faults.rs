@@ -119,7 +119,7 @@ impl FaultKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether it needs the proxy.
+    /// Whether it strikes the network, and not a process.
     #[must_use]
     pub const fn is_network(self) -> bool {
         match self {

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use self::member::{Member, Standing, Surprise};
 use super::contract::{Entry, NodeSpec, Program, Role, Status, Ticket, VerbError};
 use super::events::{Event, EventsError};
+use super::namespaces::Cut;
 use super::picture::{MemberIndex, Picture};
-use super::ports::Ports;
-use super::proxy::{Proxy, Site};
+use super::proxy::Site;
 use super::small_disk;
 use super::system::{Signal, own_mounts, send};
+use super::wires::{Door, Network, Wires};
 
 /// Between two looks at files and processes.
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -93,8 +94,8 @@ pub struct GroupSetup {
     pub workers: u32,
     /// Ports and weather follow from it.
     pub seed: u64,
-    /// Whether datagrams go through the proxy.
-    pub has_proxy: bool,
+    /// What its processes reach each other by.
+    pub wires: Wires,
     /// Each worker's data folder is a disk of so many MiB in memory.
     pub small_disk_mib: Option<u32>,
 }
@@ -104,8 +105,7 @@ pub struct GroupSetup {
 pub struct Group {
     program: Program,
     folder: PathBuf,
-    ports: Ports,
-    proxy: Option<Proxy>,
+    network: Network,
     members: Vec<Member>,
     tickets: Vec<(Role, Ticket)>,
     picture: Picture,
@@ -124,6 +124,11 @@ fn system(doing: impl Into<String>) -> impl FnOnce(io::Error) -> GroupError {
     move |source| GroupError::System { doing, source }
 }
 
+/// A member's place in the network.
+fn site(index: MemberIndex) -> Site {
+    Site(u32::try_from(index).expect("few members"))
+}
+
 impl Group {
     /// A cluster whose members have all begun.
     ///
@@ -132,13 +137,13 @@ impl Group {
     pub fn start(setup: &GroupSetup, limit: Duration) -> Result<Self, GroupError> {
         let making = format!("cannot make {}", setup.folder.display());
         fs::create_dir_all(&setup.folder).map_err(system(making))?;
-        let proxy = setup.has_proxy.then(|| Proxy::start(setup.seed)).transpose();
-        let seed = setup.seed ^ u64::from(std::process::id()).wrapping_mul(7919);
+        let ports = setup.seed ^ u64::from(std::process::id()).wrapping_mul(7919);
+        let network = Network::start(setup.wires, ports, setup.seed);
+        let network = network.map_err(system(format!("cannot start {}", setup.wires)))?;
         let mut group = Self {
-            program: setup.program.clone(),
+            program: Program { place: network.hub(), ..setup.program.clone() },
             folder: setup.folder.clone(),
-            ports: Ports::new(seed),
-            proxy: proxy.map_err(system("cannot start the proxy"))?,
+            network,
             members: Vec::new(),
             tickets: Vec::new(),
             picture: Picture::default(),
@@ -193,14 +198,8 @@ impl Group {
         let count = self.members.iter().filter(|member| member.spec().role == role).count();
         let initial = if role == Role::Controller { 'c' } else { 'w' };
         let name = format!("{initial}{}", count + 1);
-        let bind = self.ports.take().map_err(system("cannot find a free port"))?;
-        let advertise = match &self.proxy {
-            Some(proxy) => {
-                let site = Site(u32::try_from(index).expect("few members"));
-                proxy.add(site, bind).map_err(system("cannot find a port for the proxy"))?
-            }
-            None => bind,
-        };
+        let door = self.network.add(site(index));
+        let Door { bind, advertise } = door.map_err(system("cannot wire a node"))?;
         let data_dir = self.folder.join(&name);
         if let Some(mib) = self.small_disk_mib.filter(|_| role == Role::Worker) {
             small_disk::mount(&data_dir, mib).map_err(system("cannot mount a small disk"))?;
@@ -232,7 +231,8 @@ impl Group {
             0 => Entry::Founds,
             _ => Entry::Joins { cluster: &cluster, token: &token },
         };
-        let command = self.program.node(&spec, entry);
+        let mut command = self.program.node(&spec, entry);
+        self.network.place(site(index), &mut command);
         let doing = format!("cannot start {}", spec.name);
         self.members[index].start(command).map_err(system(doing))
     }
@@ -382,10 +382,27 @@ impl Group {
         mine.map(|(index, _)| index).collect()
     }
 
-    /// The proxy, if there is one.
+    /// The wires between its members.
     #[must_use]
-    pub const fn proxy(&self) -> Option<&Proxy> {
-        self.proxy.as_ref()
+    pub const fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Cuts a member off.
+    ///
+    /// # Errors
+    /// If the system does not do it.
+    pub fn cut(&mut self, index: MemberIndex, cut: Cut) -> Result<(), GroupError> {
+        let doing = format!("cannot cut off {}", self.members[index].spec().name);
+        self.network.cut(site(index), cut).map_err(system(doing))
+    }
+
+    /// Clear weather everywhere, and nobody cut off.
+    ///
+    /// # Errors
+    /// If the system does not do it.
+    pub fn mend(&mut self) -> Result<(), GroupError> {
+        self.network.mend().map_err(system("cannot mend the network"))
     }
 
     /// A member goes and is not to come back.

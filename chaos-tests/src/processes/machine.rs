@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::small_disk;
+use super::{namespaces, small_disk};
 
 /// A line for each thing that is not always there.
 #[must_use]
@@ -13,7 +13,7 @@ pub fn report() -> Vec<String> {
     };
     vec![
         there("small disks in memory", small_disk::is_possible()),
-        there("network namespaces", succeeds("unshare", &["-n", "true"])),
+        there("network namespaces", namespaces::is_possible()),
         there("nft", succeeds("nft", &["--version"])),
         there("netem", succeeds("unshare", &["-n", "sh", "-c", NETEM])),
     ]

@@ -9,10 +9,10 @@ use super::account::Recovery;
 use super::contract::Role;
 use super::faults::Fault;
 use super::group::{Group, GroupError, Standing, wall_us};
+use super::namespaces::Cut;
 use super::picture::MemberIndex;
-use super::proxy::{Links, Site};
+use super::proxy::Links;
 use super::system::{Signal, limit_files};
-use super::weather::Weather;
 use crate::random::{Draws, Purpose};
 
 /// Workers that come in addition to those of the beginning, before one leaves for each that comes.
@@ -102,9 +102,7 @@ impl Striker {
     ) -> Result<Option<Strike>, GroupError> {
         let victims = self.victims(group, &fault);
         let needs_victim = !matches!(fault, Fault::Join { .. });
-        if victims.is_empty() && needs_victim
-            || fault.kind().is_network() && group.proxy().is_none()
-        {
+        if victims.is_empty() && needs_victim || !group.network().wires().can(fault.kind()) {
             return Ok(None);
         }
         let picture = group.picture();
@@ -177,29 +175,29 @@ impl Striker {
             Fault::Isolate { .. }
             | Fault::OneWay { .. }
             | Fault::Storm { .. }
-            | Fault::Replay { .. } => self.turn(group, strike),
+            | Fault::Replay { .. } => self.turn(group, strike)?,
         }
         Ok(())
     }
 
     /// The network turns bad.
-    fn turn(&mut self, group: &Group, strike: &Strike) {
+    fn turn(&mut self, group: &mut Group, strike: &Strike) -> Result<(), GroupError> {
         let victims = &strike.victims;
         let (ms, undo) = match strike.fault {
             Fault::Isolate { ms, .. } => {
-                cut(group, victims, true, true);
+                cut(group, victims, Cut::Both)?;
                 (ms, Undo::Clear)
             }
             Fault::OneWay { is_deaf, ms, .. } => {
-                cut(group, victims, is_deaf, !is_deaf);
+                cut(group, victims, if is_deaf { Cut::Deaf } else { Cut::Mute })?;
                 (ms, Undo::Clear)
             }
             Fault::Storm { weather, ms } => {
-                group.proxy().inspect(|proxy| proxy.set(Links::All, weather));
+                group.network().proxy().inspect(|proxy| proxy.set(Links::All, weather));
                 (ms, Undo::Clear)
             }
             Fault::Replay { count, ms } => {
-                group.proxy().inspect(|proxy| proxy.record(true));
+                group.network().proxy().inspect(|proxy| proxy.record(true));
                 (ms, Undo::Replay { count })
             }
             Fault::KillWorkers { .. }
@@ -210,9 +208,10 @@ impl Striker {
             | Fault::Drain { .. }
             | Fault::Join { .. }
             | Fault::PowerCycle { .. }
-            | Fault::FullDisk { .. } => return,
+            | Fault::FullDisk { .. } => return Ok(()),
         };
         self.later(ms, undo);
+        Ok(())
     }
 
     fn signal(
@@ -258,12 +257,9 @@ impl Striker {
             Undo::Kill(_) => Ok(()),
             Undo::Continue(member) => group.signal(member, Signal::Continue).map(|_| ()),
             Undo::Empty(member) => self.empty(group, member),
-            Undo::Clear => {
-                group.proxy().inspect(|proxy| proxy.set(Links::All, Weather::CLEAR));
-                Ok(())
-            }
+            Undo::Clear => group.mend(),
             Undo::Replay { count } => {
-                if let Some(proxy) = group.proxy() {
+                if let Some(proxy) = group.network().proxy() {
                     proxy.replay(Links::All, count);
                     proxy.record(false);
                 }
@@ -312,21 +308,8 @@ fn fill_up(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Nothing comes to these, or from them.
-fn cut(group: &Group, members: &[MemberIndex], inward: bool, outward: bool) {
-    let Some(proxy) = group.proxy() else { return };
-    for member in members {
-        if inward {
-            proxy.set(Links::To(site(*member)), Weather::CUT);
-        }
-        if outward {
-            proxy.set(Links::From(site(*member)), Weather::CUT);
-        }
-    }
-}
-
-fn site(member: MemberIndex) -> Site {
-    Site(u32::try_from(member).expect("few members"))
+fn cut(group: &mut Group, members: &[MemberIndex], cut: Cut) -> Result<(), GroupError> {
+    members.iter().try_for_each(|member| group.cut(*member, cut))
 }
 
 /// Who runs.

@@ -5,7 +5,7 @@
 //! memory that lives on this side.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -103,6 +103,31 @@ pub fn own_mounts() -> io::Result<()> {
             std::ptr::null(),
         )
     })
+}
+
+/// Gives this thread, and what it starts, a network of its own.
+///
+/// # Errors
+/// Without the right to do so.
+pub fn own_network() -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// This thread, and what it starts, is in this network from now on.
+///
+/// # Errors
+/// If it is none, or without the right to do so.
+pub fn enter_network_here(network: &impl AsFd) -> io::Result<()> {
+    // SAFETY: no memory is passed, and the descriptor is open for the call.
+    check(unsafe { libc::setns(network.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })
+}
+
+/// What the command starts is in this network.
+pub fn enter_network(command: &mut Command, network: impl AsFd + Send + Sync + 'static) {
+    let before_exec = move || enter_network_here(&network);
+    // SAFETY: the closure allocates nothing and takes no lock.
+    unsafe { command.pre_exec(before_exec) };
 }
 
 /// Waits until one of these can be read, or for so long. `ready` gets the places of those that can.

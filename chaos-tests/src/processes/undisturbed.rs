@@ -14,6 +14,7 @@ use super::group::{Group, GroupError, GroupSetup};
 use super::picture::Picture;
 use super::times::Times;
 use super::watch::Watch;
+use super::wires::Wires;
 
 /// A cluster that nothing disturbs seals within this time, or something is wrong with it.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
@@ -79,7 +80,7 @@ impl Training {
             controllers: 1,
             workers: self.workers,
             seed: 0,
-            has_proxy: false,
+            wires: Wires::Loopback,
             small_disk_mib: None,
         };
         let mut group = Group::start(&setup, limit)?;
@@ -154,7 +155,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("a.toml");
         std::fs::write(&config, "a").expect("written");
-        let program = Program { path: config.clone(), environment: Vec::new() };
+        let program = Program::at(config.clone());
         let one = Training { program, config: config.clone(), steps: 3, workers: 2 };
         let more = Training { steps: 4, ..one.clone() };
         let key = one.key().expect("readable");

@@ -1,0 +1,42 @@
+//! A small sample of what a release campaign does: real processes are struck, and the weights come
+//! out as if nothing had happened.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Small enough that a minute is enough for all faults.
+const CONFIG: &str = "[model]\npreset = \"tiny\"\n[checkpoint]\nevery = 20\n";
+
+/// Runs a campaign to its end and gives its account.
+fn campaign(folder: &Path, arguments: &[&str]) -> Value {
+    let config = folder.join("config.toml");
+    let report = folder.join("report.json");
+    std::fs::write(&config, CONFIG).expect("a configuration");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    command.args(["chaos", "run", "--every", "1", "--workers", "3"]).args(arguments);
+    command.arg("--config").arg(&config).arg("--report").arg(&report).current_dir(folder);
+    let ended = command.output().expect("the binary runs");
+    let told = String::from_utf8_lossy(&ended.stdout);
+    let why = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{}\n{told}\n{why}", ended.status);
+    let text = std::fs::read_to_string(report).expect("a report");
+    serde_json::from_str(&text).expect("it is JSON")
+}
+
+#[test]
+fn a_sample_of_a_release_campaign_passes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let faults = "kill-worker,kill-leader,pause-worker";
+    let arguments = ["--kills", "6", "--power-cycles", "1", "--faults", faults];
+    let account = campaign(folder.path(), &arguments);
+    assert_eq!(account["verdict"], "passed");
+    let strikes = account["strikes"].as_array().expect("strikes");
+    assert_eq!(strikes.len(), 7);
+    assert!(strikes.iter().any(|strike| strike["fault"].get("PowerCycle").is_some()));
+    let calm = account["digest_undisturbed"].as_str().expect("a digest");
+    let digests = account["findings"]["digests"].as_array().expect("digests");
+    assert!(!digests.is_empty() && digests.iter().all(|digest| digest == calm), "{digests:?}");
+    assert_eq!(account["findings"]["compared"], account["steps"]);
+}
