@@ -266,6 +266,9 @@ pub enum BenchCommand {
     /// The matrix products of the benchmark models.
     #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
     Gemm(BenchArgs),
+    /// Workers as processes beside workers as threads, and steps with a checkpoint under way.
+    #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
+    Cluster(BenchClusterArgs),
 }
 
 /// `bench train` and `bench gemm`.
@@ -294,6 +297,25 @@ pub struct BenchMemoryArgs {
     /// Schedule.
     #[arg(long, value_name = "KIND", default_value = "zb-h1")]
     pub schedule: ScheduleKind,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench cluster`.
+#[derive(Args, Debug)]
+pub struct BenchClusterArgs {
+    /// What is trained; without it, the preset quickstart.
+    pub config: Option<PathBuf>,
+    /// Workers.
+    #[arg(long, value_name = "W", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
+    pub workers: u32,
+    /// Steps of each run.
+    #[arg(long, value_name = "N", default_value_t = 150)]
+    pub steps: u64,
+    /// Rounds, of three runs each.
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,7 @@
 //! run, and of each the best round counts: what disturbs a round makes it slower, never faster.
 
 mod case;
+mod cluster;
 mod gemm;
 mod memory;
 mod optimizer;
@@ -26,6 +27,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
         BenchCommand::Train(args) => train::run(args, out),
         BenchCommand::Memory(args) => memory::run(args, out),
         BenchCommand::Gemm(args) => gemm::run(args, out),
+        BenchCommand::Cluster(args) => cluster::run(args, out),
     }
 }
 

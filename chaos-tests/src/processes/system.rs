@@ -24,7 +24,9 @@ pub enum Signal {
 }
 
 impl Signal {
-    const fn number(self) -> libc::c_int {
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> libc::c_int {
         match self {
             Self::Kill => libc::SIGKILL,
             Self::Stop => libc::SIGSTOP,

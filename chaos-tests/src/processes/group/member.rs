@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
 use super::super::contract::{NodeSpec, end_of};
-use super::super::events::{EVENTS_FILE, Event, EventsError, Tail};
+use super::super::events::{EVENTS_FILE, Event, EventKind, EventsError, Tail};
 use super::super::system::Signal;
 
 /// The exit code of a process that left in order.
@@ -71,6 +71,8 @@ pub struct Member {
     events: Vec<Event>,
     process: Option<Child>,
     standing: Standing,
+    /// Processes it has had.
+    starts: usize,
     is_retired: bool,
     /// What happened to it that may have left a line half written.
     disturbances: u32,
@@ -87,6 +89,7 @@ impl Member {
             events: Vec::new(),
             process: None,
             standing: Standing::Down,
+            starts: 0,
             is_retired: false,
             disturbances: 0,
         }
@@ -97,6 +100,7 @@ impl Member {
         let log = File::options().create(true).append(true).open(&self.log)?;
         command.stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
+        self.starts += 1;
         self.standing = Standing::Running;
         Ok(())
     }
@@ -143,8 +147,16 @@ impl Member {
         let was_told = self.standing == Standing::Leaving;
         self.process = None;
         self.standing = Standing::Down;
-        let is_expected = was_told && (status.code() == Some(DRAINED) || status.success());
+        let is_expected = was_told
+            && (status.code() == Some(DRAINED) || status.success() || self.ended_early(status));
         Ok((!is_expected).then(|| self.surprise(status)))
+    }
+
+    /// Whether it was asked to leave before it could listen: then the system ends it.
+    fn ended_early(&self, status: ExitStatus) -> bool {
+        let is_start = |event: &&Event| matches!(event.kind, EventKind::Started { .. });
+        status.signal() == Some(Signal::Terminate.number())
+            && self.events.iter().filter(is_start).count() < self.starts
     }
 
     fn surprise(&self, status: ExitStatus) -> Surprise {
