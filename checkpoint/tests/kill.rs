@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,8 +19,8 @@ use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, Store};
 
 /// Where the other process writes; without it, the test that is one does nothing.
 const FOLDER: &str = "CHECKPOINT_TEST_FOLDER";
-const LIVES: u64 = 40;
-const LIVES_OF_STORE: u64 = 20;
+const LIVES: usize = 40;
+const LIVES_OF_STORE: usize = 20;
 /// Between fork and exec a new process holds every lock of this one, so one test runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -29,28 +30,26 @@ fn acknowledge(number: u64) {
 }
 
 /// Runs `test` as another process, kills it when it has acknowledged `count` times, and returns
-/// the last number it acknowledged.
-fn killed_after(test: &str, folder: &Path, count: u64) -> Option<u64> {
+/// the numbers it acknowledged: as many at least.
+fn killed_after(test: &str, folder: &Path, count: usize) -> Vec<u64> {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
     command.args(["--exact", test, "--nocapture"]).env(FOLDER, folder).stdout(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let mut last = None;
-    let mut seen = 0;
+    let mut acknowledged = Vec::new();
     // To its end: what is in the pipe when the process dies was acknowledged as well.
     for line in lines {
         let line = line.expect("text");
         let Some(number) = line.strip_prefix("acknowledged ") else { continue };
-        last = Some(number.parse().expect("a number"));
-        seen += 1;
-        if seen == count {
+        acknowledged.push(number.parse().expect("a number"));
+        if acknowledged.len() == count {
             child.kill().expect("it runs");
         }
     }
     let status = child.wait().expect("it ends");
     assert!(!status.success(), "it was killed, it did not end");
-    last
+    acknowledged
 }
 
 #[test]
@@ -81,7 +80,7 @@ fn a_process_that_is_killed_loses_no_record() {
     let mut records = 0;
     for life in 0..LIVES {
         let acknowledged = killed_after("process_that_appends", &folder, 1 + life * 7 % 13);
-        let acknowledged = acknowledged.expect("it acknowledged something");
+        let acknowledged = *acknowledged.last().expect("it acknowledged something");
         let log = SledLog::open(Arc::new(RealFiles), &folder).expect("it opens again");
         assert!(log.next() >= acknowledged, "life {life}: {acknowledged} were acknowledged");
         for (number, record) in log.read_all().expect("readable") {
@@ -109,13 +108,16 @@ fn a_process_that_is_killed_loses_no_piece() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let root = TempDir::new().expect("a folder");
     let folder = root.path().join("store");
+    let mut acknowledged = Vec::new();
     for life in 0..LIVES_OF_STORE {
-        let acknowledged = killed_after("process_that_puts", &folder, 1 + life * 5 % 7);
-        let acknowledged = acknowledged.expect("it acknowledged something");
+        acknowledged.extend(killed_after("process_that_puts", &folder, 1 + life * 5 % 7));
         let store = SledStore::open(Arc::new(RealFiles), &folder).expect("it opens again");
         let found = store.verify().expect("readable");
         assert!(found.is_whole() && found.oddities.is_empty(), "life {life}: {found:?}");
         assert!(found.manifests.iter().all(|manifest| manifest.is_whole()), "life {life}");
-        assert!(found.manifests.len() as u64 > acknowledged, "life {life}: {acknowledged} was put");
+        // A life that ends between a piece and its manifest leaves a number without one.
+        let kept: BTreeSet<u64> = found.manifests.iter().map(|found| found.version.0).collect();
+        let lost = acknowledged.iter().find(|number| !kept.contains(number));
+        assert_eq!(lost, None, "life {life}: it was put");
     }
 }

@@ -16,6 +16,7 @@ pub mod ending;
 pub mod home;
 pub mod journal;
 mod keeper;
+mod moves;
 mod peers;
 mod recovery;
 mod shelf;

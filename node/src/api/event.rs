@@ -135,6 +135,10 @@ pub enum EventKind {
         layers_moved: u32,
         /// Bytes that moved for it.
         bytes_moved: Bytes,
+        /// From the first question for a layer to the last arrival, in milliseconds; nothing moved
+        /// without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        moved_ms: Option<f64>,
         /// Without a seal so far, in milliseconds.
         pause_ms: Option<f64>,
     },
@@ -275,7 +279,7 @@ impl fmt::Display for EventKind {
                 "generation {generation}: {}, {schedule}, window {window}: {reason}",
                 count(stages.len() as u64, "stage")
             ),
-            Self::Running { generation, layers_moved, bytes_moved, pause_ms } => write!(
+            Self::Running { generation, layers_moved, bytes_moved, pause_ms, .. } => write!(
                 f,
                 "generation {generation} runs: {} moved ({bytes_moved}){}",
                 count((*layers_moved).into(), "layer"),

@@ -14,6 +14,7 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Bytes, Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::document::NamedJob;
+use super::moves::Moves;
 use super::wire::layer_bytes;
 use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use crate::train::line::tokens_per_s;
@@ -41,6 +42,8 @@ pub struct Chronicle {
     stage_times: BTreeMap<StageIndex, (u64, u64)>,
     generation: Generation,
     loads_since: Option<Instant>,
+    /// What workers fetched.
+    pub moves: Moves,
     /// How long stages had nothing to run before a verdict, step by step, the newest last.
     verdict_waits: VecDeque<Duration>,
     held_out: Option<(u64, f64)>,
@@ -191,7 +194,7 @@ impl Chronicle {
             }
             Change::Adopted(plan) => self.note_plan(plan, now),
             Change::Planned(_) | Change::Ready(_) | Change::Durable { .. } => Vec::new(),
-            Change::Resumed(generation) => self.note_resumed(*generation, state, now),
+            Change::Resumed(generation) => self.note_resumed(*generation, now),
             Change::Sealed { seal, adopted, .. } => {
                 let mut told = self.note_seal(seal, state, now);
                 told.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, now)));
@@ -298,8 +301,7 @@ impl Chronicle {
         let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
         for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
             failure.generation = Some(plan.generation.0);
-            failure.layers_moved = moved.len() as u32;
-            (failure.bytes_moved, failure.bytes_floor) = (bytes, bytes);
+            failure.bytes_floor = bytes;
         }
         vec![EventKind::Plan {
             generation: plan.generation.0,
@@ -310,18 +312,18 @@ impl Chronicle {
         }]
     }
 
-    fn note_resumed(
-        &mut self,
-        now_runs: Generation,
-        state: &State,
-        now: Instant,
-    ) -> Vec<EventKind> {
+    fn note_resumed(&mut self, now_runs: Generation, now: Instant) -> Vec<EventKind> {
         let since = self.sealed_at.or(self.loads_since);
-        let moved = state.plan().map(|plan| moved_layers(&plan.record)).unwrap_or_default();
+        let moved = self.moves.of(now_runs);
+        let is_after = |failure: &&mut FailureStatus| failure.generation == Some(now_runs.0);
+        for failure in self.failures.iter_mut().filter(is_after) {
+            (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
+        }
         vec![EventKind::Running {
             generation: now_runs.0,
-            layers_moved: moved.len() as u32,
-            bytes_moved: self.bytes_of(moved.into_iter()),
+            layers_moved: moved.layers,
+            bytes_moved: Bytes(moved.bytes),
+            moved_ms: moved.time().map(milliseconds),
             pause_ms: since.map(|since| milliseconds(now - since)),
         }]
     }

@@ -285,6 +285,10 @@ impl Controller {
             NodeMessage::Took { generation, stage, span_us, busy_us, waited_us } => {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
             }
+            NodeMessage::Moved { plan, bytes, took_us } => {
+                let took = Duration::from_micros(took_us);
+                self.chronicle.moves.note(plan, bytes, took, Instant::now());
+            }
             NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
             NodeMessage::KeepData(name) => self.keep_data(from.node, name),
             NodeMessage::Layer(_)

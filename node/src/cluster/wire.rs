@@ -354,6 +354,15 @@ pub enum NodeMessage {
         /// Microseconds of it with nothing to run before a verdict.
         waited_us: u64,
     },
+    /// From workers to the leader: a layer arrived.
+    Moved {
+        /// The plan it is for.
+        plan: Generation,
+        /// Its bytes, as it travelled.
+        bytes: u64,
+        /// Microseconds from the question to the arrival.
+        took_us: u64,
+    },
     /// From the worker with the head to the leader: the loss on held-out text.
     Evaluated {
         /// After so many steps.

@@ -291,8 +291,10 @@ impl Worker {
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Collect { kept } => self.collect(from, kept),
             // For controllers.
-            NodeMessage::KeepData(_) | NodeMessage::Took { .. } | NodeMessage::Evaluated { .. } => {
-            }
+            NodeMessage::KeepData(_)
+            | NodeMessage::Took { .. }
+            | NodeMessage::Moved { .. }
+            | NodeMessage::Evaluated { .. } => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! Layers between workers: asked for, offered, fetched over the bulk lane, handed to the host.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
@@ -28,6 +29,7 @@ struct Offered {
 pub(super) struct LayerArrived {
     offered: Offered,
     bytes: Result<Vec<u8>, String>,
+    took: Duration,
 }
 
 impl Worker {
@@ -70,16 +72,24 @@ impl Worker {
         let fetch = BulkFetch { holders: vec![from.node], key, length };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
+            let asked = Instant::now();
             let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
-            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, bytes })).await;
+            let took = asked.elapsed();
+            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, bytes, took })).await;
         });
     }
 
     pub(super) fn handle_layer(&mut self, arrived: LayerArrived) {
-        let LayerArrived { offered, bytes } = arrived;
+        let LayerArrived { offered, bytes, took } = arrived;
         let Offered { key, generation, sender, digest, open } = offered;
         if !self.arriving.remove(&key) {
             return;
+        }
+        if let Ok(bytes) = &bytes {
+            // What is wanted ahead is for the plan after this one.
+            let plan = if open.is_some() { generation.next() } else { generation };
+            let (bytes, took_us) = (bytes.len() as u64, took.as_micros() as u64);
+            self.tell_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         }
         let image = bytes.and_then(|bytes| {
             let image = LayerImage::decode(&bytes).map_err(|error| error.to_string())?;
