@@ -51,7 +51,7 @@ impl Scene {
         let environment = bug.map(|bug| (fake::BUG.to_owned(), bug.to_owned()));
         let environment = environment.into_iter().collect();
         let program = Program { environment, ..Program::at(path) };
-        let steps = CampaignSetup::steps(&self.mix, EVERY_STEPS);
+        let steps = CampaignSetup::steps(&self.mix, EVERY_STEPS, EVERY_STEPS);
         Training { program, config, steps, workers: 3 }
     }
 

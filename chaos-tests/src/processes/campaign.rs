@@ -20,7 +20,8 @@ use super::times::words;
 use super::undisturbed::{Training, log_of};
 use super::watch::{Progress, Watch};
 
-/// Steps before the first fault and after the last one, in distances between two faults.
+/// Steps before the first fault and after the last one, in distances between two faults, and as
+/// many times those that pass during the longest fault.
 const MARGINS: u64 = 2;
 /// No step is taken to be shorter, in milliseconds.
 const STEP_MS_MIN: f64 = 0.1;
@@ -59,10 +60,10 @@ impl CampaignSetup {
         (steps.ceil() as u64).max(STEPS_APART_MIN)
     }
 
-    /// Steps that a campaign of so many faults needs.
+    /// Steps that a campaign of so many faults needs, if so many pass during the longest of them.
     #[must_use]
-    pub const fn steps(mix: &FaultMix, every_steps: u64) -> u64 {
-        (mix.count + mix.power_cycles + MARGINS) * every_steps
+    pub const fn steps(mix: &FaultMix, every_steps: u64, longest_steps: u64) -> u64 {
+        (mix.count + mix.power_cycles + MARGINS) * every_steps + MARGINS * longest_steps
     }
 }
 
@@ -316,6 +317,6 @@ mod tests {
         assert_eq!(distance(5000, 5000.0), 4);
         assert_eq!(distance(1, 0.0), 10);
         let mix = FaultMix { count: 3, kinds: Vec::new(), power_cycles: 1, longest_ms: 1 };
-        assert_eq!(CampaignSetup::steps(&mix, 50), 300);
+        assert_eq!(CampaignSetup::steps(&mix, 50, 7), 314);
     }
 }

@@ -72,7 +72,8 @@ fn undisturbed(
     let trial = Training { program, config, steps: TRIAL_STEPS, workers };
     let step_ms = trial.undisturbed(&cache, START_LIMIT, watch)?.step_ms;
     let every_steps = CampaignSetup::distance(args.every, step_ms);
-    let steps = CampaignSetup::steps(mix, every_steps);
+    let steps =
+        CampaignSetup::steps(mix, every_steps, CampaignSetup::distance(args.longest, step_ms));
     watch.tell(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
     let training = Training { steps, ..trial };
     let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
