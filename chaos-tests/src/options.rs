@@ -120,8 +120,8 @@ pub struct Options {
     pub kind: ScheduleKind,
     /// Whether steps run ahead.
     pub window: WindowPolicy,
-    /// Whether updates are held elsewhere before they are sealed.
-    pub copies: bool,
+    /// Others that hold each update before it is sealed.
+    pub copies: u32,
     /// A checkpoint after so many steps.
     pub checkpoint_every: u64,
     /// Checkpoints kept.
@@ -179,13 +179,22 @@ fn op_us_max(training_us: u64, steps: u64, stages: u32, microbatches: u32) -> u6
     2 * training_us / ops
 }
 
+/// Seven lives of ten keep copies, two of these seven keep two.
+fn draw_copies(draws: &mut Draws) -> u32 {
+    match draws.share() {
+        share if share < 0.2 => 2,
+        share if share < 0.7 => 1,
+        _ => 0,
+    }
+}
+
 impl Options {
     /// The options of a seed.
     #[must_use]
     pub fn draw(seed: u64, model: Model) -> Self {
         let mut draws = Draws::new(seed, Purpose::Options);
         let classes = draw_classes(&mut draws);
-        let copies = draws.chance(0.7);
+        let copies = draw_copies(&mut draws);
         let window = match draws.below(4) {
             0 => WindowPolicy::Fixed(Window::Zero),
             1 => WindowPolicy::Auto,
@@ -206,7 +215,7 @@ impl Options {
             steps,
             kind: *draws.pick(&ScheduleKind::ALL),
             window,
-            copies: copies || is_silent,
+            copies: copies.max(u32::from(is_silent)),
             checkpoint_every: draws.between(3, 12),
             checkpoints_kept: draws.between(2, 3) as u32,
             attest_every: if is_silent { 1 } else { draws.below(3) },

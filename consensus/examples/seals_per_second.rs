@@ -186,7 +186,7 @@ fn spec(step_count: u64) -> JobSpec {
         step_count,
         policy,
         window: WindowPolicy::Fixed(Window::One),
-        copies: false,
+        copies: 0,
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,
@@ -201,7 +201,7 @@ fn plan(holder: Holder) -> PlanRecord {
     PlanRecord {
         generation: Generation(1),
         stages: vec![holder],
-        copies: vec![None],
+        copies: vec![Vec::new()],
         promise: Promise::Off(PromiseOff::Configured),
         chunks: vec![LayerRange::new(0, 1)],
         program: lower(&compute, options),

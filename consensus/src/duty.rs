@@ -38,7 +38,7 @@ pub use inbox::HELD_VERSIONS_MAX;
 pub use planning::Need;
 pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
-pub use sealing::{RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
+pub use sealing::{Contradiction, RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// How long a leader waits for what, in its own ticks.
@@ -367,13 +367,13 @@ impl Duties {
                 let halt = JobChange::Halt(HaltReason::DiffersFromLog { step });
                 is_free.then_some(Entry::Job(halt))
             }
-            Err(Withheld::Sums { layer, owner, copy }) => {
+            Err(Withheld::Sums(Contradiction { layer, pairs })) => {
                 self.note_trouble(state, PlanReason::Contradiction { layer });
-                self.decide_blame(state, owner, copy)
+                self.decide_blame(state, &pairs)
             }
-            Err(Withheld::State { layer, owner, copy }) => {
+            Err(Withheld::State(Contradiction { layer, pairs })) => {
                 self.differing = Some((state.generation(), layer));
-                self.decide_blame(state, owner, copy)
+                self.decide_blame(state, &pairs)
             }
             Err(
                 Withheld::Reports
@@ -387,9 +387,9 @@ impl Duties {
 
     /// Who is in contradiction with several is at fault; if a pair contradicts itself again and
     /// again, nobody can tell.
-    fn decide_blame(&mut self, state: &State, owner: Holder, copy: Holder) -> Option<Entry> {
+    fn decide_blame(&mut self, state: &State, pairs: &[(Holder, Holder)]) -> Option<Entry> {
         self.contradicted = Some(state.generation());
-        self.blame.mark(owner.node, copy.node);
+        let (one, other) = self.blame.mark_one(pairs.iter().map(|(a, b)| (a.node, b.node)))?;
         let at_fault = self.blame.at_fault(|node| state.holder_of(node).is_some());
         if let Some((node, partners)) = at_fault
             && let Some(holder) = state.holder_of(node)
@@ -399,7 +399,7 @@ impl Duties {
             self.note_change(MemberChange::Lost { holder, reason });
             return self.decide_members(state);
         }
-        let is_stuck = self.blame.is_stuck(owner.node, copy.node);
+        let is_stuck = self.blame.is_stuck(one, other);
         let is_free = !self.is_in_flight(Lane::Job);
         (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
     }

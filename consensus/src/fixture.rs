@@ -18,7 +18,7 @@ use crate::duty::Solution;
 use crate::entry::{Entry, ReadyRecord, RewindReason};
 use crate::job::{JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
-use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
 use crate::state::{Change, EntryRefusal, State};
 use crate::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict};
 
@@ -43,7 +43,7 @@ pub(crate) fn spec() -> JobSpec {
         step_count: 12,
         policy,
         window: WindowPolicy::Fixed(Window::One),
-        copies: true,
+        copies: 1,
         checkpoint_every: 4,
         checkpoints_kept: 2,
         attest_every: 3,
@@ -220,11 +220,10 @@ impl Log {
         let job = self.state.job().expect("there is a job");
         let stage_count = nodes.len() as u32;
         let open = self.state.open_turn().step;
-        let by = |stage| StageIndex((stage + 1) % stage_count);
-        let (promise, copies) = match (job.spec.copies, stage_count) {
-            (false, _) => (Promise::Off(PromiseOff::Configured), vec![None; nodes.len()]),
-            (true, 1) => (Promise::Off(PromiseOff::OneStage), vec![None]),
-            (true, _) => (Promise::Kept, (0..stage_count).map(by).map(Some).collect()),
+        let wanted = job.spec.copies;
+        let by = |stage: u32| {
+            let places = 1..=copies_at(wanted, stage_count);
+            places.map(|place| StageIndex((stage + place) % stage_count)).collect()
         };
         let window = match job.spec.window {
             WindowPolicy::Fixed(window) => window,
@@ -237,8 +236,8 @@ impl Log {
         PlanRecord {
             generation: self.state.generation_next(),
             stages: nodes.iter().map(|node| self.holder(*node)).collect(),
-            copies,
-            promise,
+            copies: (0..stage_count).map(by).collect(),
+            promise: Promise::of(wanted, stage_count),
             chunks: chunks(stage_count),
             program: program(stage_count, window),
             from_step: open,

@@ -19,6 +19,8 @@ pub const TENSORS_MAX: u32 = 1 << 16;
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 /// Replays of one step that a job may allow: what does not come out finite by then never will.
 pub const REPLAYS_MAX: u32 = 1000;
+/// Copies of each layer beside its owner's.
+pub const COPIES_MAX: u32 = 2;
 
 /// Steps from one checkpoint to the next at most: one may fail, and there is room for another.
 pub const CHECKPOINT_EVERY_MAX: u64 = SEALS_KEPT_MAX as u64 / 2;
@@ -50,8 +52,8 @@ pub struct JobSpec {
     pub policy: GuardPolicy,
     /// Whether steps run ahead.
     pub window: WindowPolicy,
-    /// Whether each update is held elsewhere before it is sealed, where there is an elsewhere.
-    pub copies: bool,
+    /// Other workers that hold each update before it is sealed, as far as there are others.
+    pub copies: u32,
     /// A checkpoint after every so many steps; 0 never.
     pub checkpoint_every: u64,
     /// Checkpoints kept.
@@ -131,6 +133,12 @@ pub enum JobRefusal {
         /// Replays allowed by the job.
         found: u32,
     },
+    /// More copies than are kept.
+    #[error("{found} copies of each layer, at most {COPIES_MAX}")]
+    Copies {
+        /// Copies asked for.
+        found: u32,
+    },
     /// Checkpoints lie so far apart that the seals since the last one could not be remembered if
     /// one were missed.
     #[error("a checkpoint every {found} steps, at least every {CHECKPOINT_EVERY_MAX} is one due")]
@@ -158,6 +166,7 @@ impl JobRefusal {
             Self::Zero { .. } => "job-zero",
             Self::Stages { .. } => "job-stages",
             Self::Replays { .. } => "job-replays",
+            Self::Copies { .. } => "job-copies",
             Self::Every { .. } => "job-every",
         }
     }
@@ -190,7 +199,7 @@ impl JobSpec {
     /// Whether owners and copies attest the state that `step` begins with.
     #[must_use]
     pub fn attests(&self, step: Step) -> bool {
-        self.copies && self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
+        self.copies > 0 && self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 
     /// Whether `version` becomes a checkpoint: every so many steps, and at the end.
@@ -236,6 +245,9 @@ impl JobSpec {
         }
         if self.policy.replays_max > REPLAYS_MAX {
             return Err(JobRefusal::Replays { found: self.policy.replays_max });
+        }
+        if self.copies > COPIES_MAX {
+            return Err(JobRefusal::Copies { found: self.copies });
         }
         let found = self.checkpoint_every;
         if found > CHECKPOINT_EVERY_MAX { Err(JobRefusal::Every { found }) } else { Ok(()) }

@@ -46,10 +46,44 @@ impl LayerSource {
 /// Whether an update is held elsewhere before it is sealed (rule R3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Promise {
-    /// It is: the loss of one node loses no sealed step.
+    /// It is, at as many places as the job asks for: so many nodes may be lost at once, and no
+    /// sealed step is.
     Kept,
     /// It is not.
     Off(PromiseOff),
+    /// It is, at every other stage; the job asks for more places than there are.
+    Fewer {
+        /// Places: so many nodes may be lost at once.
+        copies: u32,
+    },
+}
+
+impl Promise {
+    /// What a plan over so many stages promises a job that asks for so many copies.
+    #[must_use]
+    pub fn of(wanted: u32, stage_count: u32) -> Self {
+        match (wanted, copies_at(wanted, stage_count)) {
+            (0, _) => Self::Off(PromiseOff::Configured),
+            (_, 0) => Self::Off(PromiseOff::OneStage),
+            (wanted, copies) if copies < wanted => Self::Fewer { copies },
+            (_, _) => Self::Kept,
+        }
+    }
+
+    /// Whether each update is held somewhere else before it is sealed.
+    #[must_use]
+    pub fn is_given(self) -> bool {
+        match self {
+            Self::Kept | Self::Fewer { .. } => true,
+            Self::Off(_) => false,
+        }
+    }
+}
+
+/// Copies of each layer that so many stages can keep, of so many that are wanted.
+#[must_use]
+pub fn copies_at(wanted: u32, stage_count: u32) -> u32 {
+    wanted.min(stage_count.saturating_sub(1))
 }
 
 /// Why no update is held elsewhere.
@@ -144,8 +178,8 @@ pub struct PlanRecord {
     pub generation: Generation,
     /// Who stands at each stage.
     pub stages: Vec<Holder>,
-    /// For each stage, the stage whose holder keeps a copy of its layers.
-    pub copies: Vec<Option<StageIndex>>,
+    /// For each stage, the stages whose holders keep a copy of its layers each.
+    pub copies: Vec<Vec<StageIndex>>,
     /// Whether updates are held elsewhere before they are sealed.
     pub promise: Promise,
     /// The layers of each chunk, in model order.
@@ -268,13 +302,17 @@ impl PlanRecord {
 
     /// The stages whose layers `stage` keeps a copy of.
     pub fn copied_by(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + '_ {
-        self.stage_indices().filter(move |of| self.copies[of.index()] == Some(stage))
+        self.stage_indices().filter(move |of| self.copies[of.index()].contains(&stage))
     }
 
-    /// The node that keeps a copy of a stage's layers.
-    #[must_use]
-    pub fn copy_holder(&self, of: StageIndex) -> Option<Holder> {
-        self.copies[of.index()].map(|stage| self.stages[stage.index()])
+    /// The nodes that keep a copy of a stage's layers each.
+    pub fn copy_holders(&self, of: StageIndex) -> impl Iterator<Item = Holder> + '_ {
+        self.copies[of.index()].iter().map(|stage| self.stages[stage.index()])
+    }
+
+    /// The nodes that hold a stage's layers: its owner, then those who keep copies.
+    pub fn holders_of(&self, stage: StageIndex) -> impl Iterator<Item = Holder> + '_ {
+        std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage))
     }
 
     /// Its window.
@@ -337,16 +375,16 @@ impl PlanRecord {
     }
 
     fn check_copies(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
-        let elsewhere = |(of, copy): (usize, &Option<StageIndex>)| {
-            copy.is_some_and(|by| by.index() != of && by.index() < self.stages.len())
+        let stage_count = self.stages.len();
+        let expected = copies_at(spec.copies, stage_count as u32) as usize;
+        let are_elsewhere = |(of, by): (usize, &Vec<StageIndex>)| {
+            let is_other = |(at, stage): (usize, &StageIndex)| {
+                stage.index() != of && stage.index() < stage_count && !by[..at].contains(stage)
+            };
+            by.len() == expected && by.iter().enumerate().all(is_other)
         };
-        let all = self.copies.iter().enumerate().all(elsewhere);
-        let none = self.copies.iter().all(Option::is_none);
-        let is_fit = match self.promise {
-            Promise::Kept => all && spec.copies,
-            Promise::Off(PromiseOff::OneStage) => none && self.stages.len() == 1 && spec.copies,
-            Promise::Off(PromiseOff::Configured) => none && !spec.copies,
-        };
+        let is_fit = self.promise == Promise::of(spec.copies, stage_count as u32)
+            && self.copies.iter().enumerate().all(are_elsewhere);
         if is_fit { Ok(()) } else { Err(PlanRefusal::Promise { promise: self.promise }) }
     }
 

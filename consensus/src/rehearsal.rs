@@ -95,7 +95,7 @@ mod tests {
     /// Layers 0 and 1 are node 1's, and 2 and 3 node 2's.
     #[test]
     fn who_needs_a_layer_and_does_not_hold_it_follows_its_owner() {
-        let mut log = Log::running(JobSpec { copies: false, ..spec() }, &[1, 2]);
+        let mut log = Log::running(JobSpec { copies: 0, ..spec() }, &[1, 2]);
         log.join(3);
         let plan = log.state.plan().expect("it runs").record.clone();
         let of = |nodes: &[u64]| moves(Rehearsal::of(&plan, &log.plan(nodes)));

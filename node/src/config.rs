@@ -111,8 +111,8 @@ pub struct ElasticConfig {
     pub on_notice: NoticePolicy,
     /// How long a node may be silent.
     pub detect_timeout: Duration,
-    /// Whether each update is held elsewhere before it is sealed.
-    pub copies: bool,
+    /// Other nodes that hold each update before it is sealed.
+    pub copies: u32,
 }
 
 /// What a worker does when its machine is about to be taken away.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zbelastic_node::api::client::{ApiClient, ApiError};
 use zbelastic_node::api::{
-    Answer, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole, Request, Status, TokenRequest,
+    Answer, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole, PromiseStatus, Request,
+    Status, TokenRequest,
 };
 use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_node::config::load_document;
@@ -121,8 +122,13 @@ impl Cluster {
     }
 
     fn run(&self, steps: u64) {
+        self.run_with_copies(steps, 1);
+    }
+
+    fn run_with_copies(&self, steps: u64, copies: u32) {
         let toml = format!(
-            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
+            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n\
+             [elastic]\ncopies = {copies}\n"
         );
         let config = load_document("test", &toml).expect("a configuration").config;
         let text: Vec<u8> = (0..200_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
@@ -159,11 +165,15 @@ impl Cluster {
     }
 
     fn begin_with(&mut self, workers: &[&str], steps: u64, count: usize) {
+        self.join_all(workers, count);
+        self.run(steps);
+    }
+
+    fn join_all(&mut self, workers: &[&str], count: usize) {
         workers.iter().for_each(|name| self.join(name));
         self.wait("all workers", |cluster| {
             (cluster.status()?.members.len() == count).then_some(())
         });
-        self.run(steps);
     }
 
     fn kill(&mut self, name: &str) -> Node {
@@ -233,6 +243,39 @@ fn killed_workers_change_no_bit() {
     }
     let found = cluster.digest(STEPS);
     eprintln!("{:#?}", cluster.status().map(|status| status.failures));
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+/// A stage and the first of those who keep a copy of it: the second one has what is sealed.
+#[test]
+fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
+    let mut cluster = Cluster::new();
+    cluster.join_all(&["a", "b", "c", "d"], 5);
+    cluster.run_with_copies(STEPS, 2);
+    let status = cluster.wait("steps of four stages", |cluster| {
+        let status = cluster.status()?;
+        let is_under_way = status.job.as_ref()?.step >= 18;
+        (is_under_way && status.plan.as_ref()?.stages.len() == 4).then_some(status)
+    });
+    assert_eq!(status.promise, Some(PromiseStatus::Kept { copies: 2 }));
+    let named = |stage: u32| {
+        let found = status.members.iter().find(|member| member.stage == Some(stage));
+        found.expect("somebody stands there")
+    };
+    let (owner, keeper) = (named(0), named(1));
+    assert!(keeper.copies_stages.contains(&0), "{status:#?}");
+    [owner, keeper].iter().for_each(|member| cluster.signal(&member.name, "KILL"));
+    let nodes = [owner, keeper].map(|member| cluster.kill(&member.name));
+    cluster.wait("two stages that go on", |cluster| {
+        let after = cluster.status()?;
+        let is_under_way = after.job.as_ref()?.step > status.job.as_ref()?.step + 2;
+        (is_under_way && after.plan.as_ref()?.stages.len() == 2).then_some(())
+    });
+    nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
+    let found = cluster.digest(STEPS);
+    let end = cluster.wait("the last status", Cluster::status);
+    assert_eq!(end.counters.get("rewinds"), Some(&0), "no way back to a checkpoint: {end:#?}");
     drop(cluster);
     assert_eq!(found, undisturbed());
 }

@@ -57,7 +57,7 @@ fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> Pl
     PlanRecord {
         generation,
         stages: vec![holder(node)],
-        copies: vec![None],
+        copies: vec![Vec::new()],
         promise: Promise::Off(PromiseOff::Configured),
         chunks: plan.chunks,
         program: plan.program,
@@ -80,7 +80,7 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
         step_count: STEPS,
         policy: common::policy(Some(1.0), NonfinitePolicy::Replay),
         window: WindowPolicy::Fixed(Window::One),
-        copies: false,
+        copies: 0,
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,

@@ -34,7 +34,7 @@ fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> 
     PlanRecord {
         generation: Generation(generation),
         stages: nodes.map(holder).to_vec(),
-        copies: (0..STAGES).map(|stage| Some(StageIndex((stage + 1) % STAGES))).collect(),
+        copies: (0..STAGES).map(|stage| vec![StageIndex((stage + 1) % STAGES)]).collect(),
         promise: Promise::Kept,
         chunks: plan.chunks,
         program: plan.program,
@@ -56,7 +56,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         step_count: 4,
         policy: common::policy(None, NonfinitePolicy::Skip),
         window: WindowPolicy::Fixed(Window::One),
-        copies: true,
+        copies: 1,
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,

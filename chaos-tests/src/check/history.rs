@@ -64,13 +64,14 @@ impl Checker {
         }
     }
 
-    /// Who keeps the copy of a layer that this node owns in the last plan that ran.
-    #[must_use]
-    pub fn witness(&self, node: NodeId, layer: LayerId) -> Option<Holder> {
-        let (plan, _) = self.ran.as_ref()?;
-        let stage = stage_of(plan, layer);
-        let is_owner = plan.stages[stage.index()].node == node;
-        plan.copy_holder(stage).filter(|_| is_owner)
+    /// Who keep copies of a layer that this node owns in the last plan that ran.
+    pub fn witnesses(&self, node: NodeId, layer: LayerId) -> impl Iterator<Item = Holder> + '_ {
+        let plan = self.ran.iter().map(|(plan, _)| plan);
+        plan.flat_map(move |plan| {
+            let stage = stage_of(plan, layer);
+            let is_owner = plan.stages[stage.index()].node == node;
+            plan.copy_holders(stage).filter(move |_| is_owner)
+        })
     }
 
     /// Whether something happened to everybody who held a layer when the last plan ran. A run that
@@ -80,9 +81,7 @@ impl Checker {
             return self.is_store_damaged();
         };
         let stage = stage_of(plan, layer);
-        let holders = [Some(plan.stages[stage.index()]), plan.copy_holder(stage)];
-        let mut holders = holders.into_iter().flatten();
-        holders.all(|holder| self.is_disturbed_since(holder.node, *since))
+        plan.holders_of(stage).all(|holder| self.is_disturbed_since(holder.node, *since))
     }
 
     /// The end: what the log remembers is what was acknowledged.

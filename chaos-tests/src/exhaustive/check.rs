@@ -203,7 +203,6 @@ pub(super) fn is_excused(world: &World, state: &State, layer: LayerId) -> bool {
     let plan = &world.ran;
     let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));
     let stage = stage.expect("every layer stands somewhere");
-    let holders = [Some(plan.stages[stage.index()]), plan.copy_holder(stage)];
     let counts = |holder: Holder| world.workers.contains_key(&holder.node) && state.is_live(holder);
-    !holders.into_iter().flatten().any(counts)
+    !plan.holders_of(stage).any(counts)
 }

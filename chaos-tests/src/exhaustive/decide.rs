@@ -26,7 +26,12 @@ pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
         let (report, attested) = &**told;
         sealing.handle_report(state, report, attested.clone()).expect("of the open turn");
     }
-    world.leader.held.values().for_each(|held| sealing.handle_held(HeldUpdate::clone(held)));
+    let plan = &state.plan()?.record;
+    for (of, held) in &world.leader.held {
+        // Nobody has two copies here: who told it is who keeps it.
+        let keeper = plan.copy_holders(*of).next()?;
+        sealing.handle_held(keeper, HeldUpdate::clone(held));
+    }
     sealing.decide(state).ok()
 }
 

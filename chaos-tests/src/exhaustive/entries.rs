@@ -4,7 +4,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
-use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, TensorSum};
 use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
@@ -34,7 +34,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         step_count: bounds.steps,
         policy,
         window: WindowPolicy::Fixed(Window::One),
-        copies: true,
+        copies: 1,
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 1,
@@ -81,18 +81,15 @@ pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason)
     let mut stages = seating(state);
     stages.truncate(spec.stages_max as usize);
     let stage_count = stages.len() as u32;
-    let (promise, copies) = match stage_count {
-        0 | 1 => (Promise::Off(PromiseOff::OneStage), vec![None; stages.len()]),
-        _ => {
-            let next = |stage| Some(StageIndex((stage + 1) % stage_count));
-            (Promise::Kept, (0..stage_count).map(next).collect())
-        }
+    let by = |stage: u32| {
+        let places = 1..=copies_at(spec.copies, stage_count);
+        places.map(|place| StageIndex((stage + place) % stage_count)).collect()
     };
     PlanRecord {
         generation: state.generation_next(),
         stages,
-        copies,
-        promise,
+        copies: (0..stage_count).map(by).collect(),
+        promise: Promise::of(spec.copies, stage_count),
         chunks: chunks(spec.layer_count(), stage_count),
         program: program(stage_count),
         from_step: state.open_turn().step,

@@ -72,8 +72,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// Whether who keeps the copy of a node's layer is down, or something happened to it since a bit
     /// of the layer flipped.
     fn has_no_witness(&self, node: NodeId, layer: LayerId) -> bool {
-        let witness = self.checker.witness(node, layer);
-        witness.is_none_or(|witness| {
+        self.checker.witnesses(node, layer).all(|witness| {
             let is_up = self.workers.get(&witness.node).is_some_and(|m| m.process.is_some());
             let is_live = self.newest_core().is_some_and(|core| core.state().is_live(witness));
             !is_up || !is_live || self.checker.is_witness_lost(node, witness.node)
@@ -310,11 +309,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             let owner = before.stages[stage.index()];
             let is_lost = !plan.stages.contains(&owner);
             let layer = before.layers_of(stage).next();
-            let copy = before.copy_holder(stage).map(|holder| holder.node);
             is_lost
                 && layer.is_some_and(|layer| match &plan.sources[layer.index()] {
                     LayerSource::Nodes(nodes) => {
-                        !nodes.contains(&owner.node) && copy.is_some_and(|c| nodes.contains(&c))
+                        let mut copies = before.copy_holders(stage);
+                        !nodes.contains(&owner.node) && copies.any(|c| nodes.contains(&c.node))
                     }
                     LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
                 })

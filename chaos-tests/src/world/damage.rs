@@ -1,6 +1,5 @@
 //! Faults of disks and of numbers.
 
-use zbelastic_consensus::plan::Promise;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::NodeId;
@@ -137,7 +136,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// Stages of the plan in force, if others keep their updates.
     fn stages_with_copies(&self) -> usize {
         let plan = self.newest_core().and_then(|core| core.state().plan());
-        let kept = plan.filter(|plan| plan.record.promise == Promise::Kept);
+        let kept = plan.filter(|plan| plan.record.promise.is_given());
         kept.map_or(0, |plan| plan.record.stages.len())
     }
 }

@@ -6,7 +6,7 @@ use crate::play::{Cast, Claim, Goal, Mail, Play};
 /// it waits.
 #[test]
 pub fn a_join_costs_the_others_one_step_at_most() {
-    for (workers, copies) in [(1, true), (2, true), (3, true), (1, false), (2, false), (3, false)] {
+    for (workers, copies) in [(1, 1), (2, 1), (3, 1), (1, 0), (2, 0), (3, 0), (1, 2), (3, 2)] {
         let mut play = Play::new(Cast { workers, copies, ..Cast::default() });
         play.run_until(Goal::Sealed(4));
         let newcomer = play.join();
@@ -23,7 +23,7 @@ pub fn a_join_costs_the_others_one_step_at_most() {
 
 #[test]
 pub fn who_is_about_to_go_hands_over_at_a_step_boundary_and_is_gone() {
-    for copies in [true, false] {
+    for copies in [1, 0, 2] {
         let mut play = Play::new(Cast { workers: 4, copies, ..Cast::default() });
         play.run_until(Goal::Sealed(4));
         let goes = play.stage(1);

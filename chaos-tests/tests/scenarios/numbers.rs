@@ -25,7 +25,7 @@ pub fn case_05_a_clip_behind_an_optimistic_step_costs_one_discard() {
 
 #[test]
 pub fn case_09_a_layer_that_nobody_holds_takes_the_run_to_a_checkpoint_and_the_same_seals() {
-    let mut play = Play::new(Cast { copies: false, checkpoint_every: 3, ..Cast::default() });
+    let mut play = Play::new(Cast { copies: 0, checkpoint_every: 3, ..Cast::default() });
     play.run_until(Goal::Sealed(8));
     play.crash(play.stage(1));
     play.finish();
@@ -36,7 +36,7 @@ pub fn case_09_a_layer_that_nobody_holds_takes_the_run_to_a_checkpoint_and_the_s
 
 #[test]
 pub fn case_09_a_recomputed_step_that_comes_out_otherwise_is_not_sealed() {
-    let mut play = Play::new(Cast { copies: false, checkpoint_every: 3, ..Cast::default() });
+    let mut play = Play::new(Cast { copies: 0, checkpoint_every: 3, ..Cast::default() });
     play.run_until(Goal::Sealed(8));
     let spoilt = play.stage(0);
     play.crash(play.stage(1));

@@ -151,6 +151,15 @@ impl Play {
         assert!(events < EVENTS_MAX as usize, "no end of events: {}", self.describe());
     }
 
+    /// Plays on until so many things have happened, ticks left out.
+    pub fn run_events(&mut self, count: u64) {
+        for _ in 0..count {
+            if !self.advance() {
+                self.tick();
+            }
+        }
+    }
+
     /// Plays on for so many ticks.
     pub fn run_ticks(&mut self, ticks: u32) {
         for _ in 0..ticks {
@@ -221,6 +230,11 @@ impl Play {
     /// A worker's sums are wrong from now on.
     pub fn spoil_for_good(&mut self, node: NodeId) {
         self.workers[&node].faults.borrow_mut().always_wrong = true;
+    }
+
+    /// Stages of the plan in force.
+    pub fn stages(&self) -> usize {
+        self.state().and_then(|state| state.plan()).map_or(0, |plan| plan.record.stages.len())
     }
 
     /// Steps sealed so far.

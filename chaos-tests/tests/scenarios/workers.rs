@@ -1,10 +1,13 @@
 //! A worker fails, comes back, or is cut off.
 
+use chaos_tests::random::{Draws, Purpose};
 use zbelastic_consensus::plan::{Promise, PromiseOff};
 
-use crate::play::{Cast, Claim, Goal, Mail, Play};
+use crate::play::{Cast, Claim, Goal, Mail, Play, STEPS};
 
 const KEPT: Promise = Promise::Kept;
+const OFF: Promise = Promise::Off(PromiseOff::OneStage);
+const FEWER: Promise = Promise::Fewer { copies: 1 };
 
 /// Nobody waits for a replacement: those who are left take the layers over, from their copies.
 #[test]
@@ -118,6 +121,65 @@ pub fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_check
     play.expect(Claim::SameAsUndisturbed);
 }
 
+/// The same deaths with two copies: the stage behind the next one has the layers too.
+#[test]
+pub fn case_12_with_two_copies_a_stage_may_die_together_with_one_of_them() {
+    for (first, second) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+        let cast = Cast { workers: 4, copies: 2, checkpoint_every: 3, ..Cast::default() };
+        let mut play = Play::new(cast);
+        play.run_until(Goal::Sealed(5));
+        let lost = [play.stage(first), play.stage(second)];
+        lost.iter().for_each(|node| play.crash(*node));
+        play.finish();
+        play.expect(Claim::Redone(&[5]));
+        play.expect(Claim::NoRewind);
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
+/// Lives in which two die at a moment that is drawn.
+const LIVES: u64 = 48;
+/// Things that happen between a seal and that moment, at most: about two steps' worth.
+const EVENTS_BEFORE: u64 = 600;
+
+/// With two copies no moment costs a sealed step, whoever of three or four the two are, and
+/// whichever of them the leader hears of first.
+#[test]
+pub fn case_12_with_two_copies_any_two_stages_may_die_at_any_moment() {
+    for seed in 0..LIVES {
+        let mut draws = Draws::new(seed, Purpose::Faults);
+        let workers = draws.between(3, 4);
+        let mut play =
+            Play::new(Cast { workers, copies: 2, checkpoint_every: 3, ..Cast::default() });
+        play.run_until(Goal::Sealed(draws.between(1, STEPS - 4)));
+        play.run_events(draws.below(EVENTS_BEFORE));
+        let (sealed, stages) = (play.sealed(), play.stages() as u64);
+        let first = draws.below(stages);
+        let second = (first + draws.between(1, stages - 1)) % stages;
+        let lost = [first, second].map(|stage| play.stage(stage as usize));
+        lost.iter().for_each(|node| play.crash(*node));
+        play.finish();
+        let redone = play.redone();
+        assert!(redone.iter().all(|step| *step >= sealed), "seed {seed}: {redone:?} of {sealed}");
+        play.expect(Claim::NoRewind);
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
+/// Three at once are more than was promised: the run goes back, and comes out the same.
+#[test]
+pub fn case_12_with_two_copies_three_that_die_together_take_the_run_to_a_checkpoint() {
+    let cast = Cast { workers: 4, copies: 2, checkpoint_every: 3, ..Cast::default() };
+    let mut play = Play::new(cast);
+    play.run_until(Goal::Sealed(5));
+    let lost = [play.stage(0), play.stage(1), play.stage(2)];
+    lost.iter().for_each(|node| play.crash(*node));
+    play.finish();
+    play.expect(Claim::RewoundTo(3));
+    play.expect(Claim::SealedAgain(&[3, 4]));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
 /// There are no versions of parts of a stage here: a commit is not interrupted while the process
 /// lives, and a process that dies in it takes both versions with it. So what is left of resuming is
 /// that a seal which is told twice is carried out once (rule R8).
@@ -164,7 +226,27 @@ pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
     play.run_until(Goal::Stages(1));
     play.restart(keeper);
     play.finish();
-    play.expect(Claim::Promises(&[KEPT, Promise::Off(PromiseOff::OneStage), KEPT]));
+    play.expect(Claim::Promises(&[KEPT, OFF, KEPT]));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// With two copies and two stages there is one elsewhere, and the log says that it is one.
+#[test]
+pub fn case_16_with_fewer_others_than_copies_the_log_says_how_many_there_are() {
+    let mut play = Play::new(Cast { copies: 2, ..Cast::default() });
+    play.run_until(Goal::Sealed(3));
+    let first = play.stage(1);
+    play.crash(first);
+    play.run_until(Goal::Stages(2));
+    let second = play.stage(0);
+    play.crash(second);
+    play.run_until(Goal::Stages(1));
+    play.restart(first);
+    play.run_until(Goal::Stages(2));
+    play.restart(second);
+    play.finish();
+    play.expect(Claim::Promises(&[KEPT, FEWER, OFF, FEWER, KEPT]));
     play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }

@@ -38,6 +38,20 @@ impl Blame {
         self.total += 1;
     }
 
+    /// Marks one of the pairs that contradicted each other about one thing: the first that was not
+    /// in contradiction before, so that others are heard too, or else the first. One thing counts
+    /// once, whoever sees it: a bit that flips once sends nobody away.
+    pub(super) fn mark_one(
+        &mut self,
+        pairs: impl Iterator<Item = (NodeId, NodeId)> + Clone,
+    ) -> Option<(NodeId, NodeId)> {
+        let is_new =
+            |(one, other): &(NodeId, NodeId)| !self.pairs.contains_key(&pair(*one, *other));
+        let (one, other) = pairs.clone().find(is_new).or_else(|| pairs.clone().next())?;
+        self.mark(one, other);
+        Some((one, other))
+    }
+
     /// A turn was sealed: what is long ago is forgotten.
     pub(super) fn on_sealed(&mut self) {
         self.seals += 1;
@@ -107,6 +121,17 @@ mod tests {
         check(&[(A, B), (C, D)], None);
         check(&[(A, C), (C, B)], Some((C, 2)));
         check(&[(D, A), (C, D), (D, B)], Some((D, 3)));
+    }
+
+    #[test]
+    fn of_several_who_contradict_each_other_about_one_thing_one_pair_is_marked_anew() {
+        let (mut blame, told) = (Blame::default(), [(A, B), (B, C)]);
+        assert_eq!(blame.mark_one(told.into_iter()), Some((A, B)));
+        assert_eq!(blame.at_fault(|_| true), None, "it happened once");
+        assert_eq!(blame.mark_one(told.into_iter()), Some((B, C)));
+        assert_eq!(blame.at_fault(|_| true), Some((B, 2)));
+        assert_eq!(blame.mark_one(told.into_iter()), Some((A, B)), "again");
+        assert_eq!(blame.mark_one(std::iter::empty()), None);
     }
 
     #[test]

@@ -120,11 +120,11 @@ impl Duties {
         check_turn(state, update.turn)?;
         let plan = state.plan().ok_or(InputRefusal::Unasked)?;
         let is_known = update.of.index() < plan.record.stages.len();
-        if !is_known || plan.record.copy_holder(update.of) != Some(holder) {
+        if !is_known || !plan.record.copy_holders(update.of).any(|keeper| keeper == holder) {
             return Err(InputRefusal::NotItsStage { holder, stage: update.of });
         }
         check_sums(state, update.of, &update.sums)?;
-        self.sealing_of(state)?.handle_held(update);
+        self.sealing_of(state)?.handle_held(holder, update);
         Ok(())
     }
 

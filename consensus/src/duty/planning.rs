@@ -18,7 +18,7 @@ use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
 use crate::mutant::{self, Mutant};
-use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff, SOURCES_MAX};
+use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, SOURCES_MAX};
 use crate::raft::ENTRY_BYTES_MAX;
 use crate::rehearsal::{Follow, Rehearsal};
 use crate::state::{PlanPhase, State};
@@ -390,12 +390,8 @@ impl Duties {
         Some(Ahead::Begins)
     }
 
-    fn copies_of(&self, state: &State, stage_count: u32) -> Vec<Option<StageIndex>> {
-        let is_wanted = state.job().is_some_and(|job| job.spec.copies);
-        match is_wanted {
-            true => copies(stage_count, self.blame.total()),
-            false => vec![None; stage_count as usize],
-        }
+    fn copies_of(&self, state: &State, stage_count: u32) -> Vec<Vec<StageIndex>> {
+        copies(stage_count, copies_wanted(state), self.blame.total())
     }
 
     fn adopt(
@@ -419,17 +415,11 @@ impl Duties {
         let Beginning { nodes, sources, expected, from_step } = from;
         let Solution { program, chunks, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
-        let is_wanted = state.job().is_some_and(|job| job.spec.copies);
-        let promise = match (is_wanted, stage_count) {
-            (false, _) => Promise::Off(PromiseOff::Configured),
-            (true, 0 | 1) => Promise::Off(PromiseOff::OneStage),
-            (true, _) => Promise::Kept,
-        };
         PlanRecord {
             generation: state.generation_next(),
             stages: nodes.into_iter().take(stage_count as usize).collect(),
             copies: self.copies_of(state, stage_count),
-            promise,
+            promise: Promise::of(copies_wanted(state), stage_count),
             chunks,
             program,
             from_step,
@@ -457,6 +447,10 @@ impl Duties {
             }
         }
     }
+}
+
+fn copies_wanted(state: &State) -> u32 {
+    state.job().map_or(0, |job| job.spec.copies)
 }
 
 /// What a plan begins with.
@@ -531,8 +525,8 @@ fn window_of(spec: &JobSpec, plan: Option<&PlanRecord>, switched: Option<Window>
     }
 }
 
-/// Where layers will be at the end of a plan: with their owner, with who keeps its copy, and with
-/// who follows them.
+/// Where layers will be at the end of a plan: with their owner, with who keeps a copy, and with who
+/// follows them.
 fn sources_in(
     plan: &PlanRecord,
     following: &BTreeSet<(Holder, LayerId)>,
@@ -540,10 +534,8 @@ fn sources_in(
 ) -> Vec<LayerSource> {
     let mut nodes: Vec<Vec<NodeId>> = vec![Vec::new(); layer_count as usize];
     for stage in plan.stage_indices() {
-        let owner = plan.stages[stage.index()];
         for layer in plan.layers_of(stage) {
-            let holders = [Some(owner), plan.copy_holder(stage)];
-            let holders = holders.into_iter().flatten().map(|holder| holder.node);
+            let holders = plan.holders_of(stage).map(|holder| holder.node);
             nodes[layer.index()] = holders.take(SOURCES_MAX).collect();
         }
     }

@@ -11,10 +11,10 @@ use crate::job::JobSpec;
 use crate::member::Holder;
 use crate::message::HeldUpdate;
 use crate::mutant::{self, Mutant};
-use crate::plan::{PlanRecord, Promise};
+use crate::plan::PlanRecord;
 use crate::state::{PlanPhase, State};
 use crate::validation::{
-    Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, Turn, Verdict,
+    Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, TensorSum, Turn, Verdict,
 };
 
 /// How often a step that was sealed before is run again if it does not come out the same: a device
@@ -28,41 +28,45 @@ pub enum Withheld {
     NotRunning,
     /// Reports are missing.
     Reports,
-    /// A stage's update is not held elsewhere (rule R3).
+    /// A stage's update is not held everywhere that the plan promises (rule R3).
     NotHeld {
         /// The first such stage.
         stage: StageIndex,
     },
-    /// A stage's state is not attested by owner and copy.
+    /// A stage's state is not attested by its owner and every copy.
     NotAttested {
         /// The first such stage.
         stage: StageIndex,
     },
     /// As many steps as can be remembered were sealed since the last checkpoint.
     CheckpointOverdue,
-    /// Owner and copy computed different sums from the same gradient.
-    Sums {
-        /// The layer.
-        layer: LayerId,
-        /// Who reported.
-        owner: Holder,
-        /// Who keeps the copy.
-        copy: Holder,
-    },
-    /// Owner and copy hold different states.
-    State {
-        /// The layer.
-        layer: LayerId,
-        /// Who owns it.
-        owner: Holder,
-        /// Who keeps the copy.
-        copy: Holder,
-    },
+    /// Holders of one stage computed different sums from the same gradient.
+    Sums(Contradiction),
+    /// Holders of one stage hold different states.
+    State(Contradiction),
     /// The step was sealed before and comes out differently, again and again.
     DiffersFromLog {
         /// The step.
         step: Step,
     },
+}
+
+/// Two and two of those who hold a stage's layers, its owner first, who do not tell the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The first layer that they tell differently.
+    pub layer: LayerId,
+    /// Who, in the order of the plan; one pair at least.
+    pub pairs: Vec<(Holder, Holder)>,
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (one, other)) in self.pairs.iter().enumerate() {
+            write!(f, "{}{one} and {other}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Withheld {
@@ -71,17 +75,17 @@ impl fmt::Display for Withheld {
             Self::NotRunning => write!(f, "nothing runs"),
             Self::Reports => write!(f, "reports are missing"),
             Self::NotHeld { stage } => {
-                write!(f, "the update of stage {stage} is not held elsewhere")
+                write!(f, "the update of stage {stage} is not held by all who keep its copies")
             }
             Self::NotAttested { stage } => {
                 write!(f, "the state of stage {stage} is not attested")
             }
             Self::CheckpointOverdue => write!(f, "a checkpoint is overdue"),
-            Self::Sums { layer, owner, copy } => {
-                write!(f, "{owner} and {copy} tell different sums of layer {layer}")
+            Self::Sums(found) => {
+                write!(f, "{found} tell different sums of layer {}", found.layer)
             }
-            Self::State { layer, owner, copy } => {
-                write!(f, "{owner} and {copy} hold different states of layer {layer}")
+            Self::State(found) => {
+                write!(f, "{found} hold different states of layer {}", found.layer)
             }
             Self::DiffersFromLog { step } => {
                 write!(f, "step {step} comes out other than it was sealed")
@@ -97,7 +101,15 @@ pub struct Sealing {
     leader: Leader,
     proposal: Option<Proposal>,
     reports: BTreeMap<StageIndex, (Report, Vec<LayerDigest>)>,
-    held: BTreeMap<StageIndex, HeldUpdate>,
+    held: BTreeMap<(StageIndex, Holder), HeldUpdate>,
+}
+
+/// What one of those who hold a stage's layers tells of its update.
+#[derive(Clone, Copy)]
+struct Telling<'a> {
+    by: Holder,
+    sums: &'a [TensorSum],
+    state: &'a [LayerDigest],
 }
 
 impl Sealing {
@@ -131,9 +143,9 @@ impl Sealing {
         Ok(())
     }
 
-    /// Counts an update that is held elsewhere.
-    pub fn handle_held(&mut self, update: HeldUpdate) {
-        self.held.insert(update.of, update);
+    /// Counts an update that somebody holds who keeps a copy.
+    pub fn handle_held(&mut self, holder: Holder, update: HeldUpdate) {
+        self.held.insert((update.of, holder), update);
     }
 
     /// The seal to propose.
@@ -150,7 +162,7 @@ impl Sealing {
         if mutant::is(Mutant::M16NormByStage) {
             proposal.seal.square_sum_bits = self.sum_by_stage().to_bits();
         }
-        if plan.record.promise == Promise::Kept {
+        if plan.record.promise.is_given() {
             self.check_copies(spec, &plan.record)?;
         }
         let history = state.history();
@@ -174,41 +186,72 @@ impl Sealing {
     fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
         let attests = spec.attests(self.turn.step);
         for stage in plan.stage_indices() {
-            let Some(held) = self.held.get(&stage) else {
-                if mutant::is(Mutant::R3SealedBeforeHeld) {
-                    continue;
-                }
-                return Err(Withheld::NotHeld { stage });
-            };
-            let (report, attested) = self.reports.get(&stage).ok_or(Withheld::Reports)?;
-            let owner = plan.stages[stage.index()];
-            let copy = plan.copy_holder(stage).expect("the promise is kept by copies");
-            if let Some(layer) = differing_sum(spec, report, held) {
-                return Err(Withheld::Sums { layer, owner, copy });
+            let told = self.told_of(plan, stage)?;
+            let sums = |one: Telling<'_>, other: Telling<'_>| differing_sum(spec, one, other);
+            if let Some(found) = contradiction(&told, sums) {
+                return Err(Withheld::Sums(found));
             }
             if !attests {
                 continue;
             }
             let layers = plan.layers_of(stage).count();
-            if attested.len() != layers || held.state.len() != layers {
+            if told.iter().any(|telling| telling.state.len() != layers) {
                 return Err(Withheld::NotAttested { stage });
             }
-            let pairs = attested.iter().zip(&held.state);
-            if let Some((found, _)) = pairs.into_iter().find(|(found, copied)| found != copied) {
-                return Err(Withheld::State { layer: found.0, owner, copy });
+            if let Some(found) = contradiction(&told, differing_state) {
+                return Err(Withheld::State(found));
             }
         }
         Ok(())
     }
+
+    /// What all who hold a stage's layers tell, its owner first.
+    fn told_of(&self, plan: &PlanRecord, stage: StageIndex) -> Result<Vec<Telling<'_>>, Withheld> {
+        let mut told = Vec::new();
+        for by in plan.copy_holders(stage) {
+            match self.held.get(&(stage, by)) {
+                Some(held) => told.push(Telling { by, sums: &held.sums, state: &held.state }),
+                None if mutant::is(Mutant::R3SealedBeforeHeld) => {}
+                None => return Err(Withheld::NotHeld { stage }),
+            }
+        }
+        let (report, state) = self.reports.get(&stage).ok_or(Withheld::Reports)?;
+        let by = plan.stages[stage.index()];
+        told.insert(0, Telling { by, sums: &report.sums, state });
+        Ok(told)
+    }
+}
+
+/// Who contradicts whom, and the first layer in which somebody does.
+fn contradiction(
+    told: &[Telling<'_>],
+    differing: impl Fn(Telling<'_>, Telling<'_>) -> Option<LayerId>,
+) -> Option<Contradiction> {
+    let mut found: Option<Contradiction> = None;
+    for (index, one) in told.iter().enumerate() {
+        for other in &told[index + 1..] {
+            let Some(layer) = differing(*one, *other) else { continue };
+            let known = found.get_or_insert(Contradiction { layer, pairs: Vec::new() });
+            known.pairs.push((one.by, other.by));
+            known.layer = known.layer.min(layer);
+        }
+    }
+    found
 }
 
 /// The layer of the first tensor whose sums differ.
-fn differing_sum(spec: &JobSpec, report: &Report, held: &HeldUpdate) -> Option<LayerId> {
-    let differs = report.sums.iter().find(|sum| {
-        let copied = held.sums.iter().find(|copied| copied.tensor == sum.tensor);
-        copied.is_none_or(|copied| !copied.same_bits(sum))
+fn differing_sum(spec: &JobSpec, one: Telling<'_>, other: Telling<'_>) -> Option<LayerId> {
+    let differs = one.sums.iter().find(|sum| {
+        let told = other.sums.iter().find(|told| told.tensor == sum.tensor);
+        told.is_none_or(|told| !told.same_bits(sum))
     });
     differs.and_then(|sum| spec.layer_of(sum.tensor))
+}
+
+/// The first layer whose states differ.
+fn differing_state(one: Telling<'_>, other: Telling<'_>) -> Option<LayerId> {
+    let mut pairs = one.state.iter().zip(other.state);
+    pairs.find(|(found, told)| found != told).map(|(found, _)| found.0)
 }
 
 /// What becomes of a step that was sealed before a rewind: the same, if it comes out the same. A

@@ -6,7 +6,7 @@ use zbelastic_types::{LayerId, StageIndex};
 
 use super::Solution;
 use crate::member::{Holder, Resources};
-use crate::plan::PlanRecord;
+use crate::plan::{PlanRecord, copies_at};
 use crate::rehearsal::held_layers;
 
 /// A seat that nobody takes.
@@ -34,7 +34,7 @@ pub(super) fn reseated(
     before: &PlanRecord,
     nodes: &[Holder],
     resources: impl Fn(&Holder) -> Resources,
-    (solution, copies): (&Solution, &[Option<StageIndex>]),
+    (solution, copies): (&Solution, &[Vec<StageIndex>]),
 ) -> Vec<Holder> {
     let stage_count = copies.len().min(nodes.len());
     let needed: Vec<BTreeSet<LayerId>> =
@@ -54,13 +54,9 @@ pub(super) fn reseated(
 }
 
 /// The layers of a stage, and those it keeps copies of.
-fn needed_at(
-    solution: &Solution,
-    copies: &[Option<StageIndex>],
-    stage: usize,
-) -> BTreeSet<LayerId> {
+fn needed_at(solution: &Solution, copies: &[Vec<StageIndex>], stage: usize) -> BTreeSet<LayerId> {
     let placement = &solution.program.placement;
-    let is_kept = |of: &usize| *of == stage || copies[*of].is_some_and(|by| by.index() == stage);
+    let is_kept = |of: &usize| *of == stage || copies[*of].iter().any(|by| by.index() == stage);
     let stages = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
     let chunks = stages.flat_map(|of| placement.chunks_of(of).collect::<Vec<_>>());
     chunks.flat_map(|chunk| solution.chunks[chunk.index()].layers().collect::<Vec<_>>()).collect()
@@ -111,20 +107,24 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     given
 }
 
-/// For each stage the stage that keeps its copy: the one `offset` further, in a ring. Another
-/// offset makes other pairs.
+/// For each stage the stages that keep copies of it: the next ones behind `offset`, in a ring of
+/// the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(stage_count: u32, offset: u32) -> Vec<Option<StageIndex>> {
-    let by = |stage: u32| {
-        let others = stage_count - 1;
-        (others > 0).then(|| StageIndex((stage + 1 + offset % others.max(1)) % stage_count))
+pub(super) fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+    let (others, count) = (stage_count.saturating_sub(1), copies_at(wanted, stage_count));
+    let by = |stage: u32, place: u32| {
+        StageIndex((stage + 1 + (offset % others + place) % others) % stage_count)
     };
-    (0..stage_count).map(by).collect()
+    let all = |stage| (0..count).map(|place| by(stage, place)).collect();
+    (0..stage_count).map(all).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::{assignment, copies};
+    use crate::job::COPIES_MAX;
 
     /// The least cost of all orders.
     fn least(count: usize, used: &mut Vec<usize>, cost: &impl Fn(usize, usize) -> u64) -> u64 {
@@ -168,15 +168,19 @@ mod tests {
 
     #[test]
     fn a_copy_is_never_at_home_and_offsets_make_other_pairs() {
-        assert_eq!(copies(1, 0), [None]);
-        for stage_count in 2..6 {
-            for offset in 0..6 {
-                for (stage, by) in copies(stage_count, offset).into_iter().enumerate() {
-                    let by = by.expect("there is an elsewhere").index();
-                    assert!(by != stage && by < stage_count as usize);
+        for wanted in 0..=COPIES_MAX {
+            assert_eq!(copies(1, wanted, 0), [[]; 1], "there is no elsewhere");
+            for (stage_count, offset) in (2..6).flat_map(|count| (0..6).map(move |o| (count, o))) {
+                for (stage, by) in copies(stage_count, wanted, offset).into_iter().enumerate() {
+                    assert_eq!(by.len() as u32, wanted.min(stage_count - 1));
+                    let places: BTreeSet<_> = by.iter().map(|by| by.index()).collect();
+                    assert_eq!(places.len(), by.len(), "each another one");
+                    assert!(!places.contains(&stage));
+                    assert!(places.iter().all(|place| *place < stage_count as usize));
                 }
             }
         }
-        assert_ne!(copies(3, 0), copies(3, 1));
+        assert_ne!(copies(3, 1, 0), copies(3, 1, 1));
+        assert_ne!(copies(4, 2, 0), copies(4, 2, 1));
     }
 }

@@ -32,7 +32,7 @@ pub struct Status {
     pub job: Option<JobStatus>,
     /// The plan in force.
     pub plan: Option<PlanStatus>,
-    /// Whether the loss of a node loses no sealed step.
+    /// How many nodes may be lost at once without losing a sealed step.
     pub promise: Option<PromiseStatus>,
     /// How long verdicts were waited for lately.
     pub verdict_wait: Option<VerdictWait>,
@@ -151,8 +151,8 @@ pub struct MemberStatus {
     pub stage: Option<u32>,
     /// Layers it holds, as in `0-4`.
     pub layers: Option<String>,
-    /// The stage whose layers it keeps copies of.
-    pub copies_stage: Option<u32>,
+    /// The stages whose layers it keeps copies of.
+    pub copies_stages: Vec<u32>,
     /// What it computes on.
     pub device: String,
     /// Memory in use for training.
@@ -261,8 +261,18 @@ pub struct PlanStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PromiseStatus {
-    /// It is: the loss of one node loses no sealed step.
-    Kept,
+    /// It is, by as many others as was asked for.
+    Kept {
+        /// Nodes that may be lost at once without losing a sealed step.
+        copies: u32,
+    },
+    /// It is, by everybody else; that is fewer than was asked for.
+    Fewer {
+        /// Nodes that may be lost at once without losing a sealed step.
+        copies: u32,
+        /// Others that were asked for.
+        wanted: u32,
+    },
     /// It is not.
     Off {
         /// Why.

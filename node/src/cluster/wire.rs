@@ -284,8 +284,8 @@ pub struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// The rules of it: from every stage of the plan boundary tensors, sums and its own gradient,
-    /// from every owner that is followed the gradients of its layers.
+    /// The rules of it: from every stage of the plan boundary tensors and sums, its own gradient
+    /// if this node keeps a copy of it, from every owner that is followed the gradients of its layers.
     ///
     /// # Errors
     /// If a plan has longer frames than the lane takes.
@@ -301,7 +301,9 @@ impl Expected<'_> {
                 rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
                 rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
-                rules.allow(holder.node, Kind::Gradients(of).of(now), lengths)?;
+                if plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
+                    rules.allow(holder.node, Kind::Gradients(of).of(now), lengths)?;
+                }
             }
         }
         if let Some(rehearsal) = self.rehearsal {

@@ -166,7 +166,7 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
         ("stage", member.stage.map(|stage| stage.to_string())),
         ("layers", member.layers.clone()),
-        ("copies of", member.copies_stage.map(|stage| format!("stage {stage}"))),
+        ("copies of", stages_text(&member.copies_stages)),
     ];
     let mut text = String::new();
     for (title, value) in lines {
@@ -175,6 +175,18 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         }
     }
     text
+}
+
+/// As in `stages 0, 1`; nothing of none.
+fn stages_text(stages: &[u32]) -> Option<String> {
+    match stages {
+        [] => None,
+        [stage] => Some(format!("stage {stage}")),
+        several => {
+            let words: Vec<_> = several.iter().map(u32::to_string).collect();
+            Some(format!("stages {}", words.join(", ")))
+        }
+    }
 }
 
 #[cfg(test)]

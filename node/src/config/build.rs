@@ -75,7 +75,7 @@ fn elastic(reader: &Reader<'_>) -> ElasticConfig {
         settle: time(Key::Settle),
         on_notice: reader.choice(Key::OnNotice),
         detect_timeout: time(Key::DetectTimeout),
-        copies: reader.count(Key::UpdateCopies) > 0,
+        copies: reader.size(Key::UpdateCopies),
     }
 }
 

@@ -126,7 +126,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Settle => text(&duration_word(elastic.settle)),
         Key::OnNotice => word(elastic.on_notice),
         Key::DetectTimeout => text(&duration_word(elastic.detect_timeout)),
-        Key::UpdateCopies => size(elastic.copies.into()),
+        Key::UpdateCopies => size(elastic.copies),
     };
     Some(value)
 }

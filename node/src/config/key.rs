@@ -4,7 +4,7 @@
 //! here. A key's documentation is its meaning as `config schema` prints it.
 
 use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
-use zbelastic_consensus::job::CHECKPOINT_EVERY_MAX;
+use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX};
 use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::TEXT_COUNT_MAX;
@@ -83,7 +83,7 @@ const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
 /// Other nodes that a piece of a checkpoint is sent to.
 const CHECKPOINT_COPIES_MAX: u64 = 2;
 /// Other nodes that hold an update before it is sealed: a plan names one.
-const UPDATE_COPIES_MAX: u64 = 1;
+const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
 /// A minute: who waits longer for company should start the run later.
 const SETTLE_MS_MAX: u64 = 60_000;
 /// Below this, a busy machine is taken for a dead one.
@@ -191,7 +191,7 @@ keys! {
     OnNotice: "elastic.on_notice", Word(words::<NoticePolicy>), Literal("\"drain\"");
     /// How long a node may be silent before it is lost; a closed connection is noticed at once.
     DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"1s\"");
-    /// Other nodes that hold each update before it is sealed; 1: losing a node loses no step.
+    /// Other nodes that hold each update before it is sealed: as many may be lost at once.
     UpdateCopies: "elastic.copies", Count(0, UPDATE_COPIES_MAX), Literal("1");
 }
 

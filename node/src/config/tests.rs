@@ -225,15 +225,15 @@ fn what_a_cluster_does_has_defaults_and_limits() {
     let ElasticConfig { min_nodes, settle, on_notice, detect_timeout, copies } = config.elastic;
     assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
     assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_secs(1)));
-    assert!(copies);
+    assert_eq!(copies, 1);
     let text = "[checkpoint]\nevery = 2048\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
                 min_nodes = 64\nsettle = \"1m\"\non_notice = \"ignore\"\n\
-                detect_timeout = \"200ms\"\ncopies = 0\n";
+                detect_timeout = \"200ms\"\ncopies = 2\n";
     let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
     assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
     assert_eq!(config.checkpoint.folder, Some("/c".into()));
     assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (64, NoticePolicy::Ignore));
-    assert!(!config.elastic.copies);
+    assert_eq!(config.elastic.copies, 2);
     let again = load_document("again", &config.effective()).expect("legal").config;
     assert_eq!(again, config);
 }
@@ -242,7 +242,7 @@ fn what_a_cluster_does_has_defaults_and_limits() {
 fn what_a_cluster_cannot_do_is_refused() {
     check_tiny(
         "[checkpoint]\nevery = 2049\nkeep_last = 17\ncopies = 3\n[elastic]\nmin_nodes = 65\n\
-         settle = 500\ndetect_timeout = \"199ms\"\ncopies = 2\n",
+         settle = 500\ndetect_timeout = \"199ms\"\ncopies = 3\n",
         "
   run.toml:4: checkpoint.every: expected a whole number from 0 to 2048, found 2049
   why: it means: On a cluster, a checkpoint after every so many steps; 0: never.
@@ -262,8 +262,8 @@ fn what_a_cluster_cannot_do_is_refused() {
   run.toml:10: elastic.detect_timeout: expected a duration from \"200ms\" to \"10m\", found \"199ms\"
   why: it means: How long a node may be silent before it is lost; a closed connection is noticed at once.
   try: elastic.detect_timeout = \"1s\", the default
-  run.toml:11: elastic.copies: expected a whole number from 0 to 1, found 2
-  why: it means: Other nodes that hold each update before it is sealed; 1: losing a node loses no step.
+  run.toml:11: elastic.copies: expected a whole number from 0 to 2, found 3
+  why: it means: Other nodes that hold each update before it is sealed: as many may be lost at once.
   try: elastic.copies = 1, the default",
     );
 }

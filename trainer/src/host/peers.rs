@@ -30,7 +30,7 @@ pub enum PeerBody {
     Frame(Frame),
     /// The sums of the stages before.
     Prefix(Prefix),
-    /// A stage's gradient, for who keeps its copy.
+    /// A stage's gradient, for everybody who keeps a copy.
     Gradients {
         /// The turn.
         turn: Turn,

@@ -188,10 +188,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                 }
                 Output::Gradients { turn, gradients } => {
                     self.update_followers(turn, &gradients, outbox);
-                    let Some(to) = self.plan.copies[self.stage.index()] else { continue };
                     let (of, gradients) = (self.stage, Arc::new(gradients));
-                    let body = PeerBody::Gradients { turn, of, gradients };
-                    outbox.push_back(self.to_stage(to, body));
+                    for to in &self.plan.copies[of.index()] {
+                        let gradients = Arc::clone(&gradients);
+                        let body = PeerBody::Gradients { turn, of, gradients };
+                        outbox.push_back(self.to_stage(*to, body));
+                    }
                 }
                 Output::Sealed { version } => {
                     let ticks = std::mem::take(&mut self.waited_ticks);
@@ -338,7 +340,7 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         chunks: plan.chunks.clone(),
         batch,
     };
-    let attest_every = if spec.copies { spec.attest_every } else { 0 };
-    let copies_wanted = plan.copies.iter().any(Option::is_some);
+    let attest_every = if spec.copies > 0 { spec.attest_every } else { 0 };
+    let copies_wanted = plan.promise.is_given();
     StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
 }

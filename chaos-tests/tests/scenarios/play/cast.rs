@@ -28,8 +28,8 @@ pub struct Cast {
     pub workers: u64,
     /// Stages at most: workers beyond them are spare.
     pub stages: u32,
-    /// Whether each update is held elsewhere before it is sealed (rule R3).
-    pub copies: bool,
+    /// Other workers that hold each update before it is sealed (rule R3).
+    pub copies: u32,
     /// A checkpoint after so many steps; 0 never.
     pub checkpoint_every: u64,
     /// The clip norm, as a share of the usual one.
@@ -44,7 +44,7 @@ impl Default for Cast {
             controllers: 3,
             workers: 3,
             stages: BLOCKS,
-            copies: true,
+            copies: 1,
             checkpoint_every: 0,
             clip_share: NEVER_CLIPS,
             replays: 0,

@@ -87,7 +87,7 @@ fn of_plans() -> Vec<String> {
         RewindReason::StateDiffers { layer: LAYER },
         RewindReason::Ordered,
     ];
-    let promises = [Promise::Kept, off[0], off[1]];
+    let promises = [Promise::Kept, off[0], off[1], Promise::Fewer { copies: 1 }];
     [rows(reasons), rows(sources), rows(promises), rows(rewinds)].concat()
 }
 

@@ -19,7 +19,7 @@ fn report_all(core: &mut Core, log: &Log) {
         let state = digests(layers, turn.step.0);
         let loss_sum = (stage == StageIndex(1)).then_some(2.0);
         let report = Report { turn, stage, sums: sums.clone(), loss_sum };
-        let (holder, copy) = (plan.stages[stage.index()], plan.copy_holder(stage));
+        let (holder, copy) = (plan.stages[stage.index()], plan.copy_holders(stage).next());
         let copy = copy.expect("somebody keeps it");
         let update = HeldUpdate { turn, of: stage, sums, state: state.clone() };
         for message in

@@ -142,12 +142,18 @@ impl Bench {
         self.try_report(stage, 1.0).expect("it is counted");
     }
 
-    /// Who keeps the copy of a stage holds the update, with these sums and that state.
+    /// Who keep the copies of a stage hold the update, with these sums and that state.
     pub fn hold_with(&mut self, of: usize, scale: f64, version: u64) {
+        let holders: Vec<Holder> = self.plan().copy_holders(StageIndex(of as u32)).collect();
+        assert!(!holders.is_empty(), "somebody keeps it");
+        holders.into_iter().for_each(|holder| self.hold_at(holder, of, scale, version));
+    }
+
+    /// One of those who keep the copies of a stage holds the update.
+    pub fn hold_at(&mut self, holder: Holder, of: usize, scale: f64, version: u64) {
         let turn = self.log.state.open_turn();
         let (sums, state) = (self.sums(of, scale), self.attested(of, version));
         let of = StageIndex(of as u32);
-        let holder = self.plan().copy_holder(of).expect("somebody keeps it");
         let update = HeldUpdate { turn, of, sums, state };
         self.duties.handle_held(&self.log.state, holder, update).expect("it is counted");
     }
@@ -158,7 +164,7 @@ impl Bench {
 
     /// Everything that a step needs.
     pub fn report_all(&mut self) {
-        let has_copies = self.plan().copies.iter().any(Option::is_some);
+        let has_copies = self.plan().promise.is_given();
         for stage in 0..self.plan().stages.len() {
             self.report(stage);
             if has_copies {

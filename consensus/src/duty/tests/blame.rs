@@ -18,16 +18,18 @@ fn tell_all(bench: &mut Bench, liar: u64) {
         bench.report(stage);
     }
     for stage in 0..bench.plan().stages.len() {
-        let copy = bench.plan().copy_holder(StageIndex(stage as u32)).expect("somebody keeps it");
-        let scale = if copy.node == NodeId(liar) { 0.5 } else { 1.0 };
-        bench.hold_with(stage, scale, bench.log.state.open_turn().step.0);
+        let copies: Vec<_> = bench.plan().copy_holders(StageIndex(stage as u32)).collect();
+        for copy in copies {
+            let scale = if copy.node == NodeId(liar) { 0.5 } else { 1.0 };
+            bench.hold_at(copy, stage, scale, bench.log.state.open_turn().step.0);
+        }
     }
 }
 
 fn partner_of(bench: &Bench, liar: u64) -> NodeId {
     let stages = bench.plan().stage_indices();
     let copies = |stage: &StageIndex| {
-        bench.plan().copy_holder(*stage).is_some_and(|holder| holder.node == NodeId(liar))
+        bench.plan().copy_holders(*stage).any(|holder| holder.node == NodeId(liar))
     };
     let of = stages.into_iter().find(copies).expect("it keeps a copy");
     bench.plan().stages[of.index()].node
@@ -89,6 +91,23 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
     bench.load();
     bench.report_all();
     assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "the others go on");
+}
+
+/// With two copies everybody holds everything of three stages, and no other pairs can be made: the
+/// third who holds a stage's update tells who is wrong, the second time that it happens.
+#[test]
+fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
+    let job = JobSpec { attest_every: 0, copies: 2, ..spec() };
+    let mut bench = Bench::running(job, &[1, 2, 3]);
+    let liar = bench.log.holder(2);
+    tell_all(&mut bench, 2);
+    bench.replan_now();
+    assert!(bench.log.state.quarantined().is_empty(), "once is nobody's fault");
+    bench.load();
+    tell_all(&mut bench, 2);
+    let proposed = bench.act();
+    let reason = LossReason::Untrusted { partners: 2 };
+    assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
 }
 
 /// Two bits that flip long after one another are nobody's fault.

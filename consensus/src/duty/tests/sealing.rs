@@ -70,8 +70,33 @@ fn r3_with_the_promise_off_reports_are_enough() {
         (0..nodes.len()).for_each(|stage| bench.report(stage));
         sealed(&mut bench);
     };
-    check(JobSpec { copies: false, ..spec() }, &[1, 2], PromiseOff::Configured);
+    check(JobSpec { copies: 0, ..spec() }, &[1, 2], PromiseOff::Configured);
     check(spec(), &[1], PromiseOff::OneStage);
+}
+
+/// R3: with two copies both hold an update before it is sealed, and where only one can be, that one.
+#[test]
+fn r3_an_update_is_held_by_everybody_who_keeps_a_copy_before_it_is_sealed() {
+    let job = JobSpec { copies: 2, ..spec() };
+    let mut bench = Bench::running(job.clone(), &[1, 2, 3]);
+    assert_eq!(bench.plan().promise, Promise::Kept);
+    (0..3).for_each(|stage| bench.report(stage));
+    (1..3).for_each(|stage| bench.hold(stage));
+    let holders: Vec<_> = bench.plan().copy_holders(StageIndex(0)).collect();
+    assert_eq!(holders.len(), 2);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    bench.hold_at(holders[0], 0, 1.0, 0);
+    bench.hold_at(holders[0], 0, 1.0, 0);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    bench.hold_at(holders[1], 0, 1.0, 0);
+    sealed(&mut bench);
+    let mut bench = Bench::running(job, &[1, 2]);
+    assert_eq!(bench.plan().promise, Promise::Fewer { copies: 1 });
+    (0..2).for_each(|stage| bench.report(stage));
+    bench.hold(0);
+    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(1) });
+    bench.hold(1);
+    sealed(&mut bench);
 }
 
 #[test]
@@ -127,7 +152,7 @@ fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
     bench.hold(1);
     let (turn, sums) = (bench.log.state.open_turn(), bench.sums(0, 1.0));
     let of = StageIndex(0);
-    let holder = bench.plan().copy_holder(of).expect("somebody keeps it");
+    let holder = bench.plan().copy_holders(of).next().expect("somebody keeps it");
     let update = HeldUpdate { turn, of, sums, state: Vec::new() };
     bench.duties.handle_held(&bench.log.state, holder, update).expect("it is counted");
     withheld(&mut bench, Withheld::NotAttested { stage: of });
@@ -230,7 +255,7 @@ fn a_step_that_was_left_out_is_left_out_again_whatever_comes_out() {
 
 #[test]
 fn a_job_of_another_size_counts_its_own_tensors() {
-    let spec = JobSpec { layer_tensors: vec![1, 1, 1, 2], copies: false, ..spec() };
+    let spec = JobSpec { layer_tensors: vec![1, 1, 1, 2], copies: 0, ..spec() };
     let mut log = Log::empty();
     log.apply(Entry::Job(JobChange::Start(Arc::new(spec))));
     [1, 2].into_iter().for_each(|node| _ = log.join(node));

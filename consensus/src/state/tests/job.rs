@@ -7,8 +7,8 @@ use zbelastic_types::{Digest, Step};
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::job::{
-    CHECKPOINT_EVERY_MAX, DOCUMENT_BYTES_MAX, HaltReason, JobChange, JobPhase, JobRefusal, JobSpec,
-    LAYERS_MAX, REPLAYS_MAX, TENSORS_MAX,
+    CHECKPOINT_EVERY_MAX, COPIES_MAX, DOCUMENT_BYTES_MAX, HaltReason, JobChange, JobPhase,
+    JobRefusal, JobSpec, LAYERS_MAX, REPLAYS_MAX, TENSORS_MAX,
 };
 use crate::plan::STAGES_MAX;
 use crate::state::{Change, State};
@@ -71,6 +71,9 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     check(replays(REPLAYS_MAX), Ok(()));
     let found = REPLAYS_MAX + 1;
     check(replays(found), Err(JobRefusal::Replays { found }));
+    (0..=COPIES_MAX).for_each(|copies| check(JobSpec { copies, ..spec() }, Ok(())));
+    let found = COPIES_MAX + 1;
+    check(JobSpec { copies: found, ..spec() }, Err(JobRefusal::Copies { found }));
     let every = CHECKPOINT_EVERY_MAX;
     check(JobSpec { checkpoint_every: every, ..spec() }, Ok(()));
     let found = every + 1;

@@ -39,7 +39,7 @@ enum PlanEdit {
     DropChunk,
     Holder { stage: usize, node: u64, incarnation: u64 },
     DropHolder,
-    Copy { stage: usize, by: Option<u32> },
+    Copy { stage: usize, by: Vec<StageIndex> },
     DropCopy,
     Promise(Promise),
     Source { at: usize, nodes: usize },
@@ -102,8 +102,10 @@ fn edits_of_plans() -> impl Strategy<Value = PlanEdit> {
         Promise::Kept,
         Promise::Off(PromiseOff::OneStage),
         Promise::Off(PromiseOff::Configured),
+        Promise::Fewer { copies: 1 },
     ];
     let stage = || 0..4_usize;
+    let copies = prop::collection::vec(number().prop_map(StageIndex), 0..3);
     prop_oneof![
         (stage(), 0..5_u32, 1..5_u32).prop_map(|(at, start, length)| PlanEdit::Chunk {
             at,
@@ -117,7 +119,7 @@ fn edits_of_plans() -> impl Strategy<Value = PlanEdit> {
             incarnation
         }),
         Just(PlanEdit::DropHolder),
-        (stage(), prop::option::of(number())).prop_map(|(stage, by)| PlanEdit::Copy { stage, by }),
+        (stage(), copies).prop_map(|(stage, by)| PlanEdit::Copy { stage, by }),
         Just(PlanEdit::DropCopy),
         prop::sample::select(promises).prop_map(PlanEdit::Promise),
         (stage(), 0..12_usize).prop_map(|(at, nodes)| PlanEdit::Source { at, nodes }),
@@ -178,7 +180,7 @@ fn edit_plan(plan: &mut PlanRecord, edit: PlanEdit) {
         PlanEdit::DropHolder => drop(plan.stages.pop()),
         PlanEdit::Copy { stage, by } => {
             let copy = plan.copies.get_mut(stage);
-            copy.into_iter().for_each(|copy| *copy = by.map(StageIndex));
+            copy.into_iter().for_each(|copy| copy.clone_from(&by));
         }
         PlanEdit::DropCopy => drop(plan.copies.pop()),
         PlanEdit::Promise(promise) => plan.promise = promise,

@@ -113,29 +113,57 @@ fn every_layer_has_a_source() {
 fn r3_copies_are_where_the_promise_says() {
     let (kept, one) = (Promise::Kept, Promise::Off(PromiseOff::OneStage));
     let off = Promise::Off(PromiseOff::Configured);
-    let at = |stages: &[u32]| stages.iter().map(|stage| Some(StageIndex(*stage))).collect();
-    let check = |copies: bool, promise: Promise, by: Vec<Option<StageIndex>>, is_fit: bool| {
-        let nodes = &[1, 2][..by.len()];
-        let mut log = Log::with_job(JobSpec { copies, ..spec() }, &[1, 2]);
+    let check = |copies: u32, promise: Promise, by: &[&[u32]], is_fit: bool| {
+        let nodes = &[1, 2, 3][..by.len()];
+        let mut log = Log::with_job(JobSpec { copies, ..spec() }, &[1, 2, 3]);
         let mut plan = log.plan(nodes);
-        (plan.promise, plan.copies) = (promise, by);
+        let by = by.iter().map(|by| by.iter().map(|stage| StageIndex(*stage)).collect());
+        (plan.promise, plan.copies) = (promise, by.collect());
         match is_fit {
             true => drop(log.adopt(plan)),
             false => log.refuse(Entry::Adopt(Box::new(plan)), PlanRefusal::Promise { promise }),
         }
     };
-    check(true, kept, at(&[1, 0]), true);
-    check(true, kept, at(&[0, 0]), false);
-    check(true, kept, at(&[1, 2]), false);
-    check(true, kept, vec![Some(StageIndex(1)), None], false);
-    check(false, kept, at(&[1, 0]), false);
-    check(true, off, vec![None; 2], false);
-    check(false, off, vec![None; 2], true);
-    check(false, off, at(&[1, 0]), false);
-    check(true, one, vec![None; 2], false);
-    check(true, one, vec![None], true);
-    check(false, one, vec![None], false);
-    check(true, kept, vec![None], false);
+    check(1, kept, &[&[1], &[0]], true);
+    check(1, kept, &[&[0], &[0]], false);
+    check(1, kept, &[&[1], &[2]], false);
+    check(1, kept, &[&[1], &[]], false);
+    check(0, kept, &[&[1], &[0]], false);
+    check(1, off, &[&[], &[]], false);
+    check(0, off, &[&[], &[]], true);
+    check(0, off, &[&[1], &[0]], false);
+    check(1, one, &[&[], &[]], false);
+    check(1, one, &[&[]], true);
+    check(0, one, &[&[]], false);
+    check(1, kept, &[&[]], false);
+    let twice: &[&[u32]] = &[&[1, 2], &[2, 0], &[0, 1]];
+    check(2, kept, twice, true);
+    check(1, kept, twice, false);
+    check(2, kept, &[&[1, 2], &[2, 0], &[0]], false);
+    check(2, kept, &[&[1, 2], &[2, 0], &[0, 0]], false);
+    check(2, kept, &[&[1, 2], &[2, 0], &[0, 2]], false);
+    check(2, kept, &[&[1, 2], &[2, 0], &[0, 3]], false);
+}
+
+/// Where there are fewer others than copies are wanted, the plan says how many there are.
+#[test]
+fn r3_a_promise_of_fewer_copies_is_told_as_that() {
+    let check = |promise: Promise, is_fit: bool| {
+        let mut log = Log::with_job(JobSpec { copies: 2, ..spec() }, &[1, 2]);
+        let mut plan = log.plan(&[1, 2]);
+        assert_eq!(plan.copies, [[StageIndex(1)], [StageIndex(0)]]);
+        plan.promise = promise;
+        match is_fit {
+            true => drop(log.adopt(plan)),
+            false => log.refuse(Entry::Adopt(Box::new(plan)), PlanRefusal::Promise { promise }),
+        }
+    };
+    check(Promise::Fewer { copies: 1 }, true);
+    check(Promise::Fewer { copies: 2 }, false);
+    check(Promise::Kept, false);
+    check(Promise::Off(PromiseOff::OneStage), false);
+    assert_eq!(Promise::of(2, 1), Promise::Off(PromiseOff::OneStage));
+    assert_eq!(Promise::of(2, 3), Promise::Kept);
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl Controller {
             members: self.members(),
             job: self.job_status(),
             plan: self.plan_status(),
-            promise: self.core.state().plan().map(|plan| promise(&plan.record)),
+            promise: self.promise(),
             verdict_wait: self.chronicle.verdict_wait(),
             failures: self.chronicle.failures(),
             checkpoints: self.checkpoints(),
@@ -105,7 +105,9 @@ impl Controller {
                 let layers: Vec<u32> = layers.collect();
                 ranges(&layers)
             }),
-            copies_stage: place.and_then(|(plan, stage)| plan.copied_by(stage).next()).map(|s| s.0),
+            copies_stages: place.map_or_else(Vec::new, |(plan, stage)| {
+                plan.copied_by(stage).map(|of| of.0).collect()
+            }),
             device: "cpu".to_owned(),
             memory_used: None,
             memory: member.resources.memory,
@@ -196,6 +198,11 @@ impl Controller {
         status.collect()
     }
 
+    fn promise(&self) -> Option<PromiseStatus> {
+        let state = self.core.state();
+        Some(promise_status(&state.plan()?.record, state.job()?.spec.copies))
+    }
+
     fn counters(&self) -> BTreeMap<String, u64> {
         let refusals = self.core.refusals().iter();
         let mut counters: BTreeMap<String, u64> =
@@ -209,9 +216,10 @@ impl Controller {
     }
 }
 
-fn promise(plan: &PlanRecord) -> PromiseStatus {
+fn promise_status(plan: &PlanRecord, wanted: u32) -> PromiseStatus {
     match plan.promise {
-        Promise::Kept => PromiseStatus::Kept,
+        Promise::Kept => PromiseStatus::Kept { copies: wanted },
+        Promise::Fewer { copies } => PromiseStatus::Fewer { copies, wanted },
         Promise::Off(PromiseOff::OneStage) => {
             PromiseStatus::Off { reason: "one stage: nobody else is there".to_owned() }
         }

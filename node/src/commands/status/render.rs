@@ -149,12 +149,26 @@ fn plan_line(plan: &PlanStatus, status: &Status) -> String {
 
 fn promise_line(promise: &PromiseStatus) -> String {
     match promise {
-        PromiseStatus::Kept => {
-            "promise     kept: losing any one node loses no sealed step".to_owned()
+        PromiseStatus::Kept { copies } => {
+            format!("promise     kept: losing {} loses no sealed step", any_nodes(*copies))
         }
+        PromiseStatus::Fewer { copies, wanted } => format!(
+            "promise     in part: losing {} loses no sealed step (elastic.copies = {wanted} takes {} \
+             stages)",
+            any_nodes(*copies),
+            u64::from(*wanted) + 1
+        ),
         PromiseStatus::Off { reason } => {
             format!("promise     off ({}): a loss goes back to a checkpoint", escape(reason))
         }
+    }
+}
+
+fn any_nodes(count: u32) -> String {
+    match count {
+        1 => "any one node".to_owned(),
+        2 => "any two nodes".to_owned(),
+        several => format!("any {several} nodes"),
     }
 }
 
