@@ -115,6 +115,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         config: Digest([7; 32]),
         document: Vec::new(),
         layer_tensors,
+        layer_bytes: Vec::new(),
         microbatch_count: options.microbatches,
         step_count: options.steps,
         policy,

@@ -182,6 +182,7 @@ fn spec(step_count: u64) -> JobSpec {
         config: Digest([9; 32]),
         document: Vec::new(),
         layer_tensors: vec![1],
+        layer_bytes: Vec::new(),
         microbatch_count: 1,
         step_count,
         policy,

@@ -39,6 +39,7 @@ pub use planning::Need;
 pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
 pub use sealing::{Contradiction, RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
+pub use seating::least_moved;
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// How long a leader waits for what, in its own ticks.

@@ -39,6 +39,7 @@ pub(crate) fn spec() -> JobSpec {
         config: Digest([9; 32]),
         document: b"a document".to_vec(),
         layer_tensors: vec![1; LAYERS as usize],
+        layer_bytes: Vec::new(),
         microbatch_count: 2,
         step_count: 12,
         policy,

@@ -44,6 +44,8 @@ pub struct JobSpec {
     pub document: Vec<u8>,
     /// Tensors in each layer, in model order.
     pub layer_tensors: Vec<u32>,
+    /// Bytes of each layer's state as it travels, in model order; none if all are alike.
+    pub layer_bytes: Vec<u64>,
     /// Microbatches a step.
     pub microbatch_count: u32,
     /// Steps of the run.
@@ -133,6 +135,14 @@ pub enum JobRefusal {
         /// Replays allowed by the job.
         found: u32,
     },
+    /// Bytes are not said of each layer.
+    #[error("bytes of {found} layers, there are {expected}")]
+    LayerBytes {
+        /// Layers.
+        expected: usize,
+        /// Layers whose bytes are said.
+        found: usize,
+    },
     /// More copies than are kept.
     #[error("{found} copies of each layer, at most {COPIES_MAX}")]
     Copies {
@@ -166,6 +176,7 @@ impl JobRefusal {
             Self::Zero { .. } => "job-zero",
             Self::Stages { .. } => "job-stages",
             Self::Replays { .. } => "job-replays",
+            Self::LayerBytes { .. } => "job-layer-bytes",
             Self::Copies { .. } => "job-copies",
             Self::Every { .. } => "job-every",
         }
@@ -231,6 +242,10 @@ impl JobSpec {
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(JobRefusal::Zero { what });
+        }
+        let found = self.layer_bytes.len();
+        if found != 0 && found != layers {
+            return Err(JobRefusal::LayerBytes { expected: layers, found });
         }
         if self.stages_max as usize > STAGES_MAX {
             return Err(JobRefusal::Stages { found: self.stages_max });

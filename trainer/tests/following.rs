@@ -76,6 +76,7 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
         workers_min: 1,
         config: Digest([0; 32]),
         layer_tensors: vec![1; plan.sources.len()],
+        layer_bytes: Vec::new(),
         microbatch_count,
         step_count: STEPS,
         policy: common::policy(Some(1.0), NonfinitePolicy::Replay),

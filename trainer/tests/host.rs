@@ -52,6 +52,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         config: Digest([0; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; layers],
+        layer_bytes: Vec::new(),
         microbatch_count: common::BATCH.microbatch_count,
         step_count: 4,
         policy: common::policy(None, NonfinitePolicy::Skip),

@@ -30,6 +30,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         config: Digest([1; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; bounds.stages as usize],
+        layer_bytes: Vec::new(),
         microbatch_count: MICROBATCH_COUNT,
         step_count: bounds.steps,
         policy,

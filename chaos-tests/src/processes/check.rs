@@ -151,6 +151,7 @@ fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
             | EventKind::Plan { .. }
             | EventKind::Halted { .. }
             | EventKind::Done { .. }
+            | EventKind::Running(_)
             | EventKind::Other => {}
         }
     }

@@ -137,6 +137,7 @@ pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<
     for violation in &measures.findings.violations {
         watch.tell(&violation.to_string())?;
     }
+    watch.tell(&measures.moved.to_string())?;
     watch.tell(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &measures))?;
     Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })

@@ -91,6 +91,8 @@ pub enum EventKind {
         /// The node at each stage.
         stages: Vec<u64>,
     },
+    /// A plan's program runs.
+    Running(Moved),
     /// A step was sealed.
     Seal(Seal),
     /// The run went back.
@@ -117,6 +119,19 @@ pub enum EventKind {
         /// The line.
         line: String,
     },
+}
+
+/// What moved between nodes for a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moved {
+    /// The plan.
+    pub generation: u64,
+    /// Bytes that moved.
+    pub bytes: u64,
+    /// The fewest that had to.
+    pub floor: u64,
+    /// From the first question to the last arrival, in milliseconds.
+    pub ms: f64,
 }
 
 /// A sealed step.
@@ -170,6 +185,9 @@ struct Raw {
     clip: Option<f64>,
     lr: Option<f64>,
     digest: Option<String>,
+    bytes_moved: u64,
+    bytes_floor: u64,
+    moved_ms: Option<f64>,
 }
 
 impl Raw {
@@ -194,6 +212,12 @@ impl Raw {
                     digest: self.digest,
                 })
             }
+            ("running", _) => EventKind::Running(Moved {
+                generation: self.generation,
+                bytes: self.bytes_moved,
+                floor: self.bytes_floor,
+                ms: self.moved_ms.unwrap_or(0.0),
+            }),
             ("rewound", _) => EventKind::Rewound { to_step: self.to_step },
             ("halted", _) => EventKind::Halted { reason },
             ("done", _) => EventKind::Done { step: self.step, digest: self.digest },
@@ -204,8 +228,10 @@ impl Raw {
 
 /// Whether a line is an event that is not looked at here, with keys of another form.
 fn is_of_another_version(line: &str) -> bool {
-    const KNOWN: [&str; 9] =
-        ["started", "leader", "joined", "lost", "plan", "step", "rewound", "halted", "done"];
+    const KNOWN: [&str; 10] = [
+        "started", "leader", "joined", "lost", "plan", "running", "step", "rewound", "halted",
+        "done",
+    ];
     let value = serde_json::from_str::<serde_json::Value>(line);
     value.is_ok_and(|value| value["event"].as_str().is_some_and(|event| !KNOWN.contains(&event)))
 }
@@ -285,7 +311,7 @@ mod tests {
     use std::fs::{OpenOptions, write};
     use std::io::Write;
 
-    use super::{Event, EventKind, EventsError, Facts, Seal, Tail};
+    use super::{Event, EventKind, EventsError, Facts, Moved, Seal, Tail};
 
     #[test]
     fn a_seal_is_read_with_its_bits() {
@@ -310,6 +336,10 @@ mod tests {
         check(r#"{"event":"joined","node":5,"name":"w1","role":"worker"}"#, joined);
         let plan = EventKind::Plan { generation: 2, stages: vec![3, 4] };
         check(r#"{"event":"plan","generation":2,"stages":[3,4],"window":1}"#, plan);
+        let moved = Moved { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
+        let line = "{\"event\":\"running\",\"generation\":4,\"bytes_moved\":70,\
+                    \"bytes_floor\":64,\"moved_ms\":2.5,\"pause_ms\":9.5}";
+        check(line, EventKind::Running(moved));
         check(r#"{"event":"rewound","to_step":4}"#, EventKind::Rewound { to_step: 4 });
         let halted = EventKind::Halted { reason: "no".to_owned() };
         check(r#"{"event":"halted","step":1,"reason":"no"}"#, halted);

@@ -1,6 +1,7 @@
 //! How long a cluster of real processes takes to go on after each kind of fault, one kind after the
 //! other on one run.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use serde::Serialize;
 use super::campaign::{SEAL_LIMIT, START_LIMIT};
 use super::check::{Findings, check};
 use super::contract::Role;
+use super::events::{Event, EventKind, Moved};
 use super::faults::Fault;
 use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Member, Standing};
 use super::picture::MemberIndex;
@@ -64,10 +66,52 @@ pub struct Row {
 pub struct Measures {
     /// Line by line.
     pub rows: Vec<Row>,
+    /// What moved between nodes, over all plans.
+    pub moved: MovedInAll,
     /// What the event files say.
     pub findings: Findings,
     /// What this machine lets one do.
     pub machine: Vec<String>,
+}
+
+/// What moved between nodes, over all plans for which something had to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct MovedInAll {
+    /// Plans.
+    pub plans: usize,
+    /// Bytes that moved.
+    pub bytes: u64,
+    /// The fewest that had to.
+    pub floor: u64,
+    /// From the first question to the last arrival, in milliseconds.
+    pub ms: f64,
+}
+
+impl MovedInAll {
+    /// Each plan is told of by several nodes, and counts once.
+    fn of<'a>(events: impl Iterator<Item = &'a Event>) -> Self {
+        let moved = events.filter_map(|event| {
+            let EventKind::Running(moved) = &event.kind else { return None };
+            (moved.floor > 0).then_some((moved.generation, *moved))
+        });
+        let plans: BTreeMap<u64, Moved> = moved.collect();
+        let add = |all: Self, moved: &Moved| Self {
+            plans: all.plans + 1,
+            bytes: all.bytes + moved.bytes,
+            floor: all.floor + moved.floor,
+            ms: all.ms + moved.ms,
+        };
+        plans.values().fold(Self::default(), add)
+    }
+}
+
+impl fmt::Display for MovedInAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { plans, bytes, floor, ms } = *self;
+        let (share, mib) = (bytes as f64 / floor.max(1) as f64, bytes as f64 / f64::from(1 << 20));
+        write!(f, "{mib:.1} MiB of layers moved for {plans} plans, {share:.3} of the least, ")?;
+        write!(f, "{:.0} MiB/s", mib / (ms / 1e3).max(1e-9))
+    }
 }
 
 struct Bench<'a, 'b> {
@@ -105,7 +149,9 @@ pub fn run(setup: &MeasureSetup, watch: &mut Watch<'_>) -> Result<Measures, Grou
     rows.push(bench.strikes("power cycle", setup.power_cycles, dark)?);
     let logs: Vec<_> = bench.group.members().iter().map(log_of).collect();
     let findings = check(&logs, bench.group.picture().step(), None);
-    Ok(Measures { rows, findings, machine: super::machine::report() })
+    let events = bench.group.members().iter().flat_map(|member| member.events());
+    let moved = MovedInAll::of(events);
+    Ok(Measures { rows, moved, findings, machine: super::machine::report() })
 }
 
 impl Bench<'_, '_> {
@@ -241,8 +287,26 @@ pub fn heading() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, heading};
+    use super::{MovedInAll, Row, heading};
+    use crate::processes::events::Event;
     use crate::processes::times::Times;
+
+    #[test]
+    fn what_moved_counts_once_for_each_plan() {
+        let line = |generation: u64, bytes: u64, floor: u64| {
+            Event::parse(&format!(
+                "{{\"event\":\"running\",\"generation\":{generation},\"bytes_moved\":{bytes},\
+                 \"bytes_floor\":{floor},\"moved_ms\":250.0}}"
+            ))
+        };
+        let mib = 1 << 20;
+        let events = [line(2, 3 * mib, 2 * mib), line(2, 3 * mib, 2 * mib), line(3, mib, 2 * mib)];
+        let others = [line(4, 0, 0), Event::parse("{\"event\":\"step\"}")];
+        let all = MovedInAll::of(events.iter().chain(&others));
+        assert_eq!(all, MovedInAll { plans: 2, bytes: 4 * mib, floor: 4 * mib, ms: 500.0 });
+        let text = "4.0 MiB of layers moved for 2 plans, 1.000 of the least, 8 MiB/s";
+        assert_eq!(all.to_string(), text);
+    }
 
     #[test]
     fn rows_stand_below_their_heading() {

@@ -73,7 +73,10 @@ impl Picture {
             }
             EventKind::Halted { reason } => self.halted = Some(reason.clone()),
             EventKind::Rewound { .. } => self.rewinds += 1,
-            EventKind::Lost { .. } | EventKind::Other | EventKind::Torn { .. } => {}
+            EventKind::Lost { .. }
+            | EventKind::Running(_)
+            | EventKind::Other
+            | EventKind::Torn { .. } => {}
         }
     }
 

@@ -355,8 +355,9 @@ impl Duties {
         let draft = self.planning.draft.as_ref()?;
         let copies = self.copies_of(state, solution.program.placement.stage_count());
         let resources = |holder: &Holder| state.members()[&holder.node].resources;
-        let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies));
-        let sources = sources_in(plan, following, state.running_spec()?.layer_count());
+        let spec = state.running_spec()?;
+        let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies), spec);
+        let sources = sources_in(plan, following, spec.layer_count());
         let expected = vec![None; sources.len()];
         Some(Beginning { nodes, sources, expected, from_step })
     }

@@ -1,16 +1,17 @@
-//! Who stands where: as few layers as possible change hands.
+//! Who stands where: as few bytes as possible change hands.
 
 use std::collections::BTreeSet;
 
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::Solution;
+use crate::job::JobSpec;
 use crate::member::{Holder, Resources};
-use crate::plan::{PlanRecord, copies_at};
-use crate::rehearsal::held_layers;
+use crate::plan::{LayerSource, PlanRecord, copies_at};
+use crate::rehearsal::{held_layers, needed_layers};
 
-/// A seat that nobody takes.
-const FORBIDDEN: u64 = 1 << 40;
+/// A seat that nobody takes. All stages' together are below 2^62.
+const FORBIDDEN: u64 = 1 << 55;
 
 /// Holders in the order of stages. Who stays keeps its place in the order, who comes fills the
 /// places of those who went, and what is left over goes to the end.
@@ -26,7 +27,7 @@ pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<
     seated
 }
 
-/// Holders in the order of stages, those of the same resources exchanged so that as few layers as
+/// Holders in the order of stages, those of the same resources exchanged so that as few bytes as
 /// possible move; of two such orders, one in which fewer holders change places. Behind the stages
 /// of the solution nothing changes.
 #[must_use]
@@ -35,6 +36,7 @@ pub(super) fn reseated(
     nodes: &[Holder],
     resources: impl Fn(&Holder) -> Resources,
     (solution, copies): (&Solution, &[Vec<StageIndex>]),
+    spec: &JobSpec,
 ) -> Vec<Holder> {
     let stage_count = copies.len().min(nodes.len());
     let needed: Vec<BTreeSet<LayerId>> =
@@ -45,12 +47,36 @@ pub(super) fn reseated(
         if resources(&used[from]) != resources(&used[stage]) {
             return FORBIDDEN;
         }
-        let moved = needed[stage].difference(&held[from]).count() as u64;
-        // No number of holders that change places is worth a layer.
-        moved * (stage_count as u64 + 1) + u64::from(from != stage)
+        let moved = bytes_of(spec, needed[stage].difference(&held[from]));
+        // No number of holders that change places is worth a byte.
+        (moved * (stage_count as u64 + 1) + u64::from(from != stage)).min(FORBIDDEN)
     };
     let seats = assignment(stage_count, cost);
     seats.into_iter().map(|from| used[from]).chain(nodes[stage_count..].iter().copied()).collect()
+}
+
+/// The fewest bytes that had to move between nodes from one plan to the next, whoever of its nodes
+/// had got which stage. What comes from a checkpoint is left out.
+#[must_use]
+pub fn least_moved(before: &PlanRecord, plan: &PlanRecord, spec: &JobSpec) -> u64 {
+    let is_held = |layer: &LayerId| match &plan.sources[layer.index()] {
+        LayerSource::Nodes(_) => true,
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    let needed = |stage| -> BTreeSet<LayerId> {
+        needed_layers(plan, stage).into_iter().filter(is_held).collect()
+    };
+    let needed: Vec<_> = plan.stage_indices().map(needed).collect();
+    let held: Vec<_> = plan.stages.iter().map(|holder| held_layers(before, *holder)).collect();
+    let cost = |stage: usize, from: usize| {
+        bytes_of(spec, needed[stage].difference(&held[from])).min(FORBIDDEN)
+    };
+    let seats = assignment(needed.len(), cost);
+    seats.into_iter().enumerate().map(|(stage, from)| cost(stage, from)).sum()
+}
+
+fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
+    layers.map(|layer| spec.layer_bytes.get(layer.index()).copied().unwrap_or(1).max(1)).sum()
 }
 
 /// The layers of a stage, and those it keeps copies of.

@@ -135,6 +135,8 @@ pub enum EventKind {
         layers_moved: u32,
         /// Bytes that moved for it.
         bytes_moved: Bytes,
+        /// The fewest that had to move, whoever had got which stage.
+        bytes_floor: Bytes,
         /// From the first question for a layer to the last arrival, in milliseconds; nothing moved
         /// without.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -60,6 +60,7 @@ fn events() -> Vec<EventKind> {
             generation: 8,
             layers_moved: 21,
             bytes_moved: Bytes(512 << 20),
+            bytes_floor: Bytes(512 << 20),
             moved_ms: Some(412.5),
             pause_ms: Some(1712.0),
         },

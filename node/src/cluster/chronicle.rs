@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use zbelastic_consensus::duty::least_moved;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{LossReason, MemberChange, Role};
-use zbelastic_consensus::plan::{LayerSource, PlanRecord};
+use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_consensus::validation::Seal;
 use zbelastic_schedule::Window;
-use zbelastic_types::{Bytes, Generation, LayerId, NodeId, StageIndex, Step};
+use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step};
 
 use super::document::NamedJob;
 use super::moves::Moves;
@@ -42,6 +43,10 @@ pub struct Chronicle {
     stage_times: BTreeMap<StageIndex, (u64, u64)>,
     generation: Generation,
     loads_since: Option<Instant>,
+    /// The plan that was adopted last.
+    plan: Option<PlanRecord>,
+    /// The fewest bytes that had to move for it.
+    bytes_floor: Bytes,
     /// What workers fetched.
     pub moves: Moves,
     /// How long stages had nothing to run before a verdict, step by step, the newest last.
@@ -192,12 +197,12 @@ impl Chronicle {
             Change::Members(changes) => {
                 changes.iter().filter_map(|c| self.note_member(c, state, (now, now_ms))).collect()
             }
-            Change::Adopted(plan) => self.note_plan(plan, now),
+            Change::Adopted(plan) => self.note_plan(plan, state, now),
             Change::Planned(_) | Change::Ready(_) | Change::Durable { .. } => Vec::new(),
             Change::Resumed(generation) => self.note_resumed(*generation, now),
             Change::Sealed { seal, adopted, .. } => {
                 let mut told = self.note_seal(seal, state, now);
-                told.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, now)));
+                told.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, state, now)));
                 told
             }
             Change::Checkpoint { version, dropped } => {
@@ -292,16 +297,18 @@ impl Chronicle {
         }
     }
 
-    fn note_plan(&mut self, plan: &PlanRecord, now: Instant) -> Vec<EventKind> {
+    fn note_plan(&mut self, plan: &PlanRecord, state: &State, now: Instant) -> Vec<EventKind> {
+        let before = self.plan.replace(plan.clone());
+        let least = before.zip(state.running_spec());
+        let least = least.map_or(0, |(before, spec)| least_moved(&before, plan, spec));
+        self.bytes_floor = Bytes(least);
         self.generation = plan.generation;
         self.stage_times.clear();
         self.loads_since = Some(now);
-        let moved = moved_layers(plan);
-        let bytes = self.bytes_of(moved.iter().copied());
         let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
         for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
             failure.generation = Some(plan.generation.0);
-            failure.bytes_floor = bytes;
+            failure.bytes_floor = self.bytes_floor;
         }
         vec![EventKind::Plan {
             generation: plan.generation.0,
@@ -323,14 +330,10 @@ impl Chronicle {
             generation: now_runs.0,
             layers_moved: moved.layers,
             bytes_moved: Bytes(moved.bytes),
+            bytes_floor: self.bytes_floor,
             moved_ms: moved.time().map(milliseconds),
             pause_ms: since.map(|since| milliseconds(now - since)),
         }]
-    }
-
-    fn bytes_of(&self, layers: impl Iterator<Item = LayerId>) -> Bytes {
-        let Some(about) = &self.job else { return Bytes(0) };
-        Bytes(layers.filter_map(|layer| about.layer_bytes.get(layer.index())).sum())
     }
 
     fn note_seal(&mut self, seal: &Seal, state: &State, now: Instant) -> Vec<EventKind> {
@@ -396,25 +399,6 @@ fn rollback(seal: &Seal) -> EventKind {
         verdict: seal.verdict.name().to_owned(),
         reason: seal.reason.to_string(),
     }
-}
-
-/// Layers that somebody has to fetch: those that a stage or a copy gets and did not hold.
-fn moved_layers(plan: &PlanRecord) -> Vec<LayerId> {
-    let mut moved = Vec::new();
-    for (holder, stage) in plan.stages.iter().zip(plan.stage_indices()) {
-        let copies = plan.copied_by(stage).flat_map(|of| plan.layers_of(of).collect::<Vec<_>>());
-        for layer in plan.layers_of(stage).chain(copies) {
-            let is_here = match &plan.sources[layer.index()] {
-                LayerSource::Nodes(nodes) => nodes.contains(&holder.node),
-                LayerSource::Checkpoint { .. } => false,
-                LayerSource::Initial => true,
-            };
-            if !is_here {
-                moved.push(layer);
-            }
-        }
-    }
-    moved
 }
 
 /// From the last sign of life to the decision, as far as the reason says.

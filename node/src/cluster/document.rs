@@ -9,6 +9,7 @@ use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::Digest;
 
+use super::wire::layer_bytes;
 use crate::config::{RunConfig, WindowChoice};
 
 /// The version of the document's form.
@@ -155,6 +156,7 @@ impl JobDocument {
             config: DataName::of(&bytes).hash,
             document: bytes,
             layer_tensors: layers.iter().map(|layer| layer.tensors.len() as u32).collect(),
+            layer_bytes: layers.iter().map(layer_bytes).collect(),
             microbatch_count: config.batch.microbatch_count,
             step_count: config.steps,
             policy: config.guard,

@@ -2,7 +2,7 @@
 
 use zbelastic_types::{Incarnation, LayerId, NodeId};
 
-use crate::duty::InputRefusal;
+use crate::duty::{InputRefusal, least_moved};
 use crate::entry::Entry;
 use crate::fixture::{lost, spec};
 use crate::job::JobSpec;
@@ -23,7 +23,11 @@ fn adopted(proposed: &[Entry]) -> PlanRecord {
 
 /// Two stages have each other's copies; who came has nothing, and stands where it needs least.
 fn joining() -> Bench {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    joining_in(long())
+}
+
+fn joining_in(spec: JobSpec) -> Bench {
+    let mut bench = Bench::running(spec, &[1, 2]);
     bench.follows = false;
     bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
     bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
@@ -125,4 +129,17 @@ fn who_comes_stands_where_fewest_layers_move() {
     bench.follow_all();
     let plan = adopted(&bench.act());
     assert_eq!(Bench::nodes(&plan), [1, 3, 2].map(NodeId), "a layer and a copy of one");
+}
+
+#[test]
+fn a_heavy_layer_moves_less_than_several_light_ones() {
+    let spec = JobSpec { layer_bytes: vec![1, 100, 1, 1], ..long() };
+    let mut bench = joining_in(spec.clone());
+    let before = bench.plan().clone();
+    bench.follow_all();
+    let plan = adopted(&bench.act());
+    assert_eq!(Bench::nodes(&plan), [3, 2, 1].map(NodeId), "a layer and copies of two");
+    assert_eq!(least_moved(&before, &plan, &spec), 3);
+    let alike = JobSpec { layer_bytes: Vec::new(), ..spec };
+    assert_eq!(least_moved(&before, &plan, &alike), 2, "the middle stage would need two");
 }

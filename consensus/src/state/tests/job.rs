@@ -42,6 +42,12 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     let layers = LAYERS_MAX + 1;
     check(JobSpec { layer_tensors: vec![1; layers], ..spec() }, size(layers, layers as u64));
     check(JobSpec { layer_tensors: vec![TENSORS_MAX], ..spec() }, Ok(()));
+    let layer_bytes = |count| JobSpec { layer_bytes: vec![1; count], ..spec() };
+    let expected = spec().layer_tensors.len();
+    check(layer_bytes(expected), Ok(()));
+    for found in [expected - 1, expected + 1] {
+        check(layer_bytes(found), Err(JobRefusal::LayerBytes { expected, found }));
+    }
     let empty = JobSpec { layer_tensors: vec![1, 0, 1], ..spec() };
     check(empty, Err(JobRefusal::Zero { what: "layer_tensors" }));
     let tensors = [TENSORS_MAX, 1].to_vec();

@@ -336,6 +336,7 @@ impl Controller {
             | JobRefusal::Zero { .. }
             | JobRefusal::Stages { .. }
             | JobRefusal::Replays { .. }
+            | JobRefusal::LayerBytes { .. }
             | JobRefusal::Copies { .. }
             | JobRefusal::Every { .. } => {
                 return Refusal::Malformed { what: refusal.to_string() };
