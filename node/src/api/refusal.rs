@@ -272,7 +272,10 @@ impl WrongState {
                 "`zbelastic stop --yes` ends it; its checkpoints stay",
             )),
             Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
-            Self::NotPaused => Some(("it goes on already", "zbelastic status")),
+            Self::NotPaused => Some((
+                "it goes on",
+                "`zbelastic status`; what goes back is paused first: `zbelastic pause`",
+            )),
             Self::Done => {
                 Some(("there is no step left", "zbelastic run with a greater train.steps"))
             }
