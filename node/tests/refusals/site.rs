@@ -34,7 +34,7 @@ impl Node {
     pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         let log = fs::File::create(folder.with_extension("log")).expect("a log");
         let mut command = zbelastic(folder, arguments);
-        command.env("ZBELASTIC_LIFELINE", "stdin").stdin(Stdio::piped()).process_group(0);
+        command.stdin(Stdio::piped()).process_group(0);
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         Self { child: command.spawn().expect("it runs"), folder: folder.to_owned() }
     }
@@ -87,13 +87,13 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The binary on a folder, with nothing else said by the environment.
+/// The binary on a folder, with nothing else said by the environment. A process that begins although
+/// it should not ends at once, as its standard input has.
 pub fn zbelastic(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = crate::common::zbelastic(arguments);
-    for name in ["ZBELASTIC_CLUSTER", "ZBELASTIC_TOKEN", "ZBELASTIC_LIFELINE"] {
-        command.env_remove(name);
-    }
-    command.env("ZBELASTIC_DATA_DIR", folder).stdin(Stdio::null());
+    command.env_remove("ZBELASTIC_CLUSTER").env_remove("ZBELASTIC_TOKEN");
+    command.env("ZBELASTIC_DATA_DIR", folder).env("ZBELASTIC_LIFELINE", "stdin");
+    command.stdin(Stdio::null());
     command
 }
 
