@@ -6,6 +6,7 @@
 //!   exchange ──┘   what a command line asks
 //! ```
 
+mod again;
 pub mod chronicle;
 mod controller;
 pub mod data;
@@ -36,8 +37,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use zbelastic_consensus::member::Resources;
 use zbelastic_transport::identity::{
-    ClusterAuthority, JoinError, JoinSetup, NodeKey, NodeName, PeerRole, Token, UnixSeconds,
-    check_permissions, join_cluster, random_number,
+    ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
+    UnixSeconds, check_permissions, join_cluster, random_number,
 };
 use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
 use zbelastic_types::{Bytes, ClusterId, NodeId};
@@ -50,6 +51,7 @@ use crate::commands::token::find_token;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, Stop};
 use crate::machine;
+use again::Beginner;
 use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
@@ -74,14 +76,16 @@ pub fn init(args: &InitArgs) -> Result<ExitCode, Stop> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     let identity = folder.identity();
-    let home = match Home::load(&identity).map_err(unreadable)? {
-        Some(home) => home,
-        None => found(args, &folder)?,
+    let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
+        Some(mut home) => {
+            again::come_back_as_first(args, &folder, &mut home)?;
+            home
+        }
+        None => {
+            again::check_is_new(&folder, Beginner::First)?;
+            found(args, &folder)?
+        }
     };
-    if home.role != MemberRole::Controller {
-        return Err(other_role(&folder, &home).into());
-    }
-    print_joining(&folder, &home);
     serve_controller(folder, home)
 }
 
@@ -101,9 +105,8 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
     own.save(&identity).map_err(cannot_keep)?;
     authority.save(&identity.join("authority")).map_err(cannot_keep)?;
     admin.save(&folder.admin()).map_err(cannot_keep)?;
-    let address = advertised.first().cloned().unwrap_or_else(|| local_address(bind));
-    let file = AdminFile { name: name.clone(), id: cluster.to_string(), addresses: vec![address] };
-    folder.write_admin(&file)?;
+    let addresses = vec![asked_at(&advertised, bind)];
+    folder.write_admin(&AdminFile { name: name.clone(), id: cluster.to_string(), addresses })?;
     let home = Home::new(Beginning {
         cluster,
         cluster_name: name.clone(),
@@ -115,20 +118,34 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
         advertised,
         controllers: BTreeMap::new(),
     });
-    home.save(&identity).map_err(unreadable)?;
+    home.save(&identity).map_err(|error| again::unreadable(&error))?;
     Ok(home)
 }
 
-/// What to type next, on standard error: standard output is nobody's here.
-fn print_joining(folder: &DataFolder, home: &Home) {
+/// Once a controller listens: whom an administrator's commands here ask, and what to type next, on
+/// standard error, for standard output is nobody's here.
+fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Result<(), Failure> {
+    let Ok(mut admin) = folder.read_admin() else { return Ok(()) };
+    let address = asked_at(&home.advertised, local);
+    if !admin.addresses.contains(&address) {
+        admin.addresses = vec![address];
+        folder.write_admin(&admin)?;
+    }
     let Home { cluster_name, node, .. } = home;
     let path = folder.root().display();
     eprintln!("cluster {cluster_name}, node {node} ({}): running", home.name);
     eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
     eprintln!("begin to train:  zbelastic run CONFIG --data-dir {path}");
+    Ok(())
+}
+
+/// Where a controller is asked from its own machine: where it says, or else where it listens.
+fn asked_at(advertised: &[String], listens: SocketAddr) -> String {
+    advertised.first().cloned().unwrap_or_else(|| local_address(listens))
 }
 
 fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
+    again::check_has_log(&folder, &home)?;
     let authority =
         ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
     let authority = authority.map_err(cannot_keep)?;
@@ -182,16 +199,16 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
     let _hold = folder.hold()?;
     let identity = folder.identity();
     let runtime = runtime()?;
-    let mut home = match Home::load(&identity).map_err(unreadable)? {
-        Some(home) => home,
-        None => runtime.block_on(enter(args, &folder))?,
+    let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
+        Some(mut home) => {
+            again::come_back_as_member(args, &folder, &mut home)?;
+            home
+        }
+        None => {
+            again::check_is_new(&folder, Beginner::Joiner)?;
+            runtime.block_on(enter(args, &folder))?
+        }
     };
-    if let Some(bind) = args.bind {
-        home.bind = bind;
-    }
-    if let Some(advertise) = &args.advertise {
-        home.advertised = vec![advertise.to_string()];
-    }
     if home.role == MemberRole::Controller {
         drop(runtime);
         return serve_controller(folder, home);
@@ -233,7 +250,8 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
         failure.details = vec![Detail::new("nothing was sent").hint("paste it again, as a whole")];
         failure
     })?;
-    let role = match MemberRole::from(args.role) {
+    let member_role = args.role.map_or(MemberRole::Worker, MemberRole::from);
+    let role = match member_role {
         MemberRole::Controller => PeerRole::Controller,
         MemberRole::Worker => PeerRole::Worker,
     };
@@ -266,12 +284,12 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
         founded_ms: None,
         node: peer.node,
         name,
-        role: args.role.into(),
+        role: member_role,
         bind,
         advertised,
         controllers,
     });
-    home.save(&identity).map_err(unreadable)?;
+    home.save(&identity).map_err(|error| again::unreadable(&error))?;
     Ok(home)
 }
 
@@ -307,10 +325,12 @@ fn host_name(key: &NodeKey) -> String {
 pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
-    let home = Home::load(&folder.identity()).map_err(unreadable)?.ok_or_else(|| {
-        let what = format!("{} has no identity", folder.root().display());
-        Failure::new(FailureCode::NotFound, what)
-    })?;
+    let home = Home::load(&folder.identity())
+        .map_err(|error| again::unreadable(&error))?
+        .ok_or_else(|| {
+            let what = format!("{} has no identity", folder.root().display());
+            Failure::new(FailureCode::NotFound, what)
+        })?;
     recovery::recover(&folder, &home)
 }
 
@@ -438,10 +458,6 @@ fn local_address(bind: SocketAddr) -> String {
     if bind.ip().is_unspecified() { format!("127.0.0.1:{}", bind.port()) } else { bind.to_string() }
 }
 
-fn unreadable(error: home::HomeError) -> Failure {
-    Failure::new(FailureCode::VerificationFailed, error.to_string())
-}
-
 fn cannot_certify(error: impl std::fmt::Display) -> Failure {
     Failure::new(FailureCode::Internal, format!("no certificate can be made: {error}"))
 }
@@ -453,7 +469,8 @@ fn cannot_keep(error: impl std::fmt::Display) -> Failure {
 fn cannot_join(error: JoinError) -> Failure {
     let code = match &error {
         JoinError::NobodyDecided { .. } => FailureCode::Unreachable,
-        JoinError::WrongServer { .. } | JoinError::Refused { .. } => FailureCode::NotAuthorised,
+        JoinError::WrongServer { .. } => FailureCode::NotAuthorised,
+        JoinError::Refused { refusal, .. } => refused_with(refusal).0,
         JoinError::Setup(_) | JoinError::WrongGrant { .. } => FailureCode::Internal,
     };
     let mut failure = Failure::new(code, error.to_string());
@@ -462,21 +479,41 @@ fn cannot_join(error: JoinError) -> Failure {
             let tried = dials.failed.iter();
             tried.map(|(address, why)| Detail::new(format!("{address}: {why}"))).collect()
         }
-        JoinError::Refused { .. } => {
-            vec![Detail::new("the cluster says no").hint("`zbelastic token create` makes a token")]
+        JoinError::Refused { refusal, .. } => {
+            vec![Detail::new("the cluster says no").hint(refused_with(refusal).1)]
         }
-        JoinError::WrongServer { .. } | JoinError::Setup(_) | JoinError::WrongGrant { .. } => {
-            Vec::new()
-        }
+        JoinError::WrongServer { .. } => vec![
+            Detail::new("the server is not of the cluster that this token belongs to")
+                .why("it could not show the authority that the token names; nothing was sent to it")
+                .hint("--cluster with a controller of the cluster that made the token"),
+        ],
+        JoinError::Setup(_) | JoinError::WrongGrant { .. } => Vec::new(),
     };
     failure
 }
 
-fn other_role(folder: &DataFolder, home: &Home) -> Failure {
-    let path = folder.root().display();
-    let what = format!("{path} is the folder of {} {}, no controller's", home.role, home.name);
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    failure.details =
-        vec![Detail::new("`zbelastic join` goes on with it; `init` needs another one")];
-    failure
+/// The exit code of a refusal, and what to do about it.
+fn refused_with(refusal: &JoinRefusal) -> (FailureCode, &'static str) {
+    let denied = FailureCode::NotAuthorised;
+    match refusal {
+        JoinRefusal::TokenExpired { .. }
+        | JoinRefusal::TokenRevoked { .. }
+        | JoinRefusal::TokenSpent { .. }
+        | JoinRefusal::TokenUnknown { .. }
+        | JoinRefusal::WrongProof { .. } => (denied, "`zbelastic token create` makes a token"),
+        JoinRefusal::WrongRole { .. } => {
+            (denied, "the --role that the token is for, or `zbelastic token create --role ROLE`")
+        }
+        JoinRefusal::Clock(_) => (denied, "the right time on both machines, then the same again"),
+        JoinRefusal::TooManyAttempts { .. } => {
+            (FailureCode::WrongState, "the same again after that time; the token is still good")
+        }
+        JoinRefusal::NotLeader { .. } | JoinRefusal::NotReady => {
+            (FailureCode::WrongState, "the same again in a moment; the token is still good")
+        }
+        JoinRefusal::WrongName(_) => (FailureCode::Usage, "another --name"),
+        JoinRefusal::WrongRequest(_) | JoinRefusal::Unreadable => {
+            (FailureCode::WrongState, "the same version of the program on both machines")
+        }
+    }
 }

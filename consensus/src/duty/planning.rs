@@ -15,7 +15,7 @@ use super::{
 };
 use crate::codec;
 use crate::entry::{Entry, RewindReason};
-use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
+use crate::job::{HaltReason, JobChange, JobPhase, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, SOURCES_MAX};
@@ -173,18 +173,20 @@ impl Duties {
         Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
     }
 
-    /// Who was to go and has no part in the plan any more is gone.
+    /// Who was to go and has no part in the plan any more is gone. Where there is no run, or none
+    /// that has steps left, nobody has a part in anything.
     fn decide_drained(&self, state: &State) -> Option<MemberChange> {
-        let plan = state.plan()?;
-        let is_free = |(holder, member): &(Holder, &Member)| {
-            let next = state.next_plan();
-            member.standing == Standing::Draining
-                && !plan.record.stages.contains(holder)
-                && next.is_none_or(|next| !next.stages.contains(holder))
-        };
-        if plan.phase != PlanPhase::Running {
+        let plan = state.plan().filter(|_| !is_over(state));
+        if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
             return None;
         }
+        let has_part = |holder: &Holder| {
+            let plan = plan.is_some_and(|plan| plan.record.stages.contains(holder));
+            plan || state.next_plan().is_some_and(|next| next.stages.contains(holder))
+        };
+        let is_free = |(holder, member): &(Holder, &Member)| {
+            member.standing == Standing::Draining && !has_part(holder)
+        };
         let (holder, _) = state.live_workers().find(is_free)?;
         let change = MemberChange::Lost { holder, reason: LossReason::Drained };
         (!self.is_in_flight(Lane::Members)).then_some(change)
@@ -497,6 +499,15 @@ fn basis_of(state: &State, need: &Need) -> Basis {
             Need::Planned(_) | Need::Now(_) => None,
         },
     }
+}
+
+/// Whether no step of the job will ever be computed again, and all that was to be kept of it is.
+fn is_over(state: &State) -> bool {
+    let has_ended = state.job().is_none_or(|job| match job.phase {
+        JobPhase::Done | JobPhase::Stopped => true,
+        JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
+    });
+    has_ended && state.pending().is_empty()
 }
 
 /// Those who stay, or everybody if nobody does.

@@ -140,6 +140,16 @@ pub enum WrongState {
         /// Its name.
         name: String,
     },
+    /// A controller has nothing to hand over.
+    ControllerStays {
+        /// Its name.
+        name: String,
+    },
+    /// The node is about to go already.
+    Draining {
+        /// Its name.
+        name: String,
+    },
     /// The token was taken back already.
     TokenRevoked {
         /// Its id.
@@ -262,7 +272,10 @@ impl WrongState {
                 "`zbelastic stop --yes` ends it; its checkpoints stay",
             )),
             Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
-            Self::NotPaused => Some(("it goes on already", "zbelastic status")),
+            Self::NotPaused => Some((
+                "it goes on",
+                "`zbelastic status`; what goes back is paused first: `zbelastic pause`",
+            )),
             Self::Done => {
                 Some(("there is no step left", "zbelastic run with a greater train.steps"))
             }
@@ -276,6 +289,14 @@ impl WrongState {
             Self::LastController { .. } => Some((
                 "too few controllers would be left to decide anything",
                 "first join another with --role controller",
+            )),
+            Self::ControllerStays { .. } => Some((
+                "a controller has no layers to hand over",
+                "`zbelastic leave` on its machine, then `zbelastic node remove`",
+            )),
+            Self::Draining { .. } => Some((
+                "it goes as soon as others have what it holds",
+                "`zbelastic events -f`, or `zbelastic node remove --force --yes`",
             )),
             Self::Starting => Some(("it reads what was agreed before", "again in a moment")),
             Self::OtherVersion { .. } => {
@@ -334,6 +355,10 @@ impl fmt::Display for WrongState {
             Self::LastController { name } => {
                 write!(f, "node {} is a controller that cannot be missed", escape(name))
             }
+            Self::ControllerStays { name } => {
+                write!(f, "node {} is a controller, and only workers are drained", escape(name))
+            }
+            Self::Draining { name } => write!(f, "node {} is about to go already", escape(name)),
             Self::TokenRevoked { id } => write!(f, "token {} is revoked already", escape(id)),
             Self::OutOfOrder { expected, found } => {
                 write!(f, "a piece from byte {found}, expected one from byte {expected}")

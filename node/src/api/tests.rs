@@ -248,6 +248,8 @@ fn refusals() -> Vec<(Refusal, FailureCode)> {
         state(WrongState::NodeLive { name: what() }),
         state(WrongState::NodeGone { name: what(), reason: what() }),
         state(WrongState::LastController { name: what() }),
+        state(WrongState::ControllerStays { name: what() }),
+        state(WrongState::Draining { name: what() }),
         state(WrongState::TokenRevoked { id: what() }),
         state(WrongState::OutOfOrder { expected: 1, found: 2 }),
         state(WrongState::Starting),

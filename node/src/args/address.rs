@@ -44,6 +44,15 @@ pub enum AddressError {
         /// What it begins with.
         scheme: String,
     },
+    /// It has a zone, as addresses of one link have.
+    #[error(
+        "`{found}` has a zone behind %, which means something on one machine only: expected an \
+             address without it"
+    )]
+    Zone {
+        /// What was typed.
+        found: String,
+    },
     /// The port is none.
     #[error("`{found}` is no port: expected a number from 1 to 65535, as in {host}:{PORT_DEFAULT}")]
     Port {
@@ -171,6 +180,9 @@ fn split(text: &str) -> Result<Address, AddressError> {
         let (found, scheme) = (text.to_owned(), format!("{scheme}://"));
         return Err(AddressError::Link { found, scheme });
     }
+    if text.contains('%') {
+        return Err(AddressError::Zone { found: text.to_owned() });
+    }
     let wrong_host = || AddressError::Host { found: text.to_owned() };
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or_else(wrong_host)?;
@@ -281,6 +293,9 @@ mod tests {
             "`https://a:7000` is a link: expected HOST or HOST:PORT, \
                                       without https://"
         );
+        for zone in ["fe80::1%eth0", "[fe80::1%eth0]:7000"] {
+            assert_eq!(wrong(zone), AddressError::Zone { found: zone.into() });
+        }
         let twice = AddressError::Twice { address: Address { host: "a".into(), port: 7000 } };
         assert_eq!(wrong("a,b,a:7000"), twice);
     }

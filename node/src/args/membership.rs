@@ -66,9 +66,9 @@ pub struct JoinArgs {
     /// Where the token is from.
     #[command(flatten)]
     pub token: TokenSourceArgs,
-    /// What this node is for.
-    #[arg(long, value_name = "ROLE", default_value = "worker")]
-    pub role: RoleArg,
+    /// What this node is for [default: worker].
+    #[arg(long, value_name = "ROLE")]
+    pub role: Option<RoleArg>,
     /// What a worker computes on.
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
     pub device: Device,

@@ -13,6 +13,10 @@ const UNITS: [(&str, u64); 5] =
 /// The longest time that makes sense anywhere: ten years.
 const DURATION_MS_MAX: u64 = 3_650 * 86_400_000;
 
+/// Most characters of a name: what certificates and the log take, less what `init` puts behind the
+/// cluster's name for its first controller.
+const NODE_NAME_MAX: usize = 63 - "-1".len();
+
 /// Why a text is no duration, size or name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
@@ -44,7 +48,7 @@ pub enum QuantityError {
     },
     /// It is no name.
     #[error(
-        "expected a name of 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, that begins \
+        "expected a name of 1 to {NODE_NAME_MAX} of the characters a-z, 0-9 and -, that begins \
          with a letter or digit"
     )]
     Name,
@@ -137,9 +141,10 @@ pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
 /// # Errors
 /// If it is none.
 pub fn parse_name(text: &str) -> Result<String, QuantityError> {
-    let is_letter = |letter: u8| letter.is_ascii_alphanumeric() || b"-_.".contains(&letter);
-    let begins = text.bytes().next().is_some_and(|letter| letter.is_ascii_alphanumeric());
-    if !begins || text.len() > NAME_BYTES_MAX || !text.bytes().all(is_letter) {
+    let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let is_fitting = text.bytes().all(|letter| is_letter(letter) || letter == b'-');
+    let begins = text.bytes().next().is_some_and(is_letter);
+    if !begins || text.len() > NODE_NAME_MAX || !is_fitting {
         return Err(QuantityError::Name);
     }
     if text.bytes().all(|letter| letter.is_ascii_digit()) {
@@ -210,15 +215,19 @@ mod tests {
 
     #[test]
     fn names_are_plain() {
-        let longest = "a".repeat(NAME_BYTES_MAX);
-        for name in ["a", "gpu-7.rack_2", "7b", longest.as_str()] {
+        let longest = "a".repeat(NODE_NAME_MAX);
+        for name in ["a", "gpu-7-rack-2", "7b", "a-", longest.as_str()] {
             assert_eq!(parse_name(name), Ok(name.to_owned()));
         }
-        let longer = "a".repeat(NAME_BYTES_MAX + 1);
-        for name in ["", "-a", "a b", "a\n", "zürich", "../x", longer.as_str()] {
+        let longer = "a".repeat(NODE_NAME_MAX + 1);
+        let controls = ["a\n", "a\u{1b}[2J", "a\0"];
+        let others = ["", "-a", "A", "a b", "a_b", "a.b", "zürich", "w😀", "../x", "<b>", "o'k"];
+        for name in others.into_iter().chain(controls).chain([longer.as_str()]) {
             assert_eq!(parse_name(name), Err(QuantityError::Name), "{name}");
         }
         assert_eq!(parse_name("12"), Err(QuantityError::DigitsName));
+        let longest = "a".repeat(NAME_BYTES_MAX);
+        let longer = "a".repeat(NAME_BYTES_MAX + 1);
         assert!(parse_note(&longest).is_ok());
         assert_eq!(parse_note(&longer), Err(QuantityError::Note { found: NAME_BYTES_MAX + 1 }));
     }

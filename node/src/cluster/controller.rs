@@ -27,14 +27,15 @@ use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
 use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_transport::{
-    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
+    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
+    Transport, TransportEvent,
 };
 use zbelastic_types::{NodeId, Step};
 
 use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
-use super::ending::{Ending, Signal};
+use super::ending::{Ending, Signal, is_removal};
 use super::home::Home;
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
@@ -207,6 +208,7 @@ impl Controller {
     fn begin(&mut self) {
         serve_bodies(&self.transport, &self.keeper);
         self.peers.begin(&self.transport);
+        self.keep_out();
         let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
         self.journal.tell(EventKind::Started { node, version });
         self.look_at_job();
@@ -233,10 +235,13 @@ impl Controller {
                 self.roads.insert(peer.node, road);
                 self.peers.note_up(peer.node);
             }
-            TransportEvent::Down { peer, .. } => {
+            TransportEvent::Down { peer, reason } => {
                 self.roads.remove(&peer.node);
                 self.peers.note_down(peer.node);
                 self.tell_core(Input::Closed { node: peer.node });
+                if is_removal(peer.role, reason) {
+                    self.ending = Some(Ending::Removed);
+                }
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -245,6 +250,11 @@ impl Controller {
             TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
             TransportEvent::DuplicateIdentity { told_by } => {
                 self.ending = Some(Ending::Duplicate { told_by });
+            }
+            TransportEvent::DialFailed {
+                problem: DialProblem::Refused(CloseCode::Banned), ..
+            } => {
+                self.ending = Some(Ending::Removed);
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 self.journal.log(format!("node {node} is not reached at {address}: {problem}"));
@@ -398,7 +408,10 @@ impl Controller {
                 self.answer_order(index, Err(refusal));
             }
             CoreEvent::NoPlan(none) => self.journal.warn(format!("no plan: {none}")),
-            CoreEvent::Installed { .. } => self.look_at_job(),
+            CoreEvent::Installed { .. } => {
+                self.look_at_job();
+                self.keep_out();
+            }
             CoreEvent::Leader { leader, term } => {
                 self.journal.tell(EventKind::Leader { node: leader, term });
             }
@@ -417,8 +430,8 @@ impl Controller {
         match change {
             Change::Checkpoint { version, .. } => self.note_checkpoint(*version),
             Change::Access(outcome) => self.note_access(outcome),
-            Change::Members(_)
-            | Change::Adopted(_)
+            Change::Members(_) => self.keep_out(),
+            Change::Adopted(_)
             | Change::Planned(_)
             | Change::Ready(_)
             | Change::Resumed(_)
@@ -428,6 +441,14 @@ impl Controller {
             | Change::Job { .. } => {}
         }
         self.answer_order(index, Ok(()));
+    }
+
+    /// Whoever was taken back stays out, whichever controller took the order, and whenever this one
+    /// heard of it.
+    fn keep_out(&self) {
+        let credentials = self.core.state().access().credentials().iter();
+        let removed = credentials.filter(|(_, credential)| credential.is_revoked);
+        removed.for_each(|(node, _)| self.transport.ban(*node));
     }
 
     fn look_at_job(&mut self) {
@@ -448,15 +469,17 @@ impl Controller {
 }
 
 fn fatal(cause: &FatalCause) -> Ending {
-    Ending::Lost(match cause {
-        FatalCause::Log(reason) => format!("this node's log cannot be used any more: {reason:?}"),
+    match cause {
+        FatalCause::Log(reason) => {
+            Ending::Lost(format!("this node's log cannot be used any more: {reason:?}"))
+        }
         FatalCause::Version(error) => {
-            format!("what is agreed cannot be read by this version; the data is untouched: {error}")
+            Ending::Newer(format!("what is agreed cannot be read by this version: {error}"))
         }
         FatalCause::OtherCluster { expected, found } => {
-            format!("the log is cluster {found}'s, this node belongs to {expected}")
+            Ending::Lost(format!("the log is cluster {found}'s, this node belongs to {expected}"))
         }
-    })
+    }
 }
 
 /// Versions that are referred to, or may be.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use zbelastic_transport::{CloseCode, DownReason, PeerRole};
 use zbelastic_types::NodeId;
 
 use crate::failure::{Detail, Failure, FailureCode};
@@ -33,6 +34,12 @@ pub enum Signal {
     Now,
 }
 
+/// Whether a connection that ended says that this node was removed. Only controllers know that.
+#[must_use]
+pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
+    role == PeerRole::Controller && reason == DownReason::ClosedByPeer(CloseCode::Banned)
+}
+
 /// How the process ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -53,6 +60,8 @@ pub enum Ending {
     OutOfResource(String),
     /// Something within the process is gone or wrong.
     Lost(String),
+    /// A newer program wrote what was agreed on.
+    Newer(String),
 }
 
 impl Ending {
@@ -91,6 +100,14 @@ impl Ending {
             ),
             Self::OutOfResource(what) => (FailureCode::OutOfResource, what, None),
             Self::Lost(what) => (FailureCode::Internal, what, None),
+            Self::Newer(what) => (
+                FailureCode::WrongState,
+                what,
+                Some(
+                    Detail::new("the data is untouched")
+                        .hint("the version of the program that the other controllers run"),
+                ),
+            ),
         };
         let mut failure = Failure::new(code, what);
         failure.details.extend(detail);

@@ -18,7 +18,7 @@ use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, ran
 use zbelastic_types::ClusterId;
 
 use super::home::{Beginning, Home};
-use super::{ADMIN_NODE, FIRST_NODE, cannot_certify, cannot_keep, unreadable};
+use super::{ADMIN_NODE, FIRST_NODE, again, cannot_certify, cannot_keep};
 use crate::api::MemberRole;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
@@ -44,7 +44,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
-    home.save(&folder.identity()).map_err(unreadable)?;
+    home.save(&folder.identity()).map_err(|error| again::unreadable(&error))?;
     Ok(kept)
 }
 

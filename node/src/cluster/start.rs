@@ -31,8 +31,10 @@ use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
 use super::recovery;
 use super::solver::Solver;
+use super::tell_administrator;
 use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
+use crate::api::escape;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
@@ -111,8 +113,8 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
     };
     let (transport, events) = Transport::bind(setup).await.map_err(|error| {
         let mut failure = Failure::new(FailureCode::WrongState, error.to_string());
-        failure.details =
-            vec![Detail::new("another --bind, or --bind with port 0 for any free one")];
+        let detail = Detail::new("it was to listen there, over UDP");
+        failure.details = vec![detail.hint("another --bind; with port 0 it is any that is free")];
         failure
     })?;
     let store = SledStore::open(Arc::new(RealFiles), &node.folder.store());
@@ -164,11 +166,13 @@ pub async fn run_controller(
     mut node: Node,
     authority: ClusterAuthority,
 ) -> Result<Ending, Failure> {
-    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
+    // Before the start is counted: who has started before has a log.
     let mut log = SledLog::open(Arc::new(RealFiles), &node.folder.log())
         .map_err(|error| storage("the log", error.is_full(), &error))?;
+    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
     let contact = contact(&node.home, transport.local_addr());
     let core = core(&node, contact, &mut log)?;
+    tell_administrator(&node.folder, &node.home, transport.local_addr())?;
     let (disk, written) = Disk::start(log).map_err(|error| internal("the log's thread", &error))?;
     let (solver, solved) =
         Solver::start().map_err(|error| internal("the solver's thread", &error))?;
@@ -273,12 +277,15 @@ pub fn load_credentials(folder: &Path, home: &Home) -> Result<Credentials, Failu
 }
 
 fn internal(what: &str, error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::OutOfResource, format!("{what}: {error}"))
+    Failure::new(FailureCode::OutOfResource, format!("{what}: {}", escape(&error.to_string())))
 }
 
 fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> Failure {
     let code = if is_full { FailureCode::OutOfResource } else { FailureCode::VerificationFailed };
-    Failure::new(code, format!("{what}: {error}"))
+    // What a damaged file says of itself may be anything.
+    let mut failure = Failure::new(code, format!("{what}: {}", escape(&error.to_string())));
+    failure.details = vec![Detail::new("nothing was made anew in its place")];
+    failure
 }
 
 fn damaged_log(error: &dyn std::fmt::Display) -> Failure {

@@ -27,14 +27,15 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
-    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
+    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
+    Transport, TransportEvent,
 };
 use zbelastic_types::{ClusterId, NodeId, Step};
 
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
-use super::ending::{DrainCause, Ending, Signal};
+use super::ending::{DrainCause, Ending, Signal, is_removal};
 use super::home::Home;
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
@@ -242,13 +243,23 @@ impl Worker {
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
             TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
-            TransportEvent::Down { peer, .. } => self.peers.note_down(peer.node),
+            TransportEvent::Down { peer, reason } => {
+                self.peers.note_down(peer.node);
+                if is_removal(peer.role, reason) {
+                    self.ending = Some(Ending::Removed);
+                }
+            }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             // A worker answers nobody's questions but those for bodies.
             TransportEvent::Request { reply, .. } => drop(reply),
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { told_by } => {
                 self.ending = Some(Ending::Duplicate { told_by });
+            }
+            TransportEvent::DialFailed {
+                problem: DialProblem::Refused(CloseCode::Banned), ..
+            } => {
+                self.ending = Some(Ending::Removed);
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 let what = format!("node {node} is not reached at {address}: {problem}");
@@ -335,7 +346,7 @@ impl Worker {
             }
             (Signal::Drain(cause), None) => {
                 self.drain = Some(signal);
-                self.journal.log(format!("about to go: {cause}"));
+                self.journal.log(format!("about to go: {cause}; once more to go at once"));
                 let _ = self.seat.handle(SeatInput::Drain);
                 if self.seat.holder().is_none() {
                     self.ending = Some(Ending::Drained(cause));

@@ -1,17 +1,22 @@
 //! Reads a configuration file: which keys it sets, in which lines.
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use zbelastic_types::Bytes;
 
 use super::key::{Key, SECTIONS};
 use super::nearest::nearest;
 use super::problem::Problem;
 use super::settings::{Assignment, Origin, Setting, find_in_section, nearest_key};
 use super::value::Value;
+
+/// Bytes of a configuration at most. A longer file is not read any further.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What a file says, in the order of its lines: keys it sets, and what is no key.
 pub type Said = Vec<Result<Assignment, Problem>>;
@@ -21,9 +26,19 @@ pub type Said = Vec<Result<Assignment, Problem>>;
 /// # Errors
 /// If there is no such file, or if it is not TOML.
 pub fn read_file(path: &Path) -> Result<Said, Problem> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Problem::Unreadable { file: path.to_owned(), error })?;
+    let text =
+        read_bounded(path).map_err(|error| Problem::Unreadable { file: path.to_owned(), error })?;
     read_text(&path.display().to_string(), &text)
+}
+
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let what = format!("more than {}, which no configuration has", Bytes(FILE_BYTES_MAX));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+    }
+    Ok(text)
 }
 
 /// Reads `text`, which is called `file`.

@@ -9,7 +9,7 @@ use thiserror::Error;
 use zbelastic_types::ClusterId;
 
 use super::certificate::{
-    CertificateFault, MemberCertificate, SerialNumber, check_chain_size, read_authority,
+    CertificateFault, MemberCertificate, SerialNumber, SpkiPin, check_chain_size, read_authority,
     read_member,
 };
 use super::clock::{UnixSeconds, ValidityWindow};
@@ -113,6 +113,15 @@ impl Credentials {
     #[must_use]
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.parts.roots
+    }
+
+    /// Whether it believes the authority with this key.
+    #[must_use]
+    pub fn believes(&self, pin: SpkiPin) -> bool {
+        let has_key = |root: &CertificateDer<'_>| {
+            read_authority(root).is_ok_and(|authority| authority.key == pin)
+        };
+        self.parts.roots.iter().any(has_key)
     }
 
     /// The key, which a renewed certificate is for as well.

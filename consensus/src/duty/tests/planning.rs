@@ -404,6 +404,28 @@ fn who_is_about_to_go_is_planned_out_and_then_gone() {
     assert_eq!(proposed.last(), Some(&Entry::Members(vec![gone])));
 }
 
+/// Somebody is told to go: whether that is the end of it.
+fn is_let_go(mut bench: Bench, node: u64) -> bool {
+    let holder = bench.log.holder(node);
+    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
+    bench.act().contains(&Entry::Members(vec![gone]))
+}
+
+#[test]
+fn who_is_about_to_go_waits_for_nothing_where_nothing_is_computed() {
+    let mut standby = Log::empty();
+    standby.join(1);
+    assert!(is_let_go(Bench::new(standby), 1), "there is no run");
+    let ended = |change: JobChange| {
+        let mut log = Log::running(long(), &[1, 2]);
+        log.apply(Entry::Job(change));
+        Bench::new(log)
+    };
+    assert!(is_let_go(ended(JobChange::Stop), 2), "the run was stopped");
+    assert!(!is_let_go(ended(JobChange::Pause), 2), "the run goes on where it stands");
+}
+
 #[test]
 fn the_last_one_is_not_planned_out() {
     let mut bench = Bench::running(long(), &[1]);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::access::{AccessChange, AccessRole, Token, TokenId, TokenTerms};
+use zbelastic_consensus::access::{
+    AccessChange, AccessRefusal, AccessRole, Token, TokenId, TokenTerms,
+};
 use zbelastic_consensus::core::{Command, CoreRefusal};
 use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
 use zbelastic_consensus::member::Standing;
@@ -222,7 +224,6 @@ impl Controller {
             return self.reply(reply, &Answer::Refused(Refusal::WrongState(state)));
         }
         let said = NodeSaid { what: format!("node {node} is removed"), nodes: vec![node] };
-        self.transport.ban(node);
         self.order(Command::Remove(node), reply, Box::new(|_| Answer::Done(said)));
     }
 
@@ -294,8 +295,32 @@ impl Controller {
         {
             return self.job_refusal(refusal);
         }
-        let CoreRefusal::UnknownNode { node } = refusal else {
-            return Refusal::Malformed { what: refusal.to_string() };
+        if let CoreRefusal::Access(refusal) = refusal {
+            return self.access_refusal(refusal);
+        }
+        let node = match refusal {
+            CoreRefusal::UnknownNode { node } => node,
+            CoreRefusal::NotAWorker { node } => {
+                let name = self.name_of_member(*node);
+                return Refusal::WrongState(WrongState::ControllerStays { name });
+            }
+            CoreRefusal::Draining { node } => {
+                let name = self.name_of_member(*node);
+                return Refusal::WrongState(WrongState::Draining { name });
+            }
+            CoreRefusal::OtherCluster { .. }
+            | CoreRefusal::Raft(_)
+            | CoreRefusal::Propose(_)
+            | CoreRefusal::Worker(_)
+            | CoreRefusal::NotLeader { .. }
+            | CoreRefusal::NotForControllers
+            | CoreRefusal::WrongSender { .. }
+            | CoreRefusal::Job(_)
+            | CoreRefusal::Access(_)
+            | CoreRefusal::Restore(_)
+            | CoreRefusal::NotAVoter { .. }
+            | CoreRefusal::Unasked { .. }
+            | CoreRefusal::Stopped => return Refusal::Malformed { what: refusal.to_string() },
         };
         let Some(member) = self.core.state().members().get(node) else {
             return Refusal::NotFound { thing: Thing::Node, name: node.to_string() };
@@ -310,8 +335,52 @@ impl Controller {
     pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> Refusal {
         if let EntryRefusal::Job(refusal) = refusal {
             self.job_refusal(refusal)
+        } else if let EntryRefusal::Access(refusal) = refusal {
+            self.access_refusal(refusal)
         } else {
             Refusal::Malformed { what: refusal.to_string() }
+        }
+    }
+
+    /// What people call a member.
+    fn name_of_member(&self, node: NodeId) -> String {
+        let member = self.core.state().members().get(&node);
+        member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
+    }
+
+    fn access_refusal(&self, refusal: &AccessRefusal) -> Refusal {
+        match refusal {
+            AccessRefusal::LastController { node } => {
+                let name = self.name_of_member(*node);
+                Refusal::WrongState(WrongState::LastController { name })
+            }
+            AccessRefusal::TokenRevoked { token } => {
+                Refusal::WrongState(WrongState::TokenRevoked { id: token.to_string() })
+            }
+            AccessRefusal::UnknownToken { token } => {
+                Refusal::NotFound { thing: Thing::Token, name: token.to_string() }
+            }
+            AccessRefusal::NoCredential { node } => {
+                Refusal::NotFound { thing: Thing::Node, name: node.to_string() }
+            }
+            AccessRefusal::Revoked { node } => Refusal::WrongState(WrongState::NodeGone {
+                name: self.name_of_member(*node),
+                reason: "it was removed".to_owned(),
+            }),
+            AccessRefusal::TooManyTokens | AccessRefusal::TooManyCredentials => {
+                Refusal::OutOfResource { what: refusal.to_string() }
+            }
+            AccessRefusal::TokenKnown { .. }
+            | AccessRefusal::TokenExpired { .. }
+            | AccessRefusal::TokenUsedUp { .. }
+            | AccessRefusal::TokenRole { .. }
+            | AccessRefusal::Uses { .. }
+            | AccessRefusal::Note { .. }
+            | AccessRefusal::Name(_)
+            | AccessRefusal::Term { .. }
+            | AccessRefusal::NotForgotten { .. } => {
+                Refusal::Malformed { what: refusal.to_string() }
+            }
         }
     }
 

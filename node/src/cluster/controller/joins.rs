@@ -126,9 +126,7 @@ impl Controller {
             AccessRefusal::TokenUsedUp { uses_max, .. } => {
                 JoinRefusal::TokenSpent { token, uses: (*uses_max).into(), at: UnixSeconds(last) }
             }
-            AccessRefusal::TokenRevoked { .. } => {
-                JoinRefusal::TokenRevoked { token, at: UnixSeconds(last) }
-            }
+            AccessRefusal::TokenRevoked { .. } => JoinRefusal::TokenRevoked { token },
             AccessRefusal::TokenRole { expected, .. } => JoinRefusal::WrongRole {
                 token,
                 expected: peer_role(*expected),

@@ -114,12 +114,10 @@ pub enum JoinRefusal {
         at: UnixSeconds,
     },
     /// Someone took the token back.
-    #[error("E2003 token {token} was revoked at {at}")]
+    #[error("E2003 token {token} was revoked")]
     TokenRevoked {
         /// Which.
         token: TokenId,
-        /// When.
-        at: UnixSeconds,
     },
     /// The token was used as often as it may be.
     #[error("E2004 token {token} is spent: all of its {uses} uses are taken, the last at {at}")]

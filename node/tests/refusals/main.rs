@@ -1,0 +1,13 @@
+//! What people and strangers do wrong, over the real binary: each with the answer it gets.
+//! `docs/security.md` lists them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod folders;
+mod orders;
+mod port;
+mod signals;
+mod site;
+mod tokens;
+mod words;

@@ -1,0 +1,94 @@
+//! Orders that cannot be carried out: told with the state that stands against them, and nothing is
+//! changed.
+
+use std::fs;
+
+use crate::site::{Site, wait_until};
+
+#[test]
+fn nodes_that_cannot_go_stay_and_the_reason_is_told() {
+    let site = Site::new();
+    let (_one, _two) = (site.worker("gpu-a"), site.worker("gpu-b"));
+    let check = |arguments: &[&str], code: i32, expected: &str| {
+        let said = site.refused(arguments, code);
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    };
+    check(&["node", "remove", "1", "--yes"], 6, "node test-1 is live");
+    check(&["node", "remove", "1", "--force", "--yes"], 6, "is a controller that cannot be missed");
+    check(&["node", "drain", "1"], 6, "is a controller, and only workers are drained");
+    check(&["node", "remove", "gpu", "--yes"], 2, "gpu could be 2 nodes\n  gpu-a (2), gpu-b (3)");
+    check(&["node", "drain", "gpu"], 2, "more letters of it, or the number");
+    check(&["node", "remove", "99", "--yes"], 5, "there is no node 99");
+    check(&["node", "drain", "gpu-c"], 5, "try: gpu-");
+    check(&["node", "remove", "gpu-a"], 2, "nobody said yes");
+    // The controller that was to be removed was not kept out of its own cluster.
+    assert_eq!(site.status()["members"].as_array().expect("a list").len(), 3);
+    assert!(site.status()["leader"] == 1);
+}
+
+#[test]
+fn tokens_are_taken_back_once() {
+    let site = Site::new();
+    let token = site.token(&[]);
+    let id = token.split('.').nth(2).expect("an id");
+    site.told(&["token", "revoke", &id[..8], "--yes"]);
+    let said = site.refused(&["token", "revoke", id, "--yes"], 6);
+    assert!(said.contains(&format!("token {id} is revoked already")), "{said}");
+    let said = site.refused(&["token", "revoke", "zz", "--yes"], 5);
+    assert!(said.contains("there is no token zz"), "{said}");
+}
+
+#[test]
+fn runs_and_checkpoints_are_not_mistaken_for_others() {
+    let site = Site::new();
+    let said = site.refused(&["ckpt", "restore", "5", "--yes"], 5);
+    assert!(said.contains("there is none at all"), "{said}");
+    for verb in ["pause", "resume"] {
+        assert!(site.refused(&[verb], 6).contains("there is no run"));
+    }
+    let _worker = site.worker("w");
+    site.run(100_000);
+    let step = site.wait_for_checkpoint().to_string();
+    let said = site.refused(&["ckpt", "restore", &step, "--yes"], 6);
+    assert!(said.contains("the run is not paused"), "{said}");
+    assert!(said.contains("paused first: `zbelastic pause`"), "{said}");
+    for absent in ["3", "999999"] {
+        let said = site.refused(&["ckpt", "restore", absent, "--yes"], 5);
+        let expected = format!("there is no checkpoint of step {absent}: there are those of steps");
+        assert!(said.contains(&expected), "{said}");
+    }
+    let (config, words) = (site.path("run.toml"), site.path("text"));
+    let (config, words) = (config.display().to_string(), words.display().to_string());
+    // Another configuration, then another text: both are other runs.
+    let run = ["run", &config, "--text", &words, "--detach"];
+    let said = site.refused(&[&run[..], &["--set", "train.seed=7"]].concat(), 6);
+    assert!(said.contains("another run is under way"), "{said}");
+    fs::write(site.path("text"), "changed while it was read. ".repeat(3000)).expect("written");
+    let said = site.refused(&run, 6);
+    assert!(said.contains("another run is under way"), "{said}");
+    wait_until("more steps", || site.status()["job"]["step"].as_u64() > Some(5));
+    assert_eq!(site.status()["job"]["phase"]["state"], "running");
+}
+
+#[test]
+fn configurations_are_refused_as_a_whole_with_their_places() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |content: &[u8], expected: &[&str]| {
+        let file = folder.path().join("run.toml");
+        fs::write(&file, content).expect("written");
+        let file = file.display().to_string();
+        let said = crate::site::refused(folder.path(), &["config", "check", &file], 2);
+        for expected in expected {
+            assert!(said.contains(expected), "{said}");
+        }
+    };
+    check(
+        b"[model]\npreset = \"tiny\"\nheadz = 2\n[train]\nsteps = -1\n",
+        &["run.toml:3: unknown key `model.headz`", "run.toml:5: train.steps"],
+    );
+    check(b"[train]\nsteps = 1\nsteps = 2\n", &["run.toml:3", "duplicate key"]);
+    check(b"[train]\nsteps = \"many\"\n", &["run.toml:2: train.steps"]);
+    check(b"[train]\nglobal_batch = 10\nmicrobatch = 3\n", &["microbatch"]);
+    check(b"\xff\xfe[train]\n", &["UTF-8"]);
+    check(&vec![b'#'; 2 << 20], &["more than 1.00 MiB"]);
+}

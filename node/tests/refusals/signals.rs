@@ -1,0 +1,76 @@
+//! Keys and signals: a node goes in order, goes at once, or goes on.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use crate::site::{Site, wait_until, zbelastic};
+
+#[test]
+fn standby_goes_when_it_is_told_to() {
+    let site = Site::new();
+    for (name, signal, code) in [("by-system", "TERM", 75), ("by-person", "INT", 0)] {
+        let mut worker = site.worker(name);
+        worker.signal(signal);
+        assert_eq!(worker.ended(), Some(code), "{}", worker.said());
+        let standing = site.member(name).expect("it was one")["standing"].clone();
+        assert_eq!(standing["state"], "lost");
+    }
+    let mut worker = site.worker("by-order");
+    site.told(&["node", "drain", "by-order"]);
+    wait_until("that it is gone", || {
+        site.member("by-order").is_some_and(|member| member["standing"]["state"] == "lost")
+    });
+    let _ = worker.is_running();
+}
+
+#[test]
+fn closed_terminal_changes_nothing() {
+    let mut site = Site::new();
+    let mut worker = site.worker("w");
+    worker.signal("HUP");
+    site.controller.signal("HUP");
+    worker.signal("HUP");
+    let before = site.member("w").expect("a member");
+    assert_eq!(before["standing"]["state"], "present");
+    assert!(worker.is_running() && site.controller.is_running());
+    worker.signal("INT");
+    assert_eq!(worker.ended(), Some(0));
+}
+
+#[test]
+fn the_only_worker_of_a_run_goes_at_once_when_it_is_told_twice() {
+    let mut site = Site::new();
+    let mut worker = site.worker("w");
+    site.run(100_000);
+    site.wait_for_checkpoint();
+    worker.signal("INT");
+    worker.says("about to go: by order; once more to go at once");
+    assert!(worker.is_running(), "nobody else has its layers");
+    worker.signal("INT");
+    assert_eq!(worker.ended(), Some(130));
+    site.controller.signal("TERM");
+    assert_eq!(site.controller.ended(), Some(75));
+}
+
+#[test]
+fn reader_who_leaves_ends_a_command_quietly() {
+    let site = Site::new();
+    let mut command = zbelastic(&site.controller.folder, &["events", "--follow"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("a line");
+    assert!(!line.is_empty());
+    drop(lines);
+    // Something to tell, so that it notices.
+    let mut status = None;
+    wait_until("its end", || {
+        site.token(&["--ttl", "1s"]);
+        status = child.try_wait().expect("it is a child");
+        status.is_some()
+    });
+    assert_eq!(status.and_then(|status| status.code()), Some(0));
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
+    assert_eq!(said, "");
+}

@@ -1,0 +1,134 @@
+//! Tokens that are no good, and nodes that come twice.
+
+use std::net::UdpSocket;
+
+use zbelastic_transport::identity::{PeerRole, SpkiPin, Token};
+
+use crate::site::{Node, Site, free_address, refused, wait_until};
+
+fn some_token() -> String {
+    Token::create(PeerRole::Worker, SpkiPin([7; 32])).reveal()
+}
+
+#[test]
+fn mistyped_token_is_told_and_nobody_is_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it has one").to_string();
+    let token = some_token();
+    let (all_but_last, last) = token.split_at(token.len() - 1);
+    let wrong = format!("{all_but_last}{}", if last == "0" { "1" } else { "0" });
+    for typed in [wrong.as_str(), all_but_last, "zbt1", "hunter2"] {
+        let join = ["join", "--cluster", &address, "--token", typed];
+        let said = refused(folder.path(), &join, 4);
+        assert!(said.contains("E2001 token mistyped (checksum)"), "{said}");
+        assert!(said.contains("nothing was sent"), "{said}");
+    }
+    listener.set_nonblocking(true).expect("a socket");
+    assert!(listener.recv(&mut [0; 8]).is_err(), "something was sent");
+}
+
+#[test]
+fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
+    let site = Site::new();
+    let expired = site.token(&["--ttl", "1s"]);
+    let id = |token: &str| token.split('.').nth(2).expect("an id").to_owned();
+    let revoked = site.token(&[]);
+    site.told(&["token", "revoke", &id(&revoked), "--yes"]);
+    let spent = site.token(&["--uses", "1"]);
+    let _worker = Node::start(&site.path("first"), &site.join(&spent, "first"));
+    wait_until("the worker", || site.member("first").is_some());
+    let of_worker = site.token(&[]);
+    let as_controller = [&site.join(&of_worker, "w")[..], &["--role", "controller"]].concat();
+    let cases = [
+        (as_controller.clone(), "E2006", id(&of_worker), "--role"),
+        (site.join(&expired, "w"), "E2002", id(&expired), "token create"),
+        (site.join(&revoked, "w"), "E2003", id(&revoked), "token create"),
+        (site.join(&spent, "w"), "E2004", id(&spent), "token create"),
+    ];
+    for (join, code, id, hint) in cases {
+        let said = site.join_refused(&join, 4);
+        assert!(said.contains(&format!("{code} token {id}")) && said.contains(hint), "{said}");
+        assert!(!said.contains("1970"), "{said}");
+        site.controller.says(&format!("somebody is not let in: {code} token {id}"));
+    }
+    assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2);
+}
+
+#[test]
+fn token_of_another_cluster_is_shown_to_nobody() {
+    let site = Site::new();
+    let token = some_token();
+    let said = site.join_refused(&site.join(&token, "w"), 4);
+    assert!(said.contains("the server is not of the cluster that this token belongs to"), "{said}");
+    assert!(said.contains("nothing was sent to it"), "{said}");
+}
+
+#[test]
+fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
+    let site = Site::new();
+    let token = site.token(&[]);
+    let folder = site.path("w");
+    let mut worker = Node::start(&folder, &site.join(&token, "w"));
+    wait_until("the worker", || site.member("w").is_some());
+    let before = site.member("w").expect("waited for");
+    let said = refused(&folder, &site.join(&token, "w"), 6);
+    let process = worker.child.id();
+    assert!(said.contains(&format!("is in use by process {process}")), "{said}");
+    worker.child.kill().expect("it runs");
+    worker.ended();
+    let other = some_token();
+    let cases: [(&[&str], &str); 4] = [
+        (&["join", "--name", "v"], "is the folder of worker w, not v's"),
+        (&["join", "--role", "controller"], "is the folder of worker w, no controller's"),
+        (&["join", "--token", &other], "of another cluster than the token"),
+        (&["init"], "is the folder of worker w, no controller's"),
+    ];
+    for (arguments, expected) in cases {
+        let said = refused(&folder, arguments, 6);
+        assert!(said.contains(expected) && said.contains("nothing was changed"), "{said}");
+    }
+    // The same line again, although the token is spent.
+    let mut worker = Node::start(&folder, &site.join(&token, "w"));
+    wait_until("a later life", || {
+        let member = site.member("w").expect("a member");
+        member["incarnation"] != before["incarnation"] && member["standing"]["state"] == "present"
+    });
+    assert_eq!(site.member("w").expect("a member")["id"], before["id"]);
+    site.told(&["node", "remove", "w", "--force", "--yes"]);
+    assert_eq!(worker.ended(), Some(4));
+    assert!(worker.said().contains("does not let this node in any more"), "{}", worker.said());
+    let mut again = Node::start(&folder, &["join", "--spot", "none"]);
+    assert_eq!(again.ended(), Some(4));
+    let said = again.said();
+    assert!(said.contains("join with a new token and an empty folder"), "{said}");
+}
+
+#[test]
+fn removed_node_stays_out_when_the_controller_starts_again() {
+    let mut site = Site::new();
+    let worker = site.worker("w");
+    let folder = worker.folder.clone();
+    drop(worker);
+    wait_until("its loss", || {
+        site.member("w").is_some_and(|member| member["standing"]["state"] == "lost")
+    });
+    site.told(&["node", "remove", "w", "--yes"]);
+    site.controller.child.kill().expect("it runs");
+    site.controller.ended();
+    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+    wait_until("a leader", || site.try_json(&["status", "--json"]).is_some());
+    assert_eq!(Node::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
+}
+
+#[test]
+fn nobody_at_the_address_is_told_with_the_address() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (address, token) = (free_address(), some_token());
+    let join = ["join", "--cluster", &address, "--token", &token];
+    let said = refused(folder.path(), &join, 3);
+    assert!(said.contains(&address), "{said}");
+    let join = ["join", "--cluster", "no-such-host.invalid", "--token", &token];
+    let said = refused(folder.path(), &join, 3);
+    assert!(said.contains("no such host: no-such-host.invalid:7000"), "{said}");
+}
