@@ -315,19 +315,24 @@ impl Play {
         }
     }
 
-    /// Whether every step is sealed, at every stage and on every controller that is up.
+    /// Whether the job is said to be done.
+    pub fn is_over(&self) -> bool {
+        let job = self.state().and_then(|state| state.job());
+        job.is_some_and(|job| job.phase == JobPhase::Done)
+    }
+
+    /// Whether the job is done, at every stage and on every controller that is up.
     fn is_done(&self) -> bool {
         let Some(state) = self.state() else { return false };
         let Some(plan) = state.plan() else { return false };
         let stations = self.stations();
-        let is_done = state.job().is_some_and(|job| job.phase == JobPhase::Done);
         let at_end = stations
             .iter()
             .filter(|(_, station)| station.engine().bench().version() == Step(STEPS))
             .count();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let all_applied = cores.map(Core::state).all(|found| found == state);
-        is_done && all_applied && at_end == plan.record.stages.len()
+        self.is_over() && all_applied && at_end == plan.record.stages.len()
     }
 
     fn describe(&self) -> String {

@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::plan::{Promise, PromiseOff};
 
-use crate::play::{Cast, Claim, Goal, Mail, Play};
+use crate::play::{Cast, Claim, Goal, Mail, Play, STEPS};
 
 const KEPT: Promise = Promise::Kept;
 
@@ -70,6 +70,39 @@ pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     play.expect(Claim::NoRewind);
     play.expect(Claim::Plans(2));
     play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Every step is sealed, and the last checkpoint is not there: those who are left write it, and the
+/// layers of who is lost come from their copies.
+#[test]
+pub fn case_17_a_stage_that_dies_behind_the_last_step_does_not_cost_the_last_checkpoint() {
+    let mut play = Play::new(Cast::default());
+    play.hold(Mail::Saved);
+    play.run_until(Goal::Settled(STEPS));
+    play.run_ticks(20);
+    play.crash(play.stage(1));
+    play.run_until(Goal::Stages(2));
+    play.release(Mail::Saved);
+    play.finish();
+    play.expect(Claim::Plans(2));
+    play.expect(Claim::NoRollback);
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::Checkpoint(STEPS));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Nobody is left but one, and nothing of the last step is on a disk.
+#[test]
+pub fn case_17_a_job_is_not_done_before_its_last_checkpoint_is_there() {
+    let mut play = Play::new(Cast::default());
+    play.hold(Mail::Saved);
+    play.run_until(Goal::Settled(STEPS));
+    play.run_ticks(20);
+    assert!(!play.is_over(), "nobody could read what was trained");
+    play.release(Mail::Saved);
+    play.finish();
+    play.expect(Claim::Plans(1));
+    play.expect(Claim::Checkpoint(STEPS));
 }
 
 /// The checkpoint store takes what it writes, since pieces are named by what they hold; controllers
