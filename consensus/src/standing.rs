@@ -130,7 +130,10 @@ impl fmt::Display for RunStanding {
             Self::Paused => write!(f, "paused by order"),
             Self::Halted(reason) => write!(f, "halted: {reason}"),
             Self::Saving { durable, layers } => {
-                write!(f, "the last checkpoint is written, {durable} of {layers} layers are durable")
+                write!(
+                    f,
+                    "the last checkpoint is written, {durable} of {layers} layers are durable"
+                )
             }
             Self::Done => write!(f, "every step is sealed"),
             Self::Stopped => write!(f, "stopped by order"),

@@ -235,6 +235,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.shelf.clear();
                 }
             }
+            Order::Save { generation, version } => self.save(generation, version),
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::GoBack => {
                 self.phase = Phase::Idle;
@@ -321,6 +322,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let sealed = station.collect(&mut self.outbox);
         if let Some(version) = sealed {
             self.write(version);
+        }
+    }
+
+    /// Writes a version that was ordered, or will when it is the sealed one.
+    fn save(&mut self, generation: Generation, version: Step) {
+        match &mut self.phase {
+            Phase::Idle => {}
+            Phase::Loading(loading) => loading.save(generation, version),
+            Phase::Stationed(station) => {
+                if station.plan().generation == generation && station.save(version) {
+                    self.write(version);
+                }
+            }
         }
     }
 

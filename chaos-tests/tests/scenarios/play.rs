@@ -315,6 +315,17 @@ impl Play {
         }
     }
 
+    /// Somebody changes the job.
+    pub fn order(&mut self, change: JobChange) {
+        self.controller_input(self.leader(), Input::Command(Command::Job(change)));
+    }
+
+    /// The newest checkpoint.
+    pub fn checkpoint(&self) -> Option<u64> {
+        let newest = self.state().and_then(|state| state.checkpoints().last());
+        newest.map(|checkpoint| checkpoint.version.0)
+    }
+
     /// Whether the job is said to be done.
     pub fn is_over(&self) -> bool {
         let job = self.state().and_then(|state| state.job());

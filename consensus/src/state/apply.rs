@@ -267,9 +267,18 @@ impl State {
 
     /// Begins to collect a checkpoint, if the version that is open now is to become one.
     fn open_checkpoint(&mut self, spec: &crate::job::JobSpec) {
+        // A seal that was under way when the run was held leads to the version that is held.
+        let is_held = self.job.as_ref().is_some_and(|job| job.phase == JobPhase::Paused);
+        if spec.checkpoints(self.open_turn().step) || is_held {
+            self.keep_open_version();
+        }
+    }
+
+    /// The version that is open becomes a checkpoint, unless it is one, or nothing was trained.
+    pub(super) fn keep_open_version(&mut self) {
         let version = self.open_turn().step;
         let is_under_way = self.pending.iter().any(|found| found.version == version);
-        if spec.checkpoints(version) && !is_under_way {
+        if version > Step(0) && !is_under_way {
             self.await_checkpoint(version);
         }
     }

@@ -86,9 +86,7 @@ impl Play {
                 assert_eq!(found, promises, "promises of the plans");
             }
             Claim::Checkpoint(version) => {
-                let newest = self.state().and_then(|state| state.checkpoints().last());
-                let newest = newest.map(|checkpoint| checkpoint.version);
-                assert_eq!(newest, Some(Step(version)), "the newest checkpoint");
+                assert_eq!(self.checkpoint(), Some(version), "the newest checkpoint");
             }
             Claim::NoRewind => assert_eq!(self.rewinds(), [0; 0], "versions gone back to"),
             Claim::RewoundTo(version) => assert_eq!(self.rewinds(), [version], "gone back to"),

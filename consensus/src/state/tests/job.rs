@@ -182,6 +182,26 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
     assert_eq!(phase(&log), JobPhase::Done);
 }
 
+/// A held run may be switched off: the version it is held at becomes a checkpoint.
+#[test]
+fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
+    let mut log = Log::running(spec(), &[1]);
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [0; 0], "nothing is trained yet");
+    log.apply(Entry::Job(JobChange::Continue));
+    log.keep(2);
+    log.apply(Entry::Job(JobChange::Pause));
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [2]);
+    // It was proposed before the run was held.
+    log.keep(1);
+    assert_eq!(log.pending_versions(), [2, 3]);
+    log.checkpoint(3, 1);
+    assert_eq!((log.checkpoint_versions(), phase(&log)), (vec![3], JobPhase::Paused));
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [0; 0], "it is one already");
+}
+
 /// Who is held behind the last step has only to write, and a checkpoint of an earlier step does not
 /// end a job.
 #[test]

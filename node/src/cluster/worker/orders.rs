@@ -42,6 +42,7 @@ impl Worker {
             | Order::Settle(_)
             | Order::Stop
             | Order::Run { .. }
+            | Order::Save { .. }
             | Order::GoBack
             | Order::Release
             | Order::TakeInventory { .. } => self.tell_device(HostInput::Order(order)),
