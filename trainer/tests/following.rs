@@ -4,7 +4,7 @@
 mod common;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -147,6 +147,8 @@ struct Pair {
     frames: Vec<PeerFrame>,
     is_told: bool,
     floats_ahead: usize,
+    /// What the owner wants written, in order.
+    written: Vec<(Step, LayerId, Digest)>,
 }
 
 impl Pair {
@@ -170,6 +172,7 @@ impl Pair {
             frames,
             is_told: false,
             floats_ahead: 0,
+            written: Vec::new(),
         }
     }
 
@@ -219,10 +222,10 @@ impl Pair {
                         order(&mut self.owner, Order::Settle(proposal.seal));
                     }
                 }
-                HostOutput::News(_)
-                | HostOutput::Read { .. }
-                | HostOutput::Write { .. }
-                | HostOutput::Evaluated { .. } => {}
+                HostOutput::Write { version, layer, digest, .. } => {
+                    self.written.push((version, layer, digest));
+                }
+                HostOutput::News(_) | HostOutput::Read { .. } | HostOutput::Evaluated { .. } => {}
             }
         }
     }
@@ -345,6 +348,37 @@ fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
     }
     let digests = |host: &Worker| host.station().expect("a stage").engine().bench().digests();
     assert_eq!(digests(&pair.follower), digests(&pair.owner));
+}
+
+/// Two versions are being written. The third waits for room, as long as it is the sealed one: the
+/// last one of a run, and the one that it is held at, stay to be written.
+#[test]
+fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes_on() {
+    for goes_on in [false, true] {
+        let mut pair = Pair::new(0.5, None);
+        for version in 1..=3 {
+            pair.train_until(version, in_order);
+            let version = Step(version);
+            order(&mut pair.owner, Order::Save { generation: GENERATION, version });
+            pair.carry();
+        }
+        let versions = |pair: &Pair| {
+            pair.written.iter().map(|(version, ..)| version.0).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(versions(&pair), BTreeSet::from([1, 2]));
+        if goes_on {
+            pair.train_until(4, in_order);
+        }
+        let first: Vec<_> =
+            pair.written.iter().copied().filter(|(version, ..)| *version == Step(1)).collect();
+        for (version, layer, digest) in first {
+            let written = HostInput::Written { version, layer, digest, is_durable: true };
+            pair.owner.handle(written).expect("it is awaited");
+        }
+        pair.carry();
+        let expected = if goes_on { BTreeSet::from([1, 2]) } else { BTreeSet::from([1, 2, 3]) };
+        assert_eq!(versions(&pair), expected);
+    }
 }
 
 /// What memory does not hold is given up: nobody is asked for it again, what follows it is dropped,

@@ -216,9 +216,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     /// A version is to be written. Yields whether it can be now; if it is not sealed here yet, it
     /// is when it is.
     pub(super) fn save(&mut self, version: Step) -> bool {
-        let is_here = self.engine.bench().version() == version && !self.engine.is_committing();
+        let is_here = self.is_at(version);
         self.save_at = Some(version).filter(|_| !is_here);
         is_here
+    }
+
+    /// Whether a version is the sealed one.
+    pub(super) fn is_at(&self, version: Step) -> bool {
+        self.engine.bench().version() == version && !self.engine.is_committing()
     }
 
     /// Takes up what is to be copied ahead from here.
