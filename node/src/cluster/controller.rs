@@ -282,8 +282,9 @@ impl Controller {
             NodeMessage::Collect { kept } if from.role == PeerRole::Controller => {
                 self.collect_here(kept);
             }
-            NodeMessage::Took { generation, stage, span_us, busy_us, waited_us } => {
+            NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
+                self.chronicle.note_slices((generation, stage), slices);
             }
             NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
             NodeMessage::KeepData(name) => self.keep_data(from.node, name),
