@@ -255,6 +255,10 @@ impl Duties {
                 self.blame.on_sealed();
             }
             Entry::Ready(_) if result.is_ok() => self.moved = self.now,
+            // Behind the last step nothing else is left that could move.
+            Entry::Durable { .. } if result.is_ok() && state.is_all_sealed() => {
+                self.moved = self.now;
+            }
             // What is refused once is refused again: whoever told it may tell it again.
             Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
             Entry::Durable { version, holder, .. } if result.is_err() => {

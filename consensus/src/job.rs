@@ -80,7 +80,7 @@ pub enum JobRefusal {
     /// There is none.
     #[error("there is no job")]
     Missing,
-    /// Every step of it is sealed.
+    /// Every step of it is sealed: there is none left, or the job is over.
     #[error("the job is done")]
     Done,
     /// It was ended by order.
@@ -302,7 +302,7 @@ pub enum JobPhase {
     Running,
     /// Held by order.
     Paused,
-    /// Every step is sealed.
+    /// Every step is sealed, and the checkpoint behind the last one is durable.
     Done,
     /// Held because going on would be wrong.
     Halted(HaltReason),

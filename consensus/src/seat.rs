@@ -133,6 +133,8 @@ struct Membership {
     inventory_due: Option<u64>,
     /// What the host copies ahead, or helps others to.
     rehearsal: Option<Arc<Rehearsal>>,
+    /// The version that was ordered to be written last, and in which plan.
+    save_ordered: Option<(Generation, Step)>,
     untold: Untold,
 }
 

@@ -23,7 +23,14 @@ pub enum RunStanding {
     Paused,
     /// The job is held because going on would be wrong.
     Halted(HaltReason),
-    /// Every step is sealed.
+    /// Every step is sealed, and the checkpoint behind the last one is under way.
+    Saving {
+        /// Layers of it that are durable.
+        durable: u32,
+        /// Layers of the model.
+        layers: u32,
+    },
+    /// The checkpoint behind the last step is durable.
     Done,
     /// The job was ended by order.
     Stopped,
@@ -65,6 +72,7 @@ impl RunStanding {
             Self::NoJob => "no-job",
             Self::Paused => "paused",
             Self::Halted(_) => "halted",
+            Self::Saving { .. } => "saving",
             Self::Done => "done",
             Self::Stopped => "stopped",
             Self::WaitingForWorkers { .. } => "waiting-for-workers",
@@ -88,6 +96,7 @@ impl RunStanding {
         let present = state.live_workers().count() as u32;
         let plan = state.plan().filter(|_| state.lost_holder().is_none());
         match plan.map(|plan| (plan.record.generation, &plan.phase)) {
+            Some((_, PlanPhase::Running)) if state.is_all_sealed() => Self::saving(state),
             Some((generation, PlanPhase::Running)) => Self::Running { generation, withheld: None },
             Some((generation, PlanPhase::Loading(slots))) => {
                 let ready = slots.iter().filter(|slot| slot.is_some()).count() as u32;
@@ -101,6 +110,16 @@ impl RunStanding {
     }
 }
 
+impl RunStanding {
+    fn saving(state: &State) -> Self {
+        let version = state.open_turn().step;
+        let pending = state.pending().iter().find(|pending| pending.version == version);
+        let durable = pending.map_or(0, |pending| pending.layers.len() as u32);
+        let layers = state.job().map_or(0, |job| job.spec.layer_count());
+        Self::Saving { durable, layers }
+    }
+}
+
 impl fmt::Display for RunStanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -110,6 +129,12 @@ impl fmt::Display for RunStanding {
             Self::NoJob => write!(f, "there is no job"),
             Self::Paused => write!(f, "paused by order"),
             Self::Halted(reason) => write!(f, "halted: {reason}"),
+            Self::Saving { durable, layers } => {
+                write!(
+                    f,
+                    "the last checkpoint is written, {durable} of {layers} layers are durable"
+                )
+            }
             Self::Done => write!(f, "every step is sealed"),
             Self::Stopped => write!(f, "stopped by order"),
             Self::WaitingForWorkers { present, needed } => {

@@ -182,6 +182,14 @@ impl State {
         job.map(|job| &job.spec)
     }
 
+    /// Whether a job is under way whose steps are all sealed, so that nothing is missing but the
+    /// checkpoint behind the last one.
+    #[must_use]
+    pub fn is_all_sealed(&self) -> bool {
+        let spec = self.job.as_ref().and_then(|job| job.under_way().ok());
+        spec.is_some_and(|spec| self.open_turn().step.0 >= spec.step_count)
+    }
+
     /// The plan in force.
     #[must_use]
     pub fn plan(&self) -> Option<&PlanState> {

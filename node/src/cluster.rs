@@ -24,6 +24,7 @@ mod shelf;
 pub mod signals;
 mod solver;
 mod start;
+mod stopwatch;
 pub mod tick;
 mod wire;
 mod worker;

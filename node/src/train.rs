@@ -19,7 +19,7 @@ mod processes;
 mod reporter;
 mod summary;
 pub mod timing;
-mod trace;
+pub mod trace;
 mod worker;
 
 use std::fs;
@@ -91,7 +91,8 @@ fn train_into(
         let submission = submission(prepared)?;
         let place = reporter.folder_path();
         processes::train(prepared, &submission, &place, &mut |told| match told {
-            Told::News(news) => drop(reporter.observe(&news)),
+            Told::News(news) => reporter.observe(&news),
+            Told::Rollback(rollback) => reporter.observe_rollback(rollback),
             Told::Event(event) => reporter.observe_event(event),
         })
     };
@@ -101,6 +102,11 @@ fn train_into(
     let is_interrupted = outcome.steps_done < prepared.config.steps;
     let finished = Finished { outcome, final_loss, is_interrupted };
     let written = summary::write_end(prepared, &finished, folder, reader, out);
+    if is_interrupted && !threads_only && prepared.job.interrupt.is_requested() {
+        let out = folder.path().display();
+        // Whoever closed standard error does not want to know.
+        let _ = writeln!(io::stderr(), "note: the same command with --out {out} goes on");
+    }
     match stop {
         Some(stop) => Err(stop),
         None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
@@ -150,8 +156,6 @@ fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
         peak_flop_per_s,
         fullest,
         bytes_max: config.stage_bytes_max.or_else(|| share_of_memory(*worker_count)),
-        generation: choice.plan.generation.0,
-        stage_count: *worker_count,
     })
 }
 

@@ -37,7 +37,8 @@ pub use station::Station;
 use following::Following;
 use loading::Loading;
 
-/// Checkpoints being written at once; another one is left out.
+/// Checkpoints being written at once; another one is left out, unless its version is still the sealed
+/// one when there is room again.
 const WRITES_MAX: usize = 2;
 
 /// What happened.
@@ -151,6 +152,8 @@ pub struct Host<M: ComputeModel, S> {
     /// What is copied ahead of a planned change.
     following: Option<Following<M::Copy>>,
     writing: VecDeque<Writing>,
+    /// The version that there was no room to write.
+    left_out: Option<Step>,
     outbox: VecDeque<HostOutput>,
 }
 
@@ -167,6 +170,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             phase: Phase::Idle,
             following: None,
             writing: VecDeque::new(),
+            left_out: None,
             outbox: VecDeque::new(),
         }
     }
@@ -235,6 +239,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.shelf.clear();
                 }
             }
+            Order::Save { generation, version } => self.save(generation, version),
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::GoBack => {
                 self.phase = Phase::Idle;
@@ -324,12 +329,26 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
+    /// Writes a version that was ordered, or will when it is the sealed one.
+    fn save(&mut self, generation: Generation, version: Step) {
+        match &mut self.phase {
+            Phase::Idle => {}
+            Phase::Loading(loading) => loading.save(generation, version),
+            Phase::Stationed(station) => {
+                if station.plan().generation == generation && station.save(version) {
+                    self.write(version);
+                }
+            }
+        }
+    }
+
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
         let Phase::Stationed(station) = &mut self.phase else { return };
         // What was under way before a rewind came to this version again is not told of any more.
         self.writing.retain(|writing| writing.version != version);
         if self.writing.len() >= WRITES_MAX {
+            self.left_out = Some(version);
             return;
         }
         let (images, generation) = (station.export(version), station.plan().generation);
@@ -349,6 +368,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let Some(position) = position else { return };
         if !is_durable {
             self.writing.remove(position);
+            self.write_left_out();
             return;
         }
         let writing = &mut self.writing[position];
@@ -357,6 +377,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             let Writing { version, generation, layers, .. } =
                 self.writing.remove(position).expect("found above");
             self.tell(News::Saved { version, generation, layers });
+            self.write_left_out();
+        }
+    }
+
+    /// Writes what there was no room for, if nothing was sealed since: the last version of a run, or
+    /// the one that it is held at, stays to be written.
+    fn write_left_out(&mut self) {
+        let Some(version) = self.left_out.take() else { return };
+        let Phase::Stationed(station) = &self.phase else { return };
+        if station.is_at(version) {
+            self.write(version);
         }
     }
 

@@ -3,7 +3,9 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
@@ -12,16 +14,16 @@ use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, Pr
 use zbelastic_consensus::rehearsal::{Follow, Rehearsal};
 use zbelastic_consensus::seat::{LoadOrder, News, Order};
 use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Turn};
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerCopy};
+use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
 use zbelastic_trainer::model::{Family, model_layers, model_size};
 use zbelastic_trainer::plan::BatchShape;
-use zbelastic_trainer::stage::{Progress, Workbench};
+use zbelastic_trainer::stage::{Progress, StageSetup, Workbench};
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -33,13 +35,49 @@ const FOLLOWER: u64 = 2;
 /// Operations until a run counts as stuck.
 const OPERATIONS_MAX: usize = 20_000;
 
-type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
+type Model = BackendModel<fn(DeviceUse) -> CpuBackend>;
+type Worker = Host<Tight, Arc<Corpus>>;
+
+/// A model on a machine whose memory holds stages, and copies as long as it is not full.
+struct Tight {
+    model: Model,
+    is_full: Rc<Cell<bool>>,
+}
+
+impl ComputeModel for Tight {
+    type Workbench = <Model as ComputeModel>::Workbench;
+    type Copy = <Model as ComputeModel>::Copy;
+
+    fn initial(&self, layer: LayerId) -> LayerImage {
+        self.model.initial(layer)
+    }
+
+    fn fits(&self, image: &LayerImage) -> bool {
+        self.model.fits(image)
+    }
+
+    fn workbench(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+        layers: &[Arc<LayerImage>],
+    ) -> Result<Self::Workbench, AllocateError> {
+        self.model.workbench(setup, stage, layers)
+    }
+
+    fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
+        match self.is_full.get() {
+            true => Err(AllocateError { bytes: 4 * image.w.len() as u64 }),
+            false => self.model.copy(image),
+        }
+    }
+}
 
 fn holder(node: u64) -> Holder {
     Holder { node: NodeId(node), incarnation: Incarnation(node) }
 }
 
-fn host(injection: Option<&str>) -> Worker {
+fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
     let model = common::tiny_model(Family::Llama);
     let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let mut stage = common::setup(model.clone(), plan, STEPS);
@@ -47,7 +85,7 @@ fn host(injection: Option<&str>) -> Worker {
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
     let compute = BackendModel { model, optimizer, step_count: STEPS, weights, device };
-    Host::new(HostSetup { stage }, compute, common::corpus())
+    Host::new(HostSetup { stage }, Tight { model: compute, is_full }, common::corpus())
 }
 
 fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> PlanRecord {
@@ -101,6 +139,8 @@ fn order(host: &mut Worker, order: Order) {
 struct Pair {
     owner: Worker,
     follower: Worker,
+    /// Whether the follower's memory takes no more copies.
+    is_full: Rc<Cell<bool>>,
     ledger: Ledger,
     leader: Leader,
     seals: Vec<Seal>,
@@ -108,6 +148,8 @@ struct Pair {
     frames: Vec<PeerFrame>,
     is_told: bool,
     floats_ahead: usize,
+    /// What the owner wants written, in order.
+    written: Vec<(Step, LayerId, Digest)>,
 }
 
 impl Pair {
@@ -116,11 +158,23 @@ impl Pair {
         let ledger = Ledger::new(GENERATION, Step(0), 0);
         let policy = common::policy(Some(clip_norm), NonfinitePolicy::Replay);
         let leader = Leader::new(&ledger, model_size(&model).0, policy);
-        let (mut owner, follower) = (host(injection), host(None));
+        let is_full = Rc::new(Cell::new(false));
+        let (mut owner, follower) = (host(injection, Rc::default()), host(None, is_full.clone()));
         owner.handle(load(plan(GENERATION, OWNER, 0, LayerSource::Initial), 0)).expect("an order");
         order(&mut owner, Order::Run { generation: GENERATION });
         let (seals, frames) = (Vec::new(), Vec::new());
-        Self { owner, follower, ledger, leader, seals, frames, is_told: false, floats_ahead: 0 }
+        Self {
+            owner,
+            follower,
+            is_full,
+            ledger,
+            leader,
+            seals,
+            frames,
+            is_told: false,
+            floats_ahead: 0,
+            written: Vec::new(),
+        }
     }
 
     fn layers(&self) -> u32 {
@@ -169,10 +223,10 @@ impl Pair {
                         order(&mut self.owner, Order::Settle(proposal.seal));
                     }
                 }
-                HostOutput::News(_)
-                | HostOutput::Read { .. }
-                | HostOutput::Write { .. }
-                | HostOutput::Evaluated { .. } => {}
+                HostOutput::Write { version, layer, digest, .. } => {
+                    self.written.push((version, layer, digest));
+                }
+                HostOutput::News(_) | HostOutput::Read { .. } | HostOutput::Evaluated { .. } => {}
             }
         }
     }
@@ -295,6 +349,90 @@ fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
     }
     let digests = |host: &Worker| host.station().expect("a stage").engine().bench().digests();
     assert_eq!(digests(&pair.follower), digests(&pair.owner));
+}
+
+/// Two versions are being written. The third waits for room, as long as it is the sealed one: the
+/// last one of a run, and the one that it is held at, stay to be written.
+#[test]
+fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes_on() {
+    for goes_on in [false, true] {
+        let mut pair = Pair::new(0.5, None);
+        for version in 1..=3 {
+            pair.train_until(version, in_order);
+            let version = Step(version);
+            order(&mut pair.owner, Order::Save { generation: GENERATION, version });
+            pair.carry();
+        }
+        let versions = |pair: &Pair| {
+            pair.written.iter().map(|(version, ..)| version.0).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(versions(&pair), BTreeSet::from([1, 2]));
+        if goes_on {
+            pair.train_until(4, in_order);
+        }
+        let first: Vec<_> =
+            pair.written.iter().copied().filter(|(version, ..)| *version == Step(1)).collect();
+        for (version, layer, digest) in first {
+            let written = HostInput::Written { version, layer, digest, is_durable: true };
+            pair.owner.handle(written).expect("it is awaited");
+        }
+        pair.carry();
+        let expected = if goes_on { BTreeSet::from([1, 2]) } else { BTreeSet::from([1, 2, 3]) };
+        assert_eq!(versions(&pair), expected);
+    }
+}
+
+/// What memory does not hold is given up: nobody is asked for it again, what follows it is dropped,
+/// and it comes when the plan begins. What is held is used all the same.
+#[test]
+fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
+    let mut pair = Pair::new(0.5, None);
+    pair.train_until(2, in_order);
+    pair.rehearse();
+    // The first layers come, then memory is full.
+    while pair.follower.followed().count() == 0 {
+        pair.owner.run_next();
+        pair.carry();
+        for frame in std::mem::take(&mut pair.frames) {
+            let _ = pair.follower.handle(HostInput::Peer(frame));
+        }
+    }
+    pair.is_full.set(true);
+    pair.train_until(6, in_order);
+    assert!(!pair.is_told, "something is not followed");
+    let versions = pair.versions();
+    assert!((1..pair.layers() as usize).contains(&versions.len()), "{versions:?}");
+    assert!(versions.iter().all(|version| *version == 5), "what is held goes on: {versions:?}");
+    let model = common::tiny_model(Family::Llama);
+    let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
+    assert_eq!(pair.floats_ahead, 3 * floats, "each layer came once");
+    let held: Vec<LayerId> = pair.follower.followed().map(LayerCopy::layer).collect();
+    let last = *pair.seals.last().expect("steps are sealed");
+    order(&mut pair.follower, Order::Settle(last));
+    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
+    let (next, updates) = (GENERATION.next(), pair.ledger.updates());
+    let from = pair.ledger.open_turn().step.0;
+    pair.follower.handle(load(plan(next, FOLLOWER, from, nodes), updates)).expect("an order");
+    let fetched = fetched(&mut pair.follower);
+    let expected: Vec<LayerId> =
+        (0..pair.layers()).map(LayerId).filter(|layer| !held.contains(layer)).collect();
+    assert_eq!(fetched, expected);
+}
+
+/// Layers that a host asks others for.
+fn fetched(host: &mut Worker) -> Vec<LayerId> {
+    let outputs = std::iter::from_fn(|| host.poll_output());
+    let asked = outputs.filter_map(|output| match output {
+        HostOutput::Peer {
+            frame: PeerFrame { body: PeerBody::Fetch { layer, .. }, .. }, ..
+        } => Some(layer),
+        HostOutput::Peer { .. }
+        | HostOutput::News(_)
+        | HostOutput::Read { .. }
+        | HostOutput::Write { .. }
+        | HostOutput::Evaluated { .. } => None,
+    });
+    asked.collect()
 }
 
 /// A plan that does not name who follows is not the one it was followed for.

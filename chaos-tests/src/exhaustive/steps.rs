@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::access::AccessRole;
 use zbelastic_consensus::entry::RewindReason;
-use zbelastic_consensus::job::{JobChange, JobPhase};
+use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::member::{LossReason, MemberChange};
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::{LayerSource, PlanReason};
@@ -79,8 +79,7 @@ impl Model {
 
     /// Whether every step is sealed.
     pub(super) fn is_over(&self, world: &World) -> bool {
-        let job = self.book.state(world.agreed).job();
-        job.is_some_and(|job| job.phase == JobPhase::Done)
+        self.book.state(world.agreed).is_all_sealed()
     }
 
     /// Everything that can happen now.

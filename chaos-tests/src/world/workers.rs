@@ -234,6 +234,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Order::Run { generation } => {
                 self.note(|| format!("w{node} runs generation {generation}"));
             }
+            Order::Save { version, .. } => {
+                self.note(|| format!("w{node} is to write version {version}"));
+            }
             Order::Forget => {
                 self.workers[&node].faults.borrow_mut().forget_flip();
                 self.note(|| format!("w{node} is fenced off and forgets"));

@@ -329,19 +329,35 @@ impl Play {
         }
     }
 
-    /// Whether every step is sealed, at every stage and on every controller that is up.
+    /// Somebody changes the job.
+    pub fn order(&mut self, change: JobChange) {
+        self.controller_input(self.leader(), Input::Command(Command::Job(change)));
+    }
+
+    /// The newest checkpoint.
+    pub fn checkpoint(&self) -> Option<u64> {
+        let newest = self.state().and_then(|state| state.checkpoints().last());
+        newest.map(|checkpoint| checkpoint.version.0)
+    }
+
+    /// Whether the job is said to be done.
+    pub fn is_over(&self) -> bool {
+        let job = self.state().and_then(|state| state.job());
+        job.is_some_and(|job| job.phase == JobPhase::Done)
+    }
+
+    /// Whether the job is done, at every stage and on every controller that is up.
     fn is_done(&self) -> bool {
         let Some(state) = self.state() else { return false };
         let Some(plan) = state.plan() else { return false };
         let stations = self.stations();
-        let is_done = state.job().is_some_and(|job| job.phase == JobPhase::Done);
         let at_end = stations
             .iter()
             .filter(|(_, station)| station.engine().bench().version() == Step(STEPS))
             .count();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let all_applied = cores.map(Core::state).all(|found| found == state);
-        is_done && all_applied && at_end == plan.record.stages.len()
+        self.is_over() && all_applied && at_end == plan.record.stages.len()
     }
 
     fn describe(&self) -> String {

@@ -1,6 +1,7 @@
 //! A worker fails, comes back, or is cut off.
 
 use chaos_tests::random::{Draws, Purpose};
+use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::plan::{Promise, PromiseOff};
 
 use crate::play::{Cast, Claim, Goal, Mail, Play, STEPS};
@@ -72,6 +73,82 @@ pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     play.expect(Claim::Redone(&[5]));
     play.expect(Claim::NoRewind);
     play.expect(Claim::Plans(2));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Every step is sealed, and the last checkpoint is not there: those who are left write it, and the
+/// layers of who is lost come from their copies.
+#[test]
+pub fn case_17_a_stage_that_dies_behind_the_last_step_does_not_cost_the_last_checkpoint() {
+    let mut play = Play::new(Cast::default());
+    play.hold(Mail::Saved);
+    play.run_until(Goal::Settled(STEPS));
+    play.run_ticks(20);
+    play.crash(play.stage(1));
+    play.run_until(Goal::Stages(2));
+    play.release(Mail::Saved);
+    play.finish();
+    play.expect(Claim::Plans(2));
+    play.expect(Claim::NoRollback);
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::Checkpoint(STEPS));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Nobody is left but one, and nothing of the last step is on a disk.
+#[test]
+pub fn case_17_a_job_is_not_done_before_its_last_checkpoint_is_there() {
+    let mut play = Play::new(Cast::default());
+    play.hold(Mail::Saved);
+    play.run_until(Goal::Settled(STEPS));
+    play.run_ticks(20);
+    assert!(!play.is_over(), "nobody could read what was trained");
+    play.release(Mail::Saved);
+    play.finish();
+    play.expect(Claim::Plans(1));
+    play.expect(Claim::Checkpoint(STEPS));
+}
+
+/// Whoever holds a run may switch all of it off. Nothing else makes a checkpoint here.
+#[test]
+pub fn case_18_a_run_that_is_held_is_written_where_it_is_held() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Settled(4));
+    assert_eq!(play.checkpoint(), None);
+    play.order(JobChange::Pause);
+    play.run_ticks(20);
+    let held = play.sealed();
+    assert!(held < STEPS, "it is held");
+    assert_eq!(play.checkpoint(), Some(held));
+    let everybody = [0, 1, 2].map(|stage| play.stage(stage));
+    everybody.iter().for_each(|node| play.crash(*node));
+    everybody.iter().for_each(|node| play.restart(*node));
+    play.order(JobChange::Continue);
+    play.finish();
+    let redone = play.redone();
+    assert!(redone.iter().all(|step| *step >= held), "what was held is not lost: {redone:?}");
+    play.expect(Claim::Checkpoint(STEPS));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The seal is on its way when the run is held: what is held is the version behind it.
+#[test]
+pub fn case_18_a_stage_that_is_behind_writes_the_held_version_when_it_gets_there() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Settled(4));
+    let behind = play.stage(1);
+    play.hold(Mail::BriefingsTo(behind));
+    play.run_until(Goal::Sealed(5));
+    play.order(JobChange::Pause);
+    play.run_ticks(20);
+    let held = play.sealed();
+    assert_eq!(play.checkpoint(), None, "a stage is missing");
+    play.release(Mail::BriefingsTo(behind));
+    play.run_ticks(20);
+    assert_eq!((play.sealed(), play.checkpoint()), (held, Some(held)));
+    play.order(JobChange::Continue);
+    play.finish();
+    play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }
 

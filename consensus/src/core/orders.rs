@@ -164,6 +164,7 @@ impl Core {
             | RunStanding::NoJob
             | RunStanding::Paused
             | RunStanding::Halted(_)
+            | RunStanding::Saving { .. }
             | RunStanding::Done
             | RunStanding::Stopped
             | RunStanding::WaitingForWorkers { .. }

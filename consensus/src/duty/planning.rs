@@ -89,14 +89,17 @@ impl Duties {
             return Some(Need::Now(reason.clone()));
         }
         let ticks = (self.now - self.moved) as u32;
+        let is_all_sealed = state.is_all_sealed();
         let ticks_max = match plan.phase {
+            // Who loads the plan that follows writes the last checkpoint, or writes it once more.
+            PlanPhase::Running if is_all_sealed => self.timing.load_ticks,
             PlanPhase::Running => self.timing.stall_ticks,
             PlanPhase::Loading(_) | PlanPhase::Closed => self.timing.load_ticks,
         };
         if ticks > ticks_max {
             return Some(Need::Now(PlanReason::Stalled { ticks }));
         }
-        if plan.phase != PlanPhase::Running || state.next_plan().is_some() {
+        if plan.phase != PlanPhase::Running || state.next_plan().is_some() || is_all_sealed {
             return None;
         }
         self.planned_need(state, spec, &plan.record).map(Need::Planned)

@@ -5,6 +5,7 @@ mod bench;
 mod blame;
 mod gone;
 mod hands;
+mod last;
 mod planning;
 mod restore;
 mod sealing;

@@ -155,6 +155,7 @@ impl Seat {
             settled: None,
             inventory_due: None,
             rehearsal: None,
+            save_ordered: None,
             untold,
         };
         self.standing = Standing::Member(Box::new(member));
@@ -193,8 +194,29 @@ impl Seat {
                 Work::Idle | Work::Loading { .. } | Work::Running { .. } => {}
             }
         }
+        self.save(briefing);
         if briefing.asks_inventory {
             self.take_inventory(briefing.index);
+        }
+    }
+
+    /// Orders the open version to be written, once, if it is to become a checkpoint though the
+    /// configuration does not say so: what it says the host knows, and so does who loads.
+    fn save(&mut self, briefing: &Briefing) {
+        let Standing::Member(member) = &mut self.standing else { return };
+        let version = briefing.open.step;
+        let is_told = self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
+        if is_told || !briefing.pending.contains(&version) {
+            return;
+        }
+        let generation = match &member.work {
+            Work::Loading { plan } | Work::Running { plan } => plan.generation,
+            Work::Idle | Work::Left => return,
+        };
+        let order = Some((generation, version));
+        if generation == briefing.generation && member.save_ordered != order {
+            member.save_ordered = order;
+            self.order(Order::Save { generation, version });
         }
     }
 
@@ -263,6 +285,9 @@ impl Seat {
             None if was_at_work => Work::Left,
             None => std::mem::replace(&mut member.work, Work::Idle),
         };
+        if stage.is_some() && briefing.pending.contains(&briefing.open.step) {
+            member.save_ordered = Some((found, briefing.open.step));
+        }
         if was_at_work {
             self.order(Order::Stop);
         }

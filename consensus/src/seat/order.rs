@@ -43,6 +43,14 @@ pub enum Order {
         /// The plan.
         generation: Generation,
     },
+    /// Write a version as soon as it is the sealed one, if it still can be; answered by
+    /// [`News::Saved`]. What the configuration makes a checkpoint is written without an order.
+    Save {
+        /// The plan.
+        generation: Generation,
+        /// The version.
+        version: Step,
+    },
     /// Copy ahead what a planned change will need here, and help others to; answered by
     /// [`News::Following`] if anything is to be followed here. Replaces what was rehearsed before.
     Rehearse {

@@ -226,6 +226,9 @@ impl State {
 
     fn apply_seal(&mut self, seal: Seal) -> Result<Change, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?.clone();
+        if self.is_all_sealed() {
+            return Err(JobRefusal::Done.into());
+        }
         let plan =
             self.plan.as_ref().ok_or(EntryRefusal::NotRunning { generation: self.generation })?;
         let generation = plan.record.generation;
@@ -249,9 +252,6 @@ impl State {
         if seal.verdict.is_final() {
             self.open_checkpoint(&spec);
         }
-        if self.open_turn().step.0 >= spec.step_count {
-            self.job.as_mut().expect("there is one").phase = JobPhase::Done;
-        }
         let adopted = self.begin_planned();
         Ok(Change::Sealed { seal, is_repeated, adopted })
     }
@@ -267,9 +267,18 @@ impl State {
 
     /// Begins to collect a checkpoint, if the version that is open now is to become one.
     fn open_checkpoint(&mut self, spec: &crate::job::JobSpec) {
+        // A seal that was under way when the run was held leads to the version that is held.
+        let is_held = self.job.as_ref().is_some_and(|job| job.phase == JobPhase::Paused);
+        if spec.checkpoints(self.open_turn().step) || is_held {
+            self.keep_open_version();
+        }
+    }
+
+    /// The version that is open becomes a checkpoint, unless it is one, or nothing was trained.
+    pub(super) fn keep_open_version(&mut self) {
         let version = self.open_turn().step;
         let is_under_way = self.pending.iter().any(|found| found.version == version);
-        if spec.checkpoints(version) && !is_under_way {
+        if version > Step(0) && !is_under_way {
             self.await_checkpoint(version);
         }
     }
@@ -338,6 +347,7 @@ impl State {
         self.pending.retain(|pending| pending.version > version);
         self.checkpoints.push(record);
         self.checkpoints.sort_by_key(|checkpoint| checkpoint.version);
+        self.end_if_kept();
         let kept = (spec.checkpoints_kept as usize).min(CHECKPOINTS_MAX);
         let surplus = self.checkpoints.len().saturating_sub(kept);
         let dropped = self.checkpoints.drain(..surplus).map(|found| found.version).collect();
@@ -345,6 +355,18 @@ impl State {
             self.history.forget_before(self.checkpoints[0].version);
         }
         Ok(Change::Checkpoint { version, dropped })
+    }
+
+    /// The job is done with the checkpoint behind its last step: without it nobody would have what
+    /// was trained once its workers are gone.
+    fn end_if_kept(&mut self) {
+        let is_kept = self.checkpoints.last().is_some_and(|c| c.version == self.open_turn().step);
+        if let Some(job) = self.job.as_mut().filter(|job| job.under_way().is_ok())
+            && is_kept
+            && self.ledger.open_turn().step.0 >= job.spec.step_count
+        {
+            job.phase = JobPhase::Done;
+        }
     }
 
     /// Whether a node may vote.

@@ -58,7 +58,11 @@ impl State {
         self.check_job(&change)?;
         let (phase, dropped) = match change {
             JobChange::Start(spec) => (JobPhase::Running, self.start(spec)),
-            JobChange::Pause => (JobPhase::Paused, Vec::new()),
+            // Whoever holds a run may switch all of it off.
+            JobChange::Pause => {
+                self.keep_open_version();
+                (JobPhase::Paused, Vec::new())
+            }
             JobChange::Continue => (JobPhase::Running, Vec::new()),
             JobChange::Halt(reason) => (JobPhase::Halted(reason), Vec::new()),
             JobChange::Stop => {

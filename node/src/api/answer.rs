@@ -40,6 +40,8 @@ pub enum Answer {
     Collected(Vec<Collected>),
     /// To `checkpoint_export`.
     Layer(LayerPiece),
+    /// To `trace`.
+    Trace(TracePiece),
     /// To `cluster_info`.
     Cluster(Box<ClusterInfo>),
     /// To `cluster_backup`.
@@ -79,6 +81,7 @@ impl Answer {
             Self::Verified(_) => "verified",
             Self::Collected(_) => "collected",
             Self::Layer(_) => "layer",
+            Self::Trace(_) => "trace",
             Self::Cluster(_) => "cluster",
             Self::Backup(_) => "backup",
             Self::Redirect { .. } => "redirect",
@@ -287,6 +290,18 @@ pub struct Collected {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerPiece {
     /// Bytes of the image.
+    pub total: u64,
+    /// Where the piece begins.
+    pub offset: u64,
+    /// The piece: the message's body.
+    #[serde(skip)]
+    pub bytes: Vec<u8>,
+}
+
+/// A piece of a trace file's text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TracePiece {
+    /// Bytes of the text; none if nothing was measured.
     pub total: u64,
     /// Where the piece begins.
     pub offset: u64,

@@ -8,7 +8,7 @@ use zbelastic_types::NodeId;
 
 use super::answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, DataHeld, Events, LayerPiece,
-    LayerVerified, Logs, NodeSaid, TokenCreated, TokenInfo,
+    LayerVerified, Logs, NodeSaid, TokenCreated, TokenInfo, TracePiece,
 };
 use super::hex::HexDigest;
 use super::refusal::Refusal;
@@ -97,6 +97,9 @@ pub struct ApiClient<'a> {
     exchange: Exchange<'a>,
 }
 
+/// Most bytes of a trace that are asked for: eight steps of a hundred thousand operations.
+const TRACE_BYTES_MAX: usize = 128 << 20;
+
 /// Asks, and takes the answer that belongs to the question.
 macro_rules! answer_to {
     ($client:expr, $request:expr, $pattern:pat => $value:expr) => {{
@@ -152,6 +155,7 @@ impl<'a> ApiClient<'a> {
                 | Answer::Verified(_)
                 | Answer::Collected(_)
                 | Answer::Layer(_)
+                | Answer::Trace(_)
                 | Answer::Cluster(_)
                 | Answer::Backup(_)) => {
                     self.remember(asked);
@@ -215,6 +219,23 @@ impl<'a> ApiClient<'a> {
     /// One checkpoint.
     pub fn checkpoint(&mut self, step: u64) -> Result<CheckpointDetail, ApiError> {
         answer_to!(self, Request::CheckpointShow { step }, Answer::Checkpoint(detail) => detail)
+    }
+
+    /// What stages did in the last steps, as the text of a trace file, if there is one.
+    pub fn trace(&mut self) -> Result<Option<String>, ApiError> {
+        let mut text = Vec::new();
+        loop {
+            let piece = self.trace_piece(text.len() as u64)?;
+            text.extend(&piece.bytes);
+            let is_over = piece.bytes.is_empty() || text.len() as u64 >= piece.total;
+            if is_over || text.len() > TRACE_BYTES_MAX {
+                return Ok(String::from_utf8(text).ok().filter(|text| !text.is_empty()));
+            }
+        }
+    }
+
+    fn trace_piece(&mut self, offset: u64) -> Result<TracePiece, ApiError> {
+        answer_to!(self, Request::Trace { offset }, Answer::Trace(piece) => piece)
     }
 
     /// Reads every copy of a layer.

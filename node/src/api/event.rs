@@ -170,6 +170,9 @@ pub enum EventKind {
         /// The share of a step in which the busiest stage waited lately.
         #[serde(default)]
         bubble: Option<f64>,
+        /// What the schedule says that should be, with what passes took lately.
+        #[serde(default)]
+        bubble_planned: Option<f64>,
         /// The plan.
         generation: u64,
         /// Its stages.

@@ -106,6 +106,11 @@ pub enum Request {
         /// Where the piece begins.
         offset: u64,
     },
+    /// A piece of what stages did in the last steps, as the text of a trace file.
+    Trace {
+        /// Where the piece begins.
+        offset: u64,
+    },
     /// The cluster itself.
     ClusterInfo,
     /// A piece of what a cluster is recovered from.
@@ -141,6 +146,7 @@ impl Request {
             Self::CheckpointRestore { .. } => "checkpoint_restore",
             Self::CheckpointCollect => "checkpoint_collect",
             Self::CheckpointExport { .. } => "checkpoint_export",
+            Self::Trace { .. } => "trace",
             Self::ClusterInfo => "cluster_info",
             Self::ClusterBackup { .. } => "cluster_backup",
         }

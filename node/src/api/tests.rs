@@ -40,6 +40,7 @@ fn requests() -> Vec<Request> {
         Request::CheckpointRestore { step: 100 },
         Request::CheckpointCollect,
         Request::CheckpointExport { step: 100, layer: 2, offset: 0 },
+        Request::Trace { offset: 7 },
         Request::ClusterInfo,
         Request::ClusterBackup { digest: None, offset: 0 },
     ]
@@ -95,6 +96,7 @@ fn answers() -> Vec<Answer> {
         Answer::Checkpoints(vec![checkpoint(100)]),
         Answer::Verified(LayerVerified { step: 100, layer: 2, copies }),
         Answer::Layer(LayerPiece { total: 9, offset: 0, bytes: vec![1, 2, 255] }),
+        Answer::Trace(TracePiece { total: 9, offset: 7, bytes: vec![1, 2] }),
         Answer::Backup(Backup { digest: digest(1), total: 9, offset: 3, bytes: vec![7] }),
         Answer::Redirect { addresses: vec!["b:7000".to_owned()] },
         Answer::NoQuorum { since_ms: 7, missing: Vec::new() },

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Answer, Backup, LayerPiece};
+use super::answer::{Answer, Backup, LayerPiece, TracePiece};
 use super::request::Request;
 use super::{ANSWER_HEAD_BYTES_MAX, PIECE_BYTES_MAX, REQUEST_HEAD_BYTES_MAX};
 
@@ -150,6 +150,7 @@ impl Request {
             | Self::CheckpointCollect
             | Self::CheckpointExport { .. }
             | Self::ClusterInfo
+            | Self::Trace { .. }
             | Self::ClusterBackup { .. } => None,
         }
     }
@@ -164,6 +165,7 @@ impl Answer {
         match self {
             Self::Layer(piece) => Some(&mut piece.bytes),
             Self::Backup(piece) => Some(&mut piece.bytes),
+            Self::Trace(piece) => Some(&mut piece.bytes),
             Self::Status(_)
             | Self::Events(_)
             | Self::Logs(_)
@@ -185,7 +187,10 @@ impl Answer {
     }
 
     fn body(&self) -> &[u8] {
-        if let Self::Layer(LayerPiece { bytes, .. }) | Self::Backup(Backup { bytes, .. }) = self {
+        if let Self::Layer(LayerPiece { bytes, .. })
+        | Self::Backup(Backup { bytes, .. })
+        | Self::Trace(TracePiece { bytes, .. }) = self
+        {
             bytes
         } else {
             &[]

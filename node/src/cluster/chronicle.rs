@@ -12,13 +12,15 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_consensus::validation::Seal;
 use zbelastic_schedule::Window;
-use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step};
+use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step, TensorIndex};
 
 use super::document::NamedJob;
 use super::moves::Moves;
+use super::stopwatch::Stopwatch;
 use super::wire::layer_bytes;
 use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
-use crate::train::line::tokens_per_s;
+use crate::train::line::{reason_text, tokens_per_s};
+use crate::train::timing::{Bubbles, Slice};
 
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
@@ -41,6 +43,7 @@ pub struct Chronicle {
     pub checkpoint_times: BTreeMap<Step, u64>,
     /// Stages of the plan in force: how long their last step took, and how much of it they worked.
     stage_times: BTreeMap<StageIndex, (u64, u64)>,
+    stopwatch: Stopwatch,
     generation: Generation,
     loads_since: Option<Instant>,
     /// The plan that was adopted last.
@@ -49,6 +52,8 @@ pub struct Chronicle {
     bytes_floor: Bytes,
     /// What workers fetched.
     pub moves: Moves,
+    /// Since when the plan in force runs.
+    runs_since: Option<Instant>,
     /// How long stages had nothing to run before a verdict, step by step, the newest last.
     verdict_waits: VecDeque<Duration>,
     held_out: Option<(u64, f64)>,
@@ -62,6 +67,7 @@ struct About {
     tokens: u64,
     step_count: u64,
     layer_bytes: Vec<u64>,
+    tensor_names: Vec<String>,
     job: NamedJob,
 }
 
@@ -77,6 +83,7 @@ impl Chronicle {
             tokens: config.batch.tokens(),
             step_count: config.steps,
             layer_bytes: specs.iter().map(layer_bytes).collect(),
+            tensor_names: specs.iter().flat_map(|s| &s.tensors).map(|t| t.name.clone()).collect(),
             job,
         };
         *self = Self { job: Some(about), ..Self::default() };
@@ -171,6 +178,17 @@ impl Chronicle {
             self.stage_times.insert(stage, times_us);
             push(&mut self.verdict_waits, Duration::from_micros(waited_us));
         }
+    }
+
+    /// A stage told what it did when.
+    pub fn note_slices(&mut self, of: (Generation, StageIndex), slices: Vec<Slice>) {
+        self.stopwatch.record(of, slices);
+    }
+
+    /// The last steps as the text of a trace file, if there is something to draw.
+    #[must_use]
+    pub fn trace(&self) -> Option<String> {
+        self.stopwatch.trace()
     }
 
     /// The loss on held-out text, which a change of plans may tell twice.
@@ -305,6 +323,9 @@ impl Chronicle {
         self.generation = plan.generation;
         self.stage_times.clear();
         self.loads_since = Some(now);
+        if let Some(about) = &self.job {
+            self.stopwatch.begin(&about.job, plan);
+        }
         let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
         for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
             failure.generation = Some(plan.generation.0);
@@ -326,6 +347,7 @@ impl Chronicle {
         for failure in self.failures.iter_mut().filter(is_after) {
             (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
         }
+        self.runs_since = Some(now);
         vec![EventKind::Running {
             generation: now_runs.0,
             layers_moved: moved.layers,
@@ -339,9 +361,10 @@ impl Chronicle {
     fn note_seal(&mut self, seal: &Seal, state: &State, now: Instant) -> Vec<EventKind> {
         if !seal.verdict.is_final() {
             self.replays += 1;
-            return vec![rollback(seal)];
+            return vec![self.rollback(seal)];
         }
-        let took = self.sealed_at.map(|before| now - before);
+        // The first step is taken from when everybody was ready.
+        let took = self.sealed_at.or(self.runs_since).map(|before| now - before);
         self.sealed_at = Some(now);
         self.last = Some(*seal);
         if let Some(took) = took {
@@ -354,9 +377,10 @@ impl Chronicle {
         }
         let mut told = Vec::new();
         if seal.verdict.coefficient().is_none() {
-            told.push(rollback(seal));
+            told.push(self.rollback(seal));
         }
-        told.push(self.step(seal, took.unwrap_or_default(), state));
+        let bubbles = self.stopwatch.end_step(seal.turn);
+        told.push(self.step(seal, (took.unwrap_or_default(), bubbles), state));
         self.replays = 0;
         told
     }
@@ -370,7 +394,24 @@ impl Chronicle {
         }
     }
 
-    fn step(&self, seal: &Seal, took: Duration, state: &State) -> EventKind {
+    fn rollback(&self, seal: &Seal) -> EventKind {
+        let names = self.job.as_ref().map_or(&[][..], |about| &about.tensor_names);
+        let name = |tensor: TensorIndex| {
+            names.get(tensor.index()).cloned().unwrap_or_else(|| format!("tensor {}", tensor.0))
+        };
+        EventKind::Rollback {
+            step: seal.turn.step.next().0,
+            verdict: seal.verdict.name().to_owned(),
+            reason: reason_text(&seal.reason, &name),
+        }
+    }
+
+    fn step(
+        &self,
+        seal: &Seal,
+        (took, bubbles): (Duration, Option<Bubbles>),
+        state: &State,
+    ) -> EventKind {
         let step = seal.turn.step.next().0;
         let (step_count, tokens) =
             self.job.as_ref().map_or((0, 0), |about| (about.step_count, about.tokens));
@@ -385,19 +426,12 @@ impl Chronicle {
             ms: milliseconds(took),
             tokens_per_s: if took.is_zero() { 0.0 } else { tokens_per_s(tokens, took) },
             attempts: self.replays + 1,
-            bubble: self.bubble(),
+            bubble: bubbles.map(|bubbles| bubbles.measured).or_else(|| self.bubble()),
+            bubble_planned: bubbles.map(|bubbles| bubbles.planned),
             generation: seal.turn.generation.0,
             stages: state.plan().map_or(0, |plan| plan.record.stages.len() as u32),
             eta_s: self.time_left(step).map(|left| left.as_secs_f64()),
         }
-    }
-}
-
-fn rollback(seal: &Seal) -> EventKind {
-    EventKind::Rollback {
-        step: seal.turn.step.next().0,
-        verdict: seal.verdict.name().to_owned(),
-        reason: seal.reason.to_string(),
     }
 }
 

@@ -292,8 +292,9 @@ impl Controller {
             NodeMessage::Collect { kept } if from.role == PeerRole::Controller => {
                 self.collect_here(kept);
             }
-            NodeMessage::Took { generation, stage, span_us, busy_us, waited_us } => {
+            NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
+                self.chronicle.note_slices((generation, stage), slices);
             }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let took = Duration::from_micros(took_us);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zbelastic_consensus::seat::News;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
@@ -28,6 +29,7 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::document::NamedJob;
 use super::wire::{LayerMessage, LayerOffer, Outgoing, outgoing};
+use crate::train::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -107,7 +109,7 @@ pub enum DeviceOutput {
 }
 
 /// How a step's time was spent on one stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTime {
     /// From the report before to this one.
     pub span: Duration,
@@ -115,6 +117,8 @@ pub struct StepTime {
     pub busy: Duration,
     /// Of it, with nothing to run before a verdict.
     pub waited: Duration,
+    /// What was done when, as far as there is room for it.
+    pub slices: Vec<Slice>,
 }
 
 /// What the event loop sees of the device without asking it.
@@ -172,6 +176,7 @@ impl DeviceHandle {
             step: StepTime::default(),
             reported: Instant::now(),
             waits_since: None,
+            clock: Clock::of_day(),
         };
         thread::Builder::new().name("device".to_owned()).spawn(move || device.run())?;
         Ok((Self { inbox, gauge }, outputs))
@@ -206,8 +211,9 @@ struct Device {
     host: Option<WorkerHost>,
     step: StepTime,
     reported: Instant,
-    /// Since when there is nothing to run before a verdict.
-    waits_since: Option<Instant>,
+    /// Since when there is nothing to run before a verdict, and before which.
+    waits_since: Option<(Instant, Turn)>,
+    clock: Clock,
 }
 
 /// Nobody listens any more.
@@ -243,12 +249,15 @@ impl Device {
         self.gauge.cross();
         let has_run = match progress {
             Some(Progress::Ran(activity)) => {
-                self.step.waited += self.waits_since.take().map_or(Duration::ZERO, |w| began - w);
-                self.note(activity, began.elapsed());
+                if let Some((since, turn)) = self.waits_since.take() {
+                    self.step.waited += began - since;
+                    self.log(Doing::Waited(turn), since, began);
+                }
+                self.note(activity, began);
                 true
             }
-            Some(Progress::Blocked(Wait::Seal(_))) => {
-                self.waits_since.get_or_insert(began);
+            Some(Progress::Blocked(Wait::Seal(turn))) => {
+                self.waits_since.get_or_insert((began, turn));
                 false
             }
             Some(Progress::Blocked(Wait::Frame { .. } | Wait::Prefix) | Progress::Finished)
@@ -258,12 +267,25 @@ impl Device {
         Ok(has_run)
     }
 
-    fn note(&mut self, activity: Activity, took: Duration) {
+    /// Notes what was run. Transfers hand memory over and take no time worth drawing.
+    fn note(&mut self, activity: Activity, began: Instant) {
+        let now = Instant::now();
         match activity {
-            Activity::Op { op: Op::Compute(..) | Op::Update(_), .. } => self.step.busy += took,
-            Activity::Op { op: Op::Transfer(..), .. }
-            | Activity::Evaluation { .. }
-            | Activity::Settled { .. } => {}
+            Activity::Op { op: Op::Compute(..) | Op::Update(_), .. } => {
+                self.step.busy += now - began;
+                self.log(Doing::Ran(activity), began, now);
+            }
+            Activity::Op { op: Op::Transfer(..), .. } => {}
+            Activity::Evaluation { .. } | Activity::Settled { .. } => {
+                self.log(Doing::Ran(activity), began, now);
+            }
+        }
+    }
+
+    fn log(&mut self, doing: Doing, start: Instant, end: Instant) {
+        if self.step.slices.len() < SLICES_TOLD_MAX {
+            let (start_us, end_us) = (self.clock.at_us(start), self.clock.at_us(end));
+            self.step.slices.push(Slice { doing, start_us, end_us });
         }
     }
 

@@ -19,6 +19,7 @@ use zbelastic_transport::{FrameBody, FrameClass, FrameRules, OutgoingFrame, Rece
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::document::DataName;
+use crate::train::timing::Slice;
 
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
 /// under another.
@@ -355,6 +356,8 @@ pub enum NodeMessage {
         busy_us: u64,
         /// Microseconds of it with nothing to run before a verdict.
         waited_us: u64,
+        /// What it did when.
+        slices: Vec<Slice>,
     },
     /// From workers to the leader: a layer arrived.
     Moved {

@@ -151,6 +151,7 @@ fn step_text(kind: &EventKind) -> Option<String> {
         eta_s,
         attempts: _,
         bubble: _,
+        bubble_planned: _,
     } = kind
     else {
         return None;
@@ -200,6 +201,7 @@ mod tests {
             stages: 4,
             attempts: 1,
             bubble: None,
+            bubble_planned: None,
             eta_s: Some(3733.0),
         }
     }

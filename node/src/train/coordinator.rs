@@ -16,6 +16,7 @@ use super::cluster::Job;
 use super::mail::{Evaluated, Mail, Message, StageResult};
 use super::news::{News, Rollback, StepRecord};
 use super::timing::Timing;
+use super::trace::trace;
 use crate::failure::{Detail, Failure, FailureCode};
 
 /// What a run ends with.
@@ -32,8 +33,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
     pub steps_before: u64,
-    /// What was done when, if this process did it.
-    pub timing: Option<Timing>,
+    /// What was done when in the last steps, as the text of a trace file.
+    pub trace: Option<String>,
 }
 
 /// The leader's half, for as long as a run lasts.
@@ -149,6 +150,8 @@ impl<'a> Coordinator<'a> {
             tokens,
             bubbles: self.timing.end_step(seal.turn),
             attempts: self.attempts + u32::from(is_redone),
+            generation: setup.plan.generation.0,
+            stage_count: self.mailboxes.len() as u32,
         };
         (self.sealed, self.attempts) = (now, 1);
         self.steps_done = step.0 + 1;
@@ -187,7 +190,7 @@ impl<'a> Coordinator<'a> {
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
             steps_before: 0,
-            timing: Some(self.timing),
+            trace: Some(trace(&self.timing, self.mailboxes.len() as u32)),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! model/           config.json and model.safetensors with Hugging Face's names
 //! ```
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -57,6 +57,7 @@ impl RunFolder {
                 let metrics_path = path.join(METRICS);
                 let metrics = OpenOptions::new().create(true).append(true).open(&metrics_path);
                 let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
+                take(path, &metrics)?;
                 Ok(Self { path: path.to_owned(), metrics, is_empty: false })
             }
             _ => Self::create(out, name, config),
@@ -72,6 +73,7 @@ impl RunFolder {
         let metrics_path = path.join(METRICS);
         let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
+        take(&path, &metrics)?;
         Ok(Self { path, metrics, is_empty: true })
     }
 
@@ -144,9 +146,32 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     })
 }
 
+/// Takes a folder for this process. The lock is the system's: it ends with the process.
+fn take(path: &Path, metrics: &File) -> Result<(), Failure> {
+    match metrics.try_lock() {
+        // A file system that knows no locks is trusted to have one user.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            let what = format!("{} is in use", path.display());
+            let mut failure = Failure::new(FailureCode::WrongState, what);
+            let detail = Detail::new("a run is under way there").at("--out");
+            failure.details = vec![detail.hint("wait for its end, or another folder")];
+            Err(failure)
+        }
+    }
+}
+
+/// Whether a run that has told of its end ended before its time.
+fn ended_early(path: &Path) -> bool {
+    let run = fs::read(path.join(RUN)).ok();
+    let run: Option<serde_json::Value> = run.and_then(|run| serde_json::from_slice(&run).ok());
+    run.is_some_and(|run| run["interrupted"] == true)
+}
+
 /// Whether `path` holds a run of processes that is not done, by this configuration.
 fn was_interrupted(path: &Path, config: &str) -> Result<bool, Failure> {
-    if !path.join(CLUSTER).is_dir() || path.join(RUN).exists() {
+    let is_done = path.join(RUN).exists() && !ended_early(path);
+    if !path.join(CLUSTER).is_dir() || is_done {
         return Ok(false);
     }
     match fs::read(path.join(CONFIG)) {
@@ -268,11 +293,17 @@ mod tests {
         drop(first);
         assert_eq!(open("seed = 1").expect_err("of threads").code, FailureCode::WrongState);
         fs::create_dir(out.join(CLUSTER)).expect("room");
-        open("seed = 1").expect("interrupted").append_metrics("{}").expect("room");
+        let mut again = open("seed = 1").expect("interrupted");
+        again.append_metrics("{}").expect("room");
+        let taken = open("seed = 1").expect_err("under way");
+        assert!(taken.to_string().contains("is in use"), "{taken}");
+        drop(again);
         assert_eq!(fs::read_to_string(out.join(METRICS)).expect("written"), "{}\n{}\n");
         let other = open("seed = 2").expect_err("another run");
         assert!(other.to_string().contains("another configuration"), "{other}");
-        fs::write(out.join(RUN), "{}").expect("room");
+        fs::write(out.join(RUN), "{\"interrupted\":true}").expect("room");
+        open("seed = 1").expect("it wrote what it had");
+        fs::write(out.join(RUN), "{\"interrupted\":false}").expect("room");
         let done = open("seed = 1").expect_err("done");
         assert!(done.to_string().contains("holds a run already"), "{done}");
     }

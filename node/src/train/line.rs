@@ -6,7 +6,8 @@ use std::time::Duration;
 use zbelastic_consensus::validation::{Reason, Verdict};
 use zbelastic_types::{Bytes, StageIndex, TensorIndex};
 
-use super::news::{Rollback, StepRecord};
+use super::events::RollbackEvent;
+use super::news::StepRecord;
 
 /// What a line says about every step of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,15 +22,11 @@ pub struct LineContext {
     pub fullest: (StageIndex, Bytes),
     /// What it may take, if that is known.
     pub bytes_max: Option<Bytes>,
-    /// The plan's number.
-    pub generation: u64,
-    /// Stages.
-    pub stage_count: u32,
 }
 
 /// The line of a step, `eta` before the end.
 pub fn step_line(record: &StepRecord, context: &LineContext, eta: Duration) -> String {
-    let LineContext { step_count, generation, stage_count, .. } = context;
+    let (step_count, StepRecord { generation, stage_count, .. }) = (context.step_count, record);
     let width = step_count.to_string().len();
     let step = record.step.0 + 1;
     let mut line = format!("step {step:>width$}/{step_count}  loss {:.4}", record.loss);
@@ -58,18 +55,14 @@ pub fn step_line(record: &StepRecord, context: &LineContext, eta: Duration) -> S
     line
 }
 
-/// The line of work that was dropped; `name` finds a tensor's name.
-pub fn rollback_line(rollback: &Rollback, name: &dyn Fn(TensorIndex) -> String) -> String {
-    let step = rollback.step.0 + 1;
-    let does = match rollback.verdict {
-        Verdict::Replay => "rolled back",
-        Verdict::Keep | Verdict::Clip { .. } | Verdict::Skip => "skipped",
+/// The line of work that was dropped.
+pub fn rollback_line(rollback: &RollbackEvent) -> String {
+    let RollbackEvent { step, verdict, reason } = rollback;
+    let (does, next) = match *verdict == Verdict::Replay.name() {
+        true => ("rolled back", "it runs again"),
+        false => ("skipped", "its batch is left out"),
     };
-    let next = match rollback.verdict {
-        Verdict::Replay => "; it runs again",
-        Verdict::Keep | Verdict::Clip { .. } | Verdict::Skip => "; its batch is left out",
-    };
-    format!("▲ step {step} {does}: {}{next}", reason_text(&rollback.reason, name))
+    format!("▲ step {step} {does}: {reason}; {next}")
 }
 
 /// A reason with the name of the tensor it is about.
@@ -148,6 +141,7 @@ fn share(part: Bytes, whole: Bytes) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::news::Rollback;
     use crate::train::timing::Bubbles;
     use zbelastic_types::Step;
 
@@ -162,6 +156,8 @@ mod tests {
             tokens: 52_400,
             bubbles: Bubbles { measured: 0.021, planned: 0.018 },
             attempts: 1,
+            generation: 7,
+            stage_count: 4,
         }
     }
 
@@ -172,8 +168,6 @@ mod tests {
             peak_flop_per_s: 333.8e9,
             fullest: (StageIndex(2), Bytes(12_025_908_429)),
             bytes_max: Some(Bytes(24 << 30)),
-            generation: 7,
-            stage_count: 4,
         }
     }
 
@@ -220,8 +214,8 @@ mod tests {
         };
         let check = |verdict, reason, expected: &str| {
             let rollback = Rollback { step: Step(6), verdict, reason };
-            let found = rollback_line(&rollback, &|tensor| format!("tensor{tensor}"));
-            assert_eq!(found, expected);
+            let event = RollbackEvent::new(&rollback, &|tensor| format!("tensor{tensor}"));
+            assert_eq!(rollback_line(&event), expected);
         };
         check(
             Verdict::Replay,

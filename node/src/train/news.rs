@@ -41,6 +41,10 @@ pub struct StepRecord {
     /// How often it was taken: once, once more for each replay, and once more if its candidate was
     /// dropped and computed again with the clip coefficient.
     pub attempts: u32,
+    /// The number of the plan it was taken under.
+    pub generation: u64,
+    /// Its stages.
+    pub stage_count: u32,
 }
 
 /// A step whose gradient was refused.

@@ -8,6 +8,7 @@
 
 mod children;
 mod follow;
+mod retold;
 
 use std::path::Path;
 use std::thread;
@@ -28,7 +29,7 @@ use crate::cluster::exchange;
 use crate::commands::ckpt::export::weights;
 use crate::failure::{Detail, Failure, FailureCode};
 use children::Children;
-use follow::{Ended, follow};
+use follow::{Ended, Observe, Wishes, follow};
 
 pub use follow::Told;
 
@@ -36,7 +37,7 @@ pub use follow::Told;
 const ASK_PAUSE: Duration = Duration::from_millis(30);
 /// All processes are there after so long, or something is wrong.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// The last checkpoint is complete after so long, or something is wrong.
+/// A checkpoint that the run ends with is complete after so long, or something is wrong.
 const END_WITHIN: Duration = Duration::from_secs(120);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
@@ -49,7 +50,8 @@ pub struct Submission {
     pub data: Vec<Vec<u8>>,
 }
 
-/// Trains in processes whose folders lie in `folder`. `observe` is told what happens.
+/// Trains in processes whose folders lie in `folder`. `observe` is told what happens, and may end
+/// the run after the step under way by breaking.
 ///
 /// # Errors
 /// If the cluster does not come to be, says no, or does not get to the end.
@@ -57,7 +59,7 @@ pub fn train(
     prepared: &Prepared,
     submission: &Submission,
     folder: &Path,
-    observe: &mut dyn FnMut(Told<'_>),
+    observe: Observe<'_>,
 ) -> Result<Outcome, Failure> {
     let mut children = Children::new(folder, prepared.job.threads)?;
     children.start_controller()?;
@@ -70,10 +72,12 @@ pub fn train(
     let steps_before = status.and_then(|status| status.job).map_or(0, |job| job.step);
     let accepted = submit(submission, &mut client)?;
     let began = Instant::now();
-    let wishes = (&prepared.job.interrupt, prepared.text.held_out_windows > 0);
-    let planned = prepared.choice.prediction.bubble;
-    let mut observe_planned = |told: Told<'_>| observe(told.with_plan(planned));
-    let ended = follow(accepted, wishes, &mut children, &mut client, &mut observe_planned)?;
+    let wishes = Wishes {
+        interrupt: &prepared.job.interrupt,
+        reads_held_out: prepared.text.held_out_windows > 0,
+        bubble_planned: prepared.choice.prediction.bubble,
+    };
+    let ended = follow(accepted, &wishes, &mut children, &mut client, observe)?;
     let timed = (steps_before, began.elapsed());
     finish(prepared, ended, timed, (&mut children, &mut client))
 }
@@ -193,6 +197,8 @@ fn finish(
         }
     };
     let layers = weights(&detail, &prepared.config.model, client)?;
+    // A picture for people: without it the run is no less done.
+    let trace = client.trace().ok().flatten();
     children.end();
     Ok(Outcome {
         steps_done,
@@ -201,6 +207,6 @@ fn finish(
         held_out,
         elapsed,
         steps_before,
-        timing: None,
+        trace,
     })
 }

@@ -61,8 +61,7 @@ impl<'a> Reporter<'a> {
     pub fn observe(&mut self, news: &News) -> ControlFlow<()> {
         // What comes after the first failure is still kept where that is possible.
         let told = self.tell(news);
-        self.stop = self.stop.take().or(told.err());
-        if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        self.course(told)
     }
 
     /// Where the run's files lie.
@@ -70,12 +69,29 @@ impl<'a> Reporter<'a> {
         self.folder.path().to_owned()
     }
 
-    /// Tells what only a cluster has to tell.
-    pub fn observe_event(&mut self, event: &Event) {
-        let Some(line) = worth_telling(event).then(|| run_line(event)) else { return };
-        let Ok(json) = serde_json::to_string(event) else { return };
-        let told = self.show(&json, Some(line));
+    /// Tells of work that was dropped. Breaks if something cannot be written any more.
+    pub fn observe_rollback(&mut self, rollback: RollbackEvent) -> ControlFlow<()> {
+        let line = rollback_line(&rollback);
+        let told = self.write(&RunEvent::Rollback(rollback), Some(line));
+        self.course(told)
+    }
+
+    /// Tells what only a cluster has to tell. Breaks if something cannot be written any more.
+    pub fn observe_event(&mut self, event: &Event) -> ControlFlow<()> {
+        let told = match worth_telling(event) {
+            true => {
+                let json = serde_json::to_string(event).expect("numbers and texts are JSON");
+                self.show(&json, Some(run_line(event)))
+            }
+            false => Ok(()),
+        };
+        self.course(told)
+    }
+
+    /// Keeps the first thing that could not be written.
+    fn course(&mut self, told: Result<(), Stop>) -> ControlFlow<()> {
         self.stop = self.stop.take().or(told.err());
+        if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn tell(&mut self, news: &News) -> Result<(), Stop> {
@@ -92,9 +108,9 @@ impl<'a> Reporter<'a> {
                 self.write(&RunEvent::Step(StepEvent::from(record)), line)
             }
             News::Rollback(rollback) => {
-                let event = RunEvent::Rollback(RollbackEvent::new(rollback, &name));
-                let line = rollback_line(rollback, &name);
-                self.write(&event, Some(line))
+                let event = RollbackEvent::new(rollback, &name);
+                let line = rollback_line(&event);
+                self.write(&RunEvent::Rollback(event), Some(line))
             }
             News::Evaluated(evaluated) => {
                 let Evaluated { steps_done, loss } = evaluated;
@@ -192,9 +208,15 @@ impl Pace {
     }
 }
 
-/// Whether a person who watches a run wants to know.
+/// The number of the plan that a run in processes of its own begins with.
+const FIRST_PLAN: u64 = 1;
+
+/// Whether whoever watches a run wants to know.
 fn worth_telling(event: &Event) -> bool {
     match &event.kind {
+        // The plan that every run begins with was told before it began.
+        EventKind::Plan { generation: FIRST_PLAN, .. }
+        | EventKind::Running { generation: FIRST_PLAN, .. } => false,
         EventKind::Draining { .. }
         | EventKind::Lost { .. }
         | EventKind::Paused { .. }

@@ -18,7 +18,6 @@ use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
 use super::prepare::Prepared;
 use super::reporter::Reader;
-use super::trace::trace;
 use crate::config::WeightSource;
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine::core_count;
@@ -97,8 +96,8 @@ pub fn write_end(
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
     folder.write_model(&config_json(model), &export_safetensors(model, &outcome.layers))?;
     folder.write(RUN, &run_json(prepared, finished))?;
-    if let Some(timing) = &outcome.timing {
-        folder.write(TRACE, &trace(timing, prepared.worker_count))?;
+    if let Some(trace) = &outcome.trace {
+        folder.write(TRACE, trace)?;
     }
     let sample = sample(prepared, outcome)?;
     folder.write(SAMPLE, &format!("{sample}\n"))?;

@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
     ChunkTimes, Compute, Costs, Op, Pass, Timeline, Update, Window, simulate,
@@ -18,26 +19,39 @@ use zbelastic_trainer::plan::predicted_costs;
 use zbelastic_trainer::stage::{Activity, StageSetup};
 use zbelastic_types::{ChunkIndex, StageIndex, Step};
 
-/// Microseconds since the start of the run, the same for all threads.
+/// Microseconds on a clock that all parts of a run share and that never goes back.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
+    start_us: f64,
 }
 
 impl Clock {
-    /// A clock that begins now.
+    /// A clock that begins now, the same for all threads that get it.
     pub fn start() -> Self {
-        Self { start: Instant::now() }
+        Self { start: Instant::now(), start_us: 0.0 }
     }
 
-    /// Microseconds since then.
+    /// A clock that shows the time since 1970, the same for all processes of a machine as long as
+    /// nobody sets its clock.
+    pub fn of_day() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { start: Instant::now(), start_us: since.as_secs_f64() * 1e6 }
+    }
+
+    /// What it shows.
     pub fn now_us(&self) -> f64 {
-        self.start.elapsed().as_secs_f64() * 1e6
+        self.at_us(Instant::now())
+    }
+
+    /// What it showed then.
+    pub fn at_us(&self, at: Instant) -> f64 {
+        self.start_us + at.saturating_duration_since(self.start).as_secs_f64() * 1e6
     }
 }
 
 /// What a stage was doing.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Doing {
     /// It ran something.
     Ran(Activity),
@@ -46,7 +60,7 @@ pub enum Doing {
 }
 
 /// Something a stage did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slice {
     /// What.
     pub doing: Doing,
@@ -57,6 +71,11 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// Whether its times can be.
+    pub fn is_sound(&self) -> bool {
+        self.end_us.is_finite() && (0.0..=self.end_us).contains(&self.start_us)
+    }
+
     fn duration_us(&self) -> f64 {
         self.end_us - self.start_us
     }
@@ -95,6 +114,10 @@ pub struct Bubbles {
     pub planned: f64,
 }
 
+/// Slices that a stage tells at once; a step has fewer, except with thousands of microbatches.
+pub const SLICES_TOLD_MAX: usize = 4096;
+/// Slices of a stage that are kept: of more, the oldest go.
+const SLICES_KEPT_MAX: usize = 16 * SLICES_TOLD_MAX;
 /// Steps of which slices are kept.
 pub const TRACE_STEPS: usize = 8;
 /// Durations remembered of each kind of pass of a chunk.
@@ -141,7 +164,15 @@ impl Timing {
                 }
             }
         }
-        self.slices[stage.index()].extend(slices);
+        let kept = &mut self.slices[stage.index()];
+        kept.extend(slices);
+        kept.drain(..kept.len().saturating_sub(SLICES_KEPT_MAX));
+    }
+
+    /// Whether all stages told of passes of this turn.
+    pub fn has_all_of(&self, turn: Turn) -> bool {
+        let is_of_turn = |slice: &Slice| slice.pass().is_some_and(|(found, ..)| found == turn);
+        self.slices.iter().all(|slices| slices.iter().any(is_of_turn))
     }
 
     /// The bubbles of the step that `turn` brought to its end.

@@ -14,7 +14,7 @@ use zbelastic_trainer::stage::{
 use zbelastic_types::StageIndex;
 
 use super::mail::{Evaluated, Mail, Message, StageResult};
-use super::timing::{Clock, Doing, Slice};
+use super::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 type Engine = StageEngine<Bench<CpuBackend>, Arc<Corpus>>;
 
@@ -37,9 +37,6 @@ pub struct Worker {
     /// The coordinator's messages.
     pub coordinator: SyncSender<Message>,
 }
-
-/// Slices gathered before they are told; a step has fewer, except with thousands of microbatches.
-const SLICES_MAX: usize = 4096;
 
 /// Whether to go on.
 #[derive(Clone, Copy, PartialEq)]
@@ -89,7 +86,7 @@ impl Worker {
                 }
                 Progress::Finished => break,
             }
-            if slices.len() >= SLICES_MAX {
+            if slices.len() >= SLICES_TOLD_MAX {
                 self.tell_slices(&mut slices);
             }
         }

@@ -16,6 +16,29 @@ fn long(place: &Place, more: &str) -> Command {
     place.small(&format!("--steps {STEPS_MAX} {STEADY} {more}"))
 }
 
+fn long_in_processes(place: &Place, more: &str) -> Command {
+    place.small_in_processes(&format!("--steps {STEPS_MAX} {STEADY} {more}"))
+}
+
+/// What a run in processes leaves behind, in the order of names.
+fn files_of_processes() -> Vec<&'static str> {
+    let mut files = FILES.to_vec();
+    files.push("cluster");
+    files.sort_unstable();
+    files
+}
+
+/// Processes that work in this place. Without Linux's `/proc` nobody can say.
+fn processes_in(place: &Place) -> usize {
+    let folder = place.path("");
+    let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
+    let lives_here = |entry: &std::fs::DirEntry| {
+        let works_in = std::fs::read_link(entry.path().join("cwd"));
+        works_in.is_ok_and(|works_in| works_in.starts_with(&folder))
+    };
+    processes.flatten().filter(lives_here).count()
+}
+
 /// A run that is under way; it does not outlive its test.
 struct Running {
     child: Child,
@@ -80,16 +103,30 @@ const FINISHING: &str = "\nfinishing the step; once more to stop at once";
 #[test]
 fn ctrl_c_ends_a_run_with_the_step_under_way() {
     let place = Place::new();
-    let mut running = Running::start(&mut long(&place, "--json"));
+    check_ctrl_c(&place, &mut long(&place, "--json"), FINISHING, &FILES);
+}
+
+#[test]
+fn ctrl_c_ends_processes_with_the_step_under_way() {
+    let place = Place::new();
+    let said = format!("{FINISHING}\nnote: the same command with --out runs/tiny-1 goes on");
+    let mut command = long_in_processes(&place, "--json --workers 2");
+    check_ctrl_c(&place, &mut command, &said, &files_of_processes());
+    assert_eq!(processes_in(&place), 0);
+}
+
+/// Everything that a run to its end leaves behind is there, of the steps that were done.
+fn check_ctrl_c(place: &Place, command: &mut Command, says: &str, files: &[&str]) {
+    let mut running = Running::start(command);
     let told = running.read_to("{\"event\":\"step\"");
     running.signal("-INT");
     let (rest, said, code) = running.end();
-    assert_eq!((said.as_str(), code), (FINISHING, Some(130)));
-    let run = Run::read(&place, told + &rest);
+    assert_eq!((said.as_str(), code), (says, Some(130)));
+    let run = Run::read(place, told + &rest);
     let steps = run.of("step").len();
     assert!(steps < STEPS_MAX);
     assert_eq!((&run.done()["interrupted"], &run.done()["steps"]), (&true.into(), &steps.into()));
-    assert_eq!(names(&run), FILES);
+    assert_eq!(names(&run), files);
     assert_eq!(run.text("metrics.jsonl"), run.stdout);
     let kept = run.json("run.json");
     assert_eq!((&kept["interrupted"], &kept["steps"]), (&true.into(), &steps.into()));
@@ -135,9 +172,18 @@ fn the_second_ctrl_c_ends_a_run_at_once() {
 
 #[test]
 fn a_reader_who_leaves_ends_a_run_quietly() {
+    check_reader_who_leaves(long, &FILES);
+}
+
+#[test]
+fn a_reader_who_leaves_ends_processes_quietly() {
+    check_reader_who_leaves(long_in_processes, &files_of_processes());
+}
+
+fn check_reader_who_leaves(command: fn(&Place, &str) -> Command, files: &[&str]) {
     let place = Place::new();
     let check = |reader: &str, wanted: &str| {
-        let mut running = Running::start(&mut long(&place, reader));
+        let mut running = Running::start(&mut command(&place, reader));
         running.read_to(wanted);
         running.stdout = None;
         let (_, said, code) = running.end();
@@ -151,8 +197,9 @@ fn a_reader_who_leaves_ends_a_run_quietly() {
         [(1, "--json", "{\"event\":\"step\""), (2, "", "model "), (3, "", "step ")]
     {
         check(reader, wanted);
+        assert_eq!(processes_in(&place), 0);
         let run = metrics(number);
-        assert_eq!(names(&run), FILES);
+        assert_eq!(names(&run), files);
         assert!(run.of("step").len() < STEPS_MAX, "{reader} {wanted}");
         assert_eq!(run.done()["steps"], run.of("step").len());
         assert_eq!(run.json("run.json")["digest"], run.digest());
@@ -185,12 +232,79 @@ fn processes_that_were_interrupted_go_on_where_they_are() {
     let (_, said, code) = running.end();
     assert_eq!(code, Some(130), "{said}");
     assert!(said.contains("the same command with --out run goes on"), "{said}");
+    let kept =
+        Run::read(&place, std::fs::read_to_string(place.path("run/metrics.jsonl")).expect("kept"));
+    let until = kept.done()["steps"].as_u64().expect("a count");
+    let same = place.run(&format!("--steps {until} {STEADY}"));
+    assert_eq!(kept.digest(), same.digest(), "it was ended behind a whole step");
     let other = place.small_in_processes("--steps 121 --out run").output().expect("it runs");
     assert_eq!(other.status.code(), Some(6));
     assert!(text(&other.stderr).contains("another configuration"), "{}", text(&other.stderr));
     let resumed = place.finish(&mut place.small_in_processes(&more));
     let whole = place.run(&format!("--steps 120 {STEADY}"));
     assert_eq!(resumed.digest(), whole.digest());
+    assert_eq!(resumed.step(1)["step"], until + 1, "no step is taken twice");
+    assert_eq!(resumed.json("run.json")["interrupted"], false);
+}
+
+/// The controller reads its log again, and tells all of it as if it happened now.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_controller_that_is_killed_has_no_step_told_twice() {
+    let place = Place::new();
+    let more = format!("--steps 150 {STEADY} --workers 2");
+    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let told = running.read_to("{\"event\":\"step\",\"step\":20,");
+    kill_controller(&place);
+    let (rest, said, code) = running.end();
+    assert_eq!((said.as_str(), code), ("", Some(0)));
+    let run = Run::read(&place, told + &rest);
+    assert_eq!(run.each("step"), (1..=150).map(serde_json::Value::from).collect::<Vec<_>>());
+    assert_eq!(run.digest(), place.run(&format!("--steps 150 {STEADY}")).digest());
+}
+
+/// Kills the process whose folder is the controller's.
+#[cfg(target_os = "linux")]
+fn kill_controller(place: &Place) {
+    let lock = place.path("runs/tiny-1/cluster/controller/LOCK");
+    let process = std::fs::read_to_string(&lock).expect("its number");
+    let status = Command::new("kill").args(["-9", process.trim()]).status();
+    assert!(status.expect("there is a kill").success());
+}
+
+/// Its processes know each other by that address, so that somebody else there is told of.
+#[test]
+fn processes_whose_port_is_taken_say_so() {
+    let place = Place::new();
+    let more = format!("--steps 5000 {STEADY} --workers 1 --out run");
+    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    running.read_to("{\"event\":\"step\"");
+    running.signal("-INT");
+    assert_eq!(running.end().2, Some(130));
+    let known = place.path("run/cluster/controller/identity/node.json");
+    let known =
+        std::fs::read(&known).unwrap_or_else(|error| panic!("{}: {error}", known.display()));
+    let known: serde_json::Value = serde_json::from_slice(&known).expect("JSON");
+    let address = known["bind"].as_str().expect("an address").to_owned();
+    let _taken = std::net::UdpSocket::bind(&address).expect("it is free");
+    let output = place.small_in_processes(&more).output().expect("it runs");
+    let error = text(&output.stderr);
+    assert!(error.contains(&format!("the run cannot go on at {address}")), "{error}");
+    assert_eq!(output.status.code(), Some(6));
+}
+
+#[test]
+fn a_folder_where_a_run_is_under_way_is_left_alone() {
+    let place = Place::new();
+    let more = format!("--steps 5000 {STEADY} --workers 1 --out run");
+    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    running.read_to("{\"event\":\"step\"");
+    let output = place.small_in_processes(&more).output().expect("it runs");
+    let error = text(&output.stderr);
+    assert!(error.contains("run is in use"), "{error}");
+    assert_eq!(output.status.code(), Some(6));
+    running.signal("-INT");
+    assert_eq!(running.end().2, Some(130), "the other one goes on");
 }
 
 /// The first stage waits for receipts of the last, which hold no floats.

@@ -56,6 +56,12 @@ pub(super) enum Arrival {
 }
 
 impl Loading {
+    /// The version that it begins with is to be written.
+    pub(super) fn save(&mut self, generation: Generation, version: Step) {
+        let LoadOrder { plan, turn, is_pending, .. } = &mut self.order;
+        *is_pending |= plan.generation == generation && turn.step == version;
+    }
+
     fn version(&self) -> Step {
         self.order.plan.from_step
     }

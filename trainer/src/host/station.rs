@@ -37,6 +37,8 @@ pub struct Station<M: ComputeModel, S> {
     /// Ticks the verdict has been waited for.
     waited_ticks: u32,
     is_waiting: bool,
+    /// A version that is written when it is sealed, by order.
+    save_at: Option<Step>,
     /// What copies have to tell.
     news: VecDeque<News>,
 }
@@ -69,6 +71,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             is_running: false,
             waited_ticks: 0,
             is_waiting: false,
+            save_at: None,
             news: VecDeque::new(),
         })
     }
@@ -198,7 +201,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                 Output::Sealed { version } => {
                     let ticks = std::mem::take(&mut self.waited_ticks);
                     self.news.push_back(News::Waited { ticks });
-                    written = Some(version).filter(|version| self.spec.checkpoints(*version));
+                    let is_ordered = self.save_at.take_if(|at| *at <= version) == Some(version);
+                    let is_wanted = self.spec.checkpoints(version) || is_ordered;
+                    written = is_wanted.then_some(version);
                 }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outbox.push_back(HostOutput::Evaluated { steps_done, loss_sum, token_count });
@@ -208,6 +213,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         self.serve_followers(outbox);
         outbox.extend(self.news.drain(..).map(HostOutput::News));
         written
+    }
+
+    /// A version is to be written. Yields whether it can be now; if it is not sealed here yet, it
+    /// is when it is.
+    pub(super) fn save(&mut self, version: Step) -> bool {
+        let is_here = self.is_at(version);
+        self.save_at = Some(version).filter(|_| !is_here);
+        is_here
+    }
+
+    /// Whether a version is the sealed one.
+    pub(super) fn is_at(&self, version: Step) -> bool {
+        self.engine.bench().version() == version && !self.engine.is_committing()
     }
 
     /// Takes up what is to be copied ahead from here.

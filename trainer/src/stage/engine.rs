@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
     Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
@@ -167,7 +168,7 @@ pub enum Progress {
 }
 
 /// What was run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Activity {
     /// An operation of the program.
     Op {

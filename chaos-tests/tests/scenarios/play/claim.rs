@@ -32,6 +32,8 @@ pub enum Claim {
     Plans(usize),
     /// The plans promised this about a copy of each update, one after the other.
     Promises(&'static [Promise]),
+    /// The newest checkpoint is this version.
+    Checkpoint(u64),
     /// The run never went back to a checkpoint.
     NoRewind,
     /// It went back once, to this version.
@@ -82,6 +84,9 @@ impl Play {
             Claim::Promises(promises) => {
                 let found: Vec<_> = self.plans().iter().map(|plan| plan.promise).collect();
                 assert_eq!(found, promises, "promises of the plans");
+            }
+            Claim::Checkpoint(version) => {
+                assert_eq!(self.checkpoint(), Some(version), "the newest checkpoint");
             }
             Claim::NoRewind => assert_eq!(self.rewinds(), [0; 0], "versions gone back to"),
             Claim::RewoundTo(version) => assert_eq!(self.rewinds(), [version], "gone back to"),

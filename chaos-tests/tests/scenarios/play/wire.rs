@@ -43,6 +43,8 @@ pub enum Mail {
     Plans,
     /// Word that layers are followed.
     Following,
+    /// Word that layers of a checkpoint are durable.
+    Saved,
     /// Gradients for who follows layers.
     Updates,
     /// Everything to and from one node.
@@ -66,6 +68,7 @@ impl Mail {
             Self::Raft => matches!(message, Some(Message::Raft(_))),
             Self::Plans => matches!(packet, Packet::Plan(..)),
             Self::Following => matches!(message, Some(Message::Following { .. })),
+            Self::Saved => matches!(message, Some(Message::Saved { .. })),
             Self::Updates => match packet {
                 Packet::Peer(frame) => matches!(frame.body, PeerBody::Update { .. }),
                 Packet::Control(_) | Packet::Plan(..) => false,

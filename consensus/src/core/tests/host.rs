@@ -51,6 +51,12 @@ impl Host {
                 self.held.clear();
                 Vec::new()
             }
+            Order::Save { generation, version } => {
+                let part = self.part.as_ref().filter(|part| part.plan.generation == generation);
+                let layers = |part: &LoadOrder| part.plan.layers_of(part.stage).collect::<Vec<_>>();
+                let layers = digests(part.map(layers).unwrap_or_default(), version.0);
+                vec![News::Saved { version, generation, layers }]
+            }
             Order::Forget => {
                 *self = Self::default();
                 Vec::new()

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Digest, NodeId, Step};
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::super::{Command, Core, CoreRefusal, Event, Input, Ordered, Output};
 use super::pump::{CONTROLLER, Pump, leader, n, persist, recovered};
@@ -286,6 +286,13 @@ fn status_says_why_nothing_is_sealed() {
     }
     let mut log = Log::running(spec(), &[1]);
     log.keep(12);
+    let saving = |durable| RunStanding::Saving { durable, layers: 4 };
+    assert_eq!(standing(&log.state), saving(0));
+    let holder = log.holder(1);
+    let first = crate::fixture::digests([LayerId(0)].into_iter(), 12);
+    log.apply(log.durable(12, holder, first));
+    assert_eq!(standing(&log.state), saving(1));
+    log.checkpoint(12, 1);
     assert_eq!(standing(&log.state), RunStanding::Done);
 }
 

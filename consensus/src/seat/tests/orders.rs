@@ -1,16 +1,21 @@
 //! What is agreed, turned into orders: each once, in the sequence in which they must be done.
 
-use zbelastic_types::StageIndex;
+use zbelastic_types::{StageIndex, Step};
 
 use super::bench::{Bench, CONTROLLERS, Told, briefing};
 use crate::entry::Entry;
 use crate::fixture::{Log, spec};
+use crate::job::JobChange;
 use crate::message::{Briefing, Message};
 use crate::seat::{BriefingRefusal, LoadOrder, News, Order};
 use crate::validation::Verdict;
 
 /// The order to load what the plan in force gives node 1.
 fn load(log: &Log, stage: u32) -> Order {
+    load_and_write(log, stage, false)
+}
+
+fn load_and_write(log: &Log, stage: u32, is_pending: bool) -> Order {
     let plan = log.state.plan().expect("there is a plan").record.clone();
     let spec = log.state.job().expect("there is a job").spec.clone();
     let (turn, updates) = (log.state.open_turn(), log.state.ledger().updates());
@@ -20,7 +25,7 @@ fn load(log: &Log, stage: u32) -> Order {
         spec,
         turn,
         updates,
-        is_pending: false,
+        is_pending,
     }))
 }
 
@@ -260,6 +265,40 @@ fn a_plan_that_begins_with_a_version_to_be_saved_says_so() {
     let orders = bench.taken_orders();
     let Some(Order::Load(order)) = orders.last() else { panic!("{orders:?}") };
     assert!(order.is_pending);
+}
+
+/// The configuration says nothing of version 2: it is written because the run is held there.
+#[test]
+fn a_version_that_is_kept_by_order_is_written_once() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    log.keep(2);
+    bench.brief(&log, Told::Changes);
+    bench.taken_orders();
+    log.apply(Entry::Job(JobChange::Pause));
+    let (generation, version) = (log.state.generation(), Step(2));
+    for expected in [vec![Order::Save { generation, version }], vec![]] {
+        bench.brief(&log, Told::Changes);
+        assert_eq!(bench.taken_orders(), expected);
+    }
+    // Who loads it meanwhile is told with the plan.
+    log.apply(Entry::Job(JobChange::Continue));
+    log.run_plan(&[1, 2]);
+    bench.brief(&log, Told::All);
+    assert_eq!(bench.taken_orders(), [Order::Stop, load_and_write(&log, 0, true), run(&log)]);
+}
+
+#[test]
+fn what_the_configuration_makes_a_checkpoint_is_written_without_an_order() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    log.keep(4);
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [4]);
+    bench.taken_orders();
+    bench.brief(&log, Told::Changes);
+    let orders = bench.taken_orders();
+    assert!(!orders.iter().any(|order| matches!(order, Order::Save { .. })), "{orders:?}");
 }
 
 /// Whoever was deaf meanwhile hears of it with whatever it hears next, before it is asked.

@@ -130,14 +130,20 @@ fn a_job_is_held_and_goes_on() {
     log.refuse(start(other()), JobRefusal::UnderWay);
 }
 
-/// The last step from both sides; what is done stays done.
+/// The last step from both sides, and the last layer; what is done stays done.
 #[test]
-fn a_job_is_done_with_its_last_step() {
+fn a_job_is_done_when_the_checkpoint_behind_its_last_step_is_durable() {
     let mut log = Log::running(spec(), &[1]);
     log.keep(11);
-    assert_eq!(phase(&log), JobPhase::Running);
+    assert!(!log.state.is_all_sealed());
     log.keep(1);
+    assert!(log.state.is_all_sealed());
+    log.refuse(Entry::Seal(log.seal(Verdict::Keep)), JobRefusal::Done);
+    log.save(12, 1);
+    assert_eq!(phase(&log), JobPhase::Running);
+    log.checkpoint(12, 1);
     assert_eq!(phase(&log), JobPhase::Done);
+    assert!(!log.state.is_all_sealed(), "nothing is missing any more");
     for change in [JobChange::Pause, JobChange::Continue, JobChange::Halt(HaltReason::Untrusted)] {
         log.refuse(Entry::Job(change), JobRefusal::Done);
     }
@@ -181,6 +187,40 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
     log.run_plan(&[1]);
     assert_eq!(log.state.generation().0, 2);
     log.keep(1);
+    log.checkpoint(13, 1);
+    assert_eq!(phase(&log), JobPhase::Done);
+}
+
+/// A held run may be switched off: the version it is held at becomes a checkpoint.
+#[test]
+fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
+    let mut log = Log::running(spec(), &[1]);
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [0; 0], "nothing is trained yet");
+    log.apply(Entry::Job(JobChange::Continue));
+    log.keep(2);
+    log.apply(Entry::Job(JobChange::Pause));
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [2]);
+    // It was proposed before the run was held.
+    log.keep(1);
+    assert_eq!(log.pending_versions(), [2, 3]);
+    log.checkpoint(3, 1);
+    assert_eq!((log.checkpoint_versions(), phase(&log)), (vec![3], JobPhase::Paused));
+    log.apply(Entry::Job(JobChange::Pause));
+    assert_eq!(log.pending_versions(), [0; 0], "it is one already");
+}
+
+/// Who is held behind the last step has only to write, and a checkpoint of an earlier step does not
+/// end a job.
+#[test]
+fn a_job_that_is_held_gets_done_and_an_older_checkpoint_ends_nothing() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(12);
+    log.checkpoint(8, 1);
+    assert_eq!(phase(&log), JobPhase::Running);
+    log.apply(Entry::Job(JobChange::Pause));
+    log.checkpoint(12, 1);
     assert_eq!(phase(&log), JobPhase::Done);
 }
 

@@ -34,6 +34,7 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::Events { .. }
         | Request::CheckpointList
         | Request::CheckpointShow { .. }
+        | Request::Trace { .. }
         | Request::ClusterInfo => match role {
             PeerRole::Admin | PeerRole::Controller | PeerRole::Worker | PeerRole::Observer => true,
         },
@@ -103,6 +104,7 @@ impl Controller {
                 return self.export(step, layer, offset, reply);
             }
             Request::CheckpointCollect => self.collect_all(),
+            Request::Trace { offset } => self.trace(offset),
             Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
             Request::ClusterBackup { digest, offset } => self.backup(digest, offset),
             Request::PutData { hash, offset, bytes } => self.put_data(hash, offset, bytes),

@@ -11,7 +11,7 @@ use super::Controller;
 use super::answers::not_found;
 use crate::api::{
     Answer, Backup, CheckpointDetail, Collected, CopyState, HexDigest, LayerCopy, LayerDetail,
-    LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, encode_answer,
+    LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
 };
 use crate::cluster::keeper::name_of;
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef, layer_bytes};
@@ -122,6 +122,12 @@ impl Controller {
         let total = bytes.len() as u64;
         let bytes = window(&bytes, offset).to_vec();
         Answer::Backup(Backup { digest: found, total, offset, bytes })
+    }
+
+    pub(super) fn trace(&self, offset: u64) -> Answer {
+        let text = self.chronicle.trace().unwrap_or_default();
+        let (total, bytes) = (text.len() as u64, window(text.as_bytes(), offset).to_vec());
+        Answer::Trace(TracePiece { total, offset, bytes })
     }
 }
 

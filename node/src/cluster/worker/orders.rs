@@ -42,6 +42,7 @@ impl Worker {
             | Order::Settle(_)
             | Order::Stop
             | Order::Run { .. }
+            | Order::Save { .. }
             | Order::GoBack
             | Order::Release
             | Order::TakeInventory { .. } => self.tell_device(HostInput::Order(order)),
@@ -157,7 +158,14 @@ impl Worker {
         let span_us = step.span.as_micros() as u64;
         let busy_us = step.busy.as_micros() as u64;
         let waited_us = step.waited.as_micros() as u64;
-        let took = NodeMessage::Took { generation, stage, span_us, busy_us, waited_us };
+        let took = NodeMessage::Took {
+            generation,
+            stage,
+            span_us,
+            busy_us,
+            waited_us,
+            slices: step.slices,
+        };
         self.tell_controllers(&took);
     }
 

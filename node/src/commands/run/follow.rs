@@ -193,6 +193,7 @@ mod tests {
             stages: 1,
             attempts: 1,
             bubble: None,
+            bubble_planned: None,
             eta_s: None,
         }
     }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cluster::home::Home;
@@ -21,6 +22,10 @@ const DEATHS_MAX: u32 = 5;
 const LIVED: Duration = Duration::from_secs(5);
 /// The folder of the controller, and its name.
 const CONTROLLER: &str = "controller";
+/// Processes of a run that was killed let go of its port within this.
+const PORT_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether they have.
+const PORT_PAUSE: Duration = Duration::from_millis(50);
 /// Lines of a log that a failure tells.
 const LAST_LINES: usize = 6;
 
@@ -54,7 +59,7 @@ impl Children {
         // Processes that were interrupted know their controller by the address it had.
         let held = DataFolder::new(folder.join(CONTROLLER)).identity();
         let address = match Home::load(&held) {
-            Ok(Some(home)) => home.bind,
+            Ok(Some(home)) => await_port(home.bind)?,
             Ok(None) => UdpSocket::bind("127.0.0.1:0")
                 .and_then(|socket| socket.local_addr())
                 .map_err(wrong)?,
@@ -201,6 +206,24 @@ impl Children {
         }
         for (_, mut process) in std::mem::take(&mut self.processes) {
             let _ = process.child.wait();
+        }
+    }
+}
+
+/// Waits until the port that a run's processes know its controller by can be had.
+fn await_port(address: SocketAddr) -> Result<SocketAddr, Failure> {
+    let began = Instant::now();
+    loop {
+        match UdpSocket::bind(address) {
+            Ok(_) => return Ok(address),
+            Err(error) if began.elapsed() > PORT_WITHIN => {
+                let what = format!("the run cannot go on at {address}, where it was: {error}");
+                let mut failure = Failure::new(FailureCode::WrongState, what);
+                let detail = Detail::new("its processes know each other by that address");
+                failure.details = vec![detail.hint("end whoever has the port; or another --out")];
+                return Err(failure);
+            }
+            Err(_) => thread::sleep(PORT_PAUSE),
         }
     }
 }

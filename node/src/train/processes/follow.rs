@@ -1,17 +1,21 @@
-//! Follows a run in processes: its events as the news that a run in one process tells.
+//! Follows a run in processes: its events as the news that a run in one process tells. A run that is
+//! to end before its time is held, which keeps the version it is held at.
 
+use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_types::Step;
 
-use super::ASK_PAUSE;
 use super::children::Children;
+use super::retold::Retold;
+use super::{ASK_PAUSE, END_WITHIN};
 use crate::api::client::ApiClient;
-use crate::api::{Event, EventKind, JobPhaseStatus, Request};
+use crate::api::{Answer, Event, EventKind, JobPhaseStatus, JobStatus, Request};
 use crate::commands::follow::Follower;
 use crate::failure::{Detail, Failure, FailureCode};
+use crate::train::events::RollbackEvent;
 use crate::train::interrupt::Interrupt;
 use crate::train::mail::Evaluated;
 use crate::train::news::{News, StepRecord};
@@ -27,22 +31,23 @@ const HELD_OUT_WITHIN: Duration = Duration::from_secs(30);
 pub enum Told<'a> {
     /// What a run in one process tells too.
     News(News),
+    /// Work was dropped, in the words of whoever saw it.
+    Rollback(RollbackEvent),
     /// What only a cluster tells.
     Event(&'a Event),
 }
 
-impl Told<'_> {
-    /// The same, with the bubble that was planned for the run.
-    #[must_use]
-    pub fn with_plan(self, planned: f64) -> Self {
-        match self {
-            Self::News(News::Step(mut record)) => {
-                record.bubbles.planned = planned;
-                Self::News(News::Step(record))
-            }
-            other @ (Self::News(News::Rollback(_) | News::Evaluated(_)) | Self::Event(_)) => other,
-        }
-    }
+/// Is told what happens; breaks if the run is to end with the step under way.
+pub type Observe<'a> = &'a mut dyn FnMut(Told<'_>) -> ControlFlow<()>;
+
+/// What a run is followed for.
+pub struct Wishes<'a> {
+    /// Whether a person wants it to end before its time.
+    pub interrupt: &'a Interrupt,
+    /// Whether held-out text is read at the end.
+    pub reads_held_out: bool,
+    /// The bubble that was planned, until passes were measured.
+    pub bubble_planned: f64,
 }
 
 /// How a run ended.
@@ -56,21 +61,19 @@ pub struct Ended {
 /// Tells what happens until the run is over.
 ///
 /// # Errors
-/// If it ends otherwise than done, or nobody answers for too long.
+/// If it ends otherwise than done or as it was wished, or nobody answers for too long.
 pub fn follow(
     from: u64,
-    (interrupt, reads_held_out): (&Interrupt, bool),
+    wishes: &Wishes<'_>,
     children: &mut Children,
     client: &mut ApiClient<'_>,
-    observe: &mut dyn FnMut(Told<'_>),
+    observe: Observe<'_>,
 ) -> Result<Ended, Failure> {
     let mut follower = Follower::starting_at(from);
-    let (mut held_out, mut heard, mut done_since) = (None, Instant::now(), None);
+    let mut course = Course::new(wishes);
+    let mut heard = Instant::now();
     loop {
         children.look_after()?;
-        if interrupt.is_requested() {
-            return Err(interrupted(children, client));
-        }
         let polled = match follower.poll(client) {
             Ok(polled) => polled,
             Err(error) if heard.elapsed() > SILENCE => return Err(error.into()),
@@ -80,90 +83,201 @@ pub fn follow(
             }
         };
         heard = Instant::now();
-        for event in &polled.events {
-            if let EventKind::HeldOut { step, loss: Some(loss) } = event.kind {
-                held_out = Some(Evaluated { steps_done: step, loss });
-            }
-            match news(&event.kind) {
-                Some(news) => observe(Told::News(news)),
-                None => observe(Told::Event(event)),
-            }
+        if polled.is_other_log {
+            course.retold.begin();
         }
-        if polled.events.is_empty() {
-            if let Some(ended) = over(client, held_out)? {
-                let is_complete = !reads_held_out || ended.held_out.is_some();
-                let since = *done_since.get_or_insert_with(Instant::now);
-                if is_complete || since.elapsed() > HELD_OUT_WITHIN {
-                    return Ok(ended);
+        polled.events.iter().for_each(|event| course.tell(event, observe));
+        course.hold_if_wished(client);
+        if !polled.events.is_empty() {
+            continue;
+        }
+        if let Some(steps_done) = course.over(children, client)? {
+            // What was sealed between the last question and the end.
+            let rest = follower.poll(client).unwrap_or_default();
+            rest.events.iter().for_each(|event| course.tell(event, observe));
+            return Ok(course.ended(steps_done));
+        }
+        thread::sleep(ASK_PAUSE);
+    }
+}
+
+/// How far a run is on its way to its end.
+struct Course<'a> {
+    wishes: &'a Wishes<'a>,
+    /// Whether whoever is told wants no more.
+    is_left: bool,
+    retold: Retold,
+    held_out: Option<Evaluated>,
+    /// Since when nothing but its end is missing.
+    done_since: Option<Instant>,
+    /// Since when all steps are sealed, or it is held: a checkpoint is missing.
+    keeping_since: Option<Instant>,
+    /// Whether it was held from here.
+    is_held: bool,
+    /// What a person should look at, as it was told last.
+    warning: Option<String>,
+}
+
+impl<'a> Course<'a> {
+    fn new(wishes: &'a Wishes<'a>) -> Self {
+        Self {
+            wishes,
+            is_left: false,
+            retold: Retold::default(),
+            held_out: None,
+            done_since: None,
+            keeping_since: None,
+            is_held: false,
+            warning: None,
+        }
+    }
+
+    fn tell(&mut self, event: &Event, observe: Observe<'_>) {
+        if !self.retold.is_new(&event.kind) {
+            return;
+        }
+        if let EventKind::HeldOut { step, loss: Some(loss) } = event.kind {
+            self.held_out = Some(Evaluated { steps_done: step, loss });
+        }
+        if let EventKind::Warning { what } = &event.kind {
+            self.warning = Some(what.clone());
+        }
+        let told = match told(event, self.wishes.bubble_planned) {
+            // Whoever ordered it knows.
+            Told::Event(Event { kind: EventKind::Paused { .. }, .. }) if self.is_held => return,
+            told => told,
+        };
+        self.is_left |= observe(told).is_break();
+    }
+
+    /// Holds a run that is to end before its time, once there is something to keep.
+    fn hold_if_wished(&mut self, client: &mut ApiClient<'_>) {
+        let is_wished = self.is_left || self.wishes.interrupt.is_requested();
+        if !is_wished || self.is_held {
+            return;
+        }
+        let status = client.status().ok().and_then(|status| status.job);
+        if status.is_none_or(|job| job.step == 0) {
+            return;
+        }
+        // If there is no answer, or it is done meanwhile, that shows when it is looked at again.
+        self.is_held = matches!(client.ask(&Request::Pause), Ok(Answer::Job(_)));
+    }
+
+    /// The steps it ended with, if it is over and what it ended with is kept.
+    fn over(
+        &mut self,
+        children: &mut Children,
+        client: &mut ApiClient<'_>,
+    ) -> Result<Option<u64>, Failure> {
+        let Some(job) = client.status().ok().and_then(|status| status.job) else { return Ok(None) };
+        match &job.phase {
+            JobPhaseStatus::Done => Ok(self.is_complete(&job).then_some(job.step)),
+            JobPhaseStatus::Halted { reason } => {
+                let what = format!("the run is held after step {}: {reason}", job.step);
+                Err(Failure::new(FailureCode::WrongState, what))
+            }
+            JobPhaseStatus::Stopped => {
+                let what = format!("somebody stopped the run after step {}", job.step);
+                Err(Failure::new(FailureCode::WrongState, what))
+            }
+            JobPhaseStatus::Paused if self.is_held => {
+                if client.checkpoint(job.step).is_ok() {
+                    return Ok(Some(job.step));
                 }
+                self.check_keeping(&job, children).map(|()| None)
             }
-            thread::sleep(ASK_PAUSE);
+            JobPhaseStatus::Running | JobPhaseStatus::Waiting { .. } | JobPhaseStatus::Paused => {
+                if job.step >= job.step_count {
+                    self.check_keeping(&job, children)?;
+                }
+                Ok(None)
+            }
         }
+    }
+
+    /// Whether the loss on held-out text is there, or will not come any more.
+    fn is_complete(&mut self, job: &JobStatus) -> bool {
+        let is_read = self.held_out.is_some_and(|last| last.steps_done == job.step);
+        let since = *self.done_since.get_or_insert_with(Instant::now);
+        !self.wishes.reads_held_out || is_read || since.elapsed() > HELD_OUT_WITHIN
+    }
+
+    /// A checkpoint that does not come to be is waited for so long and no longer.
+    fn check_keeping(&mut self, job: &JobStatus, children: &mut Children) -> Result<(), Failure> {
+        let since = *self.keeping_since.get_or_insert_with(Instant::now);
+        if since.elapsed() <= END_WITHIN {
+            return Ok(());
+        }
+        let (step, seconds) = (job.step, END_WITHIN.as_secs());
+        let code = match self.wishes.interrupt.is_requested() {
+            true => FailureCode::Interrupted,
+            false => FailureCode::OutOfResource,
+        };
+        let what = format!("the checkpoint after step {step} could not be written in {seconds} s");
+        let mut failure = Failure::new(code, what);
+        failure.details.extend(self.warning.iter().map(|what| Detail::new(what.clone())));
+        failure.details.extend(children.last_words());
+        let out = children.run_folder().display();
+        let detail =
+            Detail::new("there is no model of it; what is sealed stays with its processes");
+        let hint = format!("room on the disk; then the same command with --out {out} goes on");
+        failure.details.push(detail.hint(hint));
+        Err(failure)
+    }
+
+    fn ended(self, steps_done: u64) -> Ended {
+        let held_out = self.held_out.filter(|last| last.steps_done == steps_done);
+        Ended { steps_done, held_out }
     }
 }
 
-/// Whether every step is sealed, and what is known then.
-fn over(client: &mut ApiClient<'_>, held_out: Option<Evaluated>) -> Result<Option<Ended>, Failure> {
-    let Some(job) = client.status().ok().and_then(|status| status.job) else { return Ok(None) };
-    match job.phase {
-        JobPhaseStatus::Done => {
-            let is_last = |last: &Evaluated| last.steps_done == job.step;
-            Ok(Some(Ended { steps_done: job.step, held_out: held_out.filter(is_last) }))
+/// An event as a run in one process would tell it, if it would.
+fn told(event: &Event, bubble_planned: f64) -> Told<'_> {
+    match &event.kind {
+        EventKind::HeldOut { step, loss } => {
+            let loss = loss.unwrap_or(f64::NAN);
+            Told::News(News::Evaluated(Evaluated { steps_done: *step, loss }))
         }
-        JobPhaseStatus::Halted { reason } => {
-            let what = format!("the run is held after step {}: {reason}", job.step);
-            Err(Failure::new(FailureCode::WrongState, what))
+        EventKind::Rollback { step, verdict, reason } => {
+            let verdict = verdict_of(verdict, None).name();
+            Told::Rollback(RollbackEvent { step: *step, verdict, reason: reason.clone() })
         }
-        JobPhaseStatus::Stopped => {
-            let what = format!("somebody stopped the run after step {}", job.step);
-            Err(Failure::new(FailureCode::WrongState, what))
-        }
-        JobPhaseStatus::Running | JobPhaseStatus::Waiting { .. } | JobPhaseStatus::Paused => {
-            Ok(None)
-        }
+        kind => step_record(kind, bubble_planned)
+            .map_or(Told::Event(event), |record| Told::News(News::Step(record))),
     }
 }
 
-/// Ends the processes of a run that a person does not want to wait for; what is sealed stays.
-fn interrupted(children: &mut Children, client: &mut ApiClient<'_>) -> Failure {
-    let step = client.status().ok().and_then(|status| status.job).map_or(0, |job| job.step);
-    let _ = client.ask(&Request::Pause);
-    children.end();
-    let what = format!("interrupted after step {step}; nothing that was sealed is lost");
-    let mut failure = Failure::new(FailureCode::Interrupted, what);
-    let out = children.run_folder().display();
-    let detail = Detail::new("its processes have ended");
-    failure.details = vec![detail.hint(format!("the same command with --out {out} goes on"))];
-    failure
-}
-
-/// An event as a run in one process would tell it.
-fn news(kind: &EventKind) -> Option<News> {
-    if let EventKind::HeldOut { step, loss } = kind {
-        let loss = loss.unwrap_or(f64::NAN);
-        return Some(News::Evaluated(Evaluated { steps_done: *step, loss }));
-    }
+fn step_record(kind: &EventKind, bubble_planned: f64) -> Option<StepRecord> {
     let EventKind::Step { step, loss, gnorm, verdict, clip, lr, ms, tokens_per_s, .. } = kind
     else {
         return None;
     };
-    let EventKind::Step { attempts, bubble, .. } = kind else { return None };
+    let EventKind::Step { attempts, bubble, bubble_planned: measured, generation, stages, .. } =
+        kind
+    else {
+        return None;
+    };
     let elapsed = Duration::from_secs_f64(ms / 1e3);
-    Some(News::Step(StepRecord {
-        step: Step(step - 1),
+    let planned = measured.unwrap_or(bubble_planned);
+    Some(StepRecord {
+        step: Step(step.saturating_sub(1)),
         loss: loss.unwrap_or(f64::NAN),
         norm: gnorm.unwrap_or(f64::NAN),
         verdict: verdict_of(verdict, *clip),
         lr: *lr,
         elapsed,
         tokens: (tokens_per_s * elapsed.as_secs_f64()).round() as u64,
-        bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned: f64::NAN },
+        bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned },
         attempts: *attempts,
-    }))
+        generation: *generation,
+        stage_count: *stages,
+    })
 }
 
 fn verdict_of(name: &str, clip: Option<f64>) -> Verdict {
     match (name, clip) {
+        ("replay", _) => Verdict::Replay,
         ("skip", _) | (_, None) => Verdict::Skip,
         ("keep", Some(_)) => Verdict::Keep,
         (_, Some(clip)) => Verdict::Clip { coefficient: clip as f32 },

@@ -1,0 +1,100 @@
+//! What a controller that was started again tells once more: it reads its log from the beginning, and
+//! tells all of it as if it happened now.
+
+use crate::api::EventKind;
+
+/// How far a run was told.
+#[derive(Debug, Default)]
+pub struct Retold {
+    /// Whether what comes may have been told by the life before.
+    is_retelling: bool,
+    step: u64,
+    generation: u64,
+    running: u64,
+    checkpoint: u64,
+}
+
+impl Retold {
+    /// Another life tells from now on, from the beginning.
+    pub fn begin(&mut self) {
+        self.is_retelling = true;
+    }
+
+    /// Whether this was not told before. From the first thing on that is new, everything is.
+    pub fn is_new(&mut self, kind: &EventKind) -> bool {
+        let numbered = match kind {
+            EventKind::Step { step, .. } => Some((&mut self.step, *step)),
+            EventKind::Plan { generation, .. } => Some((&mut self.generation, *generation)),
+            EventKind::Running { generation, .. } => Some((&mut self.running, *generation)),
+            EventKind::Checkpoint { step, .. } => Some((&mut self.checkpoint, *step)),
+            EventKind::Started { .. }
+            | EventKind::Leader { .. }
+            | EventKind::Joined { .. }
+            | EventKind::Draining { .. }
+            | EventKind::Lost { .. }
+            | EventKind::RunStarted { .. }
+            | EventKind::Paused { .. }
+            | EventKind::Resumed { .. }
+            | EventKind::Stopped { .. }
+            | EventKind::Halted { .. }
+            | EventKind::Done { .. }
+            | EventKind::HeldOut { .. }
+            | EventKind::Rollback { .. }
+            | EventKind::Rewound { .. }
+            | EventKind::QuorumLost
+            | EventKind::QuorumHeld
+            | EventKind::TokenCreated { .. }
+            | EventKind::TokenRevoked { .. }
+            | EventKind::Warning { .. }
+            | EventKind::Other => None,
+        };
+        if let Some((told, found)) = numbered {
+            self.is_retelling &= found <= *told;
+            if !self.is_retelling {
+                *told = found;
+            }
+        }
+        // Text that was held out and warnings are no part of a log.
+        !self.is_retelling || matches!(kind, EventKind::HeldOut { .. } | EventKind::Warning { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_types::Bytes;
+
+    fn checkpoint(step: u64) -> EventKind {
+        EventKind::Checkpoint { step, bytes: Bytes(1), ms: None }
+    }
+
+    fn running(generation: u64) -> EventKind {
+        EventKind::Running {
+            generation,
+            layers_moved: 0,
+            bytes_moved: Bytes(0),
+            bytes_floor: Bytes(0),
+            moved_ms: None,
+            pause_ms: None,
+        }
+    }
+
+    fn rewound() -> EventKind {
+        EventKind::Rewound { to_step: 2, reason: "lost".to_owned() }
+    }
+
+    #[test]
+    fn what_another_life_tells_again_is_told_once() {
+        let mut retold = Retold::default();
+        let new = |retold: &mut Retold, kinds: &[EventKind]| -> Vec<bool> {
+            kinds.iter().map(|kind| retold.is_new(kind)).collect()
+        };
+        let first = [running(1), checkpoint(4), rewound(), running(2), checkpoint(4)];
+        assert_eq!(new(&mut retold, &first), [true; 5]);
+        retold.begin();
+        assert_eq!(new(&mut retold, &first), [false; 5]);
+        let warning = EventKind::Warning { what: "a disk is full".to_owned() };
+        let kinds = [EventKind::QuorumHeld, warning, checkpoint(8), rewound(), checkpoint(4)];
+        assert_eq!(new(&mut retold, &kinds), [false, true, true, true, true]);
+    }
+}
