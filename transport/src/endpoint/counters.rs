@@ -77,6 +77,8 @@ pub struct DoorCounters {
     pub ignored: u64,
     /// Handshakes that failed: wrong cluster, no certificate, damage.
     pub failed: u64,
+    /// Attempts not answered because too many from their address were under way.
+    pub ignored_of_address: u64,
     /// Handshakes or hellos that took too long.
     pub late: u64,
     /// Members refused: banned, forged, crowded, duplicate.
