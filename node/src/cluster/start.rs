@@ -65,15 +65,6 @@ pub struct WorkerMeans {
     pub spot: NoticeSource,
 }
 
-/// Within what time the cluster notices and acts.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Without a heartbeat, until a member is lost.
-    pub detect_timeout: Duration,
-    /// After the last change of members, until those who came are planned in.
-    pub settle: Duration,
-}
-
 /// A node that may start: its folder is held, its identity read.
 pub struct Node {
     /// Where its data is.
@@ -84,8 +75,6 @@ pub struct Node {
     pub credentials: Credentials,
     /// Where its log lines are shown.
     pub echo: Echo,
-    /// Within what time the cluster acts, if this node leads.
-    pub pace: Pace,
     /// What the system or a person wants of it.
     pub signals: mpsc::Receiver<Signal>,
 }
@@ -191,7 +180,7 @@ fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failur
     let home = &node.home;
     let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
     raft.write_ticks_max = WRITE_TICKS_MAX;
-    let timing = duty_timing(node.pace.detect_timeout, node.pace.settle);
+    let timing = duty_timing();
     let setup = CoreSetup { cluster: home.cluster, raft, timing, contact: contact.clone() };
     let others: Vec<NodeId> =
         home.controllers.keys().copied().filter(|other| *other != home.node).collect();

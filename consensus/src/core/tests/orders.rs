@@ -291,7 +291,10 @@ fn status_says_why_nothing_is_sealed() {
 
 #[test]
 fn status_says_why_there_is_no_plan() {
-    let mut core = leader(&Log::with_job(spec(), &[1, 2]).state);
+    // The workers say nothing, and are not lost meanwhile.
+    let lost_after_ticks = 2 * super::pump::TIMING.inventory_ticks;
+    let patient = JobSpec { lost_after_ticks, ..spec() };
+    let mut core = leader(&Log::with_job(patient, &[1, 2]).state);
     for number in [1, 2] {
         let none = Unsolvable { nodes: 2, reason: "memory".to_owned() };
         let input = Input::Solved { number, solution: Box::new(Err(none.clone())) };
