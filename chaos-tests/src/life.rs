@@ -30,6 +30,11 @@ use crate::options::{Model, Options};
 use crate::reference::Reference;
 use crate::world::{Outcome, Setup, World};
 
+/// Ticks without a heartbeat until a leader of a life takes a member to be lost.
+pub(crate) const LOST_AFTER_TICKS: u32 = 24;
+/// Ticks that it waits for more members when one joins.
+const SETTLE_TICKS: u32 = 8;
+
 /// The usual norm of a float life's gradient, so that a share of it clips now and then.
 const FLOAT_NORM: f64 = 1.0;
 /// The mean of what a tensor of the digest model adds to the square of the norm.
@@ -126,6 +131,8 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         attest_every: options.attest_every,
         stages_max: options.blocks,
         workers_min: 1,
+        lost_after_ticks: LOST_AFTER_TICKS,
+        settle_ticks: SETTLE_TICKS,
     };
     let stage = stage_setup(options, model, clip_norm, case.seed);
     (spec, stage)

@@ -193,6 +193,8 @@ fn spec(step_count: u64) -> JobSpec {
         attest_every: 0,
         stages_max: 1,
         workers_min: 1,
+        lost_after_ticks: 100,
+        settle_ticks: 10,
     }
 }
 

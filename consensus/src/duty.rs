@@ -45,14 +45,12 @@ pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 /// How long a leader waits for what, in its own ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct DutyTiming {
-    /// Without a heartbeat, until a member is lost.
+    /// Without a heartbeat, until a member is lost, as long as there is no job that says it.
     pub lost_after_ticks: u32,
     /// Without a seal, until a running plan is given up.
     pub stall_ticks: u32,
     /// Until a plan that loads is given up.
     pub load_ticks: u32,
-    /// After the last change of members, until those who came are planned in.
-    pub settle_ticks: u32,
     /// Until an inventory goes on without those who did not answer.
     pub inventory_ticks: u32,
 }
@@ -220,7 +218,7 @@ impl Duties {
     pub fn handle_tick(&mut self, state: &State) {
         self.now += 1;
         self.gone.handle_tick(state, self.now);
-        let lost = self.watch.overdue(state, self.now, &self.timing);
+        let lost = self.watch.overdue(state, self.now, self.lost_after_ticks(state));
         for (holder, reason) in lost {
             self.note_change(MemberChange::Lost { holder, reason });
         }
@@ -319,6 +317,11 @@ impl Duties {
     pub fn withheld(&self, state: &State) -> Option<Withheld> {
         let sealing = self.sealing.as_ref()?;
         sealing.decide(state).err()
+    }
+
+    /// How long a member may be silent.
+    fn lost_after_ticks(&self, state: &State) -> u32 {
+        state.job().map_or(self.timing.lost_after_ticks, |job| job.spec.lost_after_ticks)
     }
 
     fn is_in_flight(&self, lane: Lane) -> bool {

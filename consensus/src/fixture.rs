@@ -24,6 +24,10 @@ use crate::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, TensorSum, T
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
 pub(crate) const LAYERS: u32 = 4;
+/// Ticks of silence that the job of [`spec`] allows.
+pub(crate) const LOST_AFTER_TICKS: u32 = 10;
+/// Ticks that it waits for more workers.
+pub(crate) const SETTLE_TICKS: u32 = 5;
 pub(crate) const RESOURCES: Resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
 
 /// Twelve steps of two microbatches, a checkpoint every four of which two are kept, state attested
@@ -50,6 +54,8 @@ pub(crate) fn spec() -> JobSpec {
         attest_every: 3,
         stages_max: 4,
         workers_min: 1,
+        lost_after_ticks: LOST_AFTER_TICKS,
+        settle_ticks: SETTLE_TICKS,
     }
 }
 

@@ -66,6 +66,11 @@ pub struct JobSpec {
     pub stages_max: u32,
     /// Workers without which no plan is made.
     pub workers_min: u32,
+    /// Ticks without a heartbeat, until a member is lost. Here, because whoever leads next must wait
+    /// as long as whoever leads now.
+    pub lost_after_ticks: u32,
+    /// Ticks after the last change of members, until those who came are planned in.
+    pub settle_ticks: u32,
 }
 
 /// Why a configuration is not accepted.
@@ -239,6 +244,7 @@ impl JobSpec {
             ("stages_max", u64::from(self.stages_max)),
             ("workers_min", u64::from(self.workers_min)),
             ("checkpoints_kept", u64::from(self.checkpoints_kept)),
+            ("lost_after_ticks", u64::from(self.lost_after_ticks)),
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(JobRefusal::Zero { what });

@@ -7,6 +7,7 @@
 //! ```
 
 mod again;
+mod breaches;
 pub mod chronicle;
 mod controller;
 pub mod data;
@@ -14,6 +15,7 @@ pub mod device;
 mod disk;
 pub mod document;
 pub mod ending;
+pub mod frames;
 pub mod home;
 pub mod journal;
 mod keeper;
@@ -25,6 +27,7 @@ pub mod signals;
 mod solver;
 mod start;
 mod stopwatch;
+mod stores;
 pub mod tick;
 mod wire;
 mod worker;
@@ -33,7 +36,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use zbelastic_consensus::member::Resources;
@@ -56,7 +58,7 @@ use again::Beginner;
 use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
-use start::{Node, Pace, WorkerMeans, by_node, load_credentials, run_controller, run_worker};
+use start::{Node, WorkerMeans, by_node, load_credentials, run_controller, run_worker};
 
 /// The port, if nothing is said.
 pub const PORT_DEFAULT: u16 = 7000;
@@ -64,10 +66,6 @@ pub const PORT_DEFAULT: u16 = 7000;
 const FIRST_NODE: NodeId = NodeId(1);
 /// What an administrator's certificate names where others name a node.
 const ADMIN_NODE: NodeId = NodeId(0);
-/// Without a heartbeat for so long a member is lost: a pause of a third of a second changes nothing.
-const DETECT_TIMEOUT: Duration = Duration::from_millis(700);
-/// So long nobody may come before those who came are planned in together.
-const SETTLE: Duration = Duration::from_millis(500);
 
 /// The process behind `init`: founds a cluster, or goes on as its first controller.
 ///
@@ -154,8 +152,7 @@ fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
     let runtime = runtime()?;
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
-        let pace = Pace { detect_timeout: DETECT_TIMEOUT, settle: SETTLE };
-        let node = Node { folder, home, credentials, echo: Echo::Yes, pace, signals };
+        let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
         run_controller(node, authority).await
     })?;
     ended(ending)
@@ -218,8 +215,7 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
     let means = means(args);
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
-        let pace = Pace { detect_timeout: DETECT_TIMEOUT, settle: SETTLE };
-        let node = Node { folder, home, credentials, echo: Echo::Yes, pace, signals };
+        let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
         run_worker(node, means).await
     })?;
     ended(ending)

@@ -58,7 +58,10 @@ fn free_address() -> String {
 
 impl Cluster {
     fn new() -> Self {
-        let root = tempfile::tempdir().expect("a folder");
+        Self::in_folder(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn in_folder(root: TempDir) -> Self {
         let address = free_address();
         let folder = root.path().join("controller");
         let mut command = zbelastic(&folder);
@@ -122,13 +125,17 @@ impl Cluster {
     }
 
     fn run(&self, steps: u64) {
-        self.run_with_copies(steps, 1);
+        self.run_with(steps, "");
     }
 
     fn run_with_copies(&self, steps: u64, copies: u32) {
+        self.run_with(steps, &format!("[elastic]\ncopies = {copies}\n"));
+    }
+
+    /// Begins a run, with `more` about its checkpoints, or sections after them.
+    fn run_with(&self, steps: u64, more: &str) {
         let toml = format!(
-            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n\
-             [elastic]\ncopies = {copies}\n"
+            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n{more}"
         );
         let config = load_document("test", &toml).expect("a configuration").config;
         let text: Vec<u8> = (0..200_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
@@ -136,7 +143,7 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml, name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        let request = Request::Run { document, corpus };
+        let request = Request::Run { document, corpus, weights: None };
         self.ask(|client| {
             while let Answer::DataWanted(held) = client.ask(&request)? {
                 let bytes = text[held.held as usize..].to_vec();
@@ -296,6 +303,77 @@ fn power_cut_of_everything_loses_no_step() {
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());
+}
+
+/// Files below a folder.
+fn files(folder: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
+}
+
+/// Three nodes share a disk for checkpoints, and come back to it after a power cut.
+#[test]
+fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
+    let mut cluster = Cluster::new();
+    let disk = cluster.root.path().join("disk/checkpoints");
+    ["a", "b"].into_iter().for_each(|name| cluster.join(name));
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 3).then_some(()));
+    cluster.run_with(STEPS, &format!("dir = {:?}\n", disk.display().to_string()));
+    cluster.wait("a checkpoint", |cluster| {
+        let status = cluster.status()?;
+        status.checkpoints.last().filter(|found| found.step >= 10).map(|_| ())
+    });
+    let nodes = ["controller", "a", "b"].map(|name| cluster.kill(name));
+    let stores: Vec<_> = std::fs::read_dir(&disk).expect("it was made").collect();
+    assert_eq!(stores.len(), 3, "one for each node");
+    for store in stores {
+        assert!(files(&store.expect("readable").path().join("chunks")) > 0);
+    }
+    for node in &nodes {
+        assert_eq!(files(&node.folder.join("store/chunks")), 0, "{}", node.folder.display());
+    }
+    let [controller, a, b] = nodes;
+    cluster.again(b, &["join"]);
+    cluster.again(controller, &["init"]);
+    cluster.again(a, &["join"]);
+    let after = cluster.wait("it comes back", Cluster::step);
+    assert!(after >= 10, "goes on from a checkpoint, not from {after}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+/// What `train` makes of a folder's weights with threads, a cluster makes of them too.
+#[test]
+fn run_from_a_folder_of_weights_ends_like_train_with_threads() {
+    let root = tempfile::tempdir().expect("a folder");
+    let text = "she sells sea shells by the sea shore; ".repeat(4000);
+    std::fs::write(root.path().join("text.txt"), text).expect("writable");
+    let command = |line: &str| {
+        let mut command = zbelastic(&root.path().join("controller"));
+        command.current_dir(root.path()).args(line.split_whitespace());
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{line}: {output:?}");
+        output
+    };
+    let keys = "--text text.txt --set train.seq_len=16 --set train.global_batch=8";
+    let shape = "--set model.preset=tiny --steps 3 --seed 5";
+    command(&format!("train --threads-only {shape} {keys} --out first"));
+    let from = format!("--set model.from_hf=first/model {keys} --steps 12 --seed 6");
+    command(&format!("train --threads-only --workers 2 {from} --out second"));
+    let run = std::fs::read(root.path().join("second/run.json")).expect("it ended");
+    let run: serde_json::Value = serde_json::from_slice(&run).expect("JSON");
+    let mut cluster = Cluster::in_folder(root);
+    ["a", "b", "c"].into_iter().for_each(|name| cluster.join(name));
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 4).then_some(()));
+    let mut submit = zbelastic(&cluster.nodes[0].folder);
+    submit.current_dir(cluster.root.path()).args(["run", "--detach"]);
+    let submitted = submit.args(from.split_whitespace()).output().expect("it runs");
+    assert!(submitted.status.success(), "{submitted:?}");
+    let told = String::from_utf8_lossy(&submitted.stderr).into_owned();
+    assert!(told.contains("of weights"), "{told}");
+    assert_eq!(run["digest"], cluster.digest(12).to_string());
 }
 
 #[test]

@@ -112,6 +112,8 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
     let spec = JobSpec {
         document: Vec::new(),
         workers_min: 1,
+        lost_after_ticks: 100,
+        settle_ticks: 10,
         config: Digest([0; 32]),
         layer_tensors: vec![1; plan.sources.len()],
         layer_bytes: Vec::new(),

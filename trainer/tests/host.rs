@@ -63,6 +63,8 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         attest_every: 0,
         stages_max: STAGES,
         workers_min: 1,
+        lost_after_ticks: 100,
+        settle_ticks: 10,
     };
     let stage = plan.stages.iter().position(|holder| holder.node == NodeId(node));
     HostInput::Order(Order::Load(Box::new(LoadOrder {

@@ -39,6 +39,7 @@ pub use certificate::{
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
 pub use folder::{Damage, FolderFault, check_permissions};
+pub(crate) use gate::counted;
 pub use gate::{ATTEMPTS_MAX, ATTEMPTS_PER_ADDRESS_MAX, JoinDelay, JoinGate};
 pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,

@@ -26,6 +26,12 @@ pub struct Limits {
     pub handshakes_pending_max: usize,
     /// Handshakes under way from which on an address must be proved first, by a stateless Retry.
     pub handshakes_before_retry: usize,
+    /// Handshakes under way at once from one address, or one network of 64 bits of IPv6. More are not
+    /// answered, so that nobody takes the room of all others.
+    pub handshakes_per_address_max: usize,
+    /// Handshakes under way from one address from which on it must be proved first. Fewer than may
+    /// be under way: whoever writes another's address on its datagrams does not keep that one out.
+    pub handshakes_per_address_before_retry: usize,
     /// How long a handshake and the hello after it may take. Then the connection is closed.
     pub handshake_within: Duration,
     /// How long a peer may be silent before it counts as lost.
@@ -79,6 +85,8 @@ impl Default for Limits {
         Self {
             handshakes_pending_max: 256,
             handshakes_before_retry: 64,
+            handshakes_per_address_max: 64,
+            handshakes_per_address_before_retry: 16,
             handshake_within: Duration::from_secs(5),
             idle_within: Duration::from_secs(10),
             keep_alive_every: Duration::from_secs(1),

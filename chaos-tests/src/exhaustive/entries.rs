@@ -41,6 +41,8 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         attest_every: 1,
         stages_max: bounds.stages,
         workers_min: 1,
+        lost_after_ticks: 1,
+        settle_ticks: 0,
     }
 }
 

@@ -25,6 +25,7 @@ use crate::access::{contacts, credentials};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::disk::Disk;
+use crate::life::LOST_AFTER_TICKS;
 use crate::markers::Marker;
 use crate::network::Lane;
 use crate::queue::Moment;
@@ -35,10 +36,9 @@ const ELECTION_TICKS_APART: u32 = 4;
 
 /// How long a leader of a life waits for what.
 const TIMING: DutyTiming = DutyTiming {
-    lost_after_ticks: 24,
+    lost_after_ticks: LOST_AFTER_TICKS,
     stall_ticks: 160,
     load_ticks: 200,
-    settle_ticks: 8,
     inventory_ticks: 40,
 };
 

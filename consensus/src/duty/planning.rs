@@ -113,7 +113,7 @@ impl Duties {
             return Some(PlanReason::Draining { count: draining });
         }
         let has_room = (plan.stages.len() as u32) < spec.stages_max;
-        let is_settled = self.now - self.members_changed >= u64::from(self.timing.settle_ticks);
+        let is_settled = self.now - self.members_changed >= u64::from(spec.settle_ticks);
         if spare > 0 && has_room && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }

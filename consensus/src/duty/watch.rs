@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::NodeId;
 
-use super::DutyTiming;
 use crate::member::{Holder, LossReason};
 use crate::message::Pulse;
 use crate::mutant::{self, Mutant};
@@ -54,7 +53,7 @@ impl Watch {
         &self,
         state: &State,
         now: u64,
-        timing: &DutyTiming,
+        lost_after_ticks: u32,
     ) -> Vec<(Holder, LossReason)> {
         let loading = state.plan().filter(|plan| matches!(plan.phase, PlanPhase::Loading(_)));
         let ticks_max = state.plan().map_or(u32::MAX, |plan| plan.record.op_ticks_max);
@@ -67,7 +66,7 @@ impl Watch {
             let ticks = heard.pulse.busy_ticks;
             if is_waited_for(heard) {
                 None
-            } else if silent > timing.lost_after_ticks {
+            } else if silent > lost_after_ticks {
                 Some((heard.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
                 Some((heard.holder, LossReason::OpOverdue { ticks, ticks_max }))

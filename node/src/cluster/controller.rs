@@ -32,6 +32,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{NodeId, Step};
 
+use super::breaches::Breaches;
 use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
@@ -42,6 +43,7 @@ use super::keeper::{Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::solver::{Solved, Solver};
+use super::stores::Places;
 use super::tick::TICK;
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
@@ -67,6 +69,8 @@ pub struct ControllerSetup {
     pub credentials: Credentials,
     /// Where all of these are kept.
     pub identity: PathBuf,
+    /// Where checkpoints are kept.
+    pub places: Places,
 }
 
 /// The parts that a controller is made of.
@@ -119,6 +123,8 @@ struct Controller {
     keeper: Keeper,
     peers: Peers,
     journal: Journal,
+    /// Connections that ended because somebody broke a rule.
+    breaches: Breaches,
     chronicle: Chronicle,
     /// Orders of people that wait for what was proposed for them.
     orders: orders::Orders,
@@ -192,6 +198,7 @@ impl Controller {
             keeper,
             peers,
             journal,
+            breaches: Breaches::default(),
             chronicle: Chronicle::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
@@ -236,6 +243,8 @@ impl Controller {
                 self.peers.note_up(peer.node);
             }
             TransportEvent::Down { peer, reason } => {
+                let told = self.breaches.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.tell(kind));
                 self.roads.remove(&peer.node);
                 self.peers.note_down(peer.node);
                 self.tell_core(Input::Closed { node: peer.node });
@@ -457,9 +466,23 @@ impl Controller {
         match JobDocument::of_job(&spec) {
             Ok(job) => {
                 self.want_data(&job.job);
+                self.use_store(&job.job);
                 self.chronicle.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
+        }
+    }
+
+    /// Keeps checkpoints where the job says.
+    fn use_store(&mut self, job: &JobDocument) {
+        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
+        match self.setup.places.of_job(dir, home.cluster, home.node) {
+            Ok(folder) => {
+                if self.keeper.use_store(folder).is_err() {
+                    self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
+                }
+            }
+            Err(error) => self.journal.warn(format!("checkpoint.dir: {error}")),
         }
     }
 

@@ -9,6 +9,7 @@ use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::Digest;
 
+use super::tick::ticks_of;
 use super::wire::layer_bytes;
 use crate::config::{RunConfig, WindowChoice};
 
@@ -171,6 +172,8 @@ impl JobDocument {
             attest_every: ATTEST_EVERY,
             workers_min: config.elastic.min_nodes,
             stages_max: config.model.blocks.min(STAGES_MAX),
+            lost_after_ticks: ticks_of(config.elastic.detect_timeout),
+            settle_ticks: ticks_of(config.elastic.settle),
         }
     }
 
@@ -193,4 +196,35 @@ impl JobDocument {
 
 const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
     zbelastic_consensus::job::WindowPolicy::Fixed(window)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load_document;
+
+    #[test]
+    fn what_the_configuration_says_about_time_is_agreed_on_with_the_job() {
+        let check = |text: &str, lost_after_ticks, settle_ticks| {
+            let toml = format!("[model]\npreset = \"tiny\"\n{text}");
+            let config = load_document("test", &toml).expect("legal").config;
+            let job = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+            let spec = job.spec(job.encode().expect("short"));
+            assert_eq!(
+                (spec.lost_after_ticks, spec.settle_ticks),
+                (lost_after_ticks, settle_ticks)
+            );
+            assert_eq!(spec.check(), Ok(()));
+        };
+        check("", 70, 50);
+        check("[elastic]\nsettle = \"80ms\"\ndetect_timeout = \"240ms\"\n", 24, 8);
+        check("[elastic]\nsettle = \"1m\"\ndetect_timeout = \"10s\"\n", 1000, 6000);
+    }
+
+    /// The words of `elastic.detect_timeout` name both numbers.
+    #[test]
+    fn the_heartbeat_is_what_the_configuration_says_it_is() {
+        use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
+        assert_eq!((HEARTBEATS_LEAST, HEARTBEAT_MS), (4, 60));
+    }
 }

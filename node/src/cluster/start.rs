@@ -31,6 +31,7 @@ use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
 use super::recovery;
 use super::solver::Solver;
+use super::stores::{PlaceError, Places, Stores};
 use super::tell_administrator;
 use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
@@ -67,15 +68,6 @@ pub struct WorkerMeans {
     pub spot: NoticeSource,
 }
 
-/// Within what time the cluster notices and acts.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Without a heartbeat, until a member is lost.
-    pub detect_timeout: Duration,
-    /// After the last change of members, until those who came are planned in.
-    pub settle: Duration,
-}
-
 /// A node that may start: its folder is held, its identity read.
 pub struct Node {
     /// Where its data is.
@@ -86,8 +78,6 @@ pub struct Node {
     pub credentials: Credentials,
     /// Where its log lines are shown.
     pub echo: Echo,
-    /// Within what time the cluster acts, if this node leads.
-    pub pace: Pace,
     /// What the system or a person wants of it.
     pub signals: mpsc::Receiver<Signal>,
 }
@@ -117,15 +107,41 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
         failure.details = vec![detail.hint("another --bind; with port 0 it is any that is free")];
         failure
     })?;
-    let store = SledStore::open(Arc::new(RealFiles), &node.folder.store());
-    let store = store.map_err(|error| storage("the store", error.is_full(), &error))?;
+    let mut stores = Stores::new(Places::new(node.folder.clone()));
+    let store = open_store(&mut stores, &node.folder)?;
     let data = node.folder.root().join("data");
     std::fs::create_dir_all(&data).map_err(|error| internal("the folder of texts", &error))?;
-    let keeper = Keeper::start(Arc::new(store), data);
+    let mut journal = Journal::open(&node.folder.events(), node.echo)
+        .map_err(|error| internal("events.jsonl", &error))?;
+    let store = match store {
+        Ok(store) => Some(store),
+        Err(error) => {
+            journal.warn(format!("nothing is kept here: {error}"));
+            None
+        }
+    };
+    let keeper = Keeper::start(stores, store, data);
     let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
-    let journal = Journal::open(&node.folder.events(), node.echo);
-    let journal = journal.map_err(|error| internal("events.jsonl", &error))?;
     Ok(Parts { transport, events, keeper, kept, journal })
+}
+
+/// The store that the node used last. One in the data folder must be there; one that a job named may
+/// lie on a disk that is gone, and the node is of use without.
+///
+/// # Errors
+/// If it is in the data folder and cannot be opened, or it is not known where it is.
+fn open_store(
+    stores: &mut Stores,
+    folder: &DataFolder,
+) -> Result<Result<Arc<SledStore>, PlaceError>, Failure> {
+    let place = Places::new(folder.clone()).last();
+    let place = place.map_err(|error| storage("the store", false, &error))?;
+    match stores.get(&place) {
+        Err(PlaceError::Store { source, .. }) if place == folder.store() => {
+            Err(storage("the store", source.is_full(), &source))
+        }
+        store => Ok(store),
+    }
 }
 
 /// Runs a worker.
@@ -148,6 +164,7 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         home: home.clone(),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
+        places: Places::new(node.folder.clone()),
     };
     let settings = NoticeSettings::from_environment(means.spot)
         .map_err(|error| Failure::usage("the environment", vec![Detail::new(error.to_string())]))?;
@@ -184,6 +201,7 @@ pub async fn run_controller(
         home: node.home.clone(),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
+        places: Places::new(node.folder.clone()),
     };
     let authority = Arc::new(authority);
     let parts = ControllerParts { core, disk, solver, authority, transport, keeper, journal };
@@ -195,7 +213,7 @@ fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failur
     let home = &node.home;
     let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
     raft.write_ticks_max = WRITE_TICKS_MAX;
-    let timing = duty_timing(node.pace.detect_timeout, node.pace.settle);
+    let timing = duty_timing();
     let setup = CoreSetup { cluster: home.cluster, raft, timing, contact: contact.clone() };
     let others: Vec<NodeId> =
         home.controllers.keys().copied().filter(|other| *other != home.node).collect();

@@ -8,8 +8,16 @@ use zbelastic_consensus::seat::SeatTiming;
 /// The length of a tick. Everything that a core counts in ticks is a multiple of this.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// A worker's heartbeat: ten in what it takes to be called lost.
+/// A worker's heartbeat: more than ten in what it takes to be called lost, if nothing is said.
 pub const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 6, resend_ticks: 10 };
+/// The time from one heartbeat to the next, in milliseconds.
+pub const HEARTBEAT_MS: u64 = SEAT_TIMING.beat_ticks as u64 * TICK.as_millis() as u64;
+/// Heartbeats that must fit into the silence that a configuration allows: one is late when a
+/// machine is busy, a second when a datagram is lost with it.
+pub const HEARTBEATS_LEAST: u64 = 4;
+/// Without a heartbeat for so long a member is lost while there is no job. A job's default is the
+/// same: a pause of a third of a second changes nothing.
+const LOST_AFTER: Duration = Duration::from_millis(700);
 
 /// Ticks to an election of the controller with the lowest number, and between two of them.
 const ELECTION_TICKS_MIN: u32 = 20;
@@ -24,14 +32,14 @@ const LOAD: Duration = Duration::from_secs(60);
 /// An inventory goes on without those who did not answer for so long.
 const INVENTORY: Duration = Duration::from_millis(400);
 
-/// How long a leader waits for what, with `lost_after` and `settle` as configured.
+/// How long a leader waits for what. A job says itself how long a member of its cluster may be
+/// silent, and how long more members are waited for.
 #[must_use]
-pub fn duty_timing(lost_after: Duration, settle: Duration) -> DutyTiming {
+pub fn duty_timing() -> DutyTiming {
     DutyTiming {
-        lost_after_ticks: ticks_of(lost_after),
+        lost_after_ticks: ticks_of(LOST_AFTER),
         stall_ticks: ticks_of(STALL),
         load_ticks: ticks_of(LOAD),
-        settle_ticks: ticks_of(settle),
         inventory_ticks: ticks_of(INVENTORY),
     }
 }

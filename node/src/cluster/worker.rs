@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -30,17 +31,20 @@ use zbelastic_transport::{
     CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
     Transport, TransportEvent,
 };
-use zbelastic_types::{ClusterId, NodeId, Step};
+use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
+use super::breaches::Breaches;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
 use super::ending::{DrainCause, Ending, Signal, is_removal};
+use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
+use super::stores::Places;
 use super::tick::{SEAT_TIMING, TICK};
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
@@ -77,6 +81,8 @@ pub struct WorkerSetup {
     pub credentials: Credentials,
     /// Where all of these are kept.
     pub identity: PathBuf,
+    /// Where checkpoints are kept.
+    pub places: Places,
 }
 
 /// The parts that a worker is made of.
@@ -140,6 +146,8 @@ struct Worker {
     shelf: Shelf,
     peers: Peers,
     journal: Journal,
+    /// Connections that ended because somebody broke a rule.
+    breaches: Breaches,
     readiness: Readiness,
     /// Layers that are on their way here.
     arriving: BTreeSet<BulkKey>,
@@ -153,6 +161,8 @@ struct Worker {
     drain: Option<Signal>,
     /// The notice that it drains for.
     notice: Option<Notice>,
+    /// The job whose store is used.
+    stored: Option<Digest>,
 }
 
 /// Runs a worker until it ends.
@@ -188,6 +198,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         shelf,
         peers,
         journal,
+        breaches: Breaches::default(),
         readiness: Readiness::Idle,
         arriving: BTreeSet::new(),
         arrivals,
@@ -197,6 +208,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         ending: None,
         drain: None,
         notice: None,
+        stored: None,
     };
     let version = env!("CARGO_PKG_VERSION").to_owned();
     worker.journal.tell(EventKind::Started { node: worker.setup.node, version });
@@ -228,9 +240,12 @@ fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &Shelf) {
     let to_device = device.clone();
     transport.set_frame_sink(Box::new(move |frame| {
         // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
-        if let Ok(frame) = wire::incoming(frame) {
-            let _ = to_device.tell(DeviceInput::Host(HostInput::Peer(frame)));
-        }
+        let input = match incoming(frame) {
+            Ok(Incoming::Whole(frame)) => DeviceInput::Host(HostInput::Peer(*frame)),
+            Ok(Incoming::Piece(piece)) => DeviceInput::Piece(piece),
+            Err(_) => return,
+        };
+        let _ = to_device.tell(input);
     }));
     let shelf = shelf.clone();
     transport.serve_bulk(Box::new(move |_, key| {
@@ -248,6 +263,8 @@ impl Worker {
                 if is_removal(peer.role, reason) {
                     self.ending = Some(Ending::Removed);
                 }
+                let told = self.breaches.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.tell(kind));
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             // A worker answers nobody's questions but those for bodies.
@@ -442,6 +459,8 @@ impl Worker {
 
     /// Does what the seat says, until it has nothing more to say.
     fn perform(&mut self) {
+        // Before all orders, and whether there are any: others fetch what is kept here for them.
+        self.use_store();
         while let Some(output) = self.seat.poll_output() {
             match output {
                 SeatOutput::Send { to, message } => {

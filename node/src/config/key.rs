@@ -15,6 +15,7 @@ use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{NoticePolicy, ScheduleChoice, WindowChoice};
+use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
 /// What a key has when nothing is said.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +88,10 @@ const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
 /// A minute: who waits longer for company should start the run later.
 const SETTLE_MS_MAX: u64 = 60_000;
 /// Below this, a busy machine is taken for a dead one.
-const DETECT_MS_MIN: u64 = 200;
-const DETECT_MS_MAX: u64 = 600_000;
+const DETECT_MS_MIN: u64 = HEARTBEATS_LEAST * HEARTBEAT_MS;
+/// A connection that is silent for so long is closed by transport, and that is a loss: a longer time
+/// would not be heeded.
+const DETECT_MS_MAX: u64 = 10_000;
 /// Most of the text that may be held out.
 const HELD_OUT_MAX: f64 = 0.9;
 
@@ -178,7 +181,7 @@ keys! {
     CheckpointEvery: "checkpoint.every", Count(0, CHECKPOINT_EVERY_MAX), Literal("100");
     /// The newest so many checkpoints are kept, older ones removed.
     KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
-    /// A folder on every node for checkpoints.
+    /// A folder for checkpoints on every node, seen from its data folder; each makes its own in it.
     CheckpointDir: "checkpoint.dir", Text, Told("none: beside the node's other data");
     /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
     CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");
@@ -189,8 +192,8 @@ keys! {
     Settle: "elastic.settle", Time(0, SETTLE_MS_MAX), Literal("\"500ms\"");
     /// What a worker does when its machine is about to be taken away: hand over first, or nothing.
     OnNotice: "elastic.on_notice", Word(words::<NoticePolicy>), Literal("\"drain\"");
-    /// How long a node may be silent before it is lost; a closed connection is noticed at once.
-    DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"1s\"");
+    /// How long a node may be silent before it is lost: four heartbeats of 60 ms at least.
+    DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"700ms\"");
     /// Other nodes that hold each update before it is sealed: as many may be lost at once.
     UpdateCopies: "elastic.copies", Count(0, UPDATE_COPIES_MAX), Literal("1");
 }

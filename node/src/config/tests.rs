@@ -224,11 +224,11 @@ fn what_a_cluster_does_has_defaults_and_limits() {
     assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
     let ElasticConfig { min_nodes, settle, on_notice, detect_timeout, copies } = config.elastic;
     assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
-    assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_secs(1)));
+    assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_millis(700)));
     assert_eq!(copies, 1);
     let text = "[checkpoint]\nevery = 2048\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
                 min_nodes = 64\nsettle = \"1m\"\non_notice = \"ignore\"\n\
-                detect_timeout = \"200ms\"\ncopies = 2\n";
+                detect_timeout = \"240ms\"\ncopies = 2\n";
     let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
     assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
     assert_eq!(config.checkpoint.folder, Some("/c".into()));
@@ -242,7 +242,7 @@ fn what_a_cluster_does_has_defaults_and_limits() {
 fn what_a_cluster_cannot_do_is_refused() {
     check_tiny(
         "[checkpoint]\nevery = 2049\nkeep_last = 17\ncopies = 3\n[elastic]\nmin_nodes = 65\n\
-         settle = 500\ndetect_timeout = \"199ms\"\ncopies = 3\n",
+         settle = 500\ndetect_timeout = \"239ms\"\ncopies = 3\n",
         "
   run.toml:4: checkpoint.every: expected a whole number from 0 to 2048, found 2049
   why: it means: On a cluster, a checkpoint after every so many steps; 0: never.
@@ -259,9 +259,9 @@ fn what_a_cluster_cannot_do_is_refused() {
   run.toml:9: elastic.settle: expected a duration from \"0ms\" to \"1m\", found 500
   why: it means: How long more nodes are waited for when one joins.
   try: elastic.settle = \"500ms\", the default
-  run.toml:10: elastic.detect_timeout: expected a duration from \"200ms\" to \"10m\", found \"199ms\"
-  why: it means: How long a node may be silent before it is lost; a closed connection is noticed at once.
-  try: elastic.detect_timeout = \"1s\", the default
+  run.toml:10: elastic.detect_timeout: expected a duration from \"240ms\" to \"10s\", found \"239ms\"
+  why: it means: How long a node may be silent before it is lost: four heartbeats of 60 ms at least.
+  try: elastic.detect_timeout = \"700ms\", the default
   run.toml:11: elastic.copies: expected a whole number from 0 to 2, found 3
   why: it means: Other nodes that hold each update before it is sealed: as many may be lost at once.
   try: elastic.copies = 1, the default",

@@ -1,4 +1,7 @@
-//! Who knocks: handshakes are bounded in number and time, and strangers are told of in few words.
+//! Who knocks: handshakes are bounded in number, all together and by address, and in time; strangers
+//! are told of in few words.
+
+mod pending;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use super::tuning::{open_for_client, open_for_member};
 use crate::event::TransportEvent;
 use crate::identity::{Accepted, JoinGate, PeerIdentity};
 use crate::limits::Limits;
+use pending::Pending;
 
 /// What is done with an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +29,29 @@ enum Answer {
     Accept,
     /// It has to prove its address first, and nothing is kept of it meanwhile.
     Retry,
-    /// It gets no answer.
+    /// It gets no answer: too many are under way.
     Ignore,
+    /// It gets no answer: too many are under way from its address.
+    IgnoreAddress,
+}
+
+/// How many handshakes are under way.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    all: usize,
+    of_address: usize,
 }
 
 /// Decides by how many handshakes are under way.
-const fn answer(pending: usize, is_address_proved: bool, limits: &Limits) -> Answer {
-    if pending >= limits.handshakes_pending_max {
+const fn answer(crowd: Crowd, is_address_proved: bool, limits: &Limits) -> Answer {
+    let Crowd { all, of_address } = crowd;
+    let is_proof_wanted = all >= limits.handshakes_before_retry
+        || of_address >= limits.handshakes_per_address_before_retry;
+    if all >= limits.handshakes_pending_max {
         Answer::Ignore
-    } else if pending >= limits.handshakes_before_retry && !is_address_proved {
+    } else if of_address >= limits.handshakes_per_address_max {
+        Answer::IgnoreAddress
+    } else if is_proof_wanted && !is_address_proved {
         Answer::Retry
     } else {
         Answer::Accept
@@ -68,7 +86,7 @@ pub(super) async fn keep_door(
     endpoint: Endpoint,
     inbox: mpsc::Sender<Greeted>,
 ) {
-    let mut handshakes = JoinSet::new();
+    let mut handshakes = Pending::default();
     let mut joins = JoinSet::new();
     let mut gate = JoinGate::default();
     let mut book = StrangerBook { count: 0, tell_from: Instant::now() };
@@ -76,19 +94,20 @@ pub(super) async fn keep_door(
         tokio::select! {
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
-                let pending = handshakes.len();
-                if let Some(incoming) = sift(&context, pending, incoming) {
-                    handshakes.spawn(enter(Arc::clone(&context), incoming, inbox.clone()));
+                let address = incoming.remote_address().ip();
+                if let Some(incoming) = sift(&context, handshakes.crowd(address), incoming) {
+                    let entering = enter(Arc::clone(&context), incoming, inbox.clone());
+                    handshakes.begin(address, entering);
                 }
             }
-            Some(Ok(knock)) = handshakes.join_next() => match knock {
-                Knock::Peer => {}
-                Knock::Joiner(connection) => {
+            Some(knock) = handshakes.next() => match knock {
+                None | Some(Knock::Peer) => {}
+                Some(Knock::Joiner(connection)) => {
                     let address = connection.remote_address().ip();
                     let delay = gate.admit(address, std::time::Instant::now()).err();
                     joins.spawn(serve_join(Arc::clone(&context), connection, delay));
                 }
-                Knock::Stranger(stranger) => book.note(&context, stranger),
+                Some(Knock::Stranger(stranger)) => book.note(&context, stranger),
             },
             Some(Ok(JoinerGone { address, standing, why })) = joins.join_next() => {
                 match standing {
@@ -105,8 +124,8 @@ pub(super) async fn keep_door(
 }
 
 /// The attempt, if its handshake may begin.
-fn sift(context: &Context, pending: usize, incoming: Incoming) -> Option<Incoming> {
-    match answer(pending, incoming.remote_address_validated(), &context.limits) {
+fn sift(context: &Context, crowd: Crowd, incoming: Incoming) -> Option<Incoming> {
+    match answer(crowd, incoming.remote_address_validated(), &context.limits) {
         Answer::Accept => return Some(incoming),
         Answer::Retry => {
             context.tallies.door_retried.one();
@@ -115,6 +134,10 @@ fn sift(context: &Context, pending: usize, incoming: Incoming) -> Option<Incomin
         }
         Answer::Ignore => {
             context.tallies.door_ignored.one();
+            incoming.ignore();
+        }
+        Answer::IgnoreAddress => {
+            context.tallies.door_ignored_of_address.one();
             incoming.ignore();
         }
     }
@@ -215,16 +238,38 @@ const fn code_of(fault: &HelloFault) -> CloseCode {
 mod tests {
     use super::*;
 
+    /// So many handshakes, none of them from the address that knocks.
+    fn elsewhere(all: usize) -> Crowd {
+        Crowd { all, of_address: 0 }
+    }
+
     #[test]
     fn addresses_are_proved_from_one_count_on_and_nobody_is_answered_from_another() {
         let limits = Limits::default();
         let (retry, max) = (limits.handshakes_before_retry, limits.handshakes_pending_max);
-        assert_eq!(answer(retry - 1, false, &limits), Answer::Accept);
-        assert_eq!(answer(retry, false, &limits), Answer::Retry);
-        assert_eq!(answer(retry, true, &limits), Answer::Accept);
-        assert_eq!(answer(max - 1, true, &limits), Answer::Accept);
-        assert_eq!(answer(max - 1, false, &limits), Answer::Retry);
-        assert_eq!(answer(max, true, &limits), Answer::Ignore);
-        assert_eq!(answer(max, false, &limits), Answer::Ignore);
+        assert_eq!(answer(elsewhere(retry - 1), false, &limits), Answer::Accept);
+        assert_eq!(answer(elsewhere(retry), false, &limits), Answer::Retry);
+        assert_eq!(answer(elsewhere(retry), true, &limits), Answer::Accept);
+        assert_eq!(answer(elsewhere(max - 1), true, &limits), Answer::Accept);
+        assert_eq!(answer(elsewhere(max - 1), false, &limits), Answer::Retry);
+        assert_eq!(answer(elsewhere(max), true, &limits), Answer::Ignore);
+        assert_eq!(answer(elsewhere(max), false, &limits), Answer::Ignore);
+    }
+
+    #[test]
+    fn an_address_is_proved_and_ignored_earlier_than_all_together() {
+        let limits = Limits::default();
+        let retry = limits.handshakes_per_address_before_retry;
+        let max = limits.handshakes_per_address_max;
+        assert!(retry < max && max < limits.handshakes_pending_max);
+        let answer = |of_address, is_proved| {
+            answer(Crowd { all: of_address, of_address }, is_proved, &limits)
+        };
+        assert_eq!(answer(retry - 1, false), Answer::Accept);
+        assert_eq!(answer(retry, false), Answer::Retry);
+        assert_eq!(answer(retry, true), Answer::Accept);
+        assert_eq!(answer(max - 1, true), Answer::Accept);
+        assert_eq!(answer(max, true), Answer::IgnoreAddress);
+        assert_eq!(answer(max, false), Answer::IgnoreAddress);
     }
 }

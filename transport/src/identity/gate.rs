@@ -141,7 +141,7 @@ impl JoinGate {
 
 /// What counts as one address: one of IPv4, and of IPv6 a network of 64 bits, which is the least
 /// that anyone is given.
-fn counted(address: IpAddr) -> IpAddr {
+pub(crate) fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

@@ -116,6 +116,33 @@ async fn handshakes_beyond_the_limit_are_not_answered() {
     assert!(answered <= 4, "{answered}");
 }
 
+/// One address fills its own share of the door, and nobody else's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_with_too_many_handshakes_is_not_answered_and_others_are() {
+    let limits = Limits {
+        handshakes_per_address_before_retry: 100,
+        handshakes_per_address_max: 4,
+        handshake_within: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let site = Site::new();
+    let one = site.node(2, Options { limits, ..Options::default() }).await;
+    let address = one.transport.local_addr();
+    let _sockets = flood(&site, address, 40).await;
+    let Ok(endpoint) = Endpoint::client("127.0.0.2:0".parse().unwrap()) else {
+        eprintln!("skipped: this machine has no second address of its own");
+        return;
+    };
+    let config = client_config(&site.credentials(PeerRole::Worker, 1));
+    // Datagrams are taken in order, so all of the flood was seen before this one.
+    let connecting = endpoint.connect_with(config, address, "zbelastic").unwrap();
+    let _connection = connecting.await.unwrap();
+    let door = one.transport.counters().door;
+    assert!(door.pending_highest <= 5, "{door:?}");
+    assert!(door.ignored_of_address >= 36, "{door:?}");
+    assert_eq!((door.ignored, door.retried), (0, 0), "{door:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_clients_are_bounded_in_number() {
     let site = Site::new();

@@ -12,13 +12,8 @@ use zbelastic_types::NodeId;
 use super::wire::{Letter, Packet};
 use super::{CLUSTER, Play};
 
-const TIMING: DutyTiming = DutyTiming {
-    lost_after_ticks: 24,
-    stall_ticks: 160,
-    load_ticks: 200,
-    settle_ticks: 8,
-    inventory_ticks: 40,
-};
+const TIMING: DutyTiming =
+    DutyTiming { lost_after_ticks: 24, stall_ticks: 160, load_ticks: 200, inventory_ticks: 40 };
 
 /// A controller's machine.
 pub struct Controller {

@@ -289,7 +289,7 @@ fn status_says_why_nothing_is_sealed() {
     let saving = |durable| RunStanding::Saving { durable, layers: 4 };
     assert_eq!(standing(&log.state), saving(0));
     let holder = log.holder(1);
-    let first = crate::fixture::digests([LayerId(0)].into_iter(), 12);
+    let first = crate::fixture::digests([LayerId(0)], 12);
     log.apply(log.durable(12, holder, first));
     assert_eq!(standing(&log.state), saving(1));
     log.checkpoint(12, 1);
@@ -298,7 +298,10 @@ fn status_says_why_nothing_is_sealed() {
 
 #[test]
 fn status_says_why_there_is_no_plan() {
-    let mut core = leader(&Log::with_job(spec(), &[1, 2]).state);
+    // The workers say nothing, and are not lost meanwhile.
+    let lost_after_ticks = 2 * super::pump::TIMING.inventory_ticks;
+    let patient = JobSpec { lost_after_ticks, ..spec() };
+    let mut core = leader(&Log::with_job(patient, &[1, 2]).state);
     for number in [1, 2] {
         let none = Unsolvable { nodes: 2, reason: "memory".to_owned() };
         let input = Input::Solved { number, solution: Box::new(Err(none.clone())) };

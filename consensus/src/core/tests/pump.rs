@@ -19,13 +19,8 @@ use crate::raft::{
 use crate::seat::{Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use crate::state::State;
 
-pub const TIMING: DutyTiming = DutyTiming {
-    lost_after_ticks: 20,
-    stall_ticks: 100,
-    load_ticks: 60,
-    settle_ticks: 4,
-    inventory_ticks: 10,
-};
+pub const TIMING: DutyTiming =
+    DutyTiming { lost_after_ticks: 20, stall_ticks: 100, load_ticks: 60, inventory_ticks: 10 };
 
 /// Controllers are numbered from here on, workers from 1.
 pub const CONTROLLER: u64 = 101;

@@ -4,7 +4,7 @@ use zbelastic_types::{Incarnation, LayerId, NodeId};
 
 use crate::duty::{InputRefusal, least_moved};
 use crate::entry::Entry;
-use crate::fixture::{lost, spec};
+use crate::fixture::{SETTLE_TICKS, lost, spec};
 use crate::job::JobSpec;
 use crate::member::{Holder, MemberChange};
 use crate::plan::{LayerSource, PlanRecord};
@@ -30,7 +30,7 @@ fn joining_in(spec: JobSpec) -> Bench {
     let mut bench = Bench::running(spec, &[1, 2]);
     bench.follows = false;
     bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
-    bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
+    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
     bench.act();
     bench.solve();
     assert_eq!(bench.act(), [], "layers are copied ahead");

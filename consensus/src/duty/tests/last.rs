@@ -5,7 +5,7 @@ use zbelastic_types::{LayerId, Step};
 use super::bench::{Bench, TIMING};
 use crate::duty::Need;
 use crate::entry::Entry;
-use crate::fixture::{digests, spec};
+use crate::fixture::{SETTLE_TICKS, digests, spec};
 use crate::job::JobPhase;
 use crate::plan::PlanReason;
 
@@ -68,7 +68,7 @@ fn who_gets_on_with_the_last_checkpoint_is_waited_for() {
     let mut bench = bench();
     bench.tick(TIMING.load_ticks, &[1, 2]);
     let (version, holder) = (12, bench.log.holder(1));
-    let first = digests([LayerId(0)].into_iter(), version);
+    let first = digests([LayerId(0)], version);
     bench.agree(bench.log.durable(version, holder, first));
     bench.tick(TIMING.load_ticks, &[1, 2]);
     assert_eq!(bench.need(), None);
@@ -80,6 +80,6 @@ fn who_gets_on_with_the_last_checkpoint_is_waited_for() {
 fn nobody_is_planned_in_behind_the_last_step() {
     let mut bench = bench();
     bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
-    bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
+    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
     assert_eq!(bench.need(), None);
 }

@@ -6,7 +6,7 @@ use zbelastic_types::{Generation, LayerId, NodeId, Step};
 use crate::duty::window::ROLLBACKS_TO_WAIT;
 use crate::duty::{Action, InputRefusal, Need, NoPlan, PLANS_FAILED_MAX, SolveRequest};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, admit, digest, lost, solution, spec};
+use crate::fixture::{Log, SETTLE_TICKS, admit, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{LossReason, MemberChange};
@@ -335,7 +335,7 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
     bench.log.keep(5);
     bench.tick(3, &[1]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(TIMING.settle_ticks - 1, &[1, 2]);
+    bench.tick(SETTLE_TICKS - 1, &[1, 2]);
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
     let reason = PlanReason::Joined { count: 1 };
@@ -362,7 +362,7 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
 fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
     let mut bench = Bench::running(JobSpec { stages_max: 1, ..long() }, &[1]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(3 * TIMING.settle_ticks, &[1, 2]);
+    bench.tick(3 * SETTLE_TICKS, &[1, 2]);
     assert_eq!((bench.need(), bench.decide()), (None, None));
 }
 
@@ -371,7 +371,7 @@ fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
 fn a_loss_comes_before_a_join() {
     let mut bench = Bench::running(long(), &[1, 2]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
-    bench.tick(TIMING.settle_ticks, &[1, 2, 3]);
+    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
     bench.act();
     let first = bench.asked.take().expect("a plan with three");
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
@@ -558,7 +558,7 @@ fn no_change_is_planned_for_after_the_last_step() {
     log.keep(10);
     let mut bench = Bench::new(log);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(TIMING.settle_ticks, &[1, 2]);
+    bench.tick(SETTLE_TICKS, &[1, 2]);
     bench.act();
     bench.solve();
     assert_eq!(bench.act(), []);

@@ -2,7 +2,8 @@
 
 use crate::duty::{Action, Duties, InputRefusal, Need};
 use crate::entry::{CHANGES_MAX, Entry};
-use crate::fixture::{Log, admit, spec};
+use crate::fixture::{LOST_AFTER_TICKS, Log, admit, spec};
+use crate::job::JobSpec;
 use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::Pulse;
 use crate::plan::PlanReason;
@@ -21,20 +22,39 @@ fn running() -> Bench {
 #[test]
 fn a_member_is_lost_after_so_many_ticks_of_silence_and_not_one_earlier() {
     let mut bench = running();
-    bench.tick(TIMING.lost_after_ticks, &[1, 3]);
+    bench.tick(LOST_AFTER_TICKS, &[1, 3]);
     assert_eq!(bench.decide(), None);
     bench.tick(1, &[1, 3]);
-    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
     let expected = Entry::Members(vec![lost(bench.log.holder(2), reason)]);
     assert_eq!(bench.act(), [expected]);
     assert!(bench.log.state.holder_of(NodeId(2)).is_none());
+}
+
+/// Two jobs on one cluster: each says how long silence may last and more are waited for.
+#[test]
+fn silence_and_company_are_waited_for_as_long_as_the_job_says() {
+    let (lost_after_ticks, settle_ticks) = (3 * LOST_AFTER_TICKS, 2);
+    let patient = JobSpec { lost_after_ticks, settle_ticks, step_count: 1000, ..spec() };
+    let mut bench = Bench::running(patient, &[1, 2]);
+    bench.tick(lost_after_ticks, &[1]);
+    assert_eq!(bench.decide(), None);
+    bench.beat(2, 0, 0);
+    bench.agree(Entry::Members(vec![admit(3, 1)]));
+    bench.tick(settle_ticks - 1, &[1, 2, 3]);
+    assert_eq!(bench.need(), None);
+    bench.tick(1, &[1, 2, 3]);
+    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 1 })));
+    let mut bench = running();
+    bench.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
+    assert_eq!(bench.act().len(), 1, "another job, another limit");
 }
 
 #[test]
 fn a_pause_below_the_limit_changes_nothing() {
     let mut bench = running();
     for _ in 0..4 {
-        bench.tick(TIMING.lost_after_ticks, &[1, 3]);
+        bench.tick(LOST_AFTER_TICKS, &[1, 3]);
         bench.beat(2, 0, 0);
         assert_eq!(bench.decide(), None);
     }
@@ -77,7 +97,7 @@ fn a_closed_connection_is_a_loss_at_once() {
 #[test]
 fn those_who_go_together_go_in_one_entry_proposed_once() {
     let mut bench = running();
-    bench.tick(TIMING.lost_after_ticks + 1, &[1]);
+    bench.tick(LOST_AFTER_TICKS + 1, &[1]);
     let Some(Action::Propose(entry)) = bench.decide() else { panic!("two are lost") };
     let Entry::Members(changes) = &entry else { panic!("{entry:?}") };
     assert_eq!(changes.len(), 2);
@@ -94,9 +114,9 @@ fn a_proposal_that_was_lost_with_the_lead_is_made_again_by_whoever_leads_next() 
     bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
     bench.elect_anew();
     assert_eq!(bench.decide(), None, "empty hands");
-    bench.tick(TIMING.lost_after_ticks + 1, &[1, 3]);
+    bench.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
     let proposed = bench.act();
-    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
     let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
     assert!(matches!(changes[..], [MemberChange::Lost { reason: found, .. }] if found == reason));
 }
@@ -106,7 +126,7 @@ fn whoever_comes_is_watched_from_then_on() {
     let mut bench = running();
     bench.tick(9, &[1, 2, 3]);
     bench.agree(Entry::Members(vec![admit(4, 1)]));
-    bench.tick(TIMING.lost_after_ticks, &[1, 2, 3]);
+    bench.tick(LOST_AFTER_TICKS, &[1, 2, 3]);
     assert!(bench.act().iter().all(|entry| !matches!(entry, Entry::Members(_))));
     bench.tick(1, &[1, 2, 3]);
     let proposed = bench.act();
@@ -130,7 +150,7 @@ fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
     let mut log = Log::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
     let mut bench = Bench::new(log);
-    bench.tick(TIMING.lost_after_ticks + 1, &[1]);
+    bench.tick(LOST_AFTER_TICKS + 1, &[1]);
     bench.act();
     assert!(bench.log.state.holder_of(NodeId(2)).is_none());
     let is_lost = |need: &Need| matches!(need, Need::Now(PlanReason::Lost { .. }));
@@ -142,7 +162,7 @@ fn controllers_are_nobody_to_be_watched() {
     let mut log = Log::running(spec(), &[1]);
     log.state = log.state.with_controllers(crate::fixture::controllers(&[NodeId(100)]));
     let mut bench = Bench::new(log);
-    bench.tick(3 * TIMING.lost_after_ticks, &[1]);
+    bench.tick(3 * LOST_AFTER_TICKS, &[1]);
     assert_eq!(bench.decide(), None);
 }
 
@@ -169,7 +189,7 @@ fn a_loss_is_noted_once_however_often_it_is_found() {
     bench.duties.handle_closed(&bench.log.state, NodeId(3));
     let Some(Action::Propose(entry)) = bench.decide() else { panic!("one is lost") };
     bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
-    bench.tick(TIMING.lost_after_ticks + CHANGES_MAX as u32, &[1]);
+    bench.tick(LOST_AFTER_TICKS + CHANGES_MAX as u32, &[1]);
     let again = bench.duties.handle_change(&bench.log.state, lost(second, LossReason::Drained));
     assert_eq!(again, Ok(()), "it is noted");
     let coming = bench.duties.handle_change(&bench.log.state, admit(9, 1));
@@ -177,7 +197,7 @@ fn a_loss_is_noted_once_however_often_it_is_found() {
     bench.agree(entry);
     let proposed = bench.act();
     let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
-    let reason = LossReason::Silent { ticks: TIMING.lost_after_ticks + 1 };
+    let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
     assert_eq!(changes[..], [lost(second, reason), admit(9, 1)]);
     assert!(!bench.log.state.is_live(third));
 }

@@ -58,6 +58,8 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
     check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
     check(JobSpec { workers_min: 0, ..spec() }, zero("workers_min"));
+    check(JobSpec { lost_after_ticks: 0, ..spec() }, zero("lost_after_ticks"));
+    check(JobSpec { lost_after_ticks: 1, settle_ticks: 0, ..spec() }, Ok(()));
     check(JobSpec { workers_min: 4, ..spec() }, Ok(()));
     let workers = JobRefusal::Workers { found: 5, stages_max: 4 };
     check(JobSpec { workers_min: 5, ..spec() }, Err(workers));

@@ -45,6 +45,7 @@ impl Retold {
             | EventKind::QuorumHeld
             | EventKind::TokenCreated { .. }
             | EventKind::TokenRevoked { .. }
+            | EventKind::Violation { .. }
             | EventKind::Warning { .. }
             | EventKind::Other => None,
         };
