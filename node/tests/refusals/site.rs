@@ -193,8 +193,8 @@ impl Site {
 
     pub fn member(&self, name: &str) -> Option<Value> {
         let status = self.status();
-        let members = status["members"].as_array().expect("a list").iter();
-        members.filter(|member| member["name"] == name).next_back().cloned()
+        let mut members = status["members"].as_array().expect("a list").iter();
+        members.rfind(|member| member["name"] == name).cloned()
     }
 
     /// Begins a run over a text; it goes on by itself.
