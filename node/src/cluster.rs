@@ -22,6 +22,7 @@ mod shelf;
 pub mod signals;
 mod solver;
 mod start;
+mod stores;
 pub mod tick;
 mod wire;
 mod worker;

@@ -121,6 +121,11 @@ impl Cluster {
     }
 
     fn run(&self, steps: u64) {
+        self.run_with(steps, "");
+    }
+
+    /// Begins a run, with `more` about its checkpoints.
+    fn run_with(&self, steps: u64, more: &str) {
         let toml = format!(
             "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
         );
@@ -250,6 +255,45 @@ fn power_cut_of_everything_loses_no_step() {
     cluster.again(a, &["join"]);
     let after = cluster.wait("it comes back", Cluster::step);
     assert!(Some(after) >= before, "sealed {before:?}, back at {after}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+/// Files below a folder.
+fn files(folder: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
+}
+
+/// Three nodes share a disk for checkpoints, and come back to it after a power cut.
+#[test]
+fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
+    let mut cluster = Cluster::new();
+    let disk = cluster.root.path().join("disk/checkpoints");
+    ["a", "b"].into_iter().for_each(|name| cluster.join(name));
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 3).then_some(()));
+    cluster.run_with(STEPS, &format!("dir = {:?}\n", disk.display().to_string()));
+    cluster.wait("a checkpoint", |cluster| {
+        let status = cluster.status()?;
+        status.checkpoints.last().filter(|found| found.step >= 10).map(|_| ())
+    });
+    let nodes = ["controller", "a", "b"].map(|name| cluster.kill(name));
+    let stores: Vec<_> = std::fs::read_dir(&disk).expect("it was made").collect();
+    assert_eq!(stores.len(), 3, "one for each node");
+    for store in stores {
+        assert!(files(&store.expect("readable").path().join("chunks")) > 0);
+    }
+    for node in &nodes {
+        assert_eq!(files(&node.folder.join("store/chunks")), 0, "{}", node.folder.display());
+    }
+    let [controller, a, b] = nodes;
+    cluster.again(b, &["join"]);
+    cluster.again(controller, &["init"]);
+    cluster.again(a, &["join"]);
+    let after = cluster.wait("it comes back", Cluster::step);
+    assert!(after >= 10, "goes on from a checkpoint, not from {after}");
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());

@@ -41,6 +41,7 @@ use super::keeper::{Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::solver::{Solved, Solver};
+use super::stores::Places;
 use super::tick::TICK;
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
@@ -66,6 +67,8 @@ pub struct ControllerSetup {
     pub credentials: Credentials,
     /// Where all of these are kept.
     pub identity: PathBuf,
+    /// Where checkpoints are kept.
+    pub places: Places,
 }
 
 /// The parts that a controller is made of.
@@ -431,9 +434,23 @@ impl Controller {
         match JobDocument::of_job(&spec) {
             Ok(job) => {
                 self.want_data(&job.job);
+                self.use_store(&job.job);
                 self.chronicle.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
+        }
+    }
+
+    /// Keeps checkpoints where the job says.
+    fn use_store(&mut self, job: &JobDocument) {
+        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
+        match self.setup.places.of_job(dir, home.cluster, home.node) {
+            Ok(folder) => {
+                if self.keeper.use_store(folder).is_err() {
+                    self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
+                }
+            }
+            Err(error) => self.journal.warn(format!("checkpoint.dir: {error}")),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::{fs, io, thread};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
     CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, SledStore, Store, StoreError,
     what_to_remove,
@@ -19,6 +19,7 @@ use zbelastic_transport::BulkBody;
 use zbelastic_types::{Digest, NodeId, Step};
 
 use super::data::FileBody;
+use super::stores::{PlaceError, Stores};
 use super::wire::{BulkKey, PieceRef};
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -30,10 +31,22 @@ const KEEP_TICKS_MAX: u32 = 1000;
 
 /// What the disk is to do.
 enum Order {
-    Put { piece: PieceRef, bytes: Vec<u8>, purpose: Purpose },
-    Get { piece: PieceRef },
+    Put {
+        piece: PieceRef,
+        bytes: Vec<u8>,
+        purpose: Purpose,
+    },
+    Get {
+        piece: PieceRef,
+    },
     Manifest(Box<Manifest>),
-    Collect { versions: BTreeSet<Step> },
+    Collect {
+        versions: BTreeSet<Step>,
+    },
+    /// From here on, use the store in this folder.
+    Use {
+        folder: PathBuf,
+    },
 }
 
 /// Whose piece it is.
@@ -55,7 +68,7 @@ pub enum Kept {
         /// Whose.
         purpose: Purpose,
         /// Why not.
-        failure: Option<StoreError>,
+        failure: Option<KeepFailure>,
     },
     /// A piece was read; `None` if it is not here or not whole.
     Got {
@@ -67,7 +80,7 @@ pub enum Kept {
     /// A manifest could not be written, or something that is not needed not removed.
     Failed {
         /// Why.
-        failure: StoreError,
+        failure: KeepFailure,
     },
     /// What nobody needs any more is gone.
     Collected {
@@ -75,6 +88,23 @@ pub enum Kept {
         count: usize,
     },
 }
+
+/// Why something is not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepFailure {
+    /// The store does not take it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// It could not be opened before, which was told then.
+    #[error("there is no store")]
+    NoStore,
+}
+
+/// The store in use; none if it could not be opened.
+type InUse = Option<Arc<SledStore>>;
 
 /// The disk has too much to do.
 #[derive(Debug, thiserror::Error)]
@@ -85,20 +115,25 @@ pub struct KeeperBusy;
 #[derive(Clone)]
 pub struct Keeper {
     orders: SyncSender<Order>,
-    store: Arc<SledStore>,
+    store: watch::Receiver<InUse>,
     data: PathBuf,
 }
 
 impl Keeper {
-    /// Starts the thread of a store; text lies in the folder `data`.
+    /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
+    /// `data`.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(store: Arc<SledStore>, data: PathBuf) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
+    pub fn start(
+        stores: Stores,
+        store: InUse,
+        data: PathBuf,
+    ) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
-        let of_thread = store.clone();
-        let work = move || serve(&*of_thread, &inbox, &reports);
+        let (in_use, store) = watch::channel(store);
+        let work = move || serve(stores, &in_use, &inbox, &reports);
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
         Ok((Self { orders, store, data }, outbox))
     }
@@ -135,6 +170,14 @@ impl Keeper {
         self.send(Order::Collect { versions })
     }
 
+    /// Uses another store for all that is ordered from now on.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn use_store(&self, folder: PathBuf) -> Result<(), KeeperBusy> {
+        self.send(Order::Use { folder })
+    }
+
     fn send(&self, order: Order) -> Result<(), KeeperBusy> {
         match self.orders.try_send(order) {
             Ok(()) => Ok(()),
@@ -142,10 +185,10 @@ impl Keeper {
         }
     }
 
-    /// The store itself, for who may wait for the disk.
+    /// The store itself, for who may wait for the disk; none if it cannot be opened.
     #[must_use]
-    pub fn store(&self) -> &Arc<SledStore> {
-        &self.store
+    pub fn store(&self) -> Option<Arc<SledStore>> {
+        self.store.borrow().clone()
     }
 
     /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
@@ -154,8 +197,9 @@ impl Keeper {
         match key {
             BulkKey::Layer { .. } => None,
             BulkKey::Piece(piece) => {
-                let record = self.store.record(name_of(*piece)).ok()??;
-                Some(Arc::new(PieceBody::new(self.store.clone(), record)))
+                let store = self.store()?;
+                let record = store.record(name_of(*piece)).ok()??;
+                Some(Arc::new(PieceBody::new(store, record)))
             }
             BulkKey::Data(hash) => Some(Arc::new(FileBody::open(&self.data_path(*hash)).ok()?)),
         }
@@ -225,29 +269,62 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn serve(store: &impl Store, orders: &Receiver<Order>, reports: &mpsc::Sender<Kept>) {
+fn serve(
+    mut stores: Stores,
+    in_use: &watch::Sender<InUse>,
+    orders: &Receiver<Order>,
+    reports: &mpsc::Sender<Kept>,
+) {
     while let Ok(order) = orders.recv() {
-        let report = match order {
-            Order::Put { piece, bytes, purpose } => {
-                let failure = store.put(name_of(piece), &bytes).err();
-                Some(Kept::Put { piece, purpose, failure })
+        let store = in_use.borrow().clone();
+        let report = match (order, store) {
+            (Order::Use { folder }, _) => {
+                let (store, failure) = match stores.get(&folder) {
+                    Ok(store) => (Some(store), None),
+                    Err(error) => (None, Some(Kept::Failed { failure: error.into() })),
+                };
+                in_use.send_replace(store);
+                failure
             }
-            Order::Get { piece } => {
-                Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() })
-            }
-            Order::Manifest(manifest) => {
-                store.put_manifest(&manifest).err().map(|failure| Kept::Failed { failure })
-            }
-            Order::Collect { versions } => Some(match collect(store, versions) {
-                Ok(count) => Kept::Collected { count },
-                Err(failure) => Kept::Failed { failure },
-            }),
+            (order, Some(store)) => carry_out(&*store, order),
+            (order, None) => without_store(order),
         };
         if let Some(report) = report
             && reports.blocking_send(report).is_err()
         {
             return;
         }
+    }
+}
+
+fn carry_out(store: &impl Store, order: Order) -> Option<Kept> {
+    match order {
+        Order::Put { piece, bytes, purpose } => {
+            let failure = store.put(name_of(piece), &bytes).err().map(KeepFailure::from);
+            Some(Kept::Put { piece, purpose, failure })
+        }
+        Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),
+        Order::Manifest(manifest) => {
+            let failure = store.put_manifest(&manifest).err()?;
+            Some(Kept::Failed { failure: failure.into() })
+        }
+        Order::Collect { versions } => Some(match collect(store, versions) {
+            Ok(count) => Kept::Collected { count },
+            Err(failure) => Kept::Failed { failure: failure.into() },
+        }),
+        Order::Use { .. } => unreachable!("another store is no order to a store"),
+    }
+}
+
+/// Nothing is kept somewhere else instead: nobody would look for it there.
+fn without_store(order: Order) -> Option<Kept> {
+    match order {
+        Order::Put { piece, purpose, .. } => {
+            Some(Kept::Put { piece, purpose, failure: Some(KeepFailure::NoStore) })
+        }
+        Order::Get { piece } => Some(Kept::Got { piece, bytes: None }),
+        Order::Manifest(_) => Some(Kept::Failed { failure: KeepFailure::NoStore }),
+        Order::Collect { .. } | Order::Use { .. } => None,
     }
 }
 
@@ -364,6 +441,8 @@ impl Copies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::stores::Places;
+    use crate::data_folder::DataFolder;
     use zbelastic_types::LayerId;
 
     fn piece(layer: u32) -> PieceRef {
@@ -381,6 +460,50 @@ mod tests {
         assert_eq!(copies.note_kept(piece(0), NodeId(2), true), None, "nobody asked it");
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), Some(CopyOutcome::Durable));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), None, "once");
+    }
+
+    fn put(keeper: &Keeper, kept: &mut mpsc::Receiver<Kept>, layer: u32) -> Option<String> {
+        keeper.put(piece(layer), vec![layer as u8; 10], Purpose::Own).expect("room");
+        let told = kept.blocking_recv().expect("the thread lives");
+        let Kept::Put { failure, .. } = told else { panic!("{told:?}") };
+        failure.map(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn what_is_ordered_after_another_store_is_in_that_one() {
+        let data = tempfile::tempdir().expect("a folder");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let mut stores = Stores::new(places);
+        let first = stores.get(&data.path().join("store")).expect("made");
+        let (keeper, mut kept) =
+            Keeper::start(stores, Some(first.clone()), data.path().to_owned()).expect("a thread");
+        assert_eq!(put(&keeper, &mut kept, 0), None);
+        keeper.use_store(data.path().join("disk/one")).expect("room");
+        assert_eq!(put(&keeper, &mut kept, 1), None);
+        let second = keeper.store().expect("in use");
+        let has = |store: &SledStore, layer| store.get(name_of(piece(layer))).is_ok();
+        assert_eq!((has(&first, 0), has(&first, 1)), (true, false));
+        assert_eq!((has(&second, 0), has(&second, 1)), (false, true));
+        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_some());
+        assert!(keeper.find(&BulkKey::Piece(piece(0))).is_none());
+    }
+
+    #[test]
+    fn without_its_store_a_node_keeps_nothing_and_says_so() {
+        let data = tempfile::tempdir().expect("a folder");
+        fs::write(data.path().join("file"), "in the way").expect("writable");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let mut stores = Stores::new(places);
+        let first = stores.get(&data.path().join("store")).expect("made");
+        let (keeper, mut kept) =
+            Keeper::start(stores, Some(first), data.path().to_owned()).expect("a thread");
+        keeper.use_store(data.path().join("file/one")).expect("room");
+        let told = kept.blocking_recv().expect("the thread lives");
+        assert!(matches!(told, Kept::Failed { failure: KeepFailure::Place(_) }), "{told:?}");
+        assert_eq!(put(&keeper, &mut kept, 1).as_deref(), Some("there is no store"));
+        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_none());
+        keeper.use_store(data.path().join("store")).expect("room");
+        assert_eq!(put(&keeper, &mut kept, 1), None, "another job, another store");
     }
 
     #[test]

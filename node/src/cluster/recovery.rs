@@ -8,8 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{Manifest, SledStore, Store};
+use zbelastic_checkpoint::{Manifest, Store};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
@@ -18,6 +17,7 @@ use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, ran
 use zbelastic_types::ClusterId;
 
 use super::home::{Beginning, Home};
+use super::stores::Places;
 use super::{ADMIN_NODE, FIRST_NODE, cannot_certify, cannot_keep, unreadable};
 use crate::api::MemberRole;
 use crate::data_folder::{AdminFile, DataFolder};
@@ -36,7 +36,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let (spec, record) = newest(&folder.store())?;
+    let (spec, record) = newest(folder)?;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
@@ -68,12 +68,14 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
 }
 
 /// The newest checkpoint whose manifest tells how to go on.
-fn newest(store: &Path) -> Result<(JobSpec, CheckpointRecord), Failure> {
-    let store = SledStore::open(Arc::new(RealFiles), store);
-    let manifests = store.and_then(|store| store.manifests());
-    let manifests = manifests.map_err(|error| {
+fn newest(folder: &DataFolder) -> Result<(JobSpec, CheckpointRecord), Failure> {
+    let places = Places::new(folder.clone());
+    let wrong = |error: &dyn std::fmt::Display| {
         Failure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
-    })?;
+    };
+    let store = places.last().and_then(|place| places.open(&place));
+    let manifests = store.map_err(|error| wrong(&error))?.manifests();
+    let manifests = manifests.map_err(|error| wrong(&error))?;
     let read = |manifest: &Manifest| {
         codec::decode(&manifest.document, zbelastic_checkpoint::DOCUMENT_BYTES_MAX).ok()
     };

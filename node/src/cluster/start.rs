@@ -31,6 +31,7 @@ use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
 use super::recovery;
 use super::solver::Solver;
+use super::stores::{PlaceError, Places, Stores};
 use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::DataFolder;
@@ -104,15 +105,41 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
             vec![Detail::new("another --bind, or --bind with port 0 for any free one")];
         failure
     })?;
-    let store = SledStore::open(Arc::new(RealFiles), &node.folder.store());
-    let store = store.map_err(|error| storage("the store", error.is_full(), &error))?;
+    let mut stores = Stores::new(Places::new(node.folder.clone()));
+    let store = open_store(&mut stores, &node.folder)?;
     let data = node.folder.root().join("data");
     std::fs::create_dir_all(&data).map_err(|error| internal("the folder of texts", &error))?;
-    let keeper = Keeper::start(Arc::new(store), data);
+    let mut journal = Journal::open(&node.folder.events(), node.echo)
+        .map_err(|error| internal("events.jsonl", &error))?;
+    let store = match store {
+        Ok(store) => Some(store),
+        Err(error) => {
+            journal.warn(format!("nothing is kept here: {error}"));
+            None
+        }
+    };
+    let keeper = Keeper::start(stores, store, data);
     let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
-    let journal = Journal::open(&node.folder.events(), node.echo);
-    let journal = journal.map_err(|error| internal("events.jsonl", &error))?;
     Ok(Parts { transport, events, keeper, kept, journal })
+}
+
+/// The store that the node used last. One in the data folder must be there; one that a job named may
+/// lie on a disk that is gone, and the node is of use without.
+///
+/// # Errors
+/// If it is in the data folder and cannot be opened, or it is not known where it is.
+fn open_store(
+    stores: &mut Stores,
+    folder: &DataFolder,
+) -> Result<Result<Arc<SledStore>, PlaceError>, Failure> {
+    let place = Places::new(folder.clone()).last();
+    let place = place.map_err(|error| storage("the store", false, &error))?;
+    match stores.get(&place) {
+        Err(PlaceError::Store { source, .. }) if place == folder.store() => {
+            Err(storage("the store", source.is_full(), &source))
+        }
+        store => Ok(store),
+    }
 }
 
 /// Runs a worker.
@@ -135,6 +162,7 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         home: home.clone(),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
+        places: Places::new(node.folder.clone()),
     };
     let settings = NoticeSettings::from_environment(means.spot)
         .map_err(|error| Failure::usage("the environment", vec![Detail::new(error.to_string())]))?;
@@ -169,6 +197,7 @@ pub async fn run_controller(
         home: node.home.clone(),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
+        places: Places::new(node.folder.clone()),
     };
     let authority = Arc::new(authority);
     let parts = ControllerParts { core, disk, solver, authority, transport, keeper, journal };

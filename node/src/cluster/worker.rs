@@ -29,7 +29,7 @@ use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
     ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
 };
-use zbelastic_types::{ClusterId, NodeId, Step};
+use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
@@ -40,6 +40,7 @@ use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
+use super::stores::Places;
 use super::tick::{SEAT_TIMING, TICK};
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
@@ -76,6 +77,8 @@ pub struct WorkerSetup {
     pub credentials: Credentials,
     /// Where all of these are kept.
     pub identity: PathBuf,
+    /// Where checkpoints are kept.
+    pub places: Places,
 }
 
 /// The parts that a worker is made of.
@@ -152,6 +155,8 @@ struct Worker {
     drain: Option<Signal>,
     /// The notice that it drains for.
     notice: Option<Notice>,
+    /// The job whose store is used.
+    stored: Option<Digest>,
 }
 
 /// Runs a worker until it ends.
@@ -196,6 +201,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         ending: None,
         drain: None,
         notice: None,
+        stored: None,
     };
     let version = env!("CARGO_PKG_VERSION").to_owned();
     worker.journal.tell(EventKind::Started { node: worker.setup.node, version });
@@ -429,6 +435,8 @@ impl Worker {
 
     /// Does what the seat says, until it has nothing more to say.
     fn perform(&mut self) {
+        // Before all orders, and whether there are any: others fetch what is kept here for them.
+        self.use_store();
         while let Some(output) = self.seat.poll_output() {
             match output {
                 SeatOutput::Send { to, message } => {

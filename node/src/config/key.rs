@@ -181,7 +181,7 @@ keys! {
     CheckpointEvery: "checkpoint.every", Count(0, CHECKPOINT_EVERY_MAX), Literal("100");
     /// The newest so many checkpoints are kept, older ones removed.
     KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
-    /// A folder on every node for checkpoints.
+    /// A folder for checkpoints on every node, seen from its data folder; each makes its own in it.
     CheckpointDir: "checkpoint.dir", Text, Told("none: beside the node's other data");
     /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
     CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");

@@ -38,7 +38,8 @@ impl Controller {
         let count = record.map_or(0, |record| record.layers.len() as u32);
         let pieces = (0..count).filter_map(|layer| self.piece(step, layer));
         let here = |piece: PieceRef| {
-            let has_it = self.keeper.store().record(name_of(piece)).is_ok_and(|r| r.is_some());
+            let record = self.keeper.store().map(|store| store.record(name_of(piece)));
+            let has_it = matches!(record, Some(Ok(Some(_))));
             if has_it { vec![self.setup.node] } else { Vec::new() }
         };
         let layers = pieces.map(|piece| LayerDetail {
@@ -60,7 +61,7 @@ impl Controller {
         let Some(piece) = self.piece(step, layer) else {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
-        let store = self.keeper.store().clone();
+        let store = self.keeper.store();
         let (me, others) = (self.setup.node, self.holders());
         let transport = self.transport.clone();
         tokio::spawn(async move {
@@ -84,7 +85,7 @@ impl Controller {
         let Some(piece) = self.piece(step, layer) else {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
-        let (store, transport) = (self.keeper.store().clone(), self.transport.clone());
+        let (store, transport) = (self.keeper.store(), self.transport.clone());
         let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
         tokio::spawn(async move {
             let answer = match read_anywhere(store, &transport, others, piece).await {
@@ -142,12 +143,13 @@ fn slice(image: &[u8], offset: u64) -> Answer {
     Answer::Layer(LayerPiece { total: image.len() as u64, offset, bytes })
 }
 
-async fn read_here(store: Arc<SledStore>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
+async fn read_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
+    let store = store.ok_or(StoreError::NoPiece { name: name_of(piece) })?;
     let read = tokio::task::spawn_blocking(move || store.get(name_of(piece))).await;
     read.unwrap_or(Err(StoreError::NoPiece { name: name_of(piece) }))
 }
 
-async fn state_here(store: Arc<SledStore>, piece: PieceRef) -> CopyState {
+async fn state_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> CopyState {
     match read_here(store, piece).await {
         Ok(bytes) => checked(&bytes, piece),
         Err(error @ StoreError::NoPiece { .. }) => CopyState::Missing { what: error.to_string() },
@@ -184,7 +186,7 @@ async fn fetch(
 }
 
 async fn read_anywhere(
-    store: Arc<SledStore>,
+    store: Option<Arc<SledStore>>,
     transport: &Transport,
     others: Vec<NodeId>,
     piece: PieceRef,

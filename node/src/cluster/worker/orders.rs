@@ -18,6 +18,26 @@ use crate::cluster::ending::{Ending, Signal};
 use crate::cluster::wire::{Expected, NodeMessage, layer_bytes};
 
 impl Worker {
+    /// Keeps checkpoints where the job says, as soon as there is one.
+    pub(super) fn use_store(&mut self) {
+        let Some(spec) = self.seat.spec().filter(|spec| Some(spec.config) != self.stored) else {
+            return;
+        };
+        let spec = spec.clone();
+        self.stored = Some(spec.config);
+        // One that cannot be read is told of when it is to be worked on.
+        let Ok(document) = JobDocument::of_job(&spec) else { return };
+        let dir = document.job.config.checkpoint.folder.as_deref();
+        match self.setup.places.of_job(dir, self.setup.cluster, self.setup.node) {
+            Ok(folder) => {
+                if self.keeper.use_store(folder).is_err() {
+                    self.stored = None;
+                }
+            }
+            Err(error) => self.journal.warn(format!("checkpoint.dir: {error}")),
+        }
+    }
+
     pub(super) fn carry_out(&mut self, order: Order) {
         if let (Order::Forget, Some(Signal::Drain(cause))) = (&order, self.drain) {
             self.ending = Some(Ending::Drained(cause));

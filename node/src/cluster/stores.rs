@@ -1,0 +1,312 @@
+//! Where a node keeps checkpoints: beside its other data, or where the job's `checkpoint.dir` says.
+//!
+//! ```text
+//!   DATA/store/                 if nothing is said
+//!   DIR/CLUSTER-NODE/           a whole store, index and chunks, with checkpoint.dir = DIR
+//!   DATA/store.json             where the store was last
+//! ```
+//!
+//! Index and chunks lie together, so a store's own order of writing holds whatever disk it is on: a
+//! piece is told to be kept when its chunks, their names and its record are durable there. Each node
+//! has a folder of its own in `DIR`, because several may share it, and one that removes what nobody
+//! refers to must not find what is another's.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::{SledStore, StoreError};
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::data_folder::DataFolder;
+
+/// The file that says where the store was last.
+const FILE: &str = "store.json";
+/// The version of its form.
+const VERSION: u32 = 1;
+/// Bytes of it at most.
+const BYTES_MAX: u64 = 64 << 10;
+/// Stores that a process has open at once. None is closed, for somebody may read from it; a job
+/// that names one more is told so.
+const STORES_MAX: usize = 16;
+
+/// Why a node cannot keep anything now.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The folder cannot be made.
+    #[error("{}: {source}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The store was there, and is not any more.
+    #[error("{} was this node's store and is not there: is its disk mounted?", folder.display())]
+    Gone {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The store cannot be opened.
+    #[error("{}: {source}", folder.display())]
+    Store {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: StoreError,
+    },
+    /// Where the store is cannot be written down, or read.
+    #[error("{}: {source}", file.display())]
+    Note {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Too many stores are open.
+    #[error("{STORES_MAX} stores are open: start the node anew")]
+    TooMany,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Note {
+    version: u32,
+    folder: PathBuf,
+}
+
+/// Where a node's store may lie.
+#[derive(Clone, Debug)]
+pub struct Places {
+    folder: DataFolder,
+}
+
+impl Places {
+    /// Those of the node with this data folder.
+    #[must_use]
+    pub const fn new(folder: DataFolder) -> Self {
+        Self { folder }
+    }
+
+    /// The store's folder with this `checkpoint.dir`. A relative one is seen from the data folder.
+    ///
+    /// # Errors
+    /// If it cannot be read where the store was last.
+    pub fn of_job(
+        &self,
+        dir: Option<&Path>,
+        cluster: ClusterId,
+        node: NodeId,
+    ) -> Result<PathBuf, PlaceError> {
+        let Some(dir) = dir else { return Ok(self.folder.store()) };
+        // An absolute path takes the place of the data folder's.
+        let dir = self.folder.root().join(dir);
+        // A cluster that was begun by force has another id, and goes on with what is there.
+        let last = self.noted()?.filter(|last| last.parent() == Some(&dir));
+        Ok(last.unwrap_or_else(|| dir.join(format!("{cluster}-{node}"))))
+    }
+
+    /// Where it was last.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    pub fn last(&self) -> Result<PathBuf, PlaceError> {
+        Ok(self.noted()?.unwrap_or_else(|| self.folder.store()))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.root().join(FILE)
+    }
+
+    fn noted(&self) -> Result<Option<PathBuf>, PlaceError> {
+        let file = self.file();
+        let wrong = |source| PlaceError::Note { file: file.clone(), source };
+        let damaged = |what: String| wrong(io::Error::new(io::ErrorKind::InvalidData, what));
+        let length = match fs::metadata(&file) {
+            Ok(found) => found.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(error)),
+        };
+        if length > BYTES_MAX {
+            return Err(damaged(format!("{length} bytes, at most {BYTES_MAX}")));
+        }
+        let note: Note = serde_json::from_slice(&fs::read(&file).map_err(wrong)?)
+            .map_err(|error| damaged(error.to_string()))?;
+        let found = note.version;
+        if found != VERSION {
+            return Err(damaged(format!("version {found}, this program reads {VERSION}")));
+        }
+        Ok(Some(note.folder))
+    }
+
+    /// Writes down where it is now, durably, whole or not at all.
+    fn note(&self, folder: &Path) -> Result<(), PlaceError> {
+        let (file, note) = (self.file(), Note { version: VERSION, folder: folder.to_owned() });
+        let beside = file.with_extension("part");
+        let write = || {
+            let mut part = File::create(&beside)?;
+            part.write_all(&serde_json::to_vec(&note)?)?;
+            part.sync_all()?;
+            fs::rename(&beside, &file)?;
+            File::open(self.folder.root())?.sync_all()
+        };
+        write().map_err(|source| PlaceError::Note { file: file.clone(), source })
+    }
+
+    /// Opens the store in `folder`, which is made unless it was there before.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or was there and is gone.
+    pub fn open(&self, folder: &Path) -> Result<SledStore, PlaceError> {
+        let owned = || folder.to_owned();
+        let noted = self.noted()?;
+        let was_there = noted.as_deref() == Some(folder);
+        if was_there && !folder.exists() {
+            return Err(PlaceError::Gone { folder: owned() });
+        }
+        if let Some(parent) = folder.parent() {
+            create_all(parent)
+                .map_err(|source| PlaceError::Folder { folder: parent.to_owned(), source })?;
+        }
+        let store = SledStore::open(Arc::new(RealFiles), folder);
+        let store = store.map_err(|source| PlaceError::Store { folder: owned(), source })?;
+        let is_default = noted.is_none() && folder == self.folder.store();
+        if !was_there && !is_default {
+            self.note(folder)?;
+        }
+        Ok(store)
+    }
+}
+
+/// Makes a folder and those above it, each durable before the next.
+fn create_all(folder: &Path) -> io::Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    let parent = folder.parent().unwrap_or(Path::new("/"));
+    create_all(parent)?;
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    File::open(parent)?.sync_all()
+}
+
+/// The stores that this process has opened.
+pub struct Stores {
+    places: Places,
+    open: BTreeMap<PathBuf, Arc<SledStore>>,
+}
+
+impl Stores {
+    /// None yet.
+    #[must_use]
+    pub const fn new(places: Places) -> Self {
+        Self { places, open: BTreeMap::new() }
+    }
+
+    /// The store in a folder.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn get(&mut self, folder: &Path) -> Result<Arc<SledStore>, PlaceError> {
+        if let Some(store) = self.open.get(folder) {
+            return Ok(store.clone());
+        }
+        if self.open.len() >= STORES_MAX {
+            return Err(PlaceError::TooMany);
+        }
+        let store = Arc::new(self.places.open(folder)?);
+        self.open.insert(folder.to_owned(), store.clone());
+        Ok(store)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_checkpoint::{PieceName, Store};
+    use zbelastic_types::{Digest, LayerId, Step};
+
+    use super::*;
+
+    const NAME: PieceName =
+        PieceName { version: Step(4), layer: LayerId(0), digest: Digest([1; 32]) };
+    const CLUSTER: ClusterId = ClusterId(0xab);
+
+    fn of_job(places: &Places, dir: &Path, node: u64) -> PathBuf {
+        places.of_job(Some(dir), CLUSTER, NodeId(node)).expect("readable")
+    }
+
+    #[test]
+    fn each_node_has_a_store_of_its_own_in_the_folder_that_a_job_names() {
+        let site = tempfile::tempdir().expect("a folder");
+        let data = |node: u64| Places::new(DataFolder::new(site.path().join(node.to_string())));
+        let dir = site.path().join("disk/checkpoints");
+        for node in [1, 2] {
+            fs::create_dir(site.path().join(node.to_string())).expect("a data folder");
+            let places = data(node);
+            let folder = of_job(&places, &dir, node);
+            assert_eq!(folder.parent(), Some(dir.as_path()));
+            let store = places.open(&folder).expect("made");
+            store.put(NAME, &[node as u8; 10]).expect("room");
+            assert_eq!(places.last().expect("readable"), folder, "found by the next start");
+        }
+        for node in [1, 2] {
+            let places = data(node);
+            let store = places.open(&places.last().expect("readable")).expect("there");
+            assert_eq!(store.get(NAME).expect("kept"), [node as u8; 10]);
+            assert_ne!(places.last().expect("readable"), site.path().join("1/store"));
+        }
+    }
+
+    #[test]
+    fn a_relative_folder_is_seen_from_the_data_folder_and_none_is_the_usual_one() {
+        let data = tempfile::tempdir().expect("a folder");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let found = of_job(&places, Path::new("big"), 3);
+        assert_eq!(found.parent(), Some(data.path().join("big").as_path()));
+        let usual = places.of_job(None, CLUSTER, NodeId(3)).expect("readable");
+        assert_eq!(usual, data.path().join("store"));
+        assert_eq!(places.last().expect("readable"), usual);
+        drop(places.open(&usual).expect("made"));
+        assert!(!data.path().join(FILE).exists(), "nothing to write down");
+    }
+
+    #[test]
+    fn a_cluster_begun_by_force_goes_on_with_the_store_that_is_there() {
+        let data = tempfile::tempdir().expect("a folder");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let before = of_job(&places, Path::new("big"), 3);
+        drop(places.open(&before).expect("made"));
+        let found = places.of_job(Some(Path::new("big")), ClusterId(0xcd), NodeId(1));
+        assert_eq!(found.expect("readable"), before);
+    }
+
+    #[test]
+    fn a_store_that_is_gone_is_not_made_anew() {
+        let data = tempfile::tempdir().expect("a folder");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let folder = of_job(&places, Path::new("disk"), 3);
+        drop(places.open(&folder).expect("made"));
+        fs::rename(data.path().join("disk"), data.path().join("unmounted")).expect("movable");
+        assert!(matches!(places.open(&folder), Err(PlaceError::Gone { .. })));
+        fs::rename(data.path().join("unmounted"), data.path().join("disk")).expect("movable");
+        assert!(places.open(&folder).is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let data = tempfile::tempdir().expect("a folder");
+        fs::write(data.path().join("file"), "in the way").expect("writable");
+        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let folder = of_job(&places, Path::new("file/below"), 3);
+        let Err(PlaceError::Folder { folder: found, .. }) = places.open(&folder) else {
+            panic!("a file is in the way")
+        };
+        assert_eq!(found, data.path().join("file/below"));
+    }
+}
