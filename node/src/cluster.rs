@@ -13,6 +13,7 @@ pub mod device;
 mod disk;
 pub mod document;
 pub mod ending;
+pub mod frames;
 pub mod home;
 pub mod journal;
 mod keeper;

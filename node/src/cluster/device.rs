@@ -24,10 +24,12 @@ use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, Wait};
 use zbelastic_transport::FrameSender;
+use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::document::NamedJob;
-use super::wire::{LayerMessage, LayerOffer, Outgoing, outgoing};
+use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
+use super::wire::LayerMessage;
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -41,6 +43,8 @@ pub enum DeviceInput {
     Begin(Box<DeviceJob>),
     /// Something for the host.
     Host(HostInput),
+    /// A piece of another worker's frame.
+    Piece(Box<FramePiece>),
 }
 
 /// What a job takes to be run.
@@ -53,6 +57,17 @@ pub struct DeviceJob {
     pub weights: InitialWeights,
     /// Threads that compute.
     pub threads: usize,
+}
+
+/// Why the device cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceFault {
+    /// There is too little memory, or no thread.
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
+    /// A boundary tensor does not fit into a frame.
+    #[error("a tensor cannot be sent: {0}")]
+    Frame(#[from] FrameTooLarge),
 }
 
 /// What the device says.
@@ -103,7 +118,7 @@ pub enum DeviceOutput {
     /// How a step's time was spent here.
     Took(StepTime),
     /// The device cannot be had.
-    Failed(AllocateError),
+    Failed(DeviceFault),
 }
 
 /// How a step's time was spent on one stage.
@@ -169,6 +184,7 @@ impl DeviceHandle {
             frames,
             gauge: gauge.clone(),
             host: None,
+            assembly: Assembly::default(),
             step: StepTime::default(),
             reported: Instant::now(),
             waits_since: None,
@@ -204,6 +220,8 @@ struct Device {
     frames: FrameSender,
     gauge: Arc<Gauge>,
     host: Option<WorkerHost>,
+    /// Frames of which some pieces are here.
+    assembly: Assembly,
     step: StepTime,
     reported: Instant,
     /// Since when there is nothing to run before a verdict.
@@ -271,16 +289,23 @@ impl Device {
         match input {
             DeviceInput::Begin(job) => match begin(*job) {
                 Ok(host) => self.host = Some(host),
-                Err(error) => self.say(DeviceOutput::Failed(error))?,
+                Err(error) => self.say(DeviceOutput::Failed(error.into()))?,
             },
-            DeviceInput::Host(input) => {
-                let Some(host) = &mut self.host else { return Ok(()) };
-                // A frame that does not belong is dropped: its sender is of another plan or life.
-                let _ = host.handle(input);
-                self.deliver()?;
+            DeviceInput::Host(input) => self.tell_host(input)?,
+            DeviceInput::Piece(piece) => {
+                if let Some(frame) = self.assembly.take(*piece) {
+                    self.tell_host(HostInput::Peer(frame))?;
+                }
             }
         }
         Ok(())
+    }
+
+    fn tell_host(&mut self, input: HostInput) -> Result<(), Over> {
+        let Some(host) = &mut self.host else { return Ok(()) };
+        // A frame that does not belong is dropped: its sender is of another plan or life.
+        let _ = host.handle(input);
+        self.deliver()
     }
 
     fn deliver(&mut self) -> Result<(), Over> {
@@ -302,13 +327,14 @@ impl Device {
                 self.say(DeviceOutput::News(news))
             }
             HostOutput::Peer { to, frame } => match outgoing(frame) {
-                Outgoing::Frames(frames) => {
+                Ok(Outgoing::Frames(frames)) => {
                     // Whoever cannot be reached is lost, or will be; its plan ends with it.
                     frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
                     Ok(())
                 }
-                Outgoing::Ask(message) => self.say(DeviceOutput::Ask { to, message }),
-                Outgoing::Layer(offer) => self.say(DeviceOutput::Offer { to, offer }),
+                Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),
+                Ok(Outgoing::Layer(offer)) => self.say(DeviceOutput::Offer { to, offer }),
+                Err(error) => self.say(DeviceOutput::Failed(error.into())),
             },
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })

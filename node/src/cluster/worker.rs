@@ -35,6 +35,7 @@ use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
 use super::ending::{DrainCause, Ending, Signal};
+use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
@@ -233,9 +234,12 @@ fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &Shelf) {
     let to_device = device.clone();
     transport.set_frame_sink(Box::new(move |frame| {
         // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
-        if let Ok(frame) = wire::incoming(frame) {
-            let _ = to_device.tell(DeviceInput::Host(HostInput::Peer(frame)));
-        }
+        let input = match incoming(frame) {
+            Ok(Incoming::Whole(frame)) => DeviceInput::Host(HostInput::Peer(*frame)),
+            Ok(Incoming::Piece(piece)) => DeviceInput::Piece(piece),
+            Err(_) => return,
+        };
+        let _ = to_device.tell(input);
     }));
     let shelf = shelf.clone();
     transport.serve_bulk(Box::new(move |_, key| {

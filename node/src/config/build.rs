@@ -15,6 +15,7 @@ use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
 use super::{CheckpointConfig, ElasticConfig, RunConfig, WeightSource};
+use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 
 /// The run that `settings` describe.
 ///
@@ -25,6 +26,9 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
     let mut builder = Builder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
     let model = builder.model();
     let batch = builder.batch();
+    if let Some((model, _)) = &model {
+        builder.check_boundary(model, &batch);
+    }
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
             Ok(run_config(&reader, model, weights, batch))
@@ -132,6 +136,24 @@ impl Builder<'_> {
         });
         let beside = beside.collect();
         self.problems.push(problem(blamed, beside));
+    }
+
+    /// What passes between two stages is one frame, and a frame has a limit.
+    fn check_boundary(&mut self, model: &ModelConfig, batch: &BatchShape) {
+        let MicrobatchShape { sequences, sequence_len } = batch.microbatch;
+        let (tokens, width) = (sequences as u64 * sequence_len as u64, model.width);
+        let floats_max = BOUNDARY_BYTES_MAX / size_of::<f32>() as u64;
+        // Within 64 bits: 2^16 sequences of 2^20 tokens of 2^20 floats.
+        if tokens * u64::from(width) > floats_max {
+            let settings = self.reader.settings;
+            let keys = [Key::Microbatch, Key::SeqLen, Key::Width];
+            self.report(&keys, |key, beside| Problem::Boundary {
+                at: settings.origin(key),
+                tokens,
+                width,
+                beside,
+            });
+        }
     }
 
     fn batch(&mut self) -> BatchShape {

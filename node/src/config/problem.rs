@@ -107,6 +107,17 @@ pub enum Problem {
         /// The other of the two, if somebody else set it.
         beside: Vec<Given>,
     },
+    /// What passes between two stages for a microbatch does not fit into a frame.
+    Boundary {
+        /// Where.
+        at: Origin,
+        /// Tokens in a microbatch.
+        tokens: u64,
+        /// The model's width.
+        width: u32,
+        /// The other values that matter, if somebody else set them.
+        beside: Vec<Given>,
+    },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Where.
@@ -188,6 +199,9 @@ impl Problem {
             Self::Model { at, key, error, beside } => wording::model(at, *key, error, beside),
             Self::Microbatch { at, microbatch, global_batch, beside } => {
                 wording::microbatch(at, *microbatch, *global_batch, beside)
+            }
+            Self::Boundary { at, tokens, width, beside } => {
+                wording::boundary(at, *tokens, *width, beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {

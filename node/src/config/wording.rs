@@ -11,6 +11,7 @@ use super::presets::preset_names;
 use super::problem::Given;
 use super::settings::Origin;
 use super::value::Value;
+use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 use crate::failure::Detail;
 
 const UNKNOWN_WHY: &str = "what is not known is refused, so that a misspelt key is not ignored";
@@ -194,6 +195,19 @@ pub(super) fn microbatch(
         .at(at.to_string())
         .why(with_given("a step is so many whole microbatches", beside))
         .hint(format!("train.microbatch = {divisors}, or another train.global_batch"))
+}
+
+pub(super) fn boundary(at: &Origin, tokens: u64, width: u32, beside: &[Given]) -> Detail {
+    let max = BOUNDARY_BYTES_MAX / size_of::<f32>() as u64;
+    let found = u128::from(tokens) * u128::from(width);
+    let what = format!(
+        "train.microbatch: {tokens} tokens of {width} floats are {found}, at most {max} pass \
+         between two stages at once"
+    );
+    Detail::new(what)
+        .at(at.to_string())
+        .why(with_given("what a stage hands to the next is one frame", beside))
+        .hint("a smaller train.microbatch or train.seq_len")
 }
 
 pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {

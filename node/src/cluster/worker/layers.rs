@@ -10,8 +10,9 @@ use zbelastic_transport::{BulkFetch, PeerIdentity};
 use zbelastic_types::{Digest, Generation, LayerId, NodeId};
 
 use super::{Arrived, Worker};
+use crate::cluster::frames::LayerOffer;
 use crate::cluster::shelf::LayerBody;
-use crate::cluster::wire::{self, BulkKey, LayerMessage, LayerOffer, NodeMessage};
+use crate::cluster::wire::{self, BulkKey, LayerMessage, NodeMessage};
 
 /// A layer that can be fetched.
 #[derive(Clone, Copy)]

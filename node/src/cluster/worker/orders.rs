@@ -15,7 +15,8 @@ use crate::cluster::data::{FetchError, Fetched, fetch_job};
 use crate::cluster::device::{DeviceInput, DeviceJob, StepTime};
 use crate::cluster::document::JobDocument;
 use crate::cluster::ending::{Ending, Signal};
-use crate::cluster::wire::{Expected, NodeMessage, layer_bytes};
+use crate::cluster::frames::Expected;
+use crate::cluster::wire::{NodeMessage, layer_bytes};
 
 impl Worker {
     /// Keeps checkpoints where the job says, as soon as there is one.

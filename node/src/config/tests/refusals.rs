@@ -184,3 +184,21 @@ fn a_file_that_is_not_toml_is_all_there_is_to_say() {
     assert_eq!(missing.code, FailureCode::Usage);
     assert_eq!(missing.details[0].place.as_deref(), Some("no/such.toml"));
 }
+
+/// The last microbatch that passes between stages, and the first that does not.
+#[test]
+fn what_passes_between_stages_is_bounded() {
+    // 2^28 floats: 2^8 sequences of 2^10 tokens of 2^10 floats.
+    let text = |microbatch: u32| {
+        format!(
+            "[model]\nfamily = \"llama\"\nlayers = 2\nwidth = 1024\nheads = 16\n[train]\n\
+             seq_len = 1024\nglobal_batch = {microbatch}\nmicrobatch = {microbatch}\n"
+        )
+    };
+    assert!(load_text(&text(256)).is_ok());
+    let failure = load_text(&text(257)).expect_err("one sequence too many").to_string();
+    let expected = "train.microbatch: 263168 tokens of 1024 floats are 269484032, at most \
+                    268435456 pass between two stages at once";
+    assert!(failure.contains(expected), "{failure}");
+    assert!(failure.contains("a smaller train.microbatch or train.seq_len"), "{failure}");
+}

@@ -1,0 +1,376 @@
+//! Floats between workers: which frames there are, how long each is, and what they become.
+//!
+//! Both ends know a frame's length from the plan, before it comes. What is too long for one frame
+//! is cut into pieces where both ends cut alike ([`cutting`]), and joined again ([`assembly`]).
+
+mod assembly;
+mod cutting;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::rehearsal::Rehearsal;
+use zbelastic_consensus::validation::{Prefix, Seal, Turn};
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
+use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_trainer::model::{ModelConfig, model_layers};
+use zbelastic_trainer::plan::BatchShape;
+use zbelastic_trainer::stage::{Frame, Lap};
+use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
+use zbelastic_transport::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
+
+use super::wire::{LayerMessage, encode};
+pub use assembly::{Assembly, FramePiece};
+use assembly::{Joined, PieceNumber};
+use cutting::{LANE, Part, cut};
+
+/// Bytes that a boundary tensor may have. It is not cut: whoever waits for it has nothing else to
+/// do, and a smaller microbatch makes it smaller.
+pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
+
+/// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
+/// under another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A boundary tensor.
+    Boundary,
+    /// Sums of the stages before; it has no floats.
+    Prefix,
+    /// That the last chunk is done with held-out text; it has no floats.
+    Receipt,
+    /// A piece of the gradient of the sender's stage: a node stands at one.
+    Gradients(u32),
+    /// A piece of a layer's gradient, for who follows it.
+    Update(LayerId, u32),
+}
+
+/// Bits of a class that name the kind.
+const KIND_BITS: u32 = 16;
+/// Pieces that a layer's gradient has at most: 2^32 floats of 2^28 a frame.
+const LAYER_PIECES_MAX: u32 = 16;
+/// The kind of the first layer's update: there are at most 1024 layers.
+const UPDATES: u32 = 1 << 14;
+/// The kind of the first piece of a stage's gradient. There are fewer than 2^15: 1024 layers of 16
+/// frames each, and one more for each 64 layers.
+const GRADIENTS: u32 = 1 << 15;
+
+impl Kind {
+    /// Its class under a plan. Plans whose numbers are 2^16 apart share classes.
+    const fn of(self, generation: Generation) -> FrameClass {
+        let kind = match self {
+            Self::Boundary => 1,
+            Self::Prefix => 2,
+            Self::Receipt => 3,
+            Self::Gradients(piece) => GRADIENTS.wrapping_add(piece),
+            Self::Update(layer, piece) => {
+                let before = layer.0.wrapping_mul(LAYER_PIECES_MAX);
+                UPDATES.wrapping_add(before).wrapping_add(piece)
+            }
+        };
+        // What a peer says may be no layer and no piece of any plan. It has some class then, and
+        // whoever reads it finds out.
+        FrameClass(((generation.0 as u32) << KIND_BITS) | (kind & ((1 << KIND_BITS) - 1)))
+    }
+}
+
+/// What is said of a frame beside its floats.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Head {
+    generation: Generation,
+    sender: Holder,
+    body: HeadBody,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum HeadBody {
+    Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
+    Receipt { turn: Turn, pass: Pass },
+    Prefix(Prefix),
+    Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId>, piece: PieceNumber },
+    Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: PieceNumber },
+}
+
+/// Why a frame is not one of a worker's.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameFault {
+    /// Its head cannot be read.
+    #[error("a frame whose head cannot be read: {0}")]
+    Head(#[from] postcard::Error),
+    /// Its parts are not what its head says.
+    #[error("a frame of {found} parts, its head says {expected}")]
+    Parts {
+        /// By its head.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+    /// It is another piece than its class says, so its length was checked by another's rule.
+    #[error("a frame of {expected} is one of {found} by its head")]
+    Class {
+        /// By its class.
+        expected: FrameName,
+        /// By its head.
+        found: FrameName,
+    },
+    /// It speaks for another node than who sent it.
+    #[error("sent by node {expected}, the frame speaks for node {found}")]
+    Sender {
+        /// Who sent it.
+        expected: NodeId,
+        /// Whom it speaks for.
+        found: NodeId,
+    },
+}
+
+/// The floats of a frame.
+enum Floats {
+    None,
+    One(Vec<f32>),
+    Gradients(Arc<Vec<LayerGradient>>, Vec<Part>),
+}
+
+impl FrameBody for Floats {
+    fn parts(&self) -> Vec<&[f32]> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(floats) => vec![floats],
+            Self::Gradients(layers, parts) => {
+                parts.iter().map(|part| &layers[part.tensor].g[part.floats.clone()]).collect()
+            }
+        }
+    }
+}
+
+/// What a worker's frame becomes.
+pub enum Outgoing {
+    /// Frames of the tensor lane.
+    Frames(Vec<OutgoingFrame>),
+    /// A question for a layer.
+    Ask(LayerMessage),
+    /// A layer, to be offered.
+    Layer(LayerOffer),
+}
+
+/// A layer that another worker wants.
+pub struct LayerOffer {
+    /// The plan it is for.
+    pub generation: Generation,
+    /// Who has it.
+    pub sender: Holder,
+    /// The layer.
+    pub image: Arc<LayerImage>,
+    /// The turn whose seal it waits for, if it is wanted ahead.
+    pub open: Option<Turn>,
+}
+
+/// Sorts a worker's frame by how it travels.
+///
+/// # Errors
+/// If a boundary tensor is longer than the lane takes. No plan that was loaded has one:
+/// [`Expected::rules`] refuses it.
+pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
+    let PeerFrame { generation, sender, body } = frame;
+    let one = |kind: Kind, body: HeadBody, floats: Floats| {
+        let head = Head { generation, sender, body };
+        OutgoingFrame::new(kind.of(generation), encode(&head), Arc::new(floats))
+    };
+    let frames = match body {
+        PeerBody::Frame(Frame {
+            turn, lap: Lap::Evaluation, flow: Flow::Backward, pass, ..
+        }) => vec![one(Kind::Receipt, HeadBody::Receipt { turn, pass }, Floats::None)?],
+        PeerBody::Frame(Frame { turn, lap, flow, pass, floats }) => {
+            let body = HeadBody::Frame { turn, lap, flow, pass };
+            vec![one(Kind::Boundary, body, Floats::One(floats))?]
+        }
+        PeerBody::Prefix(prefix) => {
+            vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
+        }
+        PeerBody::Gradients { turn, of, gradients } => pieces(&gradients)
+            .map(|(piece, parts)| {
+                let layers = parts.iter().map(|part| gradients[part.tensor].layer).collect();
+                let body = HeadBody::Gradients { turn, of, layers, piece };
+                let floats = Floats::Gradients(gradients.clone(), parts);
+                one(Kind::Gradients(piece.index), body, floats)
+            })
+            .collect::<Result<_, _>>()?,
+        // Which layers are followed changes from step to step, and a frame's length must not.
+        PeerBody::Update { turn, before, gradients } => {
+            let each = gradients.iter().map(|gradient| Arc::new(vec![gradient.clone()]));
+            let cut =
+                each.flat_map(|gradient| pieces(&gradient).map(move |cut| (gradient.clone(), cut)));
+            cut.map(|(gradient, (piece, parts))| {
+                let layer = gradient[0].layer;
+                let body = HeadBody::Update { turn, before, layer, piece };
+                one(Kind::Update(layer, piece.index), body, Floats::Gradients(gradient, parts))
+            })
+            .collect::<Result<_, _>>()?
+        }
+        PeerBody::Fetch { layer, version } => {
+            return Ok(Outgoing::Ask(LayerMessage::Fetch { generation, sender, layer, version }));
+        }
+        PeerBody::Follow { layer } => {
+            return Ok(Outgoing::Ask(LayerMessage::Follow { generation, sender, layer }));
+        }
+        PeerBody::Layer(image) => {
+            return Ok(Outgoing::Layer(LayerOffer { generation, sender, image, open: None }));
+        }
+        PeerBody::Ahead { open, image } => {
+            return Ok(Outgoing::Layer(LayerOffer { generation, sender, image, open: Some(open) }));
+        }
+    };
+    Ok(Outgoing::Frames(frames))
+}
+
+/// The pieces that gradients travel in.
+fn pieces(gradients: &[LayerGradient]) -> impl Iterator<Item = (PieceNumber, Vec<Part>)> + use<> {
+    let lengths: Vec<usize> = gradients.iter().map(|gradient| gradient.g.len()).collect();
+    let frames = cut(&lengths, LANE);
+    let count = frames.len() as u32;
+    (0..).zip(frames).map(move |(index, parts)| (PieceNumber { index, count }, parts))
+}
+
+/// What a frame that came in is.
+pub enum Incoming {
+    /// A worker's frame.
+    Whole(Box<PeerFrame>),
+    /// A piece of one.
+    Piece(Box<FramePiece>),
+}
+
+/// The worker's frame that came in, or the piece of one.
+///
+/// # Errors
+/// If it is none.
+pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
+    let Head { generation, sender, body } = postcard::from_bytes(&frame.meta)?;
+    let (expected, found) = (frame.from.node, sender.node);
+    if expected != found {
+        return Err(FrameFault::Sender { expected, found });
+    }
+    let (class, found) = (frame.class, frame.parts.len());
+    let mut parts = frame.parts.into_iter();
+    let body = match body {
+        HeadBody::Frame { turn, lap, flow, pass } => {
+            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
+        }
+        HeadBody::Receipt { turn, pass } => {
+            let (lap, flow, floats) = (Lap::Evaluation, Flow::Backward, Vec::new());
+            PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
+        }
+        HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
+        HeadBody::Update { turn, before, layer, piece } => {
+            check_class(class, Kind::Update(layer, piece.index), generation)?;
+            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let of = Joined::Update { turn, before, layer };
+            let parts = vec![(layer, floats)];
+            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+        }
+        HeadBody::Gradients { turn, of, layers, piece } => {
+            check_class(class, Kind::Gradients(piece.index), generation)?;
+            let expected = layers.len();
+            if expected != found {
+                return Err(FrameFault::Parts { expected, found });
+            }
+            let (of, parts) = (Joined::Gradients { turn, of }, layers.into_iter().zip(parts));
+            let parts = parts.collect();
+            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+        }
+    };
+    Ok(Incoming::Whole(Box::new(PeerFrame { generation, sender, body })))
+}
+
+/// Whether a frame came under the rule of what it is. Else a sender could say the same piece under
+/// ever new numbers.
+fn check_class(class: FrameClass, kind: Kind, generation: Generation) -> Result<(), FrameFault> {
+    let found = kind.of(generation);
+    if class == found {
+        return Ok(());
+    }
+    Err(FrameFault::Class { expected: FrameName(class), found: FrameName(found) })
+}
+
+/// What a class is, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameName(pub FrameClass);
+
+impl fmt::Display for FrameName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (plan, kind) = (self.0.0 >> KIND_BITS, self.0.0 & ((1 << KIND_BITS) - 1));
+        match kind {
+            1 => write!(f, "a boundary tensor")?,
+            2 => write!(f, "sums")?,
+            3 => write!(f, "a receipt")?,
+            GRADIENTS.. => write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?,
+            UPDATES..GRADIENTS => {
+                let (layer, piece) =
+                    ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
+                write!(f, "piece {piece} of layer {layer}'s gradient")?;
+            }
+            0 | 4..UPDATES => return write!(f, "an unknown class {}", self.0.0),
+        }
+        write!(f, " of plan {plan}")
+    }
+}
+
+/// What may be sent to a worker: by the others of its plan, and by those whose layers it follows.
+/// Longer or shorter frames close the connection before a byte is allocated.
+pub struct Expected<'a> {
+    /// Who expects.
+    pub me: NodeId,
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The batch.
+    pub batch: BatchShape,
+    /// The plan that was loaded last.
+    pub plan: Option<&'a PlanRecord>,
+    /// What is copied ahead.
+    pub rehearsal: Option<&'a Rehearsal>,
+}
+
+impl Expected<'_> {
+    /// The rules of it: from every stage of the plan boundary tensors, sums and its own gradient,
+    /// from every owner that is followed the gradients of its layers.
+    ///
+    /// # Errors
+    /// If a plan has longer frames than the lane takes.
+    pub fn rules(&self) -> Result<FrameRules, RuleError> {
+        let specs = model_layers(self.model);
+        let boundary = self.batch.microbatch.rows() * self.model.width as usize;
+        let mut rules = FrameRules::new();
+        if let Some(plan) = self.plan {
+            let now = plan.generation;
+            let stages = plan.stages.iter().zip(plan.stage_indices());
+            for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
+                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
+                let lengths: Vec<usize> = lengths.collect();
+                rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
+                rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
+                rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
+                for (piece, parts) in (0..).zip(cut(&lengths, LANE)) {
+                    let parts = parts.iter().map(|part| part.floats.len()).collect();
+                    rules.allow(holder.node, Kind::Gradients(piece).of(now), parts)?;
+                }
+            }
+        }
+        if let Some(rehearsal) = self.rehearsal {
+            let own = rehearsal.follows.iter().filter(|follow| follow.follower.node == self.me);
+            for follow in own {
+                let length = specs[follow.layer.index()].len();
+                for (piece, parts) in (0..).zip(cut(&[length], LANE)) {
+                    let class = Kind::Update(follow.layer, piece).of(rehearsal.generation);
+                    let parts = parts.iter().map(|part| part.floats.len()).collect();
+                    rules.allow(follow.owner.node, class, parts)?;
+                }
+            }
+        }
+        Ok(rules)
+    }
+}

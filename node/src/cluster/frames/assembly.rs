@@ -1,0 +1,180 @@
+//! Pieces of gradients joined again, each sender's one after another.
+//!
+//! The lane keeps the order, so what does not follow on the piece before belongs to something that
+//! a broken connection cut short: it is dropped, and so is what came of it. Whoever waits for it is
+//! told nothing, as with a frame that is lost whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_trainer::elastic::LayerGradient;
+use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
+
+use super::Incoming;
+
+/// Which piece of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PieceNumber {
+    /// Counted from 0.
+    pub(super) index: u32,
+    /// How many there are.
+    pub(super) count: u32,
+}
+
+/// What pieces make up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Joined {
+    /// A stage's gradient.
+    Gradients { turn: Turn, of: StageIndex },
+    /// The gradient of a layer that is followed.
+    Update { turn: Turn, before: Option<Seal>, layer: LayerId },
+}
+
+/// A piece of a worker's frame. Its length is the one that its number has under the plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FramePiece {
+    pub(super) generation: Generation,
+    pub(super) sender: Holder,
+    pub(super) of: Joined,
+    pub(super) piece: PieceNumber,
+    /// Floats, and whose they are: a layer's that are cut go on in the next piece.
+    pub(super) parts: Vec<(LayerId, Vec<f32>)>,
+}
+
+impl FramePiece {
+    /// The frame, if it is no more than this.
+    pub(super) fn whole_if_alone(self) -> Incoming {
+        if self.piece.count > 1 {
+            Incoming::Piece(Box::new(self))
+        } else {
+            Incoming::Whole(Box::new(self.into_frame()))
+        }
+    }
+
+    fn into_frame(self) -> PeerFrame {
+        let Self { generation, sender, of, parts, .. } = self;
+        let gradients = |turn| {
+            let each = parts.into_iter().map(|(layer, g)| LayerGradient { layer, turn, g });
+            Arc::new(each.collect::<Vec<_>>())
+        };
+        let body = match of {
+            Joined::Gradients { turn, of } => {
+                PeerBody::Gradients { turn, of, gradients: gradients(turn) }
+            }
+            Joined::Update { turn, before, .. } => {
+                PeerBody::Update { turn, before, gradients: gradients(turn) }
+            }
+        };
+        PeerFrame { generation, sender, body }
+    }
+
+    fn is_followed_by(&self, next: &Self) -> bool {
+        let PieceNumber { index, count } = self.piece;
+        let is_same =
+            (self.generation, self.sender, self.of) == (next.generation, next.sender, next.of);
+        is_same && next.piece == PieceNumber { index: index + 1, count }
+    }
+
+    fn append(&mut self, next: Self) {
+        self.piece = next.piece;
+        for (layer, floats) in next.parts {
+            match self.parts.last_mut() {
+                Some((last, begun)) if *last == layer => begun.extend(floats),
+                Some(_) | None => self.parts.push((layer, floats)),
+            }
+        }
+    }
+}
+
+/// Pieces that wait for the next: of each sender those of one frame, so that no more than what the
+/// rules of the plan allow lies here.
+#[derive(Debug, Default)]
+pub struct Assembly {
+    under_way: BTreeMap<NodeId, FramePiece>,
+}
+
+impl Assembly {
+    /// Takes a piece; yields the frame if it was the last.
+    pub fn take(&mut self, piece: FramePiece) -> Option<PeerFrame> {
+        // Whoever is of an earlier plan sends no more.
+        self.under_way.retain(|_, begun| begun.generation >= piece.generation);
+        let node = piece.sender.node;
+        let begun = self.under_way.remove(&node);
+        let joined = match begun {
+            _ if piece.piece.index == 0 => piece,
+            Some(mut begun) if begun.is_followed_by(&piece) => {
+                begun.append(piece);
+                begun
+            }
+            Some(_) | None => return None,
+        };
+        if joined.piece.index + 1 >= joined.piece.count {
+            return Some(joined.into_frame());
+        }
+        self.under_way.insert(node, joined);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{Attempt, Incarnation, Step};
+
+    use super::*;
+
+    fn turn(step: u64) -> Turn {
+        Turn { generation: Generation(1), attempt: Attempt(0), step: Step(step) }
+    }
+
+    fn piece(node: u64, step: u64, index: u32, parts: &[(u32, &[f32])]) -> FramePiece {
+        let sender = Holder { node: NodeId(node), incarnation: Incarnation(1) };
+        let of = Joined::Gradients { turn: turn(step), of: StageIndex(0) };
+        let parts = parts.iter().map(|(layer, floats)| (LayerId(*layer), floats.to_vec()));
+        let piece = PieceNumber { index, count: 3 };
+        FramePiece { generation: Generation(1), sender, of, piece, parts: parts.collect() }
+    }
+
+    fn told(frame: Option<PeerFrame>) -> Vec<(u32, Vec<f32>)> {
+        let Some(PeerFrame { body: PeerBody::Gradients { gradients, .. }, .. }) = frame else {
+            return Vec::new();
+        };
+        gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.clone())).collect()
+    }
+
+    #[test]
+    fn pieces_of_two_senders_are_joined_each_with_its_own() {
+        let mut assembly = Assembly::default();
+        for (node, first) in [(1, 1.0), (2, 10.0)] {
+            assert!(assembly.take(piece(node, 5, 0, &[(0, &[first]), (1, &[2.0])])).is_none());
+        }
+        for node in [2, 1] {
+            assert!(assembly.take(piece(node, 5, 1, &[(1, &[3.0, 4.0])])).is_none());
+        }
+        for (node, first) in [(1, 1.0), (2, 10.0)] {
+            let last = piece(node, 5, 2, &[(1, &[5.0]), (2, &[6.0])]);
+            let expected = [(0, vec![first]), (1, vec![2.0, 3.0, 4.0, 5.0]), (2, vec![6.0])];
+            assert_eq!(told(assembly.take(last)), expected);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_does_not_follow_ends_what_was_begun() {
+        let mut assembly = Assembly::default();
+        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
+        assert!(assembly.take(piece(1, 6, 1, &[(1, &[1.0])])).is_none(), "another step's");
+        assert!(assembly.take(piece(1, 5, 1, &[(1, &[1.0])])).is_none(), "nothing is begun");
+        assert!(assembly.take(piece(1, 5, 2, &[(2, &[1.0])])).is_none());
+        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
+        assert!(assembly.take(piece(1, 5, 2, &[(2, &[1.0])])).is_none(), "one is missing");
+        // The whole of it again, after a connection that broke half-way.
+        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
+        assembly.take(piece(1, 5, 0, &[(0, &[7.0])]));
+        assembly.take(piece(1, 5, 1, &[(1, &[8.0])]));
+        let expected = [(0, vec![7.0]), (1, vec![8.0]), (2, vec![9.0])];
+        assert_eq!(told(assembly.take(piece(1, 5, 2, &[(2, &[9.0])]))), expected);
+    }
+}

@@ -1,0 +1,128 @@
+//! What one worker sends is what another expects, and becomes what was sent.
+
+use zbelastic_consensus::plan::{PlanReason, Promise};
+use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
+use zbelastic_transport::{PeerIdentity, PeerRole};
+use zbelastic_types::{Attempt, ClusterId, Incarnation, LayerRange, Step};
+
+use super::*;
+use crate::config::{RunConfig, load_document};
+
+const GENERATION: Generation = Generation(70_000);
+/// Layers of one stage: more than a frame has parts.
+const LAYERS: u32 = 65;
+
+/// A model of 130 layers.
+fn config() -> RunConfig {
+    let text = "[model]\nfamily = \"llama\"\nlayers = 64\nwidth = 4\nheads = 1\nmlp_width = 4\n\
+                [train]\nseq_len = 4\n";
+    load_document("deep.toml", text).expect("legal").config
+}
+
+fn holder(node: u64) -> Holder {
+    Holder { node: NodeId(node), incarnation: Incarnation(3) }
+}
+
+/// Two stages of half the layers each, at nodes 1 and 2.
+fn plan() -> PlanRecord {
+    let compute = generate(ScheduleKind::OneFOneB, 2, 2).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    PlanRecord {
+        generation: GENERATION,
+        stages: vec![holder(1), holder(2)],
+        copies: vec![Some(StageIndex(1)), Some(StageIndex(0))],
+        promise: Promise::Kept,
+        chunks: vec![LayerRange::new(0, LAYERS), LayerRange::new(LAYERS, 2 * LAYERS)],
+        program: lower(&compute, options),
+        from_step: Step(0),
+        sources: Vec::new(),
+        expected: Vec::new(),
+        op_ticks_max: 50,
+        reason: PlanReason::First,
+    }
+}
+
+fn rules(config: &RunConfig, plan: &PlanRecord) -> Result<FrameRules, RuleError> {
+    let (me, batch) = (NodeId(2), config.batch);
+    Expected { me, model: &config.model, batch, plan: Some(plan), rehearsal: None }.rules()
+}
+
+/// What arrives at node 2 of what node 1 sends, if its rules let it.
+fn arrive(frame: &OutgoingFrame, rules: &FrameRules) -> ReceivedFrame {
+    let parts: Vec<Vec<f32>> = frame.parts().iter().map(|part| part.to_vec()).collect();
+    let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
+    assert_eq!(rules.parts(NodeId(1), frame.class()), Some(&lengths[..]));
+    let (cluster, role) = (ClusterId(1), PeerRole::Worker);
+    let from = PeerIdentity { cluster, role, node: NodeId(1) };
+    ReceivedFrame { from, class: frame.class(), meta: frame.meta().to_vec(), parts }
+}
+
+fn gradients(config: &RunConfig, turn: Turn) -> Vec<LayerGradient> {
+    let specs = model_layers(&config.model);
+    let each = (0..LAYERS).zip(&specs);
+    let gradient = |(layer, spec): (u32, &zbelastic_trainer::model::LayerSpec)| LayerGradient {
+        layer: LayerId(layer),
+        turn,
+        g: (0..spec.len()).map(|index| (layer as usize * 1000 + index) as f32).collect(),
+    };
+    each.map(gradient).collect()
+}
+
+fn frames(body: PeerBody) -> Vec<OutgoingFrame> {
+    let frame = PeerFrame { generation: GENERATION, sender: holder(1), body };
+    let Ok(Outgoing::Frames(frames)) = outgoing(frame) else { panic!("frames") };
+    frames
+}
+
+fn turn() -> Turn {
+    Turn { generation: GENERATION, attempt: Attempt(0), step: Step(7) }
+}
+
+#[test]
+fn a_stage_of_more_layers_than_a_frame_has_parts_tells_its_gradient_in_two() {
+    let (config, plan) = (config(), plan());
+    let rules = rules(&config, &plan).expect("every frame is short enough");
+    let sent = Arc::new(gradients(&config, turn()));
+    let body = PeerBody::Gradients { turn: turn(), of: StageIndex(0), gradients: sent.clone() };
+    let frames = frames(body);
+    assert_eq!(frames.len(), 2);
+    let mut assembly = Assembly::default();
+    let mut told = frames.iter().filter_map(|frame| {
+        match incoming(arrive(frame, &rules)).expect("a worker's") {
+            Incoming::Piece(piece) => assembly.take(*piece),
+            Incoming::Whole(_) => panic!("a piece"),
+        }
+    });
+    let frame = told.next().expect("both pieces came");
+    assert!(told.next().is_none());
+    let PeerBody::Gradients { gradients, of: StageIndex(0), .. } = frame.body else {
+        panic!("a gradient")
+    };
+    assert_eq!(gradients, sent);
+}
+
+#[test]
+fn a_piece_under_the_class_of_another_is_none() {
+    let (config, plan) = (config(), plan());
+    let rules = rules(&config, &plan).expect("every frame is short enough");
+    let gradients = Arc::new(gradients(&config, turn()));
+    let frames = frames(PeerBody::Gradients { turn: turn(), of: StageIndex(0), gradients });
+    let mut forged = arrive(&frames[1], &rules);
+    forged.class = frames[0].class();
+    let Err(fault) = incoming(forged) else { panic!("refused") };
+    let expected = "a frame of piece 0 of a stage's gradient of plan 4464 is one of piece 1 of a \
+                    stage's gradient of plan 4464 by its head";
+    assert_eq!(fault.to_string(), expected);
+}
+
+/// What a configuration that got past its own check would meet.
+#[test]
+fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
+    let (mut config, plan) = (config(), plan());
+    let floats = BOUNDARY_BYTES_MAX as usize / size_of::<f32>();
+    config.batch.microbatch.sequence_len = 1;
+    config.batch.microbatch.sequences = floats / 4;
+    assert!(rules(&config, &plan).is_ok());
+    config.batch.microbatch.sequences = floats / 4 + 1;
+    assert!(matches!(rules(&config, &plan), Err(RuleError::TooLong { .. })));
+}
