@@ -6,6 +6,7 @@
 //!   exchange ──┘   what a command line asks
 //! ```
 
+mod breaches;
 pub mod chronicle;
 mod controller;
 pub mod data;

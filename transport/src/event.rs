@@ -7,10 +7,12 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use thiserror::Error;
 use tokio::sync::mpsc;
 use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, DialProblem};
+use crate::frame::FrameRefusal;
 use crate::identity::{JoinAttempt, JoinReply, PeerIdentity};
 use crate::request::Reply;
 
@@ -93,6 +95,28 @@ pub enum Road {
     SameHost,
 }
 
+/// What a peer did that it must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Violation {
+    /// It announced a frame that its rule does not allow.
+    #[error(transparent)]
+    Frame(#[from] FrameRefusal),
+    /// Something else, which the code names that the connection is closed with.
+    #[error("{0}")]
+    Other(CloseCode),
+}
+
+impl Violation {
+    /// The code that the connection is closed with.
+    #[must_use]
+    pub const fn code(self) -> CloseCode {
+        match self {
+            Self::Frame(_) => CloseCode::Length,
+            Self::Other(code) => code,
+        }
+    }
+}
+
 /// Why a peer is not there any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownReason {
@@ -113,7 +137,7 @@ pub enum DownReason {
     /// It closed the connection for a reason of its own.
     ClosedByPeer(CloseCode),
     /// We closed the connection because of what it sent.
-    Violation(CloseCode),
+    Violation(Violation),
     /// The connection broke below us.
     Broken,
     /// This process closes.

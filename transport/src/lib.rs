@@ -30,8 +30,8 @@ pub use endpoint::{
     Counters, DialProblem, DoorCounters, FrameSender, FrameSink, LaneCounters, ProcessStart,
     RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
 };
-pub use event::{DownReason, EventQueue, Road, TransportEvent};
-pub use frame::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
+pub use event::{DownReason, EventQueue, Road, TransportEvent, Violation};
+pub use frame::{FrameBody, FrameClass, FrameRefusal, FrameRules, OutgoingFrame, ReceivedFrame};
 pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,

@@ -219,6 +219,15 @@ pub enum EventKind {
         /// Its id.
         id: String,
     },
+    /// A connection was closed because one end broke a rule.
+    Violation {
+        /// Who is at the other end.
+        node: NodeId,
+        /// Which rule, in words.
+        what: String,
+        /// How often that was with this node, since the process started that tells it.
+        count: u64,
+    },
     /// Something a person should look at.
     Warning {
         /// What.
@@ -304,6 +313,12 @@ impl fmt::Display for EventKind {
             Self::QuorumHeld => write!(f, "enough controllers are there to decide"),
             Self::TokenCreated { id, role } => write!(f, "token {id} for a {role} created"),
             Self::TokenRevoked { id } => write!(f, "token {id} revoked"),
+            Self::Violation { node, what, count: 1 } => {
+                write!(f, "connection to node {node} closed: {what}")
+            }
+            Self::Violation { node, what, count } => {
+                write!(f, "connection to node {node} closed {count} times, now: {what}")
+            }
             Self::Warning { what } => f.write_str(what),
             Self::Other => write!(f, "something that a later version knows"),
         }

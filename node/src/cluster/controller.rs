@@ -31,6 +31,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{NodeId, Step};
 
+use super::breaches::Breaches;
 use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
@@ -121,6 +122,8 @@ struct Controller {
     keeper: Keeper,
     peers: Peers,
     journal: Journal,
+    /// Connections that ended because somebody broke a rule.
+    breaches: Breaches,
     chronicle: Chronicle,
     /// Orders of people that wait for what was proposed for them.
     orders: orders::Orders,
@@ -194,6 +197,7 @@ impl Controller {
             keeper,
             peers,
             journal,
+            breaches: Breaches::default(),
             chronicle: Chronicle::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
@@ -236,7 +240,9 @@ impl Controller {
                 self.roads.insert(peer.node, road);
                 self.peers.note_up(peer.node);
             }
-            TransportEvent::Down { peer, .. } => {
+            TransportEvent::Down { peer, reason } => {
+                let told = self.breaches.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.tell(kind));
                 self.roads.remove(&peer.node);
                 self.peers.note_down(peer.node);
                 self.tell_core(Input::Closed { node: peer.node });

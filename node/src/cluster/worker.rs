@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -31,6 +32,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
+use super::breaches::Breaches;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
@@ -143,6 +145,8 @@ struct Worker {
     shelf: Shelf,
     peers: Peers,
     journal: Journal,
+    /// Connections that ended because somebody broke a rule.
+    breaches: Breaches,
     readiness: Readiness,
     /// Layers that are on their way here.
     arriving: BTreeSet<BulkKey>,
@@ -193,6 +197,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         shelf,
         peers,
         journal,
+        breaches: Breaches::default(),
         readiness: Readiness::Idle,
         arriving: BTreeSet::new(),
         arrivals,
@@ -252,7 +257,11 @@ impl Worker {
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
             TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
-            TransportEvent::Down { peer, .. } => self.peers.note_down(peer.node),
+            TransportEvent::Down { peer, reason } => {
+                self.peers.note_down(peer.node);
+                let told = self.breaches.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.tell(kind));
+            }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             // A worker answers nobody's questions but those for bodies.
             TransportEvent::Request { reply, .. } => drop(reply),

@@ -129,6 +129,7 @@ pub fn run_line(event: &Event) -> String {
         | EventKind::QuorumHeld
         | EventKind::TokenCreated { .. }
         | EventKind::TokenRevoked { .. }
+        | EventKind::Violation { .. }
         | EventKind::Warning { .. }
         | EventKind::Other => format!("▲ {}", escape(&event.text)),
     }

@@ -208,6 +208,7 @@ fn worth_telling(event: &Event) -> bool {
         | EventKind::Checkpoint { .. }
         | EventKind::QuorumLost
         | EventKind::QuorumHeld
+        | EventKind::Violation { .. }
         | EventKind::Warning { .. }
         | EventKind::Other => true,
         EventKind::Started { .. }

@@ -7,6 +7,8 @@ pub struct Counters {
     pub control: ControlCounters,
     /// The Tensor lane.
     pub frames: LaneCounters,
+    /// Frames that broke their rule. Each closed its connection.
+    pub frames_refused: u64,
     /// The Bulk lane.
     pub bulk: LaneCounters,
     /// The requests.
@@ -75,10 +77,10 @@ pub struct DoorCounters {
     pub retried: u64,
     /// Attempts not answered because too many were under way.
     pub ignored: u64,
-    /// Handshakes that failed: wrong cluster, no certificate, damage.
-    pub failed: u64,
     /// Attempts not answered because too many from their address were under way.
     pub ignored_of_address: u64,
+    /// Handshakes that failed: wrong cluster, no certificate, damage.
+    pub failed: u64,
     /// Handshakes or hellos that took too long.
     pub late: u64,
     /// Members refused: banned, forged, crowded, duplicate.

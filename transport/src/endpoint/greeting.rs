@@ -106,7 +106,7 @@ impl Closer {
 impl DownReason {
     const fn code(self) -> CloseCode {
         match self {
-            Self::Violation(code) => code,
+            Self::Violation(violation) => violation.code(),
             Self::Replaced => CloseCode::Replaced,
             Self::Banned => CloseCode::Banned,
             Self::Left

@@ -30,7 +30,7 @@ use super::close::CloseCode;
 use super::context::Context;
 use super::greeting::{Closer, Greeted};
 use crate::control::ControlQueue;
-use crate::event::{DownReason, Road, TransportEvent};
+use crate::event::{DownReason, Road, TransportEvent, Violation};
 use crate::frame::FrameQueue;
 use crate::identity::PeerIdentity;
 use crate::local::LocalOffer;
@@ -67,7 +67,7 @@ enum LaneEnd {
     /// The peer's end of a same-host socket is gone.
     SocketGone,
     /// The peer sent what it must not.
-    Violation(CloseCode),
+    Violation(Violation),
 }
 
 /// Carries everything between this process and a member, until the connection ends.
@@ -78,7 +78,7 @@ pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd
     let within = context.limits.handshake_within;
     let Ok(Some(settled)) = timeout(within, settle::settle(&context, greeted)).await else {
         if connection.close_reason().is_none() {
-            closer.close(DownReason::Violation(CloseCode::Late));
+            closer.close(DownReason::Violation(Violation::Other(CloseCode::Late)));
         }
         let reason = closer.reason(&connection.closed().await);
         return LinkEnd { node, was_up: false, reason };
@@ -114,9 +114,9 @@ async fn attend(
             Some(ended) = lanes.join_next() => match ended {
                 Ok(LaneEnd::Over) => {}
                 Ok(LaneEnd::SocketGone) => closer.close(DownReason::ProcessEnded),
-                Ok(LaneEnd::Violation(code)) => {
+                Ok(LaneEnd::Violation(violation)) => {
                     context.tallies.violations.one();
-                    closer.close(DownReason::Violation(code));
+                    closer.close(DownReason::Violation(violation));
                 }
                 // Its panic was told where it happened. The lanes begin anew with a connection.
                 Err(_) => closer.close(DownReason::Broken),

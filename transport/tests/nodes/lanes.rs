@@ -4,8 +4,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use zbelastic_transport::{
-    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, CloseCode, DownReason, FrameClass,
+    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, DownReason, FrameClass, FrameRefusal,
     FrameRules, Limits, OutgoingFrame, ReceivedFrame, RequestError, SendOutcome, TransportEvent,
+    Violation,
 };
 use zbelastic_types::NodeId;
 
@@ -156,8 +157,11 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
         }
         let sender = plain.join().unwrap();
         assert!(matches!(sender.send(NodeId(2), frame(&[3, 1001])), SendOutcome::Queued));
-        assert_eq!(two.down().await.1, DownReason::Violation(CloseCode::Length));
-        assert_eq!(two.transport.counters().door.violations, 1);
+        let refusal = FrameRefusal::WrongLength { class: CLASS, expected: 4012, found: 4016 };
+        let (from, reason) = two.down().await;
+        assert_eq!((from, reason), (NodeId(1), DownReason::Violation(Violation::Frame(refusal))));
+        let counters = two.transport.counters();
+        assert_eq!((counters.door.violations, counters.frames_refused), (1, 1));
     }
 }
 

@@ -132,6 +132,7 @@ fn ending_of(kind: &EventKind) -> Option<Result<(), Failure>> {
         | EventKind::QuorumHeld
         | EventKind::TokenCreated { .. }
         | EventKind::TokenRevoked { .. }
+        | EventKind::Violation { .. }
         | EventKind::Warning { .. }
         | EventKind::Other => None,
     }

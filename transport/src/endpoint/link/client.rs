@@ -10,7 +10,7 @@ use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::Context;
 use crate::endpoint::greeting::Greeted;
 use crate::endpoint::hello::Hello;
-use crate::event::DownReason;
+use crate::event::{DownReason, Violation};
 
 /// Answers a client until its connection ends.
 pub(crate) async fn run_client(context: Arc<Context>, greeted: Greeted) {
@@ -20,14 +20,14 @@ pub(crate) async fn run_client(context: Arc<Context>, greeted: Greeted) {
     let ours = Hello { start: context.start, ..Hello::of_nobody() };
     let told = timeout(context.limits.handshake_within, ours.write(&mut send)).await;
     if !matches!(told, Ok(Ok(()))) {
-        closer.close(DownReason::Violation(CloseCode::Late));
+        closer.close(DownReason::Violation(Violation::Other(CloseCode::Late)));
         return;
     }
     let _ = send.finish();
     let end = accept_two_way(Arc::clone(&context), connection, peer, None).await;
-    if let LaneEnd::Violation(code) = end {
+    if let LaneEnd::Violation(violation) = end {
         context.tallies.violations.one();
-        closer.close(DownReason::Violation(code));
+        closer.close(DownReason::Violation(violation));
     }
     drop(open);
 }

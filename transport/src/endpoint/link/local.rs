@@ -12,7 +12,7 @@ use super::{LaneEnd, Link};
 use crate::control::write_all_sizes;
 use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::Context;
-use crate::event::Road;
+use crate::event::{Road, Violation};
 use crate::frame::FrameOutlet;
 use crate::local::{Admission, LocalArrival, LocalLane};
 use crate::peers::{MessageKind, may};
@@ -89,7 +89,7 @@ async fn refuse_bytes(stream: OwnedReadHalf) -> LaneEnd {
     let mut stream = stream;
     match tokio::io::AsyncReadExt::read(&mut stream, &mut byte).await {
         Ok(0) | Err(_) => LaneEnd::SocketGone,
-        Ok(_) => LaneEnd::Violation(CloseCode::Forbidden),
+        Ok(_) => LaneEnd::Violation(Violation::Other(CloseCode::Forbidden)),
     }
 }
 
@@ -112,8 +112,8 @@ pub(super) async fn serve_arrivals(
                     streams.spawn(serve_one(Arc::clone(&context), Arc::clone(&link), arrival));
                 }
             }
-            Some(Ok(LaneEnd::Violation(code))) = streams.join_next() => {
-                return LaneEnd::Violation(code);
+            Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
+                return LaneEnd::Violation(violation);
             }
         }
     }

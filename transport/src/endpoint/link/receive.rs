@@ -10,7 +10,7 @@ use crate::bulk::{ServeBulkError, serve};
 use crate::control::{ControlFault, ControlReader};
 use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::Context;
-use crate::event::{Road, TransportEvent};
+use crate::event::{Road, TransportEvent, Violation};
 use crate::frame::{FrameArrival, FrameReader, ReadFrameError, ReceivedFrame};
 use crate::identity::PeerIdentity;
 use crate::peers::{ControlKind, MessageKind, may};
@@ -35,12 +35,16 @@ pub(super) async fn receive_control<R: AsyncRead + Unpin>(
         match reader.read().await {
             Ok(Some(bytes)) => {
                 if let Err(code) = take_control(context, link, road, bytes) {
-                    return LaneEnd::Violation(code);
+                    return LaneEnd::Violation(Violation::Other(code));
                 }
             }
             Ok(None) | Err(ControlFault::Stream(_)) => return end_of_stream(road),
-            Err(ControlFault::Length { .. }) => return LaneEnd::Violation(CloseCode::Length),
-            Err(ControlFault::Malformed) => return LaneEnd::Violation(CloseCode::Malformed),
+            Err(ControlFault::Length { .. }) => {
+                return LaneEnd::Violation(Violation::Other(CloseCode::Length));
+            }
+            Err(ControlFault::Malformed) => {
+                return LaneEnd::Violation(Violation::Other(CloseCode::Malformed));
+            }
         }
     }
 }
@@ -77,7 +81,10 @@ pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
             Ok(None) | Err(ReadFrameError::Cut | ReadFrameError::Stream(_)) => {
                 return end_of_stream(road);
             }
-            Err(ReadFrameError::Refused(_)) => return LaneEnd::Violation(CloseCode::Length),
+            Err(ReadFrameError::Refused(refusal)) => {
+                context.tallies.frames_refused.one();
+                return LaneEnd::Violation(refusal.into());
+            }
         }
     }
 }
@@ -112,7 +119,9 @@ where
             context.tallies.bulk.sent(road, served.chunks, served.bytes);
             LaneEnd::Over
         }
-        Err(ServeBulkError::Refused(_)) => LaneEnd::Violation(CloseCode::Malformed),
+        Err(ServeBulkError::Refused(_)) => {
+            LaneEnd::Violation(Violation::Other(CloseCode::Malformed))
+        }
         Err(ServeBulkError::Body { .. } | ServeBulkError::Stalled | ServeBulkError::Stream(_)) => {
             LaneEnd::Over
         }

@@ -9,7 +9,7 @@ use super::receive::{receive_control, receive_frames, serve_bulk};
 use super::{LaneEnd, Link};
 use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::Context;
-use crate::event::Road;
+use crate::event::{Road, Violation};
 use crate::identity::PeerIdentity;
 use crate::peers::{ControlKind, MessageKind, may};
 use crate::request::serve_request;
@@ -34,8 +34,8 @@ pub(super) async fn accept_one_way(context: Arc<Context>, link: Arc<Link>) -> La
                 let Ok(stream) = stream else { return LaneEnd::Over };
                 streams.spawn(take_one_way(Arc::clone(&context), Arc::clone(&link), stream));
             }
-            Some(Ok(LaneEnd::Violation(code))) = streams.join_next() => {
-                return LaneEnd::Violation(code);
+            Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
+                return LaneEnd::Violation(violation);
             }
         }
     }
@@ -50,10 +50,10 @@ async fn take_one_way(context: Arc<Context>, link: Arc<Link>, mut stream: RecvSt
     let kind = match tag {
         [CONTROL_STREAM | LONG_STREAM] => MessageKind::Control(ControlKind::Member),
         [TENSOR_STREAM] => MessageKind::Tensor,
-        [_] => return LaneEnd::Violation(CloseCode::Malformed),
+        [_] => return LaneEnd::Violation(Violation::Other(CloseCode::Malformed)),
     };
     if !may(role, kind) {
-        return LaneEnd::Violation(CloseCode::Forbidden);
+        return LaneEnd::Violation(Violation::Other(CloseCode::Forbidden));
     }
     match kind {
         MessageKind::Control(_) => receive_control(&context, &link, Road::Quic, stream).await,
@@ -76,8 +76,8 @@ pub(super) async fn accept_two_way(
                 let Ok((send, receive)) = stream else { return LaneEnd::Over };
                 streams.spawn(take_two_way(Arc::clone(&context), peer, road, send, receive));
             }
-            Some(Ok(LaneEnd::Violation(code))) = streams.join_next() => {
-                return LaneEnd::Violation(code);
+            Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
+                return LaneEnd::Violation(violation);
             }
         }
     }
@@ -98,13 +98,15 @@ async fn take_two_way(
         [REQUEST_STREAM] if may(peer.role, MessageKind::Request) => {
             match serve_request(&context, peer, send, receive).await {
                 Ok(()) => LaneEnd::Over,
-                Err(code) => LaneEnd::Violation(code),
+                Err(code) => LaneEnd::Violation(Violation::Other(code)),
             }
         }
         [BULK_STREAM] if road.is_some() && may(peer.role, MessageKind::Bulk) => {
             serve_bulk(&context, peer, Road::Quic, receive, send).await
         }
-        [REQUEST_STREAM | BULK_STREAM] => LaneEnd::Violation(CloseCode::Forbidden),
-        [_] => LaneEnd::Violation(CloseCode::Malformed),
+        [REQUEST_STREAM | BULK_STREAM] => {
+            LaneEnd::Violation(Violation::Other(CloseCode::Forbidden))
+        }
+        [_] => LaneEnd::Violation(Violation::Other(CloseCode::Malformed)),
     }
 }
