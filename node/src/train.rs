@@ -14,7 +14,7 @@ pub mod interrupt;
 pub mod line;
 pub mod mail;
 pub mod news;
-mod prepare;
+pub mod prepare;
 mod processes;
 mod reporter;
 mod summary;

@@ -57,7 +57,10 @@ fn free_address() -> String {
 
 impl Cluster {
     fn new() -> Self {
-        let root = tempfile::tempdir().expect("a folder");
+        Self::in_folder(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn in_folder(root: TempDir) -> Self {
         let address = free_address();
         let folder = root.path().join("controller");
         let mut command = zbelastic(&folder);
@@ -127,7 +130,7 @@ impl Cluster {
     /// Begins a run, with `more` about its checkpoints.
     fn run_with(&self, steps: u64, more: &str) {
         let toml = format!(
-            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
+            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n{more}"
         );
         let config = load_document("test", &toml).expect("a configuration").config;
         let text: Vec<u8> = (0..200_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
@@ -135,7 +138,7 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml, name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        let request = Request::Run { document, corpus };
+        let request = Request::Run { document, corpus, weights: None };
         self.ask(|client| {
             while let Answer::DataWanted(held) = client.ask(&request)? {
                 let bytes = text[held.held as usize..].to_vec();
@@ -297,6 +300,38 @@ fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());
+}
+
+/// What `train` makes of a folder's weights with threads, a cluster makes of them too.
+#[test]
+fn run_from_a_folder_of_weights_ends_like_train_with_threads() {
+    let root = tempfile::tempdir().expect("a folder");
+    let text = "she sells sea shells by the sea shore; ".repeat(4000);
+    std::fs::write(root.path().join("text.txt"), text).expect("writable");
+    let command = |line: &str| {
+        let mut command = zbelastic(&root.path().join("controller"));
+        command.current_dir(root.path()).args(line.split_whitespace());
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{line}: {output:?}");
+        output
+    };
+    let keys = "--text text.txt --set train.seq_len=16 --set train.global_batch=8";
+    let shape = "--set model.preset=tiny --steps 3 --seed 5";
+    command(&format!("train --threads-only {shape} {keys} --out first"));
+    let from = format!("--set model.from_hf=first/model {keys} --steps 12 --seed 6");
+    command(&format!("train --threads-only --workers 2 {from} --out second"));
+    let run = std::fs::read(root.path().join("second/run.json")).expect("it ended");
+    let run: serde_json::Value = serde_json::from_slice(&run).expect("JSON");
+    let mut cluster = Cluster::in_folder(root);
+    ["a", "b", "c"].into_iter().for_each(|name| cluster.join(name));
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 4).then_some(()));
+    let mut submit = zbelastic(&cluster.nodes[0].folder);
+    submit.current_dir(cluster.root.path()).args(["run", "--detach"]);
+    let submitted = submit.args(from.split_whitespace()).output().expect("it runs");
+    assert!(submitted.status.success(), "{submitted:?}");
+    let told = String::from_utf8_lossy(&submitted.stderr).into_owned();
+    assert!(told.contains("of weights"), "{told}");
+    assert_eq!(run["digest"], cluster.digest(12).to_string());
 }
 
 #[test]

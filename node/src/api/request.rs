@@ -59,6 +59,9 @@ pub enum Request {
         document: String,
         /// The text.
         corpus: CorpusDescription,
+        /// The weights to begin with; without, they are drawn from the seed.
+        #[serde(default)]
+        weights: Option<CorpusDescription>,
     },
     /// A piece of the text, in order.
     PutData {

@@ -29,7 +29,7 @@ fn requests() -> Vec<Request> {
         Request::TokenRevoke { id, with_nodes: false },
         Request::NodeDrain { node: NodeId(3) },
         Request::NodeRemove { node: NodeId(3), force: true },
-        Request::Run { document, corpus },
+        Request::Run { document, corpus, weights: Some(corpus) },
         Request::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
         Request::Pause,
         Request::Resume,
@@ -143,9 +143,10 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     let refused = encode_request(&piece(PIECE_BYTES_MAX + 1));
     assert!(matches!(refused, Err(WireError::Body { .. })));
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
-    let run = |length| Request::Run { document: "a".repeat(length), corpus };
+    let run = |length| Request::Run { document: "a".repeat(length), corpus, weights: None };
     assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
-    let quotes = Request::Run { document: "\"".repeat(DOCUMENT_BYTES_MAX), corpus };
+    let document = "\"".repeat(DOCUMENT_BYTES_MAX);
+    let quotes = Request::Run { document, corpus, weights: None };
     assert!(encode_request(&quotes).is_ok());
     let refused = encode_request(&run(REQUEST_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { .. })));

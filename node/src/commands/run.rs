@@ -4,8 +4,9 @@
 //! run  ->  data_wanted(held)  ->  put_data ... put_data  ->  run  ->  accepted  ->  events ...
 //! ```
 //!
-//! The text travels once: a cluster that has it says so. The configuration that is submitted names
-//! the text by its hash and not by paths, which are this machine's.
+//! The text travels once: a cluster that has it says so. So do weights to begin with, if a folder
+//! gives them. The configuration that is submitted names both by their hashes and not by paths, which
+//! are this machine's.
 
 mod follow;
 mod submit;
@@ -20,9 +21,11 @@ use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::api::{CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition};
 use crate::args::RunArgs;
-use crate::config::{Key, Loaded, WeightSource, load};
+use crate::cluster::document::DataName;
+use crate::config::{Loaded, WeightSource, load};
 use crate::failure::{Detail, Failure, Stop};
 use crate::train::corpus::{cut_text, gather_text};
+use crate::train::prepare::weights_of_folder;
 use follow::{RunView, follow};
 use submit::{Submission, submit};
 
@@ -51,7 +54,6 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
 
 fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
     let loaded = load(&args.config.sources())?;
-    check_submittable(&loaded)?;
     let text = gather_text(&loaded)?;
     let (bytes, hash) = (text.bytes.clone(), text.hash);
     cut_text(text, &loaded)?;
@@ -59,16 +61,31 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
         // Whoever closed standard error does not want to know.
         let _ = writeln!(io::stderr(), "note: {note}");
     }
+    let weights = match &loaded.config.weights {
+        WeightSource::Drawn => None,
+        WeightSource::HuggingFace { folder } => {
+            let (weights, _) = weights_of_folder(&loaded.config.model, folder)?;
+            Some(weights)
+        }
+    };
     let document = document(loaded)?;
     let corpus =
         CorpusDescription { hash: HexDigest::from(hash), length: Bytes(bytes.len() as u64) };
-    Ok(Submission { document, corpus, text: bytes })
+    let weights = weights.map(|bytes| {
+        let name = DataName::of(&bytes);
+        let described =
+            CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
+        (described, bytes)
+    });
+    Ok(Submission { document, corpus, text: bytes, weights })
 }
 
-/// The configuration as it is submitted: without paths of this machine.
+/// The configuration as it is submitted: without paths of this machine. What a folder says about the
+/// model is said in keys; its weights travel beside it.
 fn document(loaded: Loaded) -> Result<String, Failure> {
     let mut config = loaded.config;
     config.text.clear();
+    config.weights = WeightSource::Drawn;
     let document = config.effective();
     let found = document.len();
     if found <= DOCUMENT_BYTES_MAX {
@@ -76,21 +93,6 @@ fn document(loaded: Loaded) -> Result<String, Failure> {
     }
     let detail = Detail::new(format!("{found} bytes, at most {DOCUMENT_BYTES_MAX}"));
     Err(Failure::usage("the configuration", vec![detail]))
-}
-
-/// Refuses what only this machine could run.
-fn check_submittable(loaded: &Loaded) -> Result<(), Failure> {
-    match &loaded.config.weights {
-        WeightSource::Drawn => Ok(()),
-        WeightSource::HuggingFace { folder } => {
-            let what = format!("model.from_hf: {} is on this machine only", folder.display());
-            let detail = Detail::new(what)
-                .at(loaded.settings.origin(Key::FromHf).to_string())
-                .why("a cluster's workers begin with weights that they draw from train.seed")
-                .hint("`zbelastic train`, which begins with the folder's weights");
-            Err(Failure::usage("the configuration", vec![detail]))
-        }
-    }
 }
 
 fn tell_accepted(accepted: &RunAccepted, args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {

@@ -209,25 +209,37 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, Failure> {
     match &config.weights {
         WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
         WeightSource::HuggingFace { folder } => {
-            let path = folder.join("model.safetensors");
-            let layers = read_weights(&config.model, &path).map_err(|why| {
-                let detail = Detail::new(format!("{}: {why}", path.display()))
-                    .at("model.from_hf")
-                    .hint("a folder with config.json and all weights in one model.safetensors");
-                Failure::usage("the model", vec![detail])
-            })?;
+            let (_, layers) = weights_of_folder(&config.model, folder)?;
             Ok(InitialWeights::Given(Arc::new(layers)))
         }
     }
 }
 
-fn read_weights(model: &ModelConfig, path: &Path) -> Result<Vec<Vec<f32>>, String> {
+/// The bytes of a folder's `model.safetensors`, and the weights of each layer in them.
+///
+/// # Errors
+/// If they cannot be read, or are not the model's.
+pub fn weights_of_folder(
+    model: &ModelConfig,
+    folder: &Path,
+) -> Result<(Vec<u8>, Vec<Vec<f32>>), Failure> {
+    let path = folder.join("model.safetensors");
+    read_weights(model, &path).map_err(|why| {
+        let detail = Detail::new(format!("{}: {why}", path.display()))
+            .at("model.from_hf")
+            .hint("a folder with config.json and all weights in one model.safetensors");
+        Failure::usage("the model", vec![detail])
+    })
+}
+
+fn read_weights(model: &ModelConfig, path: &Path) -> Result<(Vec<u8>, Vec<Vec<f32>>), String> {
     let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
     if size > WEIGHTS_BYTES_MAX {
         return Err(format!("{} is more than {}", Bytes(size), Bytes(WEIGHTS_BYTES_MAX)));
     }
     let file = fs::read(path).map_err(|error| error.to_string())?;
-    import_safetensors(model, &file).map_err(|error| error.to_string())
+    let layers = import_safetensors(model, &file).map_err(|error| error.to_string())?;
+    Ok((file, layers))
 }
 
 #[cfg(test)]

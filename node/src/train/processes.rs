@@ -138,7 +138,8 @@ fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Fa
     let document = String::from_utf8(bytes).expect("JSON is UTF-8");
     let name = submission.document.text;
     let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-    let request = Request::Run { document, corpus };
+    // The document names the weights.
+    let request = Request::Run { document, corpus, weights: None };
     for _ in 0..=submission.data.len() {
         let answer = client.ask(&request)?;
         if let Answer::Run(accepted) = answer {

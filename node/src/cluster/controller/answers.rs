@@ -22,7 +22,7 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::keeper::hex;
 use crate::cluster::wire::NodeRequest;
-use crate::config::{RunConfig, load_document};
+use crate::config::{RunConfig, WeightSource, load_document};
 
 /// Whether somebody with this role may ask this.
 #[must_use]
@@ -110,7 +110,9 @@ impl Controller {
             }
             Request::NodeDrain { node } => return self.drain(node, reply),
             Request::NodeRemove { node, force } => return self.remove(node, force, reply),
-            Request::Run { document, corpus } => return self.run_job(document, corpus, reply),
+            Request::Run { document, corpus, weights } => {
+                return self.run_job(&document, (corpus, weights), reply);
+            }
             Request::Pause => return self.change_job(JobChange::Pause, reply),
             Request::Resume => return self.change_job(JobChange::Continue, reply),
             Request::Stop => return self.change_job(JobChange::Stop, reply),
@@ -242,12 +244,17 @@ impl Controller {
         }
     }
 
-    fn run_job(&mut self, document: String, corpus: CorpusDescription, reply: Reply) {
+    fn run_job(
+        &mut self,
+        document: &str,
+        data: (CorpusDescription, Option<CorpusDescription>),
+        reply: Reply,
+    ) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
-        let job = match submitted(&document, corpus) {
+        let job = match submitted(document, data) {
             Ok(job) => job,
             Err(refusal) => return self.reply(reply, &Answer::Refused(refusal)),
         };
@@ -364,7 +371,10 @@ impl Controller {
 }
 
 /// The job that was submitted: a configuration with the hash of its text, or a whole document.
-fn submitted(document: &str, corpus: CorpusDescription) -> Result<JobDocument, Refusal> {
+fn submitted(
+    document: &str,
+    (corpus, weights): (CorpusDescription, Option<CorpusDescription>),
+) -> Result<JobDocument, Refusal> {
     if document.trim_start().starts_with('{') {
         let job = JobDocument::decode(document.as_bytes());
         return job.map_err(|error| Refusal::Malformed { what: error.to_string() });
@@ -373,10 +383,16 @@ fn submitted(document: &str, corpus: CorpusDescription) -> Result<JobDocument, R
         let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
         Refusal::Config { problems }
     })?;
-    let text = DataName { hash: corpus.hash.0, length: corpus.length.0 };
+    if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
+        let what = format!("model.from_hf = {} is a folder of another machine", folder.display());
+        return Err(Refusal::Config { problems: vec![what] });
+    }
+    let name = |data: CorpusDescription| DataName { hash: data.hash.0, length: data.length.0 };
     let config = loaded.config;
     let toml = document.to_owned();
-    Ok(JobDocument::new(name_of(&config), config, toml, text))
+    let mut job = JobDocument::new(name_of(&config), config, toml, name(corpus));
+    job.weights = weights.map(name);
+    Ok(job)
 }
 
 /// What a run is called that has no other name: by its model's size.

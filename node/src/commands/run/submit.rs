@@ -1,4 +1,4 @@
-//! Hands a run over: the configuration, and the text if it is not there yet.
+//! Hands a run over: the configuration, and the text and the weights if they are not there yet.
 
 use std::io::Write;
 
@@ -19,23 +19,47 @@ pub struct Submission {
     pub corpus: CorpusDescription,
     /// The text.
     pub text: Vec<u8>,
+    /// The name and the bytes of the weights to begin with, if they are not drawn.
+    pub weights: Option<(CorpusDescription, Vec<u8>)>,
 }
 
-/// How often the cluster may want the text of one submission: a leader that takes over may not
-/// have it.
-const UPLOADS_MAX: u32 = 3;
+/// Something that the cluster wants.
+struct Wanted<'a> {
+    what: &'static str,
+    hash: HexDigest,
+    bytes: &'a [u8],
+}
 
-/// Submits, and uploads the text as far as it is wanted. Tells `told` about a text that travels.
+impl Submission {
+    /// What has this hash, or else the text: the answer is checked against it.
+    fn wanted(&self, hash: HexDigest) -> Wanted<'_> {
+        match &self.weights {
+            Some((name, bytes)) if name.hash == hash => {
+                Wanted { what: "weights", hash, bytes: bytes.as_slice() }
+            }
+            Some(_) | None => {
+                Wanted { what: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
+            }
+        }
+    }
+}
+
+/// How often the cluster may want what belongs to one submission, its text or its weights: a leader
+/// that takes over may have neither.
+const UPLOADS_MAX: u32 = 6;
+
+/// Submits, and uploads text and weights as far as they are wanted. Tells `told` what travels.
 ///
 /// # Errors
-/// If the cluster says no, or wants the text for ever.
+/// If the cluster says no, or wants them for ever.
 pub fn submit(
     submission: &Submission,
     client: &mut ApiClient<'_>,
     told: &mut dyn Write,
 ) -> Result<RunAccepted, Failure> {
-    let Submission { document, corpus, .. } = submission;
-    let request = Request::Run { document: document.clone(), corpus: *corpus };
+    let Submission { document, corpus, weights, .. } = submission;
+    let weights = weights.as_ref().map(|(name, _)| *name);
+    let request = Request::Run { document: document.clone(), corpus: *corpus, weights };
     for _ in 0..=UPLOADS_MAX {
         let answer = client.ask(&request)?;
         let found = answer.name();
@@ -46,27 +70,25 @@ pub fn submit(
             return Err(ApiError::Unexpected { request: request.name(), found }.into());
         };
         // Whoever closed standard error does not want to know.
-        let _ = writeln!(told, "the text is sent: {}", corpus.length);
-        upload(submission, held, client)?;
+        let wanted = submission.wanted(held.hash);
+        let length = Bytes(wanted.bytes.len() as u64);
+        let _ = writeln!(told, "sent: {length} of {}", wanted.what);
+        upload(&wanted, held, client)?;
     }
-    let what = format!("the cluster has lost the text {UPLOADS_MAX} times");
+    let what = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
     Err(Failure::new(FailureCode::Internal, what))
 }
 
-fn upload(
-    submission: &Submission,
-    held: DataHeld,
-    client: &mut ApiClient<'_>,
-) -> Result<(), Failure> {
-    let (hash, text) = (submission.corpus.hash, submission.text.as_slice());
-    let mut begin = check_held(held, hash, 0, text.len())?;
-    while begin < text.len() {
-        let end = text.len().min(begin + PIECE_BYTES_MAX);
-        let bytes = text[begin..end].to_vec();
+fn upload(wanted: &Wanted<'_>, held: DataHeld, client: &mut ApiClient<'_>) -> Result<(), Failure> {
+    let Wanted { hash, bytes: all, .. } = *wanted;
+    let mut begin = check_held(held, hash, 0, all.len())?;
+    while begin < all.len() {
+        let end = all.len().min(begin + PIECE_BYTES_MAX);
+        let bytes = all[begin..end].to_vec();
         let piece = Request::PutData { hash, offset: begin as u64, bytes };
         let held = client.put_data(piece)?;
         // Each piece must get further, so this ends.
-        begin = check_held(held, hash, begin + 1, text.len())?;
+        begin = check_held(held, hash, begin + 1, all.len())?;
     }
     Ok(())
 }
@@ -76,7 +98,7 @@ fn check_held(held: DataHeld, hash: HexDigest, min: usize, max: usize) -> Result
     let begin = usize::try_from(held.held).ok().filter(|begin| (min..=max).contains(begin));
     begin.filter(|_| held.hash == hash).ok_or_else(|| {
         let (found, length) = (Bytes(held.held), Bytes(max as u64));
-        let what = format!("the cluster says it has {found} of a text of {length}: out of order");
+        let what = format!("the cluster says it has {found} of {length}: out of order");
         Failure::new(FailureCode::Internal, what)
     })
 }
@@ -90,7 +112,7 @@ mod tests {
     fn submission(length: usize) -> Submission {
         let corpus = CorpusDescription { hash: digest(1), length: Bytes(length as u64) };
         let text = (0..length).map(|index| index as u8).collect();
-        Submission { document: "[train]\n".to_owned(), corpus, text }
+        Submission { document: "[train]\n".to_owned(), corpus, text, weights: None }
     }
 
     fn held(held: u64) -> Answer {
@@ -142,6 +164,32 @@ mod tests {
     }
 
     #[test]
+    fn weights_travel_like_the_text_and_are_named_by_their_own_hash() {
+        let named = CorpusDescription { hash: digest(7), length: Bytes(5) };
+        let weights = Some((named, vec![0, 1, 2, 3, 4]));
+        let submission = Submission { weights, ..submission(10) };
+        let of_weights = |held| Answer::DataWanted(DataHeld { hash: digest(7), held });
+        let answers = [held(0), held(10), of_weights(0), of_weights(5), accepted()];
+        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
+        let mut told = Vec::new();
+        submit(&submission, &mut client, &mut told).expect("taken");
+        let asked = asked.borrow().clone();
+        let is_run = |request: &&Request| {
+            let Request::Run { weights, .. } = request else { return false };
+            *weights == Some(named)
+        };
+        assert_eq!(asked.iter().filter(is_run).count(), 3, "asked before and after each");
+        let piece = |request: &Request| {
+            let Request::PutData { hash, bytes, .. } = request else { return None };
+            Some((*hash, bytes.len()))
+        };
+        let sent: Vec<_> = asked.iter().filter_map(piece).collect();
+        assert_eq!(sent, [(digest(1), 10), (digest(7), 5)]);
+        let told = String::from_utf8(told).expect("words");
+        assert_eq!(told, "sent: 10 B of text\nsent: 5 B of weights\n");
+    }
+
+    #[test]
     fn a_text_that_is_there_does_not_travel() {
         let (ended, asked) = submitted(vec![accepted()], 10);
         assert_eq!((ended, pieces(&asked).len()), (Ok(3), 0));
@@ -156,9 +204,9 @@ mod tests {
         let other = Answer::DataWanted(DataHeld { hash: digest(2), held: 0 });
         let (ended, _) = submitted(vec![other], 10);
         assert_eq!(ended, Err(FailureCode::Internal));
-        let forgetful = [held(0), held(10)].into_iter().cycle().take(8).collect();
+        let forgetful = [held(0), held(10)].into_iter().cycle().take(14).collect();
         let (ended, asked) = submitted(forgetful, 10);
-        assert_eq!((ended, pieces(&asked).len()), (Err(FailureCode::Internal), 4));
+        assert_eq!((ended, pieces(&asked).len()), (Err(FailureCode::Internal), 7));
     }
 
     #[test]
