@@ -174,7 +174,10 @@ mod tests {
         let mut told = Vec::new();
         submit(&submission, &mut client, &mut told).expect("taken");
         let asked = asked.borrow().clone();
-        let is_run = |request: &&Request| matches!(request, Request::Run { weights: Some(name), .. } if *name == named);
+        let is_run = |request: &&Request| {
+            let Request::Run { weights, .. } = request else { return false };
+            *weights == Some(named)
+        };
         assert_eq!(asked.iter().filter(is_run).count(), 3, "asked before and after each");
         let piece = |request: &Request| {
             let Request::PutData { hash, bytes, .. } = request else { return None };
