@@ -17,7 +17,7 @@ use zbelastic_node::data_folder::DataFolder;
 use zbelastic_types::Bytes;
 
 /// What may take so long on the slowest machine there is.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A process that does not outlive the test.
 struct Node {
@@ -287,8 +287,32 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
     assert_eq!(found, undisturbed());
 }
 
+/// Nobody has the layers any more: the run goes back to its last checkpoint, and says how far.
 #[test]
-fn power_cut_of_everything_loses_no_step() {
+fn workers_killed_together_say_what_is_computed_again() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 12));
+    ["a", "b"].iter().for_each(|name| cluster.signal(name, "KILL"));
+    let nodes = ["a", "b"].map(|name| cluster.kill(name));
+    nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
+    let found = cluster.digest(STEPS);
+    let status = cluster.wait("the last status", Cluster::status);
+    let events = std::fs::read_to_string(cluster.nodes[0].folder.join("events.jsonl"));
+    let events = events.expect("the controller tells");
+    let events: Vec<serde_json::Value> =
+        events.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    let rewound = events.iter().position(|event| event["event"] == "rewound").expect("no copies");
+    let sealed = events[..rewound].iter().rfind(|event| event["event"] == "step");
+    let sealed = sealed.expect("steps were sealed")["step"].as_u64().expect("a number");
+    let lost = sealed - events[rewound]["to_step"].as_u64().expect("a number");
+    assert_eq!(status.failures.iter().map(|failure| failure.steps_lost).max(), Some(lost));
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+#[test]
+fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
     let mut cluster = Cluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 42));
@@ -298,8 +322,8 @@ fn power_cut_of_everything_loses_no_step() {
     cluster.again(b, &["join"]);
     cluster.again(controller, &["init"]);
     cluster.again(a, &["join"]);
-    let after = cluster.wait("it comes back", Cluster::step);
-    assert!(Some(after) >= before, "sealed {before:?}, back at {after}");
+    // It may go back to its last checkpoint; what it computes again is what was sealed.
+    cluster.wait("it goes on", |cluster| cluster.step().filter(|step| Some(*step) > before));
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());

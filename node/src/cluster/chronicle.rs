@@ -239,6 +239,7 @@ impl Chronicle {
             }
             Change::Rewound { to, reason, .. } => {
                 self.due.clear();
+                self.note_rewind(*to);
                 vec![EventKind::Rewound { to_step: to.0, reason: rewind_text(*reason) }]
             }
             Change::Job { phase, .. } => self.note_job(*phase, state),
@@ -383,6 +384,16 @@ impl Chronicle {
         told.push(self.step(seal, (took.unwrap_or_default(), bubbles), state));
         self.replays = 0;
         told
+    }
+
+    /// Steps behind `to` are computed again, for whoever is lost and has no seal after it yet.
+    fn note_rewind(&mut self, to: Step) {
+        let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
+        let lost = sealed.saturating_sub(to.0);
+        let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
+        for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
+            failure.steps_lost = failure.steps_lost.max(lost);
+        }
     }
 
     fn close_failures(&mut self, now: Instant) {
