@@ -289,7 +289,7 @@ fn status_says_why_nothing_is_sealed() {
     let saving = |durable| RunStanding::Saving { durable, layers: 4 };
     assert_eq!(standing(&log.state), saving(0));
     let holder = log.holder(1);
-    let first = crate::fixture::digests([LayerId(0)].into_iter(), 12);
+    let first = crate::fixture::digests([LayerId(0)], 12);
     log.apply(log.durable(12, holder, first));
     assert_eq!(standing(&log.state), saving(1));
     log.checkpoint(12, 1);

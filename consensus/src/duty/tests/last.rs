@@ -68,7 +68,7 @@ fn who_gets_on_with_the_last_checkpoint_is_waited_for() {
     let mut bench = bench();
     bench.tick(TIMING.load_ticks, &[1, 2]);
     let (version, holder) = (12, bench.log.holder(1));
-    let first = digests([LayerId(0)].into_iter(), version);
+    let first = digests([LayerId(0)], version);
     bench.agree(bench.log.durable(version, holder, first));
     bench.tick(TIMING.load_ticks, &[1, 2]);
     assert_eq!(bench.need(), None);

@@ -142,11 +142,11 @@ impl<'a> Course<'a> {
         if let EventKind::Warning { what } = &event.kind {
             self.warning = Some(what.clone());
         }
-        let told = match told(event, self.wishes.bubble_planned) {
-            // Whoever ordered it knows.
-            Told::Event(Event { kind: EventKind::Paused { .. }, .. }) if self.is_held => return,
-            told => told,
-        };
+        // Whoever ordered a pause knows.
+        if self.is_held && matches!(event.kind, EventKind::Paused { .. }) {
+            return;
+        }
+        let told = told(event, self.wishes.bubble_planned);
         self.is_left |= observe(told).is_break();
     }
 
@@ -234,17 +234,17 @@ impl<'a> Course<'a> {
 
 /// An event as a run in one process would tell it, if it would.
 fn told(event: &Event, bubble_planned: f64) -> Told<'_> {
-    match &event.kind {
-        EventKind::HeldOut { step, loss } => {
-            let loss = loss.unwrap_or(f64::NAN);
-            Told::News(News::Evaluated(Evaluated { steps_done: *step, loss }))
-        }
-        EventKind::Rollback { step, verdict, reason } => {
-            let verdict = verdict_of(verdict, None).name();
-            Told::Rollback(RollbackEvent { step: *step, verdict, reason: reason.clone() })
-        }
-        kind => step_record(kind, bubble_planned)
-            .map_or(Told::Event(event), |record| Told::News(News::Step(record))),
+    if let EventKind::HeldOut { step, loss } = &event.kind {
+        let loss = loss.unwrap_or(f64::NAN);
+        return Told::News(News::Evaluated(Evaluated { steps_done: *step, loss }));
+    }
+    if let EventKind::Rollback { step, verdict, reason } = &event.kind {
+        let verdict = verdict_of(verdict, None).name();
+        return Told::Rollback(RollbackEvent { step: *step, verdict, reason: reason.clone() });
+    }
+    match step_record(&event.kind, bubble_planned) {
+        Some(record) => Told::News(News::Step(record)),
+        None => Told::Event(event),
     }
 }
 
