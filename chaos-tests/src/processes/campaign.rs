@@ -113,7 +113,10 @@ pub fn run(
             // faults of the network met nobody.
             None if is_bypassed => Verdict::Harness("datagrams went past the proxy".to_owned()),
             None if faults.is_empty() => Verdict::Passed,
-            None => Verdict::Harness(format!("{} faults found no time to strike", faults.len())),
+            None => Verdict::Harness(format!(
+                "{} faults found no time to strike: raise --every",
+                faults.len()
+            )),
         },
     };
     let recovery = recovery_times(&strikes);
