@@ -88,13 +88,20 @@ pub struct MovedInAll {
 }
 
 impl MovedInAll {
-    /// Each plan is told of by several nodes, and counts once.
+    /// Each plan is told of by several nodes, and counts once: as whoever led told it. Others, and a
+    /// controller that retells what it finds in its log, may know of less.
     fn of<'a>(events: impl Iterator<Item = &'a Event>) -> Self {
         let moved = events.filter_map(|event| {
             let EventKind::Running(moved) = &event.kind else { return None };
             (moved.floor > 0).then_some((moved.generation, *moved))
         });
-        let plans: BTreeMap<u64, Moved> = moved.collect();
+        let mut plans: BTreeMap<u64, Moved> = BTreeMap::new();
+        for (generation, moved) in moved {
+            let known = plans.entry(generation).or_insert(moved);
+            if moved.bytes > known.bytes {
+                *known = moved;
+            }
+        }
         let add = |all: Self, moved: &Moved| Self {
             plans: all.plans + 1,
             bytes: all.bytes + moved.bytes,
@@ -301,7 +308,8 @@ mod tests {
         };
         let mib = 1 << 20;
         let events = [line(2, 3 * mib, 2 * mib), line(2, 3 * mib, 2 * mib), line(3, mib, 2 * mib)];
-        let others = [line(4, 0, 0), Event::parse("{\"event\":\"step\"}")];
+        let retold = line(2, 0, 2 * mib);
+        let others = [line(4, 0, 0), retold, Event::parse("{\"event\":\"step\"}")];
         let all = MovedInAll::of(events.iter().chain(&others));
         assert_eq!(all, MovedInAll { plans: 2, bytes: 4 * mib, floor: 4 * mib, ms: 500.0 });
         let text = "4.0 MiB of layers moved for 2 plans, 1.000 of the least, 8 MiB/s";
