@@ -29,6 +29,7 @@ mod start;
 mod stopwatch;
 mod stores;
 pub mod tick;
+mod whole_file;
 mod wire;
 mod worker;
 

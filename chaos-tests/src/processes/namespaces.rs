@@ -55,8 +55,7 @@ impl Namespace {
 
     /// What the command starts is in here.
     pub fn hold(&self, command: &mut Command) {
-        let held = Arc::clone(&self.0);
-        enter_network(command, held);
+        enter_network(command, self.clone());
     }
 
     /// How `ip` names it.

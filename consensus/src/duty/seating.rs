@@ -91,7 +91,10 @@ fn needed_at(solution: &Solution, copies: &[Vec<StageIndex>], stage: usize) -> B
 /// For each row the column it is given, each once, at the least cost in all: the Hungarian method
 /// with potentials, rows taken in one after the other.
 fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
-    let cost = |row: usize, column: usize| cost(row, column) as i64;
+    // Each is asked for once: a search looks at them again and again.
+    let places = (0..count).flat_map(|row| (0..count).map(move |column| (row, column)));
+    let costs: Vec<i64> = places.map(|(row, column)| cost(row, column) as i64).collect();
+    let cost = |row: usize, column: usize| costs[row * count + column];
     // Row and column 0 stand for none; others are counted from 1.
     let (mut rows, mut columns) = (vec![0_i64; count + 1], vec![0_i64; count + 1]);
     let mut row_of = vec![0; count + 1];

@@ -327,10 +327,9 @@ impl Chronicle {
         if let Some(about) = &self.job {
             self.stopwatch.begin(&about.job, plan);
         }
-        let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
-        for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
+        for failure in self.open_failures() {
             failure.generation = Some(plan.generation.0);
-            failure.bytes_floor = self.bytes_floor;
+            failure.bytes_floor = Bytes(least);
         }
         vec![EventKind::Plan {
             generation: plan.generation.0,
@@ -390,10 +389,17 @@ impl Chronicle {
     fn note_rewind(&mut self, to: Step) {
         let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
         let lost = sealed.saturating_sub(to.0);
-        let open = self.open.iter().map(|(at_ms, _)| *at_ms).collect::<Vec<_>>();
-        for failure in self.failures.iter_mut().filter(|failure| open.contains(&failure.at_ms)) {
+        for failure in self.open_failures() {
             failure.steps_lost = failure.steps_lost.max(lost);
         }
+    }
+
+    /// Failures that wait for the next seal.
+    fn open_failures(&mut self) -> impl Iterator<Item = &mut FailureStatus> {
+        let open = &self.open;
+        let is_open =
+            |failure: &&mut FailureStatus| open.iter().any(|(at_ms, _)| *at_ms == failure.at_ms);
+        self.failures.iter_mut().filter(is_open)
     }
 
     fn close_failures(&mut self, now: Instant) {

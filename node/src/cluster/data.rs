@@ -13,7 +13,8 @@ use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Digest, NodeId};
 
 use super::document::{DataName, NamedJob};
-use super::keeper::{Keeper, write_data};
+use super::keeper::Keeper;
+use super::whole_file;
 use super::wire::{self, BulkKey};
 
 /// Bytes of a text or of weights at most; as for a run in one process.
@@ -124,7 +125,7 @@ pub async fn fetch_data(
         return Err(FetchError::Other { expected: hash, found });
     }
     // Who has no room for it has it in memory, and asks again after the next start.
-    let _ = write_data(&path, &bytes);
+    let _ = whole_file::write(&path, &bytes);
     Ok(bytes)
 }
 

@@ -2,14 +2,14 @@
 //! has started, and where it found controllers last.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ClusterId, NodeId};
 
+use super::whole_file;
 use crate::api::MemberRole;
 
 /// The file, beside the certificates.
@@ -110,17 +110,10 @@ impl Home {
     /// # Errors
     /// If something is there that cannot be read.
     pub fn load(folder: &Path) -> Result<Option<Self>, HomeError> {
-        let path = folder.join(FILE);
-        let length = match fs::metadata(&path) {
-            Ok(found) => found.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let Some(bytes) = whole_file::read(&folder.join(FILE), BYTES_MAX)? else {
+            return Ok(None);
         };
-        if length > BYTES_MAX {
-            let what = format!("{length} bytes, at most {BYTES_MAX}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what).into());
-        }
-        let home: Self = serde_json::from_slice(&fs::read(&path)?)?;
+        let home: Self = serde_json::from_slice(&bytes)?;
         let found = home.version;
         if found == VERSION { Ok(Some(home)) } else { Err(HomeError::Version { found }) }
     }
@@ -130,12 +123,7 @@ impl Home {
     /// # Errors
     /// If it cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), HomeError> {
-        let (path, beside) = (folder.join(FILE), folder.join("node.json.part"));
-        let mut file = File::create(&beside)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()?;
-        fs::rename(&beside, &path)?;
-        Ok(File::open(folder)?.sync_all()?)
+        Ok(whole_file::write(&folder.join(FILE), &serde_json::to_vec_pretty(self)?)?)
     }
 
     /// Remembers where controllers are, for the next start: those of the first start may be gone.

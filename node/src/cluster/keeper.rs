@@ -5,10 +5,10 @@
 //! configuration wants: a machine that is preempted takes its disk with it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
@@ -334,20 +334,6 @@ fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<usize, StoreE
     Ok(store.remove(&removals)?.len())
 }
 
-/// Writes a text durably under its hash.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn write_data(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let partial = path.with_extension("partial");
-    let mut file = fs::File::create(&partial)?;
-    io::Write::write_all(&mut file, bytes)?;
-    file.sync_all()?;
-    fs::rename(&partial, path)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::File::open(folder)?.sync_all()
-}
-
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
 #[derive(Debug, Default)]
 pub struct Copies {
@@ -491,7 +477,7 @@ mod tests {
     #[test]
     fn without_its_store_a_node_keeps_nothing_and_says_so() {
         let data = tempfile::tempdir().expect("a folder");
-        fs::write(data.path().join("file"), "in the way").expect("writable");
+        std::fs::write(data.path().join("file"), "in the way").expect("writable");
         let places = Places::new(DataFolder::new(data.path().to_owned()));
         let mut stores = Stores::new(places);
         let first = stores.get(&data.path().join("store")).expect("made");

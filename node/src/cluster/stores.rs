@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{SledStore, StoreError};
 use zbelastic_types::{ClusterId, NodeId};
 
+use super::whole_file;
 use crate::data_folder::DataFolder;
 
 /// The file that says where the store was last.
@@ -125,16 +126,11 @@ impl Places {
         let file = self.file();
         let wrong = |source| PlaceError::Note { file: file.clone(), source };
         let damaged = |what: String| wrong(io::Error::new(io::ErrorKind::InvalidData, what));
-        let length = match fs::metadata(&file) {
-            Ok(found) => found.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(wrong(error)),
+        let Some(bytes) = whole_file::read(&file, BYTES_MAX).map_err(wrong)? else {
+            return Ok(None);
         };
-        if length > BYTES_MAX {
-            return Err(damaged(format!("{length} bytes, at most {BYTES_MAX}")));
-        }
-        let note: Note = serde_json::from_slice(&fs::read(&file).map_err(wrong)?)
-            .map_err(|error| damaged(error.to_string()))?;
+        let note: Note =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
         let found = note.version;
         if found != VERSION {
             return Err(damaged(format!("version {found}, this program reads {VERSION}")));
@@ -145,15 +141,9 @@ impl Places {
     /// Writes down where it is now, durably, whole or not at all.
     fn note(&self, folder: &Path) -> Result<(), PlaceError> {
         let (file, note) = (self.file(), Note { version: VERSION, folder: folder.to_owned() });
-        let beside = file.with_extension("part");
-        let write = || {
-            let mut part = File::create(&beside)?;
-            part.write_all(&serde_json::to_vec(&note)?)?;
-            part.sync_all()?;
-            fs::rename(&beside, &file)?;
-            File::open(self.folder.root())?.sync_all()
-        };
-        write().map_err(|source| PlaceError::Note { file: file.clone(), source })
+        let bytes = serde_json::to_vec(&note).map_err(io::Error::from);
+        let written = bytes.and_then(|bytes| whole_file::write(&file, &bytes));
+        written.map_err(|source| PlaceError::Note { file, source })
     }
 
     /// Opens the store in `folder`, which is made unless it was there before.

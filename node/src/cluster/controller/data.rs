@@ -9,7 +9,7 @@ use super::{Arrived, Controller};
 use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
 use crate::cluster::data::{DATA_BYTES_MAX, fetch_data, read_if_same};
 use crate::cluster::document::{DataName, JobDocument};
-use crate::cluster::keeper::write_data;
+use crate::cluster::whole_file;
 use crate::cluster::wire::NodeMessage;
 
 /// Uploads under way at once; for another one the oldest is given up.
@@ -79,7 +79,7 @@ impl Controller {
             let what = "the text that was uploaded".to_owned();
             return Answer::Refused(Refusal::Damaged { what, expected, found });
         }
-        match write_data(&self.keeper.data_path(name.hash), bytes) {
+        match whole_file::write(&self.keeper.data_path(name.hash), bytes) {
             Ok(()) => {
                 self.hand_on(name);
                 Answer::DataWanted(DataHeld { hash: HexDigest(name.hash), held: name.length })
