@@ -20,6 +20,7 @@ pub mod home;
 pub mod journal;
 mod keeper;
 mod moves;
+mod own_address;
 mod peers;
 mod recovery;
 mod shelf;
@@ -34,7 +35,7 @@ mod wire;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -94,7 +95,7 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
     let cluster = ClusterId(random_number());
     let name = args.name.clone().unwrap_or_else(|| "zbelastic".to_owned());
     let now = UnixSeconds::now();
-    let bind = args.bind.unwrap_or_else(|| everywhere(PORT_DEFAULT));
+    let bind = args.bind.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, PORT_DEFAULT).into());
     let advertised = args.advertise.as_ref().map(ToString::to_string);
     let advertised: Vec<String> = advertised.into_iter().collect();
     let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
@@ -256,8 +257,8 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     let identity = folder.identity();
     let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
     let name = args.name.clone().unwrap_or_else(|| host_name(&key));
-    let bind = args.bind.unwrap_or_else(|| everywhere(0));
     let cluster = resolve_all(addresses)?;
+    let bind = args.bind.unwrap_or_else(|| everywhere_like(&cluster));
     let advertised: Vec<String> = args.advertise.iter().map(ToString::to_string).collect();
     let setup = JoinSetup {
         token,
@@ -447,13 +448,20 @@ fn ended(ending: Ending) -> Result<ExitCode, Stop> {
     }
 }
 
-const fn everywhere(port: u16) -> SocketAddr {
-    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))
+/// Every interface of this machine, at any port, with a socket that reaches these addresses.
+fn everywhere_like(others: &[SocketAddr]) -> SocketAddr {
+    let ip: IpAddr = if others.iter().all(SocketAddr::is_ipv6) {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    SocketAddr::new(ip, 0)
 }
 
 /// Where the first controller is reached from its own machine.
 fn local_address(bind: SocketAddr) -> String {
-    if bind.ip().is_unspecified() { format!("127.0.0.1:{}", bind.port()) } else { bind.to_string() }
+    let ip = if bind.ip().is_unspecified() { own_address::loopback(bind) } else { bind.ip() };
+    SocketAddr::new(ip, bind.port()).to_string()
 }
 
 fn cannot_certify(error: impl std::fmt::Display) -> Failure {

@@ -1,6 +1,6 @@
 //! Clusters of real processes on this machine.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -63,9 +63,22 @@ impl Cluster {
 
     fn in_folder(root: TempDir) -> Self {
         let address = free_address();
+        let listens = ["--bind", &address, "--advertise", &address];
+        Self::founded(root, &listens, address.clone())
+    }
+
+    /// One whose nodes are not told where others reach them.
+    fn everywhere() -> Self {
+        let address = free_address();
+        let (_, port) = address.rsplit_once(':').expect("a port");
+        let root = tempfile::tempdir().expect("a folder");
+        Self::founded(root, &["--bind", &format!("0.0.0.0:{port}")], address.clone())
+    }
+
+    fn founded(root: TempDir, listens: &[&str], address: String) -> Self {
         let folder = root.path().join("controller");
         let mut command = zbelastic(&folder);
-        command.args(["init", "--name", "test", "--bind", &address, "--advertise", &address]);
+        command.args(["init", "--name", "test"]).args(listens);
         let nodes = vec![spawn(command, &folder)];
         Self { root, addresses: vec![address], nodes }
     }
@@ -102,16 +115,16 @@ impl Cluster {
     }
 
     fn join(&mut self, name: &str) {
-        self.join_as(MemberRole::Worker, name, "127.0.0.1:0");
+        self.join_as(MemberRole::Worker, name, &["--bind", "127.0.0.1:0"]);
     }
 
     fn join_controller(&mut self, name: &str) {
         let address = free_address();
-        self.join_as(MemberRole::Controller, name, &address);
+        self.join_as(MemberRole::Controller, name, &["--bind", &address]);
         self.addresses.push(address);
     }
 
-    fn join_as(&mut self, role: MemberRole, name: &str, bind: &str) {
+    fn join_as(&mut self, role: MemberRole, name: &str, listens: &[&str]) {
         let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
         let token = self.wait("a token", |cluster| {
             cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
@@ -120,7 +133,7 @@ impl Cluster {
         let mut command = zbelastic(&folder);
         let address = self.addresses.join(",");
         command.args(["join", "--cluster", &address, "--token", &token, "--name", name]);
-        command.args(["--bind", bind, "--threads", "1", "--role", role.name(), "--spot", "none"]);
+        command.args(["--threads", "1", "--role", role.name(), "--spot", "none"]).args(listens);
         self.nodes.push(spawn(command, &folder));
     }
 
@@ -497,6 +510,34 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     let mut undisturbed = Cluster::new();
     undisturbed.begin(&["a", "b"], 4 * STEPS);
     assert_eq!(found, undisturbed.digest(4 * STEPS));
+}
+
+/// As the README has it: `init`, and `join` with what the token's line says.
+#[test]
+fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
+    let mut cluster = Cluster::everywhere();
+    let request =
+        TokenRequest { role: MemberRole::Worker, ttl_s: 60, uses: 1, ephemeral: false, note: None };
+    let printed = cluster.wait("a token", |cluster| {
+        cluster.ask(|client| client.create_token(request.clone())).map(|token| token.addresses)
+    });
+    cluster.addresses = printed;
+    cluster.join_as(MemberRole::Controller, "c2", &[]);
+    ["a", "b", "c"].iter().for_each(|name| cluster.join_as(MemberRole::Worker, name, &[]));
+    cluster.wait("all nodes", |cluster| (cluster.status()?.members.len() == 5).then_some(()));
+    let members = cluster.wait("a status", Cluster::status).members;
+    for address in members.iter().flat_map(|member| &member.addresses) {
+        let address: SocketAddr = address.parse().expect("an address");
+        assert!(!address.ip().is_unspecified() && address.port() != 0, "{members:#?}");
+    }
+    cluster.run(STEPS);
+    cluster
+        .wait("three stages", |cluster| (cluster.status()?.plan?.stages.len() == 3).then_some(()));
+    let node = cluster.kill("b");
+    cluster.again(node, &["join", "--spot", "none"]);
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
 }
 
 #[test]

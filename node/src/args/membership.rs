@@ -75,7 +75,7 @@ pub struct JoinArgs {
     /// What this node is called [default: the machine's name].
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// Where others reach this node [default: as the cluster sees it].
+    /// Where others reach this node [default: where it reaches the controllers from].
     #[arg(long, value_name = "ADDR", value_parser = Address::parse)]
     pub advertise: Option<Address>,
     /// Where to listen, over UDP [default: any free port].

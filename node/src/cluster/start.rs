@@ -29,6 +29,7 @@ use super::ending::{Ending, Signal};
 use super::home::Home;
 use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
+use super::own_address::own_addresses;
 use super::recovery;
 use super::solver::Solver;
 use super::stores::{PlaceError, Places, Stores};
@@ -265,10 +266,16 @@ fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Star
     Ok(Start::Create { voters: vec![home.node], state: Box::new(state) })
 }
 
-/// Where a node is reached: where it says, or else where it listens.
+/// Where a node is reached: where it says, or else where it listens, as the controllers see it.
 fn contact(home: &Home, local: SocketAddr) -> Contact {
-    let addresses =
-        if home.advertised.is_empty() { vec![local.to_string()] } else { home.advertised.clone() };
+    let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
+    let others: Vec<SocketAddr> = others.flat_map(|(_, addresses)| addresses).copied().collect();
+    let addresses = if home.advertised.is_empty() {
+        let own = own_addresses(local, &others);
+        own.iter().map(SocketAddr::to_string).collect()
+    } else {
+        home.advertised.clone()
+    };
     Contact { name: home.name.clone(), addresses }
 }
 
