@@ -302,8 +302,8 @@ pub trait Backend {
     /// Copies from the host; lengths are equal.
     fn upload(&self, from: &[f32], to: ViewMut<'_, Self::Buffer>);
 
-    /// Copies to the host; lengths are equal.
-    fn download(&self, from: View<'_, Self::Buffer>, to: &mut [f32]);
+    /// A copy on the host.
+    fn download(&self, from: View<'_, Self::Buffer>) -> Vec<f32>;
 
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: View<'_, Self::Buffer>, to: ViewMut<'_, Self::Buffer>);

@@ -29,6 +29,7 @@ mod solver;
 mod start;
 mod stopwatch;
 mod stores;
+mod threads;
 pub mod tick;
 mod whole_file;
 mod wire;
@@ -39,7 +40,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use zbelastic_consensus::member::Resources;
 use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
@@ -61,6 +62,7 @@ use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
 use start::{Node, WorkerMeans, by_node, load_credentials, run_controller, run_worker};
+use threads::runtime;
 
 /// The port, if nothing is said.
 pub const PORT_DEFAULT: u16 = 7000;
@@ -353,9 +355,6 @@ struct Line {
 impl Line {
     fn ask(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
         let Self { runtime, folder, open } = self;
-        let credentials = Credentials::load(folder, None, UnixSeconds::now());
-        let credentials =
-            credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
         runtime.block_on(async {
             if let Some((_, client)) = open.as_ref().filter(|(asked, _)| asked == addresses) {
                 match client.request(bytes.to_vec()).await {
@@ -365,6 +364,9 @@ impl Line {
                     Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
                 }
             }
+            let credentials = Credentials::load(folder, None, UnixSeconds::now());
+            let credentials =
+                credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
             let client = AdminClient::connect(addresses, credentials).await;
             let client = client.map_err(|error| client_error(&error))?;
             let answer = client.request(bytes.to_vec()).await;
@@ -434,11 +436,6 @@ pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCod
     };
     let outside = Outside { folder: folder.root(), dial: &dial, permissions: &permissions };
     doctor::run(args, &outside, out)
-}
-
-fn runtime() -> Result<Runtime, Failure> {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    runtime.map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
 }
 
 fn ended(ending: Ending) -> Result<ExitCode, Stop> {

@@ -31,15 +31,15 @@ pub(crate) fn image_digest(image: &LayerImage) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
-/// Feeds floats to a hash in pieces of a few kilobytes.
+/// Feeds floats to a hash, least significant byte first. Whole slices where that is how they lie:
+/// the hash works on many pieces of one slice at once.
 fn hash_floats(hasher: &mut blake3::Hasher, floats: &[f32]) {
-    const PIECE: usize = 1024;
-    let mut bytes = [0u8; 4 * PIECE];
-    for piece in floats.chunks(PIECE) {
-        for (to, x) in bytes.chunks_exact_mut(4).zip(piece) {
-            to.copy_from_slice(&x.to_le_bytes());
+    if cfg!(target_endian = "little") {
+        hasher.update(bytemuck::cast_slice(floats));
+    } else {
+        for x in floats {
+            hasher.update(&x.to_le_bytes());
         }
-        hasher.update(&bytes[..4 * piece.len()]);
     }
 }
 

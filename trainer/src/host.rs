@@ -95,15 +95,11 @@ pub enum HostOutput {
     },
     /// Make a layer of a checkpoint durable; answered by [`HostInput::Written`].
     Write {
-        /// The version.
-        version: Step,
-        /// The layer.
-        layer: LayerId,
+        /// The layer. Who writes it brings it into form: it is as large as it was in training.
+        image: LayerImage,
         /// The digest of its state. Two states of one version are two things: a run that lost its
         /// log and goes on from a checkpoint may leave out other steps than before.
         digest: Digest,
-        /// Its bytes.
-        bytes: Vec<u8>,
     },
     /// The loss on held-out text. A change of plans may have it told twice, with the same bits.
     Evaluated {
@@ -354,9 +350,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let (images, generation) = (station.export(version), station.plan().generation);
         let layers: Vec<_> = images.iter().map(|i| (i.layer, layer_digest(i))).collect();
         let missing = images.iter().map(|image| image.layer).collect();
-        for (image, (layer, digest)) in images.iter().zip(layers.iter().copied()) {
-            let bytes = image.encode();
-            self.outbox.push_back(HostOutput::Write { version, layer, digest, bytes });
+        for (image, (_, digest)) in images.into_iter().zip(layers.iter().copied()) {
+            self.outbox.push_back(HostOutput::Write { image, digest });
         }
         self.writing.push_back(Writing { version, generation, missing, layers });
     }

@@ -5,5 +5,5 @@ mod update;
 
 pub use config::{DecayOn, LrDecay, OptimizerConfig};
 pub use update::{
-    Update, commit, compute_candidate, drop_candidate, skip, square_sums, update_in_place,
+    Update, commit, compute_candidate, drop_candidate, replay, skip, square_sums, update_in_place,
 };

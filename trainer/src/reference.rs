@@ -167,9 +167,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
                 let is_decayed = optimizer.decays(tensor.is_matrix());
                 let numbers = optimizer.numbers(lr, self.updates, clip, is_decayed);
                 let read = |buffer: &B::Buffer| {
-                    let mut floats = vec![0.0; tensor.range.len()];
-                    self.backend.download(View::new(buffer, tensor.range.clone()), &mut floats);
-                    floats
+                    self.backend.download(View::new(buffer, tensor.range.clone()))
                 };
                 let g = read(&layer.g);
                 let mut state =
@@ -203,9 +201,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let context = context(&self.setup, &self.backend, &self.angles);
         self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
         let logits = self.logits.values();
-        let mut floats = vec![0.0; self.backend.len(logits)];
-        self.backend.download(View::new(logits, 0..floats.len()), &mut floats);
-        floats
+        self.backend.download(View::new(logits, 0..self.backend.len(logits)))
     }
 
     /// The layers.

@@ -93,10 +93,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         self.chunk.forward(&context, &batch, &mut self.stash, Some(&mut self.logits));
         let vocabulary = self.model.vocabulary as usize;
         let start = (seen.len() - 1) * vocabulary;
-        let mut floats = vec![0.0; vocabulary];
-        let row = View::new(self.logits.values(), start..start + vocabulary);
-        self.backend.download(row, &mut floats);
-        floats
+        self.backend.download(View::new(self.logits.values(), start..start + vocabulary))
     }
 }
 

@@ -70,8 +70,7 @@ impl Bench {
     }
 
     fn bits(&self, buffer: &CpuBuffer) -> Vec<u32> {
-        let mut floats = vec![0.0; self.backend.len(buffer)];
-        self.backend.download(View::new(buffer, 0..floats.len()), &mut floats);
+        let floats = self.backend.download(View::new(buffer, 0..self.backend.len(buffer)));
         floats.into_iter().map(f32::to_bits).collect()
     }
 

@@ -5,11 +5,11 @@ mod common;
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
     BatchShape, Choice, ChooseRequest, PlanError, Prediction, Refusal, choose,
 };
-use zbelastic_types::Bytes;
+use zbelastic_types::{Bytes, StageIndex};
 
 fn attempt(
     model: &ModelConfig,
@@ -17,9 +17,20 @@ fn attempt(
     stage_count: u32,
     stage_bytes_max: Option<Bytes>,
 ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+    attempt_with_copies(model, kinds, stage_count, 0, stage_bytes_max)
+}
+
+fn attempt_with_copies(
+    model: &ModelConfig,
+    kinds: &[ScheduleKind],
+    stage_count: u32,
+    copies: u32,
+    stage_bytes_max: Option<Bytes>,
+) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
     let backend = CpuBackend::new(1).expect("one thread");
     let (batch, window) = (BATCH, Window::One);
-    let request = ChooseRequest { model, batch, kinds, stage_count, window, stage_bytes_max };
+    let request =
+        ChooseRequest { model, batch, kinds, stage_count, window, copies, stage_bytes_max };
     choose(&backend, request)
 }
 
@@ -67,6 +78,30 @@ fn a_limit_leaves_what_fits() {
 }
 
 #[test]
+fn what_fits_alone_may_not_fit_with_copies_of_others() {
+    let model = tiny_model(Family::Gpt2);
+    let kinds = [ScheduleKind::OneFOneB];
+    let chosen =
+        |copies| attempt_with_copies(&model, &kinds, 4, copies, None).expect("no limit: it fits");
+    let [alone, one, two] = [0, 1, 2].map(|copies| chosen(copies).prediction.stage_bytes);
+    assert!(alone < one && one < two, "{alone}, {one}, {two}");
+    // Weights, two moments and a gradient for each parameter of the largest other stage.
+    let Choice { plan, memory, .. } = chosen(1);
+    let layers = model_layers(&model);
+    let len_of = |stage| -> usize {
+        let ids = plan.chunks_of(stage).flat_map(|(_, range)| range.ids());
+        ids.map(|layer| layers[layer as usize].len()).sum()
+    };
+    for stage in (0..4).map(StageIndex) {
+        let others = (0..4).map(StageIndex).filter(|other| *other != stage);
+        let largest = others.map(len_of).max().expect("three others");
+        assert!(memory[stage.index()].copies.0 >= 16 * largest as u64, "{memory:?}");
+    }
+    let refusals = attempt_with_copies(&model, &kinds, 4, 1, Some(alone)).expect_err("no room");
+    assert!(matches!(refusals[..], [(_, Refusal::Memory { limit, .. })] if limit == alone));
+}
+
+#[test]
 fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let model = tiny_model(Family::Gpt2);
     let backend = CpuBackend::new(1).expect("one thread");
@@ -77,6 +112,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         kinds: &ScheduleKind::ALL,
         stage_count: 4,
         window: Window::Zero,
+        copies: 0,
         stage_bytes_max: None,
     };
     let choice = choose(&backend, request).expect("others do");

@@ -225,8 +225,8 @@ impl Pair {
                         order(&mut self.owner, Order::Settle(proposal.seal));
                     }
                 }
-                HostOutput::Write { version, layer, digest, .. } => {
-                    self.written.push((version, layer, digest));
+                HostOutput::Write { image, digest } => {
+                    self.written.push((image.version, image.layer, digest));
                 }
                 HostOutput::News(_) | HostOutput::Read { .. } | HostOutput::Evaluated { .. } => {}
             }

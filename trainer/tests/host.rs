@@ -239,8 +239,8 @@ fn what_was_written_of_another_state_is_not_told_as_durable() {
     let writes: Vec<_> = outputs(&mut host)
         .into_iter()
         .filter_map(|output| {
-            let HostOutput::Write { version, layer, digest, .. } = output else { return None };
-            Some((version, layer, digest))
+            let HostOutput::Write { image, digest } = output else { return None };
+            Some((image.version, image.layer, digest))
         })
         .collect();
     assert!(!writes.is_empty(), "what becomes a checkpoint is written when it is loaded");

@@ -116,11 +116,8 @@ fn floats_of<B: Backend>(
     layers: &[LayerState<B>],
     which: impl Fn(&LayerState<B>) -> &B::Buffer,
 ) -> Vec<Vec<f32>> {
-    let download = |layer: &LayerState<B>| {
-        let mut floats = vec![0.0; layer.spec.len()];
-        backend.download(View::new(which(layer), 0..floats.len()), &mut floats);
-        floats
-    };
+    let download =
+        |layer: &LayerState<B>| backend.download(View::new(which(layer), 0..layer.spec.len()));
     layers.iter().map(download).collect()
 }
 

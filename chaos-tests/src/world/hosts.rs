@@ -186,8 +186,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 let at = self.now.after(self.draws_store.between(1_000, 60_000));
                 self.queue.push(at, Event::ReadDone { node, life, key: (version, layer, digest) });
             }
-            HostOutput::Write { version, layer, digest, bytes } => {
-                self.begin_write(node, life, (version, layer, digest), bytes);
+            HostOutput::Write { image, digest } => {
+                let key = (image.version, image.layer, digest);
+                self.begin_write(node, life, key, image.encode());
             }
             HostOutput::Evaluated { .. } => {}
         }

@@ -131,8 +131,8 @@ impl Backend for CpuBackend {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(from);
     }
 
-    fn download(&self, from: View<'_, CpuBuffer>, to: &mut [f32]) {
-        to.copy_from_slice(read(&from));
+    fn download(&self, from: View<'_, CpuBuffer>) -> Vec<f32> {
+        read(&from).to_vec()
     }
 
     fn copy(&self, from: View<'_, CpuBuffer>, to: ViewMut<'_, CpuBuffer>) {

@@ -1,13 +1,12 @@
 //! `bench cluster`: what a process for each worker costs against a thread for each, and what a
 //! checkpoint costs while it is written.
 //!
-//! Runs are started as a person would, in turns, and timed by when they tell of a step. Of each
+//! Runs are started as a person would, in turns, and timed by what they tell of their steps. Of each
 //! kind the best round counts.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -42,37 +41,51 @@ struct ClusterReport {
     steps_with_checkpoint: usize,
 }
 
-/// When a run told what, in milliseconds since its start.
+/// How long steps and checkpoints took, as the run tells it: when it tells of them says less, as it
+/// asks its controller now and then.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Timeline {
+    /// From seal to seal.
     steps_ms: Vec<f64>,
-    /// From the seal that a checkpoint is of to the moment it was complete.
-    checkpoints_ms: Vec<(f64, f64)>,
+    /// After how many steps, and from their seal to the moment it was complete.
+    checkpoints_ms: Vec<(usize, f64)>,
 }
 
 impl Timeline {
-    /// A line that the run printed at a moment.
-    fn note(&mut self, line: &str, now_ms: f64) {
+    /// A line that the run printed.
+    fn note(&mut self, line: &str) {
         let Ok(value) = serde_json::from_str::<Value>(line) else { return };
+        let Some(took) = value["ms"].as_f64() else { return };
         match value["event"].as_str() {
-            Some("step") => self.steps_ms.push(now_ms),
+            Some("step") => self.steps_ms.push(took),
             Some("checkpoint") => {
-                let took = value["ms"].as_f64().unwrap_or(0.0);
-                self.checkpoints_ms.push((now_ms - took, now_ms));
+                let after = value["step"].as_u64().unwrap_or(0);
+                self.checkpoints_ms.push((after as usize, took));
             }
             Some(_) | None => {}
         }
     }
 
-    /// From step to step, those first: while a checkpoint was written, and without one.
-    fn gaps(&self) -> (Vec<f64>, Vec<f64>) {
-        let settled = self.steps_ms.get(STEPS_FIRST..).unwrap_or_default();
-        let is_written = |pair: &&[f64]| {
-            self.checkpoints_ms.iter().any(|(from, to)| *from < pair[1] && *to > pair[0])
+    /// How long steps took, the first ones aside: while a checkpoint was written, and without one.
+    fn steps(&self) -> (Vec<f64>, Vec<f64>) {
+        let mut now = 0.0;
+        let mut span = |took: &f64| {
+            now += took;
+            (now - took, now)
         };
-        let (with, without): (Vec<_>, Vec<_>) = settled.windows(2).partition(is_written);
-        let gaps = |pairs: Vec<&[f64]>| pairs.iter().map(|pair| pair[1] - pair[0]).collect();
-        (gaps(with), gaps(without))
+        let spans: Vec<(f64, f64)> = self.steps_ms.iter().map(&mut span).collect();
+        let written = |(after, took): &(usize, f64)| {
+            let (_, from) = after.checked_sub(1).and_then(|last| spans.get(last)).copied()?;
+            Some((from, from + took))
+        };
+        let written: Vec<_> = self.checkpoints_ms.iter().filter_map(written).collect();
+        let is_written = |(from, to): &&(f64, f64)| {
+            written.iter().any(|(begins, ends)| begins < to && ends > from)
+        };
+        let settled = spans.get(STEPS_FIRST..).unwrap_or_default();
+        let (with, without): (Vec<_>, Vec<_>) = settled.iter().partition(is_written);
+        let took = |spans: Vec<&(f64, f64)>| spans.iter().map(|(from, to)| to - from).collect();
+        (took(with), took(without))
     }
 }
 
@@ -101,9 +114,9 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
     let (mut threads, mut processes) = (Vec::new(), Vec::new());
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds {
-        threads.push(median(train(args, true, CHECKPOINT_NEVER)?.gaps().1)?);
-        processes.push(median(train(args, false, CHECKPOINT_NEVER)?.gaps().1)?);
-        let (written, calm) = train(args, false, CHECKPOINT_EVERY)?.gaps();
+        threads.push(median(train(args, true, CHECKPOINT_NEVER)?.steps().1)?);
+        processes.push(median(train(args, false, CHECKPOINT_NEVER)?.steps().1)?);
+        let (written, calm) = train(args, false, CHECKPOINT_EVERY)?.steps();
         with.extend(written);
         without.extend(calm);
     }
@@ -147,12 +160,11 @@ fn train_in(
     command.args(["--set", &format!("checkpoint.every={every}")]);
     command.args(has_threads.then_some("--threads-only"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let began = Instant::now();
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let mut timeline = Timeline::default();
     let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     for line in lines.map_while(Result::ok) {
-        timeline.note(&line, began.elapsed().as_secs_f64() * 1e3);
+        timeline.note(&line);
     }
     let status = child.wait().map_err(|error| failed(&error))?;
     if status.success() { Ok(timeline) } else { Err(failed(&format!("`train` ended: {status}"))) }
@@ -173,27 +185,30 @@ mod tests {
     use super::{STEPS_FIRST, Timeline, median};
 
     #[test]
-    fn a_gap_belongs_to_the_checkpoint_that_was_written_meanwhile() {
+    fn a_step_belongs_to_the_checkpoint_that_was_written_meanwhile() {
         let mut timeline = Timeline::default();
-        for step in 0..STEPS_FIRST {
-            timeline.note("{\"event\":\"step\"}", step as f64);
+        for _ in 0..STEPS_FIRST {
+            timeline.note("{\"event\":\"step\",\"ms\":100.0}");
         }
-        for now in [100.0, 110.0, 122.0, 130.0] {
-            timeline.note("{\"event\":\"step\",\"step\":7}", now);
+        for took in [10.0, 12.0, 8.0] {
+            timeline.note(&format!("{{\"event\":\"step\",\"ms\":{took}}}"));
         }
-        timeline.note("{\"event\":\"checkpoint\",\"ms\":7.5}", 119.0);
-        timeline.note("no JSON", 130.0);
-        assert_eq!(timeline.gaps(), (vec![12.0], vec![10.0, 8.0]));
-        timeline.note("{\"event\":\"checkpoint\",\"ms\":1.0}", 111.0);
-        assert_eq!(timeline.gaps(), (vec![12.0], vec![10.0, 8.0]), "it touched, and ended there");
-        timeline.note("{\"event\":\"checkpoint\",\"ms\":2.0}", 111.0);
-        assert_eq!(timeline.gaps(), (vec![10.0, 12.0], vec![8.0]));
+        timeline.note("no JSON");
+        let after = |steps: usize, took: f64| {
+            format!("{{\"event\":\"checkpoint\",\"step\":{steps},\"ms\":{took}}}")
+        };
+        timeline.note(&after(STEPS_FIRST + 1, 12.0));
+        assert_eq!(timeline.steps(), (vec![12.0], vec![10.0, 8.0]), "it ended with the step");
+        timeline.note(&after(STEPS_FIRST, 1.0));
+        assert_eq!(timeline.steps(), (vec![10.0, 12.0], vec![8.0]));
+        timeline.note(&after(STEPS_FIRST + 3, 50.0));
+        assert_eq!(timeline.steps(), (vec![10.0, 12.0], vec![8.0]), "no step was left");
     }
 
     #[test]
     fn a_run_too_short_is_told() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]).ok(), Some(2.0));
-        let failure = median(Timeline::default().gaps().1).expect_err("there is no step");
+        let failure = median(Timeline::default().steps().1).expect_err("there is no step");
         assert!(failure.what.contains("--steps"), "{}", failure.what);
     }
 }

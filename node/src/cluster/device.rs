@@ -20,7 +20,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, Wait};
@@ -101,14 +101,10 @@ pub enum DeviceOutput {
     },
     /// A layer of a checkpoint is to become durable.
     Write {
-        /// The version.
-        version: Step,
         /// The layer.
-        layer: LayerId,
+        image: LayerImage,
         /// The digest of its state.
         digest: Digest,
-        /// Its bytes.
-        bytes: Vec<u8>,
     },
     /// The loss on held-out text.
     Evaluated {
@@ -361,9 +357,7 @@ impl Device {
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })
             }
-            HostOutput::Write { version, layer, digest, bytes } => {
-                self.say(DeviceOutput::Write { version, layer, digest, bytes })
-            }
+            HostOutput::Write { image, digest } => self.say(DeviceOutput::Write { image, digest }),
             HostOutput::Evaluated { steps_done, loss_sum, token_count } => {
                 let loss = loss_sum / token_count as f64;
                 self.say(DeviceOutput::Evaluated { steps_done, loss })

@@ -15,12 +15,15 @@ use zbelastic_checkpoint::{
     CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, SledStore, Store, StoreError,
     what_to_remove,
 };
+use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_transport::BulkBody;
 use zbelastic_types::{Digest, NodeId, Step};
 
 use super::data::FileBody;
 use super::stores::{PlaceError, Stores};
+use super::threads::stand_back;
 use super::wire::{BulkKey, PieceRef};
+use crate::api::MemberRole;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const ORDERS_MAX: usize = 4096;
@@ -33,7 +36,7 @@ const KEEP_TICKS_MAX: u32 = 1000;
 enum Order {
     Put {
         piece: PieceRef,
-        bytes: Vec<u8>,
+        bytes: PieceBytes,
         purpose: Purpose,
     },
     Get {
@@ -47,6 +50,23 @@ enum Order {
     Use {
         folder: PathBuf,
     },
+}
+
+/// What a piece consists of.
+pub enum PieceBytes {
+    /// A layer that is to be brought into form.
+    Layer(LayerImage),
+    /// Bytes as they came.
+    Encoded(Vec<u8>),
+}
+
+impl PieceBytes {
+    fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Layer(image) => image.encode(),
+            Self::Encoded(bytes) => bytes,
+        }
+    }
 }
 
 /// Whose piece it is.
@@ -121,7 +141,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
-    /// `data`.
+    /// `data`. Where passes run, it stands back for them.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -129,11 +149,19 @@ impl Keeper {
         stores: Stores,
         store: InUse,
         data: PathBuf,
+        role: MemberRole,
     ) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
         let (in_use, store) = watch::channel(store);
-        let work = move || serve(stores, &in_use, &inbox, &reports);
+        let work = move || {
+            match role {
+                MemberRole::Worker => stand_back(),
+                // The store's library shares its threads with the log, which passes wait for.
+                MemberRole::Controller => {}
+            }
+            serve(stores, &in_use, &inbox, &reports);
+        };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
         Ok((Self { orders, store, data }, outbox))
     }
@@ -142,7 +170,12 @@ impl Keeper {
     ///
     /// # Errors
     /// If too much waits.
-    pub fn put(&self, piece: PieceRef, bytes: Vec<u8>, purpose: Purpose) -> Result<(), KeeperBusy> {
+    pub fn put(
+        &self,
+        piece: PieceRef,
+        bytes: PieceBytes,
+        purpose: Purpose,
+    ) -> Result<(), KeeperBusy> {
         self.send(Order::Put { piece, bytes, purpose })
     }
 
@@ -300,7 +333,8 @@ fn serve(
 fn carry_out(store: &impl Store, order: Order) -> Option<Kept> {
     match order {
         Order::Put { piece, bytes, purpose } => {
-            let failure = store.put(name_of(piece), &bytes).err().map(KeepFailure::from);
+            let put = store.put(name_of(piece), &bytes.into_bytes());
+            let failure = put.err().map(KeepFailure::from);
             Some(Kept::Put { piece, purpose, failure })
         }
         Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),
@@ -449,7 +483,8 @@ mod tests {
     }
 
     fn put(keeper: &Keeper, kept: &mut mpsc::Receiver<Kept>, layer: u32) -> Option<String> {
-        keeper.put(piece(layer), vec![layer as u8; 10], Purpose::Own).expect("room");
+        let bytes = PieceBytes::Encoded(vec![layer as u8; 10]);
+        keeper.put(piece(layer), bytes, Purpose::Own).expect("room");
         let told = kept.blocking_recv().expect("the thread lives");
         let Kept::Put { failure, .. } = told else { panic!("{told:?}") };
         failure.map(|failure| failure.to_string())
@@ -462,7 +497,8 @@ mod tests {
         let mut stores = Stores::new(places);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (keeper, mut kept) =
-            Keeper::start(stores, Some(first.clone()), data.path().to_owned()).expect("a thread");
+            Keeper::start(stores, Some(first.clone()), data.path().to_owned(), MemberRole::Worker)
+                .expect("a thread");
         assert_eq!(put(&keeper, &mut kept, 0), None);
         keeper.use_store(data.path().join("disk/one")).expect("room");
         assert_eq!(put(&keeper, &mut kept, 1), None);
@@ -482,7 +518,8 @@ mod tests {
         let mut stores = Stores::new(places);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (keeper, mut kept) =
-            Keeper::start(stores, Some(first), data.path().to_owned()).expect("a thread");
+            Keeper::start(stores, Some(first), data.path().to_owned(), MemberRole::Worker)
+                .expect("a thread");
         keeper.use_store(data.path().join("file/one")).expect("room");
         let told = kept.blocking_recv().expect("the thread lives");
         assert!(matches!(told, Kept::Failed { failure: KeepFailure::Place(_) }), "{told:?}");

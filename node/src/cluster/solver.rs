@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::plan::{ChooseRequest, Plan, choose, layer_work};
@@ -163,6 +164,7 @@ fn search(
         kinds: config.schedule.kinds(),
         stage_count: question.stage_count,
         window,
+        copies: copies_at(config.elastic.copies, question.stage_count),
         stage_bytes_max: config.stage_bytes_max.into_iter().chain(question.bytes_max).min(),
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;

@@ -332,9 +332,7 @@ impl Worker {
             DeviceOutput::Ask { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
             DeviceOutput::Offer { to, offer } => self.offer(to, offer),
             DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
-            DeviceOutput::Write { version, layer, digest, bytes } => {
-                self.write(version, layer, digest, bytes);
-            }
+            DeviceOutput::Write { image, digest } => self.write(image, digest),
             DeviceOutput::Evaluated { steps_done, loss } => {
                 self.tell_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }

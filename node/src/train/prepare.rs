@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::hf::import_safetensors;
@@ -58,7 +59,10 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
     };
     let worker_count = args.workers.unwrap_or(WORKERS_DEFAULT.min(loaded.config.model.blocks));
     let text = load_text(&loaded);
-    let choice = choose_plan(&loaded.config, worker_count);
+    // Threads of one process are lost together.
+    let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
+    let copies = copies_at(copies_wanted, worker_count);
+    let choice = choose_plan(&loaded.config, worker_count, copies);
     let (injections, text, choice) = all_or_failures(injections, text, choice)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let Loaded { config, notes, .. } = loaded;
@@ -132,11 +136,11 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
     asked.map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
 }
 
-/// The plan of a run, one stage for each worker.
+/// The plan of a run, one stage for each worker, each with copies of so many others.
 ///
 /// # Errors
 /// If there is none that fits.
-fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure> {
+fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Choice, Failure> {
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
@@ -146,6 +150,7 @@ fn choose_plan(config: &RunConfig, worker_count: u32) -> Result<Choice, Failure>
             WindowChoice::Auto => Window::One,
             WindowChoice::Fixed(window) => window,
         },
+        copies,
         stage_bytes_max: config.stage_bytes_max,
     };
     let backend = CpuBackend::new(1).map_err(|error| {

@@ -193,8 +193,7 @@ fn result(engine: &Engine) -> StageResult {
     let backend = engine.backend();
     let mut layers = Vec::new();
     for layer in engine.layers() {
-        let mut weights = vec![0.0; layer.spec.len()];
-        backend.download(View::new(&layer.w, 0..layer.spec.len()), &mut weights);
+        let weights = backend.download(View::new(&layer.w, 0..layer.spec.len()));
         layers.push((layer.spec.layer, weights));
     }
     StageResult { layers, digests: engine.bench().digests(), updates: engine.updates() }

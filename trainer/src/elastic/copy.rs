@@ -8,9 +8,7 @@ use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
 use crate::model::{LayerSpec, LayerState, ModelConfig, model_layers};
-use crate::optimizer::{
-    OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
-};
+use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
 use crate::stage::{Bench, InitialWeights, StageSetup};
 
 /// The real thing: a transformer on a device.
@@ -67,7 +65,7 @@ impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
     fn copy(&self, image: &LayerImage) -> Result<BackendCopy<B>, AllocateError> {
         let backend = (self.device)(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
-        let mut layer = LayerState::new(&backend, &self.model, spec, &image.w)?;
+        let mut layer = LayerState::replayed(&backend, &self.model, spec, &image.w)?;
         layer.restore(&backend, image);
         let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);
         Ok(BackendCopy { backend, layer, optimizer, step_count, held: None })
@@ -89,8 +87,7 @@ impl<B: Backend> BackendCopy<B> {
         let lr = self.optimizer.lr_at(step, self.step_count);
         let number = seal.updates_after;
         let update = Update { config: &self.optimizer, lr, number, clip };
-        compute_candidate(&self.backend, &mut self.layer, &update);
-        commit(&self.backend, &mut self.layer, &update, step);
+        replay(&self.backend, &mut self.layer, &update, step);
     }
 }
 
@@ -128,7 +125,7 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
             }
             Some(clip) => self.take(seal, clip),
             None if seal.verdict.is_final() => skip(&mut self.layer, seal.turn.step),
-            None => drop_candidate(&self.backend, &mut self.layer),
+            None => {}
         }
         self.held = None;
         Ok(())

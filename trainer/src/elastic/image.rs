@@ -67,7 +67,7 @@ impl LayerImage {
         let mut bytes = self.header();
         bytes.reserve_exact(12 * w.len());
         for part in [w, m, v] {
-            bytes.extend(part.iter().flat_map(|x| x.to_le_bytes()));
+            extend_with_floats(&mut bytes, part);
         }
         bytes
     }
@@ -105,13 +105,24 @@ impl LayerImage {
         if found != expected {
             return Err(ImageError::Length { expected, found });
         }
-        let mut parts = bytes[HEADER_LEN..].chunks_exact(4);
+        let mut rest = &bytes[HEADER_LEN..];
         let mut part = || -> Vec<f32> {
-            let next = parts.by_ref().take(len as usize);
-            next.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            let (part, after) = rest.split_at(4 * len as usize);
+            rest = after;
+            let (floats, _) = part.as_chunks();
+            floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
         let (w, m, v) = (part(), part(), part());
         Ok(Self { layer, version, w, m, v })
+    }
+}
+
+/// Appends floats, least significant byte first: as they lie, where that is how they lie.
+fn extend_with_floats(bytes: &mut Vec<u8>, floats: &[f32]) {
+    if cfg!(target_endian = "little") {
+        bytes.extend_from_slice(bytemuck::cast_slice(floats));
+    } else {
+        bytes.extend(floats.iter().flat_map(|x| x.to_le_bytes()));
     }
 }
 

@@ -262,9 +262,7 @@ impl<B: Backend> Chunk<B> {
 }
 
 fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
-    let mut floats = vec![0.0; backend.len(buffer)];
-    backend.download(View::new(buffer, 0..floats.len()), &mut floats);
-    floats
+    backend.download(View::new(buffer, 0..backend.len(buffer)))
 }
 
 /// Rotary angles of every position, as [`Backend::rotate`] takes them.

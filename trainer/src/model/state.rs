@@ -19,6 +19,17 @@ pub enum Live {
     Candidate,
 }
 
+/// What a layer is for, which says what it has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// Passes and optimistic updates: everything.
+    Trained,
+    /// Updates that are decided on: no candidate, no matrix.
+    Replayed,
+    /// Passes alone: weights and matrices.
+    Frozen,
+}
+
 /// Weights, candidate, moments and gradient of one layer on a device.
 ///
 /// The *pre-image* `w`, `m`, `v` is written by [`Self::commit_candidate`] and by the optimizer's
@@ -54,24 +65,25 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        let len = spec.len();
-        Self::with_training_len(backend, model, spec, weights, len)
+        Self::with_room(backend, model, spec, weights, Room::Trained)
     }
 
-    fn with_training_len(
+    fn with_room(
         backend: &B,
         model: &ModelConfig,
         spec: LayerSpec,
         weights: &[f32],
-        training_len: usize,
+        room: Room,
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
-        let buffer = || backend.allocate(training_len);
-        let mut w = backend.allocate(spec.len())?;
-        let (candidate, m, v, g) = (buffer()?, buffer()?, buffer()?, buffer()?);
+        let buffer = |is_needed| backend.allocate(if is_needed { spec.len() } else { 0 });
+        let (mut w, candidate) = (buffer(true)?, buffer(room == Room::Trained)?);
+        let is_updated = room != Room::Frozen;
+        let (m, v, g) = (buffer(is_updated)?, buffer(is_updated)?, buffer(is_updated)?);
         backend.upload(weights, ViewMut::new(&mut w, 0..spec.len()));
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
-        let matrices = parts.matrices().into_iter().map(allocate).collect::<Result<_, _>>()?;
+        let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
+        let matrices = read.map(allocate).collect::<Result<_, _>>()?;
         let (live, version) = (Live::State, Step(0));
         let mut state = Self { spec, parts, w, candidate, m, v, g, matrices, live, version };
         state.load_matrices(backend);
@@ -89,7 +101,21 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        Self::with_training_len(backend, model, spec, weights, 0)
+        Self::with_room(backend, model, spec, weights, Room::Frozen)
+    }
+
+    /// A layer with these weights and moments of zero on which the optimizer is replayed and no
+    /// pass is run: it has no candidate, and no matrix in the form products read.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn replayed(
+        backend: &B,
+        model: &ModelConfig,
+        spec: LayerSpec,
+        weights: &[f32],
+    ) -> Result<Self, AllocateError> {
+        Self::with_room(backend, model, spec, weights, Room::Replayed)
     }
 
     /// What a layer takes on the device.
@@ -100,6 +126,13 @@ impl<B: Backend> LayerState<B> {
         let matrices =
             parts.matrices().into_iter().map(|linear| backend.matrix_bytes(linear.shape));
         Bytes(BUFFERS * backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
+    }
+
+    /// What a layer takes on which the optimizer is replayed.
+    #[must_use]
+    pub fn replayed_bytes(backend: &B, spec: &LayerSpec) -> Bytes {
+        const BUFFERS: u64 = 4;
+        Bytes(BUFFERS * backend.buffer_bytes(spec.len()))
     }
 
     /// What this layer has taken, counted from what is there.
@@ -195,11 +228,7 @@ impl<B: Backend> LayerState<B> {
     /// The sealed state as it travels; never the candidate.
     #[must_use]
     pub fn image(&self, backend: &B) -> LayerImage {
-        let read = |buffer: &B::Buffer| {
-            let mut floats = vec![0.0; self.spec.len()];
-            backend.download(View::new(buffer, 0..floats.len()), &mut floats);
-            floats
-        };
+        let read = |buffer: &B::Buffer| backend.download(View::new(buffer, 0..self.spec.len()));
         let (w, m, v) = (read(&self.w), read(&self.m), read(&self.v));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
     }

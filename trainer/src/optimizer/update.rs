@@ -69,6 +69,15 @@ pub fn commit<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Updat
     layer.commit_candidate();
 }
 
+/// Takes an update whose verdict is known: one pass, and the bits of candidate and commit.
+///
+/// # Panics
+/// If the layer is not at `step` (rule R8), or a candidate is in force.
+pub fn replay<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
+    layer.advance_from(step);
+    update_in_place(backend, layer, update);
+}
+
 /// Leaves the state as it is, one step on.
 ///
 /// # Panics

@@ -10,7 +10,7 @@ use zbelastic_schedule::{ChunkTimes, Costs, ScheduleKind, Timeline, Window, simu
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::{
-    BatchShape, LayerWork, Plan, PlanError, PlanRequest, StageMemory, layer_work, stage_memory,
+    BatchShape, LayerWork, Plan, PlanError, PlanRequest, StageMemory, layer_work, plan_memory,
 };
 use crate::model::ModelConfig;
 
@@ -27,6 +27,8 @@ pub struct ChooseRequest<'a> {
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
+    /// Other stages that each stage keeps a copy of; 0 if there are no copies.
+    pub copies: u32,
     /// The most that a stage may take.
     pub stage_bytes_max: Option<Bytes>,
 }
@@ -150,10 +152,8 @@ fn consider<B: Backend>(
 ) -> Result<(Plan, Vec<StageMemory>, Prediction), Refusal> {
     let ChooseRequest { model, batch, stage_count, window, .. } = request;
     let plan = Plan::new(PlanRequest { model, batch, kind, stage_count, window })?;
-    let stages = (0..stage_count).map(StageIndex);
-    let memory: Vec<StageMemory> =
-        stages.clone().map(|stage| stage_memory(backend, model, &plan, stage)).collect();
-    let sizes = stages.zip(memory.iter().map(StageMemory::total));
+    let memory = plan_memory(backend, model, &plan, request.copies);
+    let sizes = (0..stage_count).map(StageIndex).zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
     if let Some(limit) = request.stage_bytes_max.filter(|limit| needed > *limit) {
         return Err(Refusal::Memory { stage, needed, limit });

@@ -6,7 +6,9 @@ use zbelastic_schedule::{PassesLive, live_passes};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::Plan;
-use crate::model::{Family, LayerState, ModelConfig, PassStash, Sizes, count_bytes, model_layers};
+use crate::model::{
+    Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, count_bytes, model_layers,
+};
 
 /// A stage's claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct StageMemory {
     pub scratch: Bytes,
     /// Boundary tensors in flight to this stage.
     pub messages: Bytes,
+    /// Copies of other stages' layers, the largest that it may have to keep.
+    pub copies: Bytes,
 }
 
 impl StageMemory {
@@ -31,11 +35,37 @@ impl StageMemory {
     /// All of it.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.device() + self.messages
+        self.device() + self.messages + self.copies
     }
 }
 
-/// What `stage` takes under `plan`.
+/// What each stage takes under `plan`, if it keeps the copies of `copies` others.
+#[must_use]
+pub fn plan_memory<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    plan: &Plan,
+    copies: u32,
+) -> Vec<StageMemory> {
+    let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
+    let specs = model_layers(model);
+    let of_chunk = |layers: &LayerRange| {
+        let bytes = |layer: u32| LayerState::<B>::replayed_bytes(backend, &specs[layer as usize]);
+        layers.ids().map(bytes).sum()
+    };
+    let of_stage = |stage| plan.chunks_of(stage).map(|(_, layers)| of_chunk(&layers)).sum();
+    let sizes: Vec<Bytes> = stages().map(of_stage).collect();
+    let with_copies = |stage: StageIndex| {
+        let mut others = sizes.clone();
+        others.remove(stage.index());
+        others.sort_unstable();
+        let copies = others.into_iter().rev().take(copies as usize).sum();
+        StageMemory { copies, ..stage_memory(backend, model, plan, stage) }
+    };
+    stages().map(with_copies).collect()
+}
+
+/// What `stage` takes under `plan`, without copies of others.
 #[must_use]
 pub fn stage_memory<B: Backend>(
     backend: &B,
@@ -66,5 +96,5 @@ pub fn stage_memory<B: Backend>(
         let angles = plan.batch.microbatch.sequence_len * model.head_width as usize;
         scratch += Bytes(backend.buffer_bytes(angles));
     }
-    StageMemory { state, stash, scratch, messages }
+    StageMemory { state, stash, scratch, messages, copies: Bytes(0) }
 }

@@ -177,8 +177,7 @@ impl Injection {
                 tensor.range.start..tensor.range.start + 1
             }
         };
-        let mut floats = vec![0.0; range.len()];
-        backend.download(View::new(&layer.g, range.clone()), &mut floats);
+        let mut floats = backend.download(View::new(&layer.g, range.clone()));
         for x in &mut floats {
             *x = match self.corruption {
                 Corruption::Nan => f32::NAN,

@@ -245,9 +245,8 @@ impl<B: Backend> Workbench for Bench<B> {
 
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
         let read = |layer: &LayerState<B>| {
-            let mut floats = vec![0.0; layer.spec.len()];
-            self.backend.download(View::new(&layer.g, 0..floats.len()), &mut floats);
-            (layer.spec.layer, floats)
+            let all = View::new(&layer.g, 0..layer.spec.len());
+            (layer.spec.layer, self.backend.download(all))
         };
         self.layers().map(read).collect()
     }

@@ -1,10 +1,13 @@
 //! Frames from a stream. Lengths are looked at before anything is allocated.
 
+use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader, ReadBuf};
 use tokio::sync::watch;
 
 use super::header::{Admission, FrameRefusal, HEADER_BYTES, Header};
@@ -103,9 +106,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         self.stream.read_exact(&mut meta).await?;
         let mut parts = Vec::with_capacity(lengths.len());
         for &floats in lengths {
-            let mut part = vec![0.0_f32; floats];
-            self.stream.read_exact(bytemuck::cast_slice_mut(&mut part)).await?;
-            parts.push(part);
+            parts.push(read_floats(&mut self.stream, floats).await?);
         }
         let frame = ReceivedFrame { from: self.from, class: header.class, meta, parts };
         Ok(FrameArrival::Frame(frame))
@@ -122,4 +123,33 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
         Ok(FrameArrival::Skipped { class: header.class, bytes })
     }
+}
+
+/// So many floats from a stream, least significant byte first, into memory that nothing was written
+/// to before: what comes by is most of what a stage reads, and zeros in it would be written for
+/// nothing.
+async fn read_floats<R: AsyncRead + Unpin>(stream: &mut R, count: usize) -> io::Result<Vec<f32>> {
+    let mut floats = Vec::<f32>::with_capacity(count);
+    let spare = &mut floats.spare_capacity_mut()[..count];
+    // SAFETY: the same memory, as bytes: each may be uninitialised, and a byte is aligned anywhere.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(
+            spare.as_mut_ptr().cast::<MaybeUninit<u8>>(),
+            size_of_val(spare),
+        )
+    };
+    let mut unfilled = ReadBuf::uninit(bytes);
+    while unfilled.remaining() > 0 {
+        let before = unfilled.remaining();
+        poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut unfilled)).await?;
+        if unfilled.remaining() == before {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let filled = unfilled.filled().as_ptr();
+    assert!(std::ptr::eq(filled, floats.as_ptr().cast()), "a stream fills what it is given");
+    // SAFETY: what is filled is this memory, all of it: `unfilled` counts only bytes that were
+    // written, and there is no room left in it. Any four bytes are a float.
+    unsafe { floats.set_len(count) };
+    Ok(floats)
 }

@@ -108,7 +108,8 @@ impl Process {
                 let bytes = around.store.get((version, layer, digest));
                 self.host_input(HostInput::Read { version, layer, bytes }, around);
             }
-            HostOutput::Write { version, layer, digest, bytes } => {
+            HostOutput::Write { image, digest } => {
+                let (version, layer, bytes) = (image.version, image.layer, image.encode());
                 around.store.put((version, layer, digest), bytes, self.node);
                 let is_durable = around.store.finish((version, layer, digest));
                 self.host_input(HostInput::Written { version, layer, digest, is_durable }, around);

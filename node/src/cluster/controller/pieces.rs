@@ -10,7 +10,7 @@ use zbelastic_types::{LayerId, NodeId, Step};
 
 use super::{Arrived, Controller, referred};
 use crate::api::{EventKind, HexDigest};
-use crate::cluster::keeper::{Kept, Purpose};
+use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
 /// A piece that was fetched, or not.
@@ -35,7 +35,9 @@ impl Controller {
 
     pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
         let PieceArrived { piece, wanted_by, bytes } = arrived;
-        let kept = bytes.map(|bytes| self.keeper.put(piece, bytes, Purpose::For(wanted_by)));
+        let put =
+            |bytes| self.keeper.put(piece, PieceBytes::Encoded(bytes), Purpose::For(wanted_by));
+        let kept = bytes.map(put);
         if !matches!(kept, Some(Ok(()))) {
             self.send_node(wanted_by, &NodeMessage::NotKept(piece));
         }

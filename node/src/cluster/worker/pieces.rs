@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use zbelastic_trainer::elastic::{LayerImage, image_bytes};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole};
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::{Arrived, Readiness, Worker};
-use crate::cluster::keeper::{CopyOutcome, Kept, Purpose};
+use crate::cluster::keeper::{CopyOutcome, Kept, PieceBytes, Purpose};
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
 /// A piece that was fetched, or not.
@@ -28,15 +29,16 @@ enum PiecePurpose {
 
 impl Worker {
     /// The host wants a layer to become durable.
-    pub(super) fn write(&mut self, version: Step, layer: LayerId, digest: Digest, bytes: Vec<u8>) {
-        let piece = PieceRef { version, layer, digest, length: bytes.len() as u64 };
+    pub(super) fn write(&mut self, image: LayerImage, digest: Digest) {
+        let LayerImage { version, layer, .. } = image;
+        let piece = PieceRef { version, layer, digest, length: image_bytes(image.w.len()) };
         let wanted = match &self.readiness {
             Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
             Readiness::Idle | Readiness::Fetching(_) => 0,
         };
         let others = self.peers.keepers(self.seat.contacts(), layer);
         self.copies.begin(piece, wanted, &others);
-        if self.keeper.put(piece, bytes, Purpose::Own).is_err() {
+        if self.keeper.put(piece, PieceBytes::Layer(image), Purpose::Own).is_err() {
             self.give_up(piece, "too much waits for the disk");
         }
     }
@@ -115,6 +117,7 @@ impl Worker {
                 self.answer_read(piece, None);
             }
             (PiecePurpose::Keep(node), Ok(bytes)) => {
+                let bytes = PieceBytes::Encoded(bytes);
                 if self.keeper.put(piece, bytes, Purpose::For(node)).is_err() {
                     self.send_node(node, &NodeMessage::NotKept(piece));
                 }

@@ -24,6 +24,9 @@ use crate::train::timing::Bubbles;
 /// Nobody answers for so long, or something is wrong beyond what a restart mends.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How often is asked whether a run is over that tells of nothing that would end it.
+const STATUS_PAUSE: Duration = Duration::from_millis(500);
+
 /// Held-out text is read after the last step within this, or nobody is left who could tell.
 const HELD_OUT_WITHIN: Duration = Duration::from_secs(30);
 
@@ -91,7 +94,9 @@ pub fn follow(
         if !polled.events.is_empty() {
             continue;
         }
-        if let Some(steps_done) = course.over(children, client)? {
+        if course.may_be_over()
+            && let Some(steps_done) = course.over(children, client)?
+        {
             // What was sealed between the last question and the end.
             let rest = follower.poll(client).unwrap_or_default();
             rest.events.iter().for_each(|event| course.tell(event, observe));
@@ -116,6 +121,8 @@ struct Course<'a> {
     is_held: bool,
     /// What a person should look at, as it was told last.
     warning: Option<String>,
+    /// When its state was asked for, if nothing but steps was told since.
+    asked: Option<Instant>,
 }
 
 impl<'a> Course<'a> {
@@ -129,6 +136,7 @@ impl<'a> Course<'a> {
             keeping_since: None,
             is_held: false,
             warning: None,
+            asked: None,
         }
     }
 
@@ -138,6 +146,9 @@ impl<'a> Course<'a> {
         }
         if let EventKind::HeldOut { step, loss: Some(loss) } = event.kind {
             self.held_out = Some(Evaluated { steps_done: step, loss });
+        }
+        if !matches!(event.kind, EventKind::Step { .. }) {
+            self.asked = None;
         }
         if let EventKind::Warning { what } = &event.kind {
             self.warning = Some(what.clone());
@@ -162,6 +173,16 @@ impl<'a> Course<'a> {
         }
         // If there is no answer, or it is done meanwhile, that shows when it is looked at again.
         self.is_held = matches!(client.ask(&Request::Pause), Ok(Answer::Job(_)));
+    }
+
+    /// Whether it is worth a question. Whoever waits for the end of a run that ends asks each time.
+    fn may_be_over(&mut self) -> bool {
+        let is_ending = self.done_since.or(self.keeping_since).is_some() || self.is_held;
+        if !is_ending && self.asked.is_some_and(|asked| asked.elapsed() < STATUS_PAUSE) {
+            return false;
+        }
+        self.asked = Some(Instant::now());
+        true
     }
 
     /// The steps it ended with, if it is over and what it ended with is kept.
