@@ -231,10 +231,14 @@ impl Cluster {
     }
 
     fn again(&mut self, node: Node, arguments: &[&str]) {
-        let mut command = zbelastic(&node.folder);
+        self.again_at(&node.folder, arguments);
+    }
+
+    fn again_at(&mut self, folder: &Path, arguments: &[&str]) {
+        let mut command = zbelastic(folder);
         command.args(arguments);
-        let is_first = node.folder.ends_with("controller");
-        let again = spawn(command, &node.folder);
+        let is_first = folder.ends_with("controller");
+        let again = spawn(command, folder);
         if is_first {
             self.nodes.insert(0, again);
         } else {
@@ -480,6 +484,25 @@ fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() 
         (plan.stages.len() == 2).then_some(status)
     });
     assert_eq!(status.failures, [], "nothing was lost: {status:#?}");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+/// As when a machine that runs all of a cluster is shut down.
+#[test]
+fn worker_that_is_told_to_go_when_all_controllers_are_gone_goes() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
+    let controller = cluster.kill("controller");
+    ["a", "b"].iter().for_each(|name| cluster.signal(name, "TERM"));
+    let nodes = ["a", "b"].map(|name| cluster.root.path().join(name));
+    assert_eq!(["a", "b"].map(|name| cluster.ended(name)), [Some(75); 2]);
+    cluster.again(controller, &["init"]);
+    for folder in nodes {
+        cluster.again_at(&folder, &["join", "--spot", "none"]);
+    }
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());

@@ -1,11 +1,16 @@
 //! How a node's process ends, and what the system or a person wants of it.
 
 use std::fmt;
+use std::time::Duration;
 
 use zbelastic_transport::{CloseCode, DownReason, PeerRole};
 use zbelastic_types::NodeId;
 
 use crate::failure::{Detail, Failure, FailureCode};
+
+/// A worker that is to go in order and hears of no controller for so long goes: longer than an
+/// election and a restart take.
+pub const ALONE: Duration = Duration::from_secs(10);
 
 /// Why a node is to go in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +50,8 @@ pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
 pub enum Ending {
     /// It gave away what it had, and went.
     Drained(DrainCause),
+    /// It was to go in order, and heard of no controller that could have seen to that.
+    Alone,
     /// It went at once, by order.
     Left,
     /// An operation hangs, and only the end of the process ends it.
@@ -74,6 +81,17 @@ impl Ending {
                 FailureCode::Drained,
                 "drained: nothing was lost, and this node may be started again".to_owned(),
                 None,
+            ),
+            Self::Alone => (
+                FailureCode::Drained,
+                format!(
+                    "no controller was heard for {} s: nothing was handed over",
+                    ALONE.as_secs()
+                ),
+                Some(
+                    Detail::new("what checkpoints it wrote lie in its folder")
+                        .hint("start the controllers, then this node with the same command"),
+                ),
             ),
             Self::Left => (FailureCode::Interrupted, "went at once, by order".to_owned(), None),
             Self::Hung => (

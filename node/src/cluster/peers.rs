@@ -85,6 +85,12 @@ impl Peers {
         self.up.contains(&node)
     }
 
+    /// Whether a controller is connected.
+    #[must_use]
+    pub fn hears_controller(&self) -> bool {
+        self.first.keys().any(|node| self.is_up(*node))
+    }
+
     /// Whoever may have a text or a piece: controllers first, those who are connected first.
     #[must_use]
     pub fn holders(&self, contacts: &Contacts) -> Vec<NodeId> {

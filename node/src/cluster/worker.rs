@@ -37,7 +37,7 @@ use super::breaches::Breaches;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
-use super::ending::{DrainCause, Ending, Signal, is_removal};
+use super::ending::{ALONE, DrainCause, Ending, Signal, is_removal};
 use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
@@ -45,7 +45,7 @@ use super::keeper::{Copies, Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::stores::Places;
-use super::tick::{SEAT_TIMING, TICK};
+use super::tick::{SEAT_TIMING, TICK, ticks_of};
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
 use crate::config::NoticePolicy;
@@ -159,6 +159,8 @@ struct Worker {
     renewal_ticks: u32,
     ending: Option<Ending>,
     drain: Option<Signal>,
+    /// Ticks since it last heard of a controller, while it drains.
+    alone_ticks: u32,
     /// The notice that it drains for.
     notice: Option<Notice>,
     /// The job whose store is used.
@@ -207,6 +209,7 @@ pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Endi
         renewal_ticks: 0,
         ending: None,
         drain: None,
+        alone_ticks: 0,
         notice: None,
         stored: None,
     };
@@ -414,6 +417,19 @@ impl Worker {
             self.setup.home.remember(&self.setup.identity, controllers);
         }
         self.look_at_certificate();
+        self.look_for_controllers();
+    }
+
+    /// Nobody sees to it that what is here is handed over if all controllers are gone.
+    fn look_for_controllers(&mut self) {
+        if self.drain.is_none() || self.peers.hears_controller() {
+            self.alone_ticks = 0;
+            return;
+        }
+        self.alone_ticks += 1;
+        if self.alone_ticks > ticks_of(ALONE) && self.ending.is_none() {
+            self.ending = Some(Ending::Alone);
+        }
     }
 
     /// Whether an operation is under way, and whether it is the one of the last tick.
