@@ -177,9 +177,9 @@ impl Duties {
     }
 
     /// Who was to go and has no part in the plan any more is gone. Where there is no run, or none
-    /// that has steps left, nobody has a part in anything.
+    /// that has steps left, or one that is held at a checkpoint, nobody has a part in anything.
     fn decide_drained(&self, state: &State) -> Option<MemberChange> {
-        let plan = state.plan().filter(|_| !is_over(state));
+        let plan = state.plan().filter(|_| !is_over(state) && !is_held_at_checkpoint(state));
         if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
             return None;
         }
@@ -511,6 +511,14 @@ fn is_over(state: &State) -> bool {
         JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
     });
     has_ended && state.pending().is_empty()
+}
+
+/// Whether the run is held, and what it is held at is durable: it goes on from there with whoever
+/// is there then.
+fn is_held_at_checkpoint(state: &State) -> bool {
+    let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
+    let last = state.checkpoints().last().map(|checkpoint| checkpoint.version);
+    is_held && state.pending().is_empty() && last == Some(state.open_turn().step)
 }
 
 /// Those who stay, or everybody if nobody does.

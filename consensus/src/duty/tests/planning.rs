@@ -423,7 +423,30 @@ fn who_is_about_to_go_waits_for_nothing_where_nothing_is_computed() {
         Bench::new(log)
     };
     assert!(is_let_go(ended(JobChange::Stop), 2), "the run was stopped");
-    assert!(!is_let_go(ended(JobChange::Pause), 2), "the run goes on where it stands");
+    assert!(!is_let_go(ended(JobChange::Pause), 2), "what it is held at is nowhere else");
+}
+
+#[test]
+fn who_is_about_to_go_waits_for_the_checkpoint_that_a_run_is_held_at() {
+    let held_at = |sealed: u32, is_durable: bool| {
+        let mut log = Log::running(JobSpec { checkpoint_every: 4, ..long() }, &[1, 2]);
+        (0..sealed).for_each(|_| drop(log.apply(Entry::Seal(log.seal(Verdict::Keep)))));
+        if is_durable {
+            log.checkpoint(4, 1);
+        }
+        log.apply(Entry::Job(JobChange::Pause));
+        Bench::new(log)
+    };
+    assert!(!is_let_go(held_at(4, false), 2), "it is being written");
+    assert!(!is_let_go(held_at(5, true), 2), "a step was sealed since");
+    assert!(is_let_go(held_at(4, true), 2));
+    let mut bench = held_at(4, true);
+    let holder = bench.log.holder(2);
+    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    let reason = LossReason::Drained;
+    bench.agree(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
+    bench.agree(Entry::Job(JobChange::Continue));
+    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Lost { holder, reason })));
 }
 
 #[test]
