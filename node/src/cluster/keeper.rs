@@ -23,7 +23,6 @@ use super::data::FileBody;
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
 use super::wire::{BulkKey, PieceRef};
-use crate::api::MemberRole;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const ORDERS_MAX: usize = 4096;
@@ -141,7 +140,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
-    /// `data`. Where passes run, it stands back for them.
+    /// `data`. It stands back for passes.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -149,17 +148,12 @@ impl Keeper {
         stores: Stores,
         store: InUse,
         data: PathBuf,
-        role: MemberRole,
     ) -> io::Result<(Self, mpsc::Receiver<Kept>)> {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
         let (in_use, store) = watch::channel(store);
         let work = move || {
-            match role {
-                MemberRole::Worker => stand_back(),
-                // The store's library shares its threads with the log, which passes wait for.
-                MemberRole::Controller => {}
-            }
+            stand_back();
             serve(stores, &in_use, &inbox, &reports);
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
@@ -497,8 +491,7 @@ mod tests {
         let mut stores = Stores::new(places);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (keeper, mut kept) =
-            Keeper::start(stores, Some(first.clone()), data.path().to_owned(), MemberRole::Worker)
-                .expect("a thread");
+            Keeper::start(stores, Some(first.clone()), data.path().to_owned()).expect("a thread");
         assert_eq!(put(&keeper, &mut kept, 0), None);
         keeper.use_store(data.path().join("disk/one")).expect("room");
         assert_eq!(put(&keeper, &mut kept, 1), None);
@@ -518,8 +511,7 @@ mod tests {
         let mut stores = Stores::new(places);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (keeper, mut kept) =
-            Keeper::start(stores, Some(first), data.path().to_owned(), MemberRole::Worker)
-                .expect("a thread");
+            Keeper::start(stores, Some(first), data.path().to_owned()).expect("a thread");
         keeper.use_store(data.path().join("file/one")).expect("room");
         let told = kept.blocking_recv().expect("the thread lives");
         assert!(matches!(told, Kept::Failed { failure: KeepFailure::Place(_) }), "{told:?}");

@@ -121,7 +121,7 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
             None
         }
     };
-    let keeper = Keeper::start(stores, store, data, node.home.role);
+    let keeper = Keeper::start(stores, store, data);
     let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
     Ok(Parts { transport, events, keeper, kept, journal })
 }
