@@ -13,6 +13,7 @@ mod zero_bubble;
 use crate::kind::ScheduleKind;
 use crate::op::{Compute, Op, Pass};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::solve::{Problem, StageCosts, solve};
 
 /// Why a schedule has no program of that size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,6 +75,9 @@ pub fn generate(
 ) -> Result<Program, GenerateError> {
     let size = Size { stage_count, microbatch_count };
     check_size(kind, size)?;
+    if kind == ScheduleKind::ZbAuto {
+        return Ok(auto(size));
+    }
     let stage_ops = |stage| match kind {
         ScheduleKind::GPipe => gpipe::stage_ops(size, stage),
         ScheduleKind::OneFOneB => one_f_one_b::stage_ops(size, stage),
@@ -81,6 +85,7 @@ pub fn generate(
         ScheduleKind::ZbH1 => zero_bubble::stage_ops(size, stage, 1),
         ScheduleKind::ZbH2 => zero_bubble::stage_ops(size, stage, 2),
         ScheduleKind::ZbV => zb_v::stage_ops(size, stage),
+        ScheduleKind::ZbAuto => unreachable!("it was solved above"),
     };
     Ok(Program {
         kind,
@@ -106,7 +111,8 @@ fn check_size(kind: ScheduleKind, size: Size) -> Result<(), GenerateError> {
         | ScheduleKind::OneFOneB
         | ScheduleKind::Interleaved
         | ScheduleKind::ZbH1
-        | ScheduleKind::ZbH2 => microbatch_count,
+        | ScheduleKind::ZbH2
+        | ScheduleKind::ZbAuto => microbatch_count,
     };
     let found = u64::from(stage_count * kind.chunks_per_stage()) * u64::from(run_through);
     if found > PASS_COUNT_MAX {
@@ -118,7 +124,19 @@ fn check_size(kind: ScheduleKind, size: Size) -> Result<(), GenerateError> {
     Ok(())
 }
 
-fn compute(compute: Compute, chunk: u32, microbatch: u32) -> Op {
+/// The best order for equal times and the memory of 1F1B, whatever share of it B leaves to W: who
+/// knows times and limits asks [`solve`] with them.
+fn auto(size: Size) -> Program {
+    let Size { stage_count, microbatch_count } = size;
+    let limit = f64::from(stage_count);
+    let costs =
+        StageCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 1.0, after_input_gradient: 1.0, limit };
+    let stages = vec![costs; stage_count as usize];
+    let problem = Problem { stages, link: 0.0, microbatch_count };
+    solve(&problem).expect("a stage's memory holds a microbatch").program
+}
+
+pub(crate) fn compute(compute: Compute, chunk: u32, microbatch: u32) -> Op {
     Op::Compute(compute, Pass::new(chunk, microbatch))
 }
 

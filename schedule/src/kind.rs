@@ -25,6 +25,10 @@ pub enum ScheduleKind {
     /// Backward split, twice the memory, no bubble at equal times (ibid., section 2.2).
     #[serde(rename = "zb-h2")]
     ZbH2,
+    /// Backward split, in the best order that is found for given times under a limit of memory
+    /// (ibid., section 3.1; [`crate::solve`]).
+    #[serde(rename = "zb-auto")]
+    ZbAuto,
     /// Backward split over a V-shaped placement (Qi et al., arXiv 2401.10241 v1, section 6).
     #[serde(rename = "zb-v")]
     ZbV,
@@ -32,8 +36,15 @@ pub enum ScheduleKind {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 6] =
-        [Self::GPipe, Self::OneFOneB, Self::Interleaved, Self::ZbH1, Self::ZbH2, Self::ZbV];
+    pub const ALL: [Self; 7] = [
+        Self::GPipe,
+        Self::OneFOneB,
+        Self::Interleaved,
+        Self::ZbH1,
+        Self::ZbH2,
+        Self::ZbAuto,
+        Self::ZbV,
+    ];
 
     /// The name under which a person asks for it.
     #[must_use]
@@ -44,6 +55,7 @@ impl ScheduleKind {
             Self::Interleaved => "interleaved",
             Self::ZbH1 => "zb-h1",
             Self::ZbH2 => "zb-h2",
+            Self::ZbAuto => "zb-auto",
             Self::ZbV => "zb-v",
         }
     }
@@ -52,7 +64,7 @@ impl ScheduleKind {
     #[must_use]
     pub const fn chunks_per_stage(self) -> u32 {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 => 1,
+            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => 1,
             Self::Interleaved | Self::ZbV => 2,
         }
     }
@@ -62,7 +74,7 @@ impl ScheduleKind {
     pub const fn splits_backward(self) -> bool {
         match self {
             Self::GPipe | Self::OneFOneB | Self::Interleaved => false,
-            Self::ZbH1 | Self::ZbH2 | Self::ZbV => true,
+            Self::ZbH1 | Self::ZbH2 | Self::ZbAuto | Self::ZbV => true,
         }
     }
 
@@ -70,7 +82,9 @@ impl ScheduleKind {
     #[must_use]
     pub fn placement(self, stage_count: u32) -> Placement {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 => Placement::line(stage_count),
+            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
+                Placement::line(stage_count)
+            }
             Self::Interleaved => Placement::looped(stage_count, self.chunks_per_stage()),
             Self::ZbV => Placement::vee(stage_count),
         }

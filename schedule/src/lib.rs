@@ -18,6 +18,7 @@ mod placement;
 mod program;
 pub mod render;
 mod simulate;
+mod solve;
 mod timeline;
 mod walk;
 
@@ -31,5 +32,6 @@ pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate};
+pub use solve::{Problem, Solution, SolveError, StageCosts, solve};
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

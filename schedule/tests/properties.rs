@@ -28,6 +28,7 @@ fn program() -> impl Strategy<Value = Program> {
             | ScheduleKind::OneFOneB
             | ScheduleKind::ZbH1
             | ScheduleKind::ZbH2
+            | ScheduleKind::ZbAuto
             | ScheduleKind::ZbV => microbatches,
         };
         generate(kind, stages, microbatches).expect("the size is legal")
@@ -215,7 +216,10 @@ proptest! {
         let (stages, microbatches) = (f64::from(p), f64::from(m));
         let promise = match program.kind {
             ScheduleKind::GPipe => microbatches,
-            ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::ZbV => stages,
+            ScheduleKind::OneFOneB
+            | ScheduleKind::ZbH1
+            | ScheduleKind::ZbAuto
+            | ScheduleKind::ZbV => stages,
             ScheduleKind::Interleaved => (3.0 * stages - 1.0) / 2.0,
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
         };

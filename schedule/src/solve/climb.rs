@@ -1,0 +1,92 @@
+//! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and what
+//! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
+
+use super::Best;
+use super::policy::{NEVER_FILLS, Rule, Turn, by_rules};
+use super::problem::Problem;
+
+/// Passes that are put on boards at most, over all tries.
+const PASSES_MAX: usize = 2_000_000;
+/// Tries at most.
+const TRIES_MAX: usize = 2_000;
+/// Tries without a better order after which it goes on from the best rules again.
+const PLATEAU_MAX: usize = 150;
+
+/// Looks for an order better than the best one.
+pub(super) fn climb<'a>(problem: &'a Problem, best: &mut Best<'a>) {
+    let passes = 3 * problem.stages.len() * problem.microbatch_count as usize;
+    let tries = (PASSES_MAX / passes).min(TRIES_MAX);
+    let Some((mut cost, mut rules)) = best.rules.clone() else { return };
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    let mut since = 0;
+    for _ in 0..tries {
+        if best.is_optimal() {
+            return;
+        }
+        let changed = draws.change(problem, &rules);
+        let board = by_rules(problem, &changed);
+        let found = board.as_ref().map_or(f64::INFINITY, |board| board.cost());
+        if found <= cost {
+            since = if found < cost { 0 } else { since + 1 };
+            (cost, rules) = (found, changed.clone());
+        } else {
+            since += 1;
+        }
+        best.take(board, Some(changed));
+        if since > PLATEAU_MAX {
+            (cost, rules) = best.rules.clone().expect("it was there before");
+            since = 0;
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+
+    fn change(&mut self, problem: &Problem, rules: &[Rule]) -> Vec<Rule> {
+        let mut changed = rules.to_vec();
+        let stage = self.below(rules.len());
+        let range = match self.below(4) {
+            0 => 0..stage + 1,
+            1 => stage..rules.len(),
+            _ => stage..stage + 1,
+        };
+        let what = self.below(8);
+        let draw = self.next();
+        for rule in &mut changed[range] {
+            change_rule(rule, what, draw, problem.microbatch_count);
+        }
+        changed
+    }
+}
+
+fn change_rule(rule: &mut Rule, what: usize, draw: u64, microbatch_count: u32) {
+    const SHARES: [f64; 7] = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, NEVER_FILLS];
+    let stepped = |count: u32| {
+        let by = 1 + (draw >> 8) as u32 % 2;
+        let count = if draw & 1 == 0 { count + by } else { count.saturating_sub(by) };
+        count.clamp(1, microbatch_count)
+    };
+    match what {
+        0 => rule.first = stepped(rule.first),
+        1 | 2 => rule.ahead = stepped(rule.ahead),
+        3 => rule.turn = Turn::ALL[draw as usize % Turn::ALL.len()],
+        4 => rule.saves_w = !rule.saves_w,
+        5 => rule.looks = !rule.looks,
+        6 => rule.yields = !rule.yields,
+        _ => rule.share = SHARES[draw as usize % SHARES.len()],
+    }
+}

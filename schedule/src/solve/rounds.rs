@@ -1,0 +1,205 @@
+//! Orders made in rounds, one microbatch's B each: the search of the zero-bubble paper (Qi et al.,
+//! ICLR 2024, section 3.1), with times of each stage's own.
+//!
+//! A weight gradient that is longer than the gap it would fill is put there if the gap would make
+//! the stage that stands still for longest stand still for longer, and otherwise as the style has
+//! it.
+
+use super::board::Board;
+use super::problem::{Problem, TOLERANCE};
+use crate::op::Compute;
+
+/// How the open questions of the search are answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style {
+    /// Whether a stage rather waits for its first B than runs another F into it.
+    pub(super) waits_for_first_b: bool,
+    /// Whether a stage that is ahead lets its next B go first.
+    pub(super) prefers_b: bool,
+    /// Whether gaps are filled that cost nothing.
+    pub(super) fills_gaps: bool,
+}
+
+impl Style {
+    /// Every one there is.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..8_u8).map(|bits| Self {
+            waits_for_first_b: bits & 1 == 0,
+            prefers_b: bits & 2 == 0,
+            fills_gaps: bits & 4 == 0,
+        })
+    }
+}
+
+/// The order of a style; `None` if it leaves a stage without memory for its next F.
+pub(super) fn in_rounds(problem: &Problem, style: Style) -> Option<Board<'_>> {
+    let mut rounds = Rounds { board: Board::new(problem), style };
+    rounds.warm_up();
+    for microbatch in 1..problem.microbatch_count {
+        rounds.forwards()?;
+        rounds.backwards(microbatch);
+    }
+    for stage in 0..problem.stages.len() {
+        rounds.flush(stage);
+    }
+    Some(rounds.board)
+}
+
+struct Rounds<'a> {
+    board: Board<'a>,
+    style: Style,
+}
+
+impl Rounds<'_> {
+    fn stage_count(&self) -> usize {
+        self.board.lanes.len()
+    }
+
+    fn warm_up(&mut self) {
+        for stage in 0..self.stage_count() {
+            self.board.put(stage, Compute::F);
+        }
+        for (stage, count) in self.ahead().into_iter().enumerate() {
+            for _ in 0..count {
+                self.board.put(stage, Compute::F);
+            }
+        }
+        for stage in (0..self.stage_count()).rev() {
+            self.board.put(stage, Compute::B);
+        }
+    }
+
+    /// Forwards of each stage between its first F and its first B.
+    fn ahead(&self) -> Vec<u32> {
+        let last = self.stage_count() - 1;
+        let mut counts = vec![0_u32; self.stage_count()];
+        let mut returned = self.board.lanes[last].clock + self.board.costs(last).b;
+        for stage in (0..last).rev() {
+            let (count, until) = self.ahead_of(stage, returned + self.board.problem.link);
+            counts[stage] = count;
+            let arrived = returned + self.board.problem.link;
+            returned = until.max(arrived) + self.board.costs(stage).b;
+        }
+        let m = self.board.microbatch_count();
+        for stage in 1..counts.len() {
+            let before = counts[stage - 1];
+            let is_below = |count: u32| count == 0 || count < before || count + 1 >= m;
+            while !is_below(counts[stage]) {
+                counts[stage] -= 1;
+            }
+        }
+        counts
+    }
+
+    /// How many forwards a stage runs until its first B arrives, and when it is done with them.
+    fn ahead_of(&self, stage: usize, arrives: f64) -> (u32, f64) {
+        let costs = self.board.costs(stage);
+        let mut now = self.board.lanes[stage].clock;
+        let mut count = 0;
+        let slack = TOLERANCE * arrives;
+        while count + 1 < self.board.microbatch_count() {
+            let kept = f64::from(count + 2) * costs.after_forward;
+            let is_full = kept > costs.limit * (1.0 + TOLERANCE);
+            let is_late = if self.style.waits_for_first_b {
+                now + costs.f > arrives + slack
+            } else {
+                now >= arrives - slack
+            };
+            if is_full || is_late {
+                break;
+            }
+            now += costs.f;
+            count += 1;
+        }
+        (count, now)
+    }
+
+    /// A round's forwards.
+    fn forwards(&mut self) -> Option<()> {
+        let wanted = self.wanted();
+        for stage in (0..self.stage_count()).filter(|stage| wanted[*stage]) {
+            while !self.board.has_room(stage) {
+                if self.board.pending(stage) == 0 {
+                    return None;
+                }
+                self.board.put(stage, Compute::W);
+            }
+            if stage > 0 {
+                self.fill_until(stage, self.board.arrival_f(stage));
+            }
+            self.board.put(stage, Compute::F);
+        }
+        Some(())
+    }
+
+    /// Which stages run an F this round; none runs ahead of one behind it that does not.
+    fn wanted(&self) -> Vec<bool> {
+        let mut wanted: Vec<bool> =
+            (0..self.stage_count()).map(|stage| self.wants_forward(stage)).collect();
+        for stage in (1..wanted.len()).rev() {
+            wanted[stage - 1] &= wanted[stage];
+        }
+        wanted
+    }
+
+    fn wants_forward(&self, stage: usize) -> bool {
+        let lane = &self.board.lanes[stage];
+        if lane.f == self.board.microbatch_count() {
+            return false;
+        }
+        let Some(next) = self.board.lanes.get(stage + 1) else { return true };
+        if !self.style.prefers_b || lane.f < next.f + 2 {
+            return true;
+        }
+        let behind = self.board.costs(stage + 1);
+        let returns = next.clock + behind.f + behind.b + self.board.problem.link;
+        if lane.clock >= returns {
+            return false;
+        }
+        let costs = self.board.costs(stage);
+        let missing = lane.kept + costs.after_forward - costs.limit * (1.0 + TOLERANCE);
+        let freed = (missing / costs.after_input_gradient).ceil().max(0.0);
+        let freed = if missing > 0.0 { freed } else { 0.0 };
+        if lane.clock + costs.f + freed * costs.w <= returns * (1.0 + TOLERANCE) {
+            return true;
+        }
+        returns - lane.clock > self.board.idle_max() - lane.idle
+    }
+
+    /// A round's input gradients.
+    fn backwards(&mut self, _microbatch: u32) {
+        for stage in (0..self.stage_count()).rev() {
+            if stage + 1 < self.stage_count() {
+                self.fill_until(stage, self.board.arrival_b(stage));
+            }
+            if stage == 0 && self.board.lanes[0].f == self.board.microbatch_count() {
+                self.flush(0);
+            }
+            self.board.put(stage, Compute::B);
+        }
+    }
+
+    /// Weight gradients until something arrives.
+    fn fill_until(&mut self, stage: usize, arrives: f64) {
+        let w = self.board.costs(stage).w;
+        let slack = TOLERANCE * arrives;
+        while self.board.pending(stage) > 0 && self.board.lanes[stage].clock + w <= arrives + slack
+        {
+            self.board.put(stage, Compute::W);
+        }
+        let gap = arrives - self.board.lanes[stage].clock;
+        if gap <= slack || self.board.pending(stage) == 0 {
+            return;
+        }
+        let is_free = gap <= self.board.idle_max() - self.board.lanes[stage].idle;
+        if !is_free || self.style.fills_gaps {
+            self.board.put(stage, Compute::W);
+        }
+    }
+
+    fn flush(&mut self, stage: usize) {
+        for _ in 0..self.board.pending(stage) {
+            self.board.put(stage, Compute::W);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Tables of figures, and the folder that may hold them.
+
+use std::fs;
+use std::path::PathBuf;
+
+/// A table with a line of column names. Lines that begin with `#` are comments; no cell is quoted.
+pub struct Table<'a> {
+    columns: Vec<&'a str>,
+    rows: Vec<Vec<&'a str>>,
+}
+
+impl<'a> Table<'a> {
+    pub fn parse(text: &'a str) -> Self {
+        let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        let cells = |line: &'a str| line.split(',').map(str::trim).collect::<Vec<_>>();
+        let columns = cells(lines.next().expect("a table has a line of names"));
+        Self { columns, rows: lines.map(cells).collect() }
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.rows.iter().map(|cells| Row { columns: &self.columns, cells })
+    }
+}
+
+#[derive(Debug)]
+pub struct Row<'a> {
+    columns: &'a [&'a str],
+    cells: &'a [&'a str],
+}
+
+impl Row<'_> {
+    pub fn text(&self, name: &str) -> &str {
+        let column = self.columns.iter().position(|column| *column == name);
+        self.cells[column.unwrap_or_else(|| panic!("no column {name} in {:?}", self.columns))]
+    }
+
+    pub fn number(&self, name: &str) -> f64 {
+        let text = self.text(name);
+        text.parse().unwrap_or_else(|_| panic!("{name}: expected a number, found `{text}`"))
+    }
+
+    /// A list with `;`, or one number for all `count`.
+    pub fn numbers(&self, name: &str, count: usize) -> Vec<f64> {
+        let parse = |text: &str| text.parse().unwrap_or_else(|_| panic!("{name}: `{text}`"));
+        let found: Vec<f64> = self.text(name).split(';').map(parse).collect();
+        if found.len() == 1 { vec![found[0]; count] } else { found }
+    }
+
+    /// The number in a cell, if it is not empty.
+    pub fn number_if_any(&self, name: &str) -> Option<f64> {
+        (!self.text(name).is_empty()).then(|| self.number(name))
+    }
+
+    pub fn count(&self, name: &str) -> u32 {
+        let text = self.text(name);
+        text.parse().unwrap_or_else(|_| panic!("{name}: expected a count, found `{text}`"))
+    }
+}
+
+/// A table of the folder that ZBELASTIC_ORACLES names, if it is there.
+pub fn oracle_table(name: &str) -> Option<String> {
+    let text = fs::read_to_string(oracle_folder().join(name)).ok();
+    if text.is_none() {
+        eprintln!("skipped: no {name} in the folder ZBELASTIC_ORACLES names");
+    }
+    text
+}
+
+#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
+fn oracle_folder() -> PathBuf {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
+    std::env::var("ZBELASTIC_ORACLES").map_or_else(|_| default.into(), PathBuf::from)
+}
