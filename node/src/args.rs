@@ -20,7 +20,9 @@ pub use membership::{
 };
 pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, StopArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
-pub use schedule::{ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs};
+pub use schedule::{
+    MemoryArgs, ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs, TimesArgs,
+};
 
 use std::path::PathBuf;
 

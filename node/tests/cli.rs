@@ -166,6 +166,30 @@ fn a_wrong_schedule_is_refused_in_our_words() {
 }
 
 #[test]
+fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
+    let line = "schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16.5,11,11,11 \
+                --w 12,8,8,8 --mw 0.5 --mem-limit 4 --json --program-text";
+    let answer = json(&line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(
+        (&answer["kind"], &answer["p"], &answer["m"]),
+        (&"zb-auto".into(), &4.into(), &8.into())
+    );
+    let number = |name: &str| answer[name].as_f64().unwrap_or_else(|| panic!("{name}: {answer}"));
+    assert!(number("cost") >= number("lower_bound") * (1.0 - 1e-9) && number("solve_ms") >= 0.0);
+    assert_eq!(answer["proven_optimal"], number("gap") == 0.0);
+    let peaks = answer["peak_mem"].as_array().expect("one a stage");
+    assert!(peaks.len() == 4 && peaks.iter().all(|peak| peak.as_f64() <= Some(4.0 + 1e-9)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("solved.txt");
+    std::fs::write(&file, answer["program"].as_str().expect("its text")).expect("room");
+    let file = file.display().to_string();
+    let again = "--f 15,10,10,10 --b 16.5,11,11,11 --w 12,8,8,8 --json";
+    let line = ["schedule", "simulate", "--program", &file];
+    let replay = json(&line.into_iter().chain(again.split(' ')).collect::<Vec<_>>());
+    assert_eq!(replay["cost"], answer["cost"], "what was printed is what was solved");
+}
+
+#[test]
 fn every_schedule_is_listed() {
     let list = printed(&["schedule", "list"]);
     let entries = json(&["schedule", "list", "--json"]);

@@ -73,8 +73,8 @@ pub fn generate(
     stage_count: u32,
     microbatch_count: u32,
 ) -> Result<Program, GenerateError> {
+    check_size(kind, stage_count, microbatch_count)?;
     let size = Size { stage_count, microbatch_count };
-    check_size(kind, size)?;
     if kind == ScheduleKind::ZbAuto {
         return Ok(auto(size));
     }
@@ -96,8 +96,16 @@ pub fn generate(
     })
 }
 
-fn check_size(kind: ScheduleKind, size: Size) -> Result<(), GenerateError> {
-    let Size { stage_count, microbatch_count } = size;
+/// Whether a schedule has a program of that size.
+///
+/// # Errors
+/// As [`generate`].
+pub fn check_size(
+    kind: ScheduleKind,
+    stage_count: u32,
+    microbatch_count: u32,
+) -> Result<(), GenerateError> {
+    let size = Size { stage_count, microbatch_count };
     let max = TEXT_COUNT_MAX / kind.chunks_per_stage();
     if !(1..=max).contains(&stage_count) {
         return Err(GenerateError::StageCount { kind, max, found: stage_count });

@@ -24,7 +24,7 @@ mod walk;
 
 pub use check::{VIOLATION_COUNT_MAX, Violation, check};
 pub use cost::{ChunkTimes, CostError, Costs};
-pub use generate::{GenerateError, generate};
+pub use generate::{GenerateError, check_size, generate};
 pub use kind::{ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
 pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
@@ -32,6 +32,6 @@ pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate};
-pub use solve::{Problem, Solution, SolveError, StageCosts, solve};
+pub use solve::{Problem, Solution, SolveError, StageCosts, lower_bound, solve};
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

@@ -90,6 +90,15 @@ fn of_stage(stage: Option<usize>) -> String {
     stage.map_or_else(String::new, |stage| format!("stage {stage}: "))
 }
 
+/// What every order of a problem costs at least: the longest span of a stage.
+///
+/// # Errors
+/// As [`solve`].
+pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
+    problem.check()?;
+    Ok(bound::lower_bound(problem))
+}
+
 /// The best order that the searches find within the limits.
 ///
 /// # Errors

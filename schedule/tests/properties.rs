@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, Op, Pass, Program, ScheduleKind, Slice,
-    Timeline, Update, Window, check, generate, live_passes, lower, peak_memory, simulate,
+    ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, Op, Pass, Problem, Program,
+    ScheduleKind, Slice, StageCosts, Timeline, Update, Window, check, generate, live_passes, lower,
+    lower_bound, peak_memory, simulate, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -228,5 +229,131 @@ proptest! {
         }
         let most = live_passes(&program).iter().map(|live| live.slots).max();
         prop_assert!(most.is_some_and(|slots| slots <= m));
+    }
+}
+
+/// A stage whose memory holds `room` microbatches, and how much of one B leaves to W.
+fn stage_costs() -> impl Strategy<Value = StageCosts> {
+    (0.0..10.0, 0.0..10.0, 0.0..10.0, 0.1..10.0, 0.0..=1.0, 1.0..8.0).prop_map(
+        |(f, b, w, after_forward, share, room): (f64, f64, f64, f64, f64, f64)| StageCosts {
+            f,
+            b,
+            w,
+            after_forward,
+            after_input_gradient: share * after_forward,
+            limit: room * after_forward,
+        },
+    )
+}
+
+fn problem(stages_max: usize, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+    let stages = prop::collection::vec(stage_costs(), 1..=stages_max);
+    (stages, 0.0..3.0, 1..=microbatches_max).prop_map(|(stages, link, microbatch_count)| Problem {
+        stages,
+        link,
+        microbatch_count,
+    })
+}
+
+/// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
+fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
+    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
+    let chunks = problem.stages.iter().map(times).collect();
+    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
+    let kept = |s: &StageCosts| ChunkMemory {
+        after_forward: s.after_forward,
+        after_input_gradient: s.after_input_gradient,
+        after_early_weights: 0.0,
+    };
+    let kept: Vec<_> = problem.stages.iter().map(kept).collect();
+    let peaks = peak_memory(program, &kept);
+    let fits = |(peak, stage): (f64, &StageCosts)| peak <= stage.limit * (1.0 + 1e-9);
+    let fits = peaks.into_iter().zip(&problem.stages).all(fits);
+    let timeline = simulate(program, &costs, 1).ok().filter(|_| fits)?;
+    Some(timeline.cost(0))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12_000))]
+
+    /// With as much memory as an order takes, the bound is not above what it costs.
+    #[test]
+    fn no_replay_costs_less_than_the_bound(
+        problem in problem(6, 12),
+        kind in prop::sample::select(vec![
+            ScheduleKind::ZbH1, ScheduleKind::ZbH2, ScheduleKind::ZbAuto,
+        ]),
+    ) {
+        let stage_count = problem.stages.len() as u32;
+        let program = generate(kind, stage_count, problem.microbatch_count).expect("legal");
+        let roomy = |limit: f64| {
+            let stages = problem.stages.iter().map(|stage| StageCosts { limit, ..*stage });
+            Problem { stages: stages.collect(), ..problem.clone() }
+        };
+        if let Some(cost) = cost_of(&problem, &program) {
+            prop_assert!(lower_bound(&problem).expect("legal") <= cost * (1.0 + 1e-9));
+        }
+        let cost = cost_of(&roomy(f64::INFINITY), &program).expect("it fits");
+        let bound = lower_bound(&roomy(f64::INFINITY)).expect("legal");
+        prop_assert!(bound <= cost * (1.0 + 1e-9), "{bound} above {cost}");
+    }
+}
+
+/// Every order of a stage's passes: F before B before W, microbatches in turn.
+fn orders(stage: u32, microbatches: u32) -> Vec<Vec<Op>> {
+    fn extend(stage: u32, m: u32, done: [u32; 3], list: &mut Vec<Op>, all: &mut Vec<Vec<Op>>) {
+        if done == [m; 3] {
+            all.push(list.clone());
+            return;
+        }
+        let [f, b, w] = done;
+        let next = [
+            (f < m, Compute::F, f, [f + 1, b, w]),
+            (b < f, Compute::B, b, [f, b + 1, w]),
+            (w < b, Compute::W, w, [f, b, w + 1]),
+        ];
+        for (is_legal, compute, microbatch, done) in next {
+            if is_legal {
+                list.push(Op::Compute(compute, Pass::new(stage, microbatch)));
+                extend(stage, m, done, list, all);
+                list.pop();
+            }
+        }
+    }
+    let mut all = Vec::new();
+    extend(stage, microbatches, [0; 3], &mut Vec::new(), &mut all);
+    all
+}
+
+/// The least that any order costs.
+fn exact(problem: &Problem) -> f64 {
+    let m = problem.microbatch_count;
+    let stage_count = problem.stages.len() as u32;
+    let choices: Vec<_> = (0..stage_count).map(|stage| orders(stage, m)).collect();
+    let mut program = generate(ScheduleKind::ZbAuto, stage_count, m).expect("legal");
+    let mut least = f64::INFINITY;
+    for number in 0..choices.iter().map(Vec::len).product() {
+        let mut rest: usize = number;
+        for (list, choices) in program.stages.iter_mut().zip(&choices) {
+            list.clone_from(&choices[rest % choices.len()]);
+            rest /= choices.len();
+        }
+        least = least.min(cost_of(problem, &program).unwrap_or(f64::INFINITY));
+    }
+    least
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// On problems so small that all orders can be tried, the solver finds the best one.
+    #[test]
+    fn tiny_problems_are_solved_exactly(
+        problem in prop_oneof![problem(2, 3), problem(4, 2)],
+    ) {
+        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost <= least * (1.0 + 1e-9), "{found:?}, {least}");
     }
 }

@@ -13,6 +13,9 @@ pub enum ScheduleCommand {
     /// Time a schedule: how long a step takes, how much of it is idle, what memory it needs.
     #[command(after_help = SIMULATE_EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Find the best order for a pipeline: stages with times of their own, limits of memory.
+    #[command(after_help = SOLVE_EXAMPLES)]
+    Solve(SolveArgs),
     /// List the schedules there are.
     List {
         /// Print JSON.
@@ -39,6 +42,14 @@ Examples:
   zbelastic schedule simulate --kind 1f1b --stages 4 --microbatches 8 --f 1,1,2,1 --json
   zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
 
+const SOLVE_EXAMPLES: &str = "\
+One chunk a stage, one step, arithmetic only. The answer says how far from optimal it is at most.
+
+Examples:
+  zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
+  zbelastic schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16,11,11,11 --w 12,8,8,8
+  zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json";
+
 /// A program and what its operations take. Lists have one value for all stages, or one a stage,
 /// with commas; a stage's chunks share its values evenly.
 #[derive(Args, Debug)]
@@ -55,6 +66,23 @@ pub struct ProgramArgs {
     /// Program text to read instead; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// What its passes take.
+    #[command(flatten)]
+    pub times: TimesArgs,
+    /// Lower the program with this window, 0 or 1: steps that may run ahead of their verdict.
+    #[arg(long, value_name = "WINDOW")]
+    pub window: Option<String>,
+    /// Time from the last report to the verdict; counts in a lowered program.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub verdict: String,
+    /// Time of the optimizer step; counts in a lowered program.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub step: String,
+}
+
+/// What passes take.
+#[derive(Args, Debug)]
+pub struct TimesArgs {
     /// Time of the forward pass of a microbatch.
     #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
     pub f: String,
@@ -67,15 +95,46 @@ pub struct ProgramArgs {
     /// Time from one stage to another.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub comm: String,
-    /// Lower the program with this window, 0 or 1: steps that may run ahead of their verdict.
-    #[arg(long, value_name = "WINDOW")]
-    pub window: Option<String>,
-    /// Time from the last report to the verdict; counts in a lowered program.
-    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
-    pub verdict: String,
-    /// Time of the optimizer step; counts in a lowered program.
-    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
-    pub step: String,
+}
+
+/// What microbatches keep.
+#[derive(Args, Debug)]
+pub struct MemoryArgs {
+    /// Memory that a microbatch keeps after F.
+    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
+    pub mf: String,
+    /// Change of it by B, usually negative; instead of --mw.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mb: Option<String>,
+    /// Memory that is kept after B, until W [default: as after F].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mw: Option<String>,
+}
+
+/// `schedule solve`. Lists have one value for all stages, or one a stage, with commas.
+#[derive(Args, Debug)]
+pub struct SolveArgs {
+    /// Stages of the pipeline.
+    #[arg(long, value_name = "P")]
+    pub stages: u32,
+    /// Microbatches of a step.
+    #[arg(long, value_name = "M")]
+    pub microbatches: u32,
+    /// What passes take.
+    #[command(flatten)]
+    pub times: TimesArgs,
+    /// What microbatches keep.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    /// Memory that a stage has, in the unit of --mf [default: enough for everything].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mem_limit: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Add the program's text.
+    #[arg(long)]
+    pub program_text: bool,
 }
 
 /// `schedule render`.
@@ -104,15 +163,9 @@ pub struct SimulateArgs {
     /// What to time.
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// Memory that a microbatch keeps after F.
-    #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
-    pub mf: String,
-    /// Change of it by B, usually negative; instead of --mw.
-    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
-    pub mb: Option<String>,
-    /// Memory that is kept after B, until W [default: as after F].
-    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
-    pub mw: Option<String>,
+    /// What microbatches keep.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -1,4 +1,4 @@
-//! `schedule render`, `schedule simulate`, `schedule list`.
+//! `schedule render`, `schedule simulate`, `schedule solve`, `schedule list`.
 
 mod catalogue;
 mod input_error;
@@ -9,12 +9,14 @@ mod report;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
-use zbelastic_schedule::{Timeline, simulate};
+use zbelastic_schedule::{Timeline, simulate, solve};
 
-use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs};
+use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
 use crate::failure::{Failure, Stop, cannot_write};
+use input_error::InputError;
 use inputs::Replay;
 
 /// Runs a `schedule` command.
@@ -25,6 +27,7 @@ pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         ScheduleCommand::Render(args) => render(args, out),
         ScheduleCommand::Simulate(args) => time(args, out),
+        ScheduleCommand::Solve(args) => find(args, out),
         ScheduleCommand::List { json } => catalogue::write(*json, out),
     }
 }
@@ -52,6 +55,19 @@ fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let (replay, memory) = inputs::replay_with_memory(args).map_err(input_error::failure)?;
     let timeline = timeline(&replay);
     let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
+    if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
+}
+
+fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let problem = inputs::problem(args).map_err(input_error::failure)?;
+    let began = Instant::now();
+    let solution =
+        solve(&problem).map_err(|error| input_error::failure(vec![InputError::from(error)]))?;
+    let found = report::Found::new(&solution, began.elapsed());
+    let (replay, memory) = inputs::solved(&problem, solution.program);
+    let timeline = timeline(&replay);
+    let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
+    let report = report.with(found);
     if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
 }
 

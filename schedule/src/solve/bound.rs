@@ -38,8 +38,13 @@ pub(super) fn trips(problem: &Problem) -> Vec<f64> {
 
 /// Microbatches whose activations fit.
 fn room(costs: &StageCosts, microbatch_count: u32) -> u32 {
-    let count = (costs.limit / costs.after_forward) * (1.0 + TOLERANCE);
-    if count >= f64::from(microbatch_count) { microbatch_count } else { count as u32 }
+    how_many(costs.limit * (1.0 + TOLERANCE), costs.after_forward, microbatch_count)
+}
+
+/// So many of a size fit into a room, `most` at most; of nothing, all.
+fn how_many(room: f64, size: f64, most: u32) -> u32 {
+    let count = if size > 0.0 { room / size } else { f64::INFINITY };
+    if count >= f64::from(most) { most } else { count as u32 }
 }
 
 fn head(problem: &Problem, stage: usize, trip: f64) -> f64 {
@@ -53,8 +58,7 @@ fn left_over(problem: &Problem, stage: usize) -> f64 {
     let m = problem.microbatch_count;
     let with_forwards = |x: u32| {
         let rest = (limit - f64::from(x) * after_forward).max(0.0) + TOLERANCE * limit;
-        let fits = rest / after_input_gradient;
-        let y = if fits >= f64::from(m - x) { m - x } else { fits as u32 };
+        let y = how_many(rest, after_input_gradient, m - x);
         f64::from(x) * (b + w) + f64::from(y) * w
     };
     (1..=room(&problem.stages[stage], m).max(1)).map(with_forwards).fold(0.0, f64::max)

@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use zbelastic_schedule::{
-    GenerateError, ProgramParseError, ScheduleKind, TEXT_COUNT_MAX, UnknownKind, Violation,
+    GenerateError, ProgramParseError, ScheduleKind, SolveError, TEXT_COUNT_MAX, UnknownKind,
+    Violation,
 };
 
 use crate::config::nearest;
@@ -82,6 +83,9 @@ pub enum InputError {
         /// What is said to be kept after B.
         after_b: f64,
     },
+    /// A problem that has no solution.
+    #[error(transparent)]
+    Solve(#[from] SolveError),
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
     NegativeMemory {
@@ -121,11 +125,24 @@ impl InputError {
                 .at("--mb")
                 .why("what B leaves is what W needs: both say the same")
                 .hint("leave out --mb or --mw"),
+            Self::Solve(error) => solve_hint(detail, error),
             Self::NegativeMemory { .. } => {
                 detail.at("--mb").why("B cannot give back more than F kept")
             }
         };
         vec![detail]
+    }
+}
+
+fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
+    match error {
+        SolveError::Limit { needed, .. } => detail
+            .at("--mem-limit")
+            .why("one microbatch at a time is the least")
+            .hint(format!("--mem-limit {needed} or more")),
+        SolveError::NoStage => detail.at("--stages"),
+        SolveError::NoMicrobatch => detail.at("--microbatches"),
+        SolveError::Number { .. } => detail,
     }
 }
 

@@ -5,14 +5,14 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Costs, LowerOptions, Program, ScheduleKind, Window, check, generate,
-    lower,
+    ChunkMemory, ChunkTimes, Costs, LowerOptions, Problem, Program, ScheduleKind, StageCosts,
+    Window, check, check_size, generate, lower,
 };
 use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
-use crate::args::{ProgramArgs, SimulateArgs};
+use crate::args::{MemoryArgs, ProgramArgs, SimulateArgs, SolveArgs, TimesArgs};
 
 /// A legal program, its costs, and how it is replayed.
 pub struct Replay {
@@ -39,7 +39,7 @@ pub fn replay_with_memory(
 ) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let mut reading = Reading::default();
     let replay = read_replay(&args.program, &mut reading);
-    let memory = read_memory(args, &mut reading);
+    let memory = read_memory(&args.memory, &mut reading);
     let both = replay.zip(memory).map(|(replay, memory)| {
         let chunks = memory.of_chunks(&replay.program);
         (replay, chunks)
@@ -50,21 +50,72 @@ pub fn replay_with_memory(
 fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
     let program = read_program(args, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
-    let f = reading.list("--f", &args.f, Numbers::FromZero);
-    let b = reading.list("--b", &args.b, Numbers::FromZero);
-    let w = reading.list("--w", &args.w, Numbers::FromZero);
-    let link = reading.number("--comm", &args.comm, Numbers::FromZero);
+    let times = read_times(&args.times, reading);
     let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
     let step = reading.number("--step", &args.step, Numbers::FromZero);
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
-    let (program, times) = (program?, StageTimes { f: f?, b: b?, w: w? });
+    let (program, (times, link)) = (program?, times?);
     let chunks = times.of_chunks(&program);
-    let costs = Costs { chunks, link: link?, verdict: verdict?, step: step? };
+    let costs = Costs { chunks, link, verdict: verdict?, step: step? };
     let program = lowered(program, window);
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// What passes take on each stage, and the way from one to another.
+fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<(StageTimes, f64)> {
+    let f = reading.list("--f", &args.f, Numbers::FromZero);
+    let b = reading.list("--b", &args.b, Numbers::FromZero);
+    let w = reading.list("--w", &args.w, Numbers::FromZero);
+    let link = reading.number("--comm", &args.comm, Numbers::FromZero);
+    Some((StageTimes { f: f?, b: b?, w: w? }, link?))
+}
+
+/// The problem that was asked about.
+pub fn problem(args: &SolveArgs) -> Result<Problem, Vec<InputError>> {
+    let mut reading = Reading::default();
+    let size = check_size(ScheduleKind::ZbAuto, args.stages, args.microbatches);
+    // Of a pipeline that cannot be there is nothing else to tell.
+    let is_size = reading.keep(size.map_err(InputError::from)).is_some();
+    reading.stage_count = is_size.then_some(args.stages);
+    let problem = reading.stage_count.and_then(|_| read_problem(args, &mut reading));
+    reading.finish(problem)
+}
+
+fn read_problem(args: &SolveArgs, reading: &mut Reading) -> Option<Problem> {
+    let times = read_times(&args.times, reading);
+    let memory = read_memory(&args.memory, reading);
+    let limits = match &args.mem_limit {
+        Some(text) => reading.list("--mem-limit", text, Numbers::FromZero),
+        None => Some(vec![f64::INFINITY; args.stages as usize]),
+    };
+    let ((times, link), memory, limits) = (times?, memory?, limits?);
+    let stage = |i: usize| StageCosts {
+        f: times.f[i],
+        b: times.b[i],
+        w: times.w[i],
+        after_forward: memory.after_f[i],
+        after_input_gradient: memory.after_b[i],
+        limit: limits[i],
+    };
+    let stages = (0..args.stages as usize).map(stage).collect();
+    Some(Problem { stages, link, microbatch_count: args.microbatches })
+}
+
+/// A solution as a replay of it, and what each chunk keeps.
+pub fn solved(problem: &Problem, program: Program) -> (Replay, Vec<ChunkMemory>) {
+    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
+    let chunks = problem.stages.iter().map(times).collect();
+    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
+    let kept = |s: &StageCosts| ChunkMemory {
+        after_forward: s.after_forward,
+        after_input_gradient: s.after_input_gradient,
+        after_early_weights: s.after_input_gradient,
+    };
+    let memory = problem.stages.iter().map(kept).collect();
+    (Replay { program, costs, step_count: 1, step: 0 }, memory)
 }
 
 /// As a plan lowers it.
@@ -145,7 +196,7 @@ fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
 
-fn read_memory(args: &SimulateArgs, reading: &mut Reading) -> Option<StageMemory> {
+fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
     let errors = reading.error_count();
     let after_f = reading.list("--mf", &args.mf, Numbers::FromZero);
     let mut optional = |flag, text: &Option<String>| {

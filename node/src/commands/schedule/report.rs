@@ -1,9 +1,11 @@
 //! What `schedule simulate` says about a replay.
 
+use std::fmt;
 use std::io::Write;
+use std::time::Duration;
 
 use serde::Serialize;
-use zbelastic_schedule::{ChunkMemory, Timeline, peak_memory};
+use zbelastic_schedule::{ChunkMemory, Solution, Timeline, peak_memory};
 
 use super::inputs::Replay;
 use crate::failure::Stop;
@@ -24,12 +26,47 @@ pub struct Report {
     period: Option<f64>,
     /// By stage.
     peak_mem: Vec<f64>,
+    #[serde(flatten)]
+    found: Option<Found>,
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<String>,
     #[serde(skip)]
     step: u32,
     #[serde(skip)]
     step_count: u32,
+}
+
+/// How good a solution is.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    lower_bound: f64,
+    gap: f64,
+    proven_optimal: bool,
+    solve_ms: f64,
+}
+
+impl Found {
+    /// Of a solution that took so long.
+    pub fn new(solution: &Solution, took: Duration) -> Self {
+        Self {
+            lower_bound: solution.lower_bound,
+            gap: solution.gap(),
+            proven_optimal: solution.is_proven_optimal(),
+            solve_ms: took.as_secs_f64() * 1e3,
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lower_bound, gap, proven_optimal, solve_ms } = self;
+        if *proven_optimal {
+            write!(f, "proven optimal")?;
+        } else {
+            write!(f, "at most {:.2} % from optimal", 100.0 * gap)?;
+        }
+        write!(f, ": no order takes less than {}; {solve_ms:.1} ms", short(*lower_bound))
+    }
 }
 
 impl Report {
@@ -52,10 +89,16 @@ impl Report {
             bubble_sync: timeline.bubble_sync(*step),
             period: period(timeline, *step),
             peak_mem: peak_memory(program, memory),
+            found: None,
             program: with_program.then(|| program.to_string()),
             step: *step,
             step_count: *step_count,
         }
+    }
+
+    /// The same, with how good a solution it is.
+    pub fn with(self, found: Found) -> Self {
+        Self { found: Some(found), ..self }
     }
 
     /// One object.
@@ -78,12 +121,16 @@ impl Report {
         writeln!(out, "{}, {} stages, {} microbatches{window}", self.kind, self.p, self.m)?;
         writeln!(
             out,
-            "longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %{period}\n",
+            "longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %{period}",
             short(self.cost),
             short(self.makespan),
             100.0 * self.bubble_span,
             100.0 * self.bubble_sync
         )?;
+        if let Some(found) = &self.found {
+            writeln!(out, "{found}")?;
+        }
+        writeln!(out)?;
         writeln!(
             out,
             "{:<6} {:>12} {:>12} {:>12} {:>12}",
