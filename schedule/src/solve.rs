@@ -74,6 +74,19 @@ pub enum SolveError {
         /// What was found.
         found: f64,
     },
+    /// B leaves more than F did: then a B may not fit where an F did, which no order here minds.
+    #[error(
+        "stage {stage}: expected at most {after_forward} to be kept after B, as after F, found \
+         {after_input_gradient}"
+    )]
+    Memory {
+        /// The stage.
+        stage: usize,
+        /// What F leaves.
+        after_forward: f64,
+        /// What B leaves.
+        after_input_gradient: f64,
+    },
     /// Memory that does not hold one microbatch.
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
@@ -116,7 +129,7 @@ pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
             break;
         }
     }
-    for rules in policy::rules(problem) {
+    for rules in policy::rules(problem).take(tries(problem).max(RULES_MIN)) {
         if best.is_optimal() {
             break;
         }
@@ -126,6 +139,16 @@ pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     climb::climb(problem, &mut best);
     let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
     Ok(Solution { program: program_of(problem, board), cost, lower_bound })
+}
+
+/// Passes that are put on boards at most, over all tries of one kind.
+const PASSES_MAX: usize = 2_000_000;
+/// Rules that are tried however large a problem is.
+const RULES_MIN: usize = 8;
+
+/// How many orders of a problem are made.
+fn tries(problem: &Problem) -> usize {
+    PASSES_MAX / (3 * problem.stages.len() * problem.microbatch_count as usize)
 }
 
 /// The best order so far, and the rules that made the best of those that rules made.
@@ -185,5 +208,59 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
         microbatch_count: problem.microbatch_count,
         window: None,
         stages,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGE: StageCosts = StageCosts {
+        f: 1.0,
+        b: 1.0,
+        w: 1.0,
+        after_forward: 2.0,
+        after_input_gradient: 1.0,
+        limit: 4.0,
+    };
+
+    fn problem(stage: StageCosts) -> Problem {
+        Problem { stages: vec![STAGE, stage], link: 0.0, microbatch_count: 3 }
+    }
+
+    #[track_caller]
+    fn refused(problem: &Problem, expected: SolveError) {
+        assert_eq!(solve(problem), Err(expected.clone()));
+        assert_eq!(lower_bound(problem), Err(expected));
+    }
+
+    #[test]
+    fn what_is_no_problem_is_named() {
+        refused(&Problem { stages: Vec::new(), ..problem(STAGE) }, SolveError::NoStage);
+        let none = Problem { microbatch_count: 0, ..problem(STAGE) };
+        refused(&none, SolveError::NoMicrobatch);
+        let link = SolveError::Number { name: "link", stage: None, found: -1.0 };
+        refused(&Problem { link: -1.0, ..problem(STAGE) }, link);
+        let number = |name, found| SolveError::Number { name, stage: Some(1), found };
+        let infinite = f64::INFINITY;
+        refused(&problem(StageCosts { b: infinite, ..STAGE }), number("b", infinite));
+        refused(&problem(StageCosts { limit: -1.0, ..STAGE }), number("limit", -1.0));
+        let small = SolveError::Limit { stage: 1, needed: 2.0, limit: 1.0 };
+        refused(&problem(StageCosts { limit: 1.0, ..STAGE }), small);
+        let more = SolveError::Memory { stage: 1, after_forward: 2.0, after_input_gradient: 3.0 };
+        refused(&problem(StageCosts { after_input_gradient: 3.0, ..STAGE }), more);
+    }
+
+    #[test]
+    fn what_takes_no_time_or_no_memory_is_solved() {
+        let nothing = StageCosts { f: 0.0, b: 0.0, w: 0.0, ..STAGE };
+        let stages = vec![nothing; 3];
+        let found = solve(&Problem { stages, link: 0.0, microbatch_count: 4 }).expect("legal");
+        assert_eq!((found.cost, found.gap()), (0.0, 0.0));
+        let free =
+            StageCosts { after_forward: 0.0, after_input_gradient: 0.0, limit: 0.0, ..STAGE };
+        let stages = vec![free; 3];
+        let found = solve(&Problem { stages, link: 0.5, microbatch_count: 8 }).expect("legal");
+        assert!(found.cost >= found.lower_bound && found.lower_bound >= 24.0, "{found:?}");
     }
 }

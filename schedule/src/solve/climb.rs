@@ -1,12 +1,10 @@
 //! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and what
 //! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
 
-use super::Best;
 use super::policy::{NEVER_FILLS, Rule, Turn, by_rules};
 use super::problem::Problem;
+use super::{Best, tries};
 
-/// Passes that are put on boards at most, over all tries.
-const PASSES_MAX: usize = 2_000_000;
 /// Tries at most.
 const TRIES_MAX: usize = 2_000;
 /// Tries without a better order after which it goes on from the best rules again.
@@ -14,8 +12,7 @@ const PLATEAU_MAX: usize = 150;
 
 /// Looks for an order better than the best one.
 pub(super) fn climb<'a>(problem: &'a Problem, best: &mut Best<'a>) {
-    let passes = 3 * problem.stages.len() * problem.microbatch_count as usize;
-    let tries = (PASSES_MAX / passes).min(TRIES_MAX);
+    let tries = tries(problem).min(TRIES_MAX);
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let mut since = 0;

@@ -53,9 +53,11 @@ impl Problem {
             if limit.is_nan() || limit < 0.0 {
                 return Err(SolveError::Number { name: "limit", stage: Some(stage), found: limit });
             }
-            let needed = after_forward.max(after_input_gradient);
-            if needed > limit * (1.0 + TOLERANCE) {
-                return Err(SolveError::Limit { stage, needed, limit });
+            if after_input_gradient > after_forward {
+                return Err(SolveError::Memory { stage, after_forward, after_input_gradient });
+            }
+            if after_forward > limit * (1.0 + TOLERANCE) {
+                return Err(SolveError::Limit { stage, needed: after_forward, limit });
             }
         }
         Ok(())

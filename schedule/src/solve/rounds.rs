@@ -35,9 +35,9 @@ impl Style {
 pub(super) fn in_rounds(problem: &Problem, style: Style) -> Option<Board<'_>> {
     let mut rounds = Rounds { board: Board::new(problem), style };
     rounds.warm_up();
-    for microbatch in 1..problem.microbatch_count {
+    for _ in 1..problem.microbatch_count {
         rounds.forwards()?;
-        rounds.backwards(microbatch);
+        rounds.backwards();
     }
     for stage in 0..problem.stages.len() {
         rounds.flush(stage);
@@ -167,7 +167,7 @@ impl Rounds<'_> {
     }
 
     /// A round's input gradients.
-    fn backwards(&mut self, _microbatch: u32) {
+    fn backwards(&mut self) {
         for stage in (0..self.stage_count()).rev() {
             if stage + 1 < self.stage_count() {
                 self.fill_until(stage, self.board.arrival_b(stage));

@@ -140,6 +140,9 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
             .at("--mem-limit")
             .why("one microbatch at a time is the least")
             .hint(format!("--mem-limit {needed} or more")),
+        SolveError::Memory { after_forward, .. } => {
+            detail.at("--mw").hint(format!("--mw {after_forward} or less"))
+        }
         SolveError::NoStage => detail.at("--stages"),
         SolveError::NoMicrobatch => detail.at("--microbatches"),
         SolveError::Number { .. } => detail,
