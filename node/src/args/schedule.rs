@@ -44,6 +44,8 @@ Examples:
 
 const SOLVE_EXAMPLES: &str = "\
 One chunk a stage, one step, arithmetic only. The answer says how far from optimal it is at most.
+A table has a line of names, some of case, p, m, f, b, w, comm, mf, mb, mw, mem_limit and kind in any
+order, p and m among them; lists have semicolons. Kinds are auto or one of those with one chunk a stage.
 
 Examples:
   zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
@@ -115,11 +117,15 @@ pub struct MemoryArgs {
 #[derive(Args, Debug)]
 pub struct SolveArgs {
     /// Stages of the pipeline.
-    #[arg(long, value_name = "P")]
-    pub stages: u32,
+    #[arg(long, value_name = "P", required_unless_present = "csv")]
+    pub stages: Option<u32>,
     /// Microbatches of a step.
-    #[arg(long, value_name = "M")]
-    pub microbatches: u32,
+    #[arg(long, value_name = "M", required_unless_present = "csv")]
+    pub microbatches: Option<u32>,
+    /// A table of problems to solve instead, a row each; - is standard input. Its answer is the same
+    /// table with results.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stages", "microbatches", "json"])]
+    pub csv: Option<PathBuf>,
     /// What passes take.
     #[command(flatten)]
     pub times: TimesArgs,

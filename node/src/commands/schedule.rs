@@ -5,6 +5,7 @@ mod input_error;
 mod inputs;
 mod reading;
 mod report;
+mod table;
 
 use std::fs;
 use std::io::Write;
@@ -17,7 +18,7 @@ use zbelastic_schedule::{Timeline, simulate, solve};
 use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
 use crate::failure::{Failure, Stop, cannot_write};
 use input_error::InputError;
-use inputs::Replay;
+use inputs::{ProblemText, Replay};
 
 /// Runs a `schedule` command.
 ///
@@ -59,7 +60,15 @@ fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let problem = inputs::problem(args).map_err(input_error::failure)?;
+    if let Some(path) = &args.csv {
+        return table::solve_all(path, out);
+    }
+    let (stages, microbatches) =
+        args.stages.zip(args.microbatches).expect("required without --csv");
+    let SolveArgs { times, memory, mem_limit, .. } = args;
+    let mem_limit = mem_limit.as_deref();
+    let text = ProblemText { stages, microbatches, times, memory, mem_limit };
+    let problem = inputs::problem(&text).map_err(input_error::failure)?;
     let began = Instant::now();
     let solution =
         solve(&problem).map_err(|error| input_error::failure(vec![InputError::from(error)]))?;

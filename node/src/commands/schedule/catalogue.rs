@@ -29,7 +29,7 @@ fn entry(kind: ScheduleKind) -> Entry {
         ScheduleKind::Interleaved => ("(p-1)(F+B+W)/2", "(3p-1)/2", "Narayanan et al., SC 2021"),
         ScheduleKind::ZbH1 => ("(p-1)(F+B-W)", "p", "Qi et al., ICLR 2024"),
         ScheduleKind::ZbH2 => ("(p-1)(F+B-2W)", "2p-1", "Qi et al., ICLR 2024"),
-        ScheduleKind::ZbAuto => ("least found", "p, or any", "Qi et al., ICLR 2024"),
+        ScheduleKind::ZbAuto => ("(p-1)(F+B-W)", "p", "Qi et al., ICLR 2024"),
         ScheduleKind::ZbV => ("0 if F = B = W", "p", "Qi et al., arXiv 2401.10241 v1"),
     };
     Entry {

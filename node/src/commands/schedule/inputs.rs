@@ -12,7 +12,7 @@ use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
-use crate::args::{MemoryArgs, ProgramArgs, SimulateArgs, SolveArgs, TimesArgs};
+use crate::args::{MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
 
 /// A legal program, its costs, and how it is replayed.
 pub struct Replay {
@@ -73,21 +73,35 @@ fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<(StageTimes, f6
     Some((StageTimes { f: f?, b: b?, w: w? }, link?))
 }
 
+/// A problem as a person says it.
+pub struct ProblemText<'a> {
+    /// Stages.
+    pub stages: u32,
+    /// Microbatches.
+    pub microbatches: u32,
+    /// What passes take.
+    pub times: &'a TimesArgs,
+    /// What microbatches keep.
+    pub memory: &'a MemoryArgs,
+    /// Memory of each stage; enough for everything if nothing is said.
+    pub mem_limit: Option<&'a str>,
+}
+
 /// The problem that was asked about.
-pub fn problem(args: &SolveArgs) -> Result<Problem, Vec<InputError>> {
+pub fn problem(text: &ProblemText<'_>) -> Result<Problem, Vec<InputError>> {
     let mut reading = Reading::default();
-    let size = check_size(ScheduleKind::ZbAuto, args.stages, args.microbatches);
+    let size = check_size(ScheduleKind::ZbAuto, text.stages, text.microbatches);
     // Of a pipeline that cannot be there is nothing else to tell.
     let is_size = reading.keep(size.map_err(InputError::from)).is_some();
-    reading.stage_count = is_size.then_some(args.stages);
-    let problem = reading.stage_count.and_then(|_| read_problem(args, &mut reading));
+    reading.stage_count = is_size.then_some(text.stages);
+    let problem = reading.stage_count.and_then(|_| read_problem(text, &mut reading));
     reading.finish(problem)
 }
 
-fn read_problem(args: &SolveArgs, reading: &mut Reading) -> Option<Problem> {
-    let times = read_times(&args.times, reading);
-    let memory = read_memory(&args.memory, reading);
-    let limits = match &args.mem_limit {
+fn read_problem(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Problem> {
+    let times = read_times(args.times, reading);
+    let memory = read_memory(args.memory, reading);
+    let limits = match args.mem_limit {
         Some(text) => reading.list("--mem-limit", text, Numbers::FromZero),
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
@@ -320,7 +334,7 @@ mod tests {
         check_wrong(
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
-             zb-h2, zb-v\n  try: zb-h1",
+             zb-h2, zb-auto, zb-v\n  try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",

@@ -54,8 +54,8 @@ fn words_are_refused_with_the_nearest() {
          gpt2-124m, found \"tinny\"
   why: it means: A model with its usual batch, by name; keys beside it override single values.
   try: model.preset = \"tiny\"
-  run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, \
-         found \"zb-h3\"
+  run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
+         zb-v, found \"zb-h3\"
   why: it means: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
   run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"

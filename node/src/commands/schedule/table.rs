@@ -1,0 +1,296 @@
+//! `schedule solve --csv`: a table of problems, solved row by row.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use zbelastic_schedule::{
+    Problem, ScheduleKind, generate, lower_bound, peak_memory, simulate, solve,
+};
+
+use super::input_error::{self, InputError};
+use super::inputs::{self, ProblemText};
+use crate::args::{MemoryArgs, TimesArgs};
+use crate::failure::{Detail, Failure, Stop};
+
+/// Columns that a table may have.
+const COLUMNS: [&str; 12] =
+    ["case", "p", "m", "f", "b", "w", "comm", "mf", "mb", "mw", "mem_limit", "kind"];
+/// Columns that it must have.
+const NEEDED: [&str; 2] = ["p", "m"];
+/// Columns of results.
+const RESULTS: &str =
+    "solved,makespan,cost,bubble_span,bubble_sync,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
+/// Bytes of a table at most.
+const BYTES_MAX: usize = 256 << 20;
+/// Sums of the same numbers in another order differ by less, relative to themselves.
+const ROUNDING: f64 = 1e-9;
+/// Wrong rows that are told.
+const DETAILS_MAX: usize = 20;
+
+/// Solves every row of a table, and prints it with what was found. A row that is wrong is told
+/// before anything is printed.
+pub fn solve_all(path: &Path, out: &mut dyn Write) -> Result<(), Stop> {
+    let text = read(path)?;
+    let table = Table::parse(path, &text)?;
+    let mut details = Vec::new();
+    let mut tasks = Vec::new();
+    for row in &table.rows {
+        match row.task() {
+            Ok(task) => tasks.push((row, task)),
+            Err(wrong) => details.extend(wrong.into_iter().map(|detail| row.place(path, detail))),
+        }
+    }
+    if !details.is_empty() {
+        return Err(refused(details).into());
+    }
+    writeln!(out, "{},{RESULTS}", table.names.join(","))?;
+    for (row, task) in tasks {
+        writeln!(out, "{},{}", row.line, task.answer())?;
+    }
+    Ok(())
+}
+
+fn refused(mut details: Vec<Detail>) -> Failure {
+    let more = details.len().saturating_sub(DETAILS_MAX);
+    details.truncate(DETAILS_MAX);
+    if more > 0 {
+        details.push(Detail::new(format!("{more} more of the kind")));
+    }
+    Failure::usage("the table", details)
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let text = if path == Path::new("-") {
+        io::read_to_string(io::stdin())
+    } else {
+        fs::read_to_string(path)
+    };
+    let place = path.display().to_string();
+    let text = text.map_err(|error| {
+        refused(vec![Detail::new(format!("cannot be read: {error}")).at(place.clone())])
+    })?;
+    if text.len() > BYTES_MAX {
+        let what = format!("{} bytes, at most {BYTES_MAX}", text.len());
+        return Err(refused(vec![Detail::new(what).at(place)]));
+    }
+    Ok(text)
+}
+
+struct Table<'a> {
+    names: Vec<&'a str>,
+    rows: Vec<Row<'a>>,
+}
+
+struct Row<'a> {
+    /// Counted from 1, as editors do.
+    number: usize,
+    line: &'a str,
+    /// By the order of [`COLUMNS`].
+    cells: [Option<&'a str>; COLUMNS.len()],
+}
+
+impl<'a> Table<'a> {
+    fn parse(path: &Path, text: &'a str) -> Result<Self, Failure> {
+        let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
+        let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let place = |number: usize| format!("{}: line {number}", path.display());
+        let Some((first, header)) = lines.next() else {
+            let detail = Detail::new("there is no line of names").at(path.display().to_string());
+            return Err(refused(vec![detail.hint(COLUMNS.join(","))]));
+        };
+        let names: Vec<&str> = header.split(',').map(str::trim).collect();
+        let mut details = Vec::new();
+        for name in NEEDED.into_iter().filter(|name| !names.contains(name)) {
+            details.push(Detail::new(format!("column `{name}` is missing")).at(place(first)));
+        }
+        for (index, name) in names.iter().enumerate() {
+            if !COLUMNS.contains(name) || names[..index].contains(name) {
+                let what = format!("column `{name}` is unknown, or there twice");
+                details.push(Detail::new(what).at(place(first)).hint(COLUMNS.join(",")));
+            }
+        }
+        if !details.is_empty() {
+            return Err(refused(details));
+        }
+        let mut rows = Vec::new();
+        for (number, line) in lines {
+            let found: Vec<&str> = line.split(',').map(str::trim).collect();
+            if found.len() != names.len() {
+                let what = format!("expected {} cells, found {}", names.len(), found.len());
+                details.push(Detail::new(what).at(place(number)));
+                continue;
+            }
+            let cell = |column: &str| {
+                let index = names.iter().position(|name| *name == column)?;
+                Some(found[index]).filter(|cell| !cell.is_empty())
+            };
+            rows.push(Row { number, line, cells: COLUMNS.map(cell) });
+        }
+        if details.is_empty() { Ok(Self { names, rows }) } else { Err(refused(details)) }
+    }
+}
+
+/// What a row asks for.
+struct Task {
+    problem: Problem,
+    /// A schedule to replay; none if one is to be found.
+    kind: Option<ScheduleKind>,
+}
+
+impl Row<'_> {
+    fn cell(&self, column: &str) -> Option<&str> {
+        let index = COLUMNS.iter().position(|name| *name == column).expect("a column");
+        self.cells[index]
+    }
+
+    /// A detail of this row, with the name of its column in place of a flag's.
+    fn place(&self, path: &Path, detail: Detail) -> Detail {
+        let column =
+            detail.place.as_deref().map(|place| place.trim_start_matches("--").replace('-', "_"));
+        let column = column.map_or_else(String::new, |column| format!(", {column}"));
+        detail.at(format!("{}: line {}{column}", path.display(), self.number))
+    }
+
+    fn task(&self) -> Result<Task, Vec<Detail>> {
+        let list = |column: &str| self.cell(column).map(|cell| cell.replace(';', ","));
+        let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
+        let times =
+            TimesArgs { f: or("f", "1"), b: or("b", "1"), w: or("w", "1"), comm: or("comm", "0") };
+        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw") };
+        let count = |column: &'static str| {
+            let text = self.cell(column).unwrap_or_default();
+            text.parse::<u32>().map_err(|_| {
+                vec![Detail::new(format!("expected a count, found `{text}`")).at(column)]
+            })
+        };
+        let mem_limit = list("mem_limit");
+        let text = ProblemText {
+            stages: count("p")?,
+            microbatches: count("m")?,
+            times: &times,
+            memory: &memory,
+            mem_limit: mem_limit.as_deref(),
+        };
+        let details = |errors| input_error::failure(errors).details;
+        let problem = inputs::problem(&text).map_err(details)?;
+        lower_bound(&problem).map_err(|error| details(vec![InputError::from(error)]))?;
+        let kind = match self.cell("kind") {
+            None | Some("auto" | "zb-auto") => None,
+            Some(name) => Some(
+                name.parse::<ScheduleKind>()
+                    .map_err(|error| details(vec![InputError::from(error)]))
+                    .and_then(one_chunk_a_stage)?,
+            ),
+        };
+        Ok(Task { problem, kind })
+    }
+}
+
+fn one_chunk_a_stage(kind: ScheduleKind) -> Result<ScheduleKind, Vec<Detail>> {
+    if kind.chunks_per_stage() == 1 {
+        return Ok(kind);
+    }
+    let detail = Detail::new(format!("{kind} has several chunks a stage")).at("kind");
+    Err(vec![detail.hint("`zbelastic schedule simulate` times it")])
+}
+
+impl Task {
+    /// The cells of its results.
+    fn answer(&self) -> String {
+        let Self { problem, kind } = self;
+        let began = Instant::now();
+        let bound = lower_bound(problem).expect("it was checked with its row");
+        let program = match kind {
+            Some(kind) => {
+                let stage_count = problem.stages.len() as u32;
+                generate(*kind, stage_count, problem.microbatch_count).expect("a size for any kind")
+            }
+            None => solve(problem).expect("it was checked with its row").program,
+        };
+        let solve_ms = began.elapsed().as_secs_f64() * 1e3;
+        let (replay, memory) = inputs::solved(problem, program);
+        let timeline = simulate(&replay.program, &replay.costs, 1).expect("it runs to its end");
+        let cost = timeline.cost(0);
+        let peaks = peak_memory(&replay.program, &memory);
+        let fits = peaks
+            .iter()
+            .zip(&problem.stages)
+            .all(|(peak, stage)| *peak <= stage.limit * (1.0 + ROUNDING));
+        // A schedule that takes more memory than there is may cost less than any that does not.
+        let quality = if fits { quality(cost, bound) } else { ",,".to_owned() };
+        let peaks: Vec<String> = peaks.iter().map(f64::to_string).collect();
+        format!(
+            "{},{},{cost},{},{},{quality},{},{solve_ms:.3}",
+            replay.program.kind,
+            timeline.makespan(0),
+            timeline.bubble_span(0),
+            timeline.bubble_sync(0),
+            peaks.join(";"),
+        )
+    }
+}
+
+/// The cells of the bound, the gap, and whether there is none.
+fn quality(cost: f64, bound: f64) -> String {
+    let gap = if bound > 0.0 { (cost - bound).max(0.0) / bound } else { 0.0 };
+    let gap = if gap <= ROUNDING { 0.0 } else { gap };
+    format!("{bound},{gap},{}", gap == 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn solved(text: &str) -> Result<Vec<String>, Vec<String>> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.csv");
+        fs::write(&path, text).expect("room");
+        let mut out = Vec::new();
+        match solve_all(&path, &mut out) {
+            Ok(()) => {
+                Ok(String::from_utf8(out).expect("text").lines().map(str::to_owned).collect())
+            }
+            Err(Stop::Failed(failure)) => {
+                let name = path.display().to_string();
+                let text = |detail: &Detail| detail.to_string().replace(&name, "FILE");
+                Err(failure.details.iter().map(text).collect())
+            }
+            Err(Stop::Output(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn rows_come_back_with_their_results() {
+        let text = "# problems\ncase,p,m,f,b,w,mf,mw,mem_limit,kind\n\
+                    a,4,8,10,11,8,1,0.5,4,auto\nb,2,3,10;20,11,8,1,,,1f1b\nc,4,8,1,1,1,1,,1,gpipe\n";
+        let lines = solved(text).expect("legal");
+        let cells: Vec<Vec<&str>> = lines.iter().map(|line| line.split(',').collect()).collect();
+        let column = |name: &str| cells[0].iter().position(|cell| *cell == name).expect("a column");
+        assert!(cells.iter().all(|row| row.len() == cells[0].len()), "{lines:#?}");
+        assert_eq!(
+            (cells[1][column("solved")], cells[1][column("proven_optimal")]),
+            ("zb-auto", "true")
+        );
+        assert_eq!((cells[2][column("case")], cells[2][column("solved")]), ("b", "1f1b"));
+        assert_eq!(cells[3][column("lower_bound")], "", "it takes more memory than there is");
+    }
+
+    #[test]
+    fn everything_wrong_is_told_with_its_line() {
+        let wrong = |text: &str| solved(text).expect_err("it is wrong").join("\n");
+        assert!(wrong("").contains("no line of names"));
+        assert!(wrong("p,f\n1,2\n").contains("FILE: line 1: column `m` is missing"));
+        assert!(wrong("p,m,x\n").contains("column `x` is unknown"));
+        let rows = wrong("p,m,f\n2,3,-1\n2,3\n0,3,1\nq,1,1\n");
+        assert!(rows.contains("FILE: line 3: expected 3 cells, found 2"), "{rows}");
+        let rows =
+            wrong("p,m,f,mem_limit,kind\n2,3,-1,,\n0,3,1,,\nq,1,1,,\n2,2,1,0.5,\n2,2,1,,zb-v\n");
+        for place in
+            ["line 2, f", "line 3, stages", "line 4, p", "line 5, mem_limit", "line 6, kind"]
+        {
+            assert!(rows.contains(&format!("FILE: {place}")), "{place}: {rows}");
+        }
+    }
+}
