@@ -16,6 +16,7 @@ mod op;
 mod pass_table;
 mod placement;
 mod program;
+pub mod pytorch;
 pub mod render;
 mod simulate;
 mod solve;

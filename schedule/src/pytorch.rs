@@ -1,0 +1,96 @@
+//! Schedules as files of PyTorch's `torch.distributed.pipelining`: one row of comma-separated actions
+//! a rank.
+//!
+//! Letters differ. What is B here, the gradient of the input, is I there; what is BW here, the whole
+//! backward pass, is B there; their stages are our chunks, their ranks our stages. A file either has
+//! arithmetic only, or sends and receives as well, which its reader runs as they stand. Their receive
+//! only announces that something will come, where ours waits for it; so a file's transfers are
+//! checked when it is read and placed anew by [`crate::lower`].
+//!
+//! What zbelastic has beyond that, updates, gates and WE, is left out of a file: WE is a share of the
+//! W that follows it.
+
+mod read;
+mod write;
+
+pub use read::{ReadError, read};
+pub use write::write;
+
+use crate::op::{Compute, Flow, Op, Transfer};
+
+/// Which of the two forms a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Arithmetic only.
+    ComputeOnly,
+    /// With a send and a receive for everything that changes ranks.
+    WithCommunication,
+}
+
+const COMPUTE_LETTERS: [(Compute, &str); 4] =
+    [(Compute::F, "F"), (Compute::B, "I"), (Compute::W, "W"), (Compute::BW, "B")];
+
+const TRANSFER_LETTERS: [(Transfer, Flow, &str); 4] = [
+    (Transfer::Send, Flow::Forward, "SEND_F"),
+    (Transfer::Receive, Flow::Forward, "RECV_F"),
+    (Transfer::Send, Flow::Backward, "SEND_B"),
+    (Transfer::Receive, Flow::Backward, "RECV_B"),
+];
+
+/// Actions on sharded parameters and replicas, of which a pipeline here has none: they are passed
+/// over.
+const PASSED_OVER: [&str; 3] = ["UNSHARD", "RESHARD", "REDUCE_GRAD"];
+
+/// An operation as an action, if they have one for it.
+fn action(op: Op) -> Option<String> {
+    let (letters, pass) = match op {
+        Op::Compute(compute, pass) => {
+            (COMPUTE_LETTERS.iter().find(|row| row.0 == compute)?.1, pass)
+        }
+        Op::Transfer(transfer, flow, pass) => {
+            let row = TRANSFER_LETTERS.iter().find(|row| (row.0, row.1) == (transfer, flow));
+            (row?.2, pass)
+        }
+        Op::Update(_) => return None,
+    };
+    Some(format!("{}{letters}{}", pass.chunk, pass.microbatch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Form, read, write};
+    use crate::generate::generate;
+    use crate::kind::ScheduleKind;
+    use crate::lower::{LowerOptions, lower};
+    use crate::program::Window;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for kind in ScheduleKind::ALL {
+            for (stages, microbatches) in [(1, 1), (2, 4), (4, 8)] {
+                let program = generate(kind, stages, microbatches).expect("the size is legal");
+                let lowered =
+                    lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
+                for form in [Form::ComputeOnly, Form::WithCommunication] {
+                    assert_eq!(read(&write(&program, form), kind), Ok(program.clone()), "{form:?}");
+                    assert_eq!(read(&write(&lowered, form), kind), Ok(program.clone()), "{form:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn letters_are_theirs() {
+        let check = |kind, form, expected: &str| {
+            let program = generate(kind, 2, 2).expect("the size is legal");
+            assert_eq!(write(&program, form), expected);
+        };
+        check(ScheduleKind::OneFOneB, Form::ComputeOnly, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+        check(
+            ScheduleKind::ZbH1,
+            Form::WithCommunication,
+            "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1\n\
+             1RECV_F0,1RECV_F1,1F0,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1\n",
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! A program as a file.
+
+use zbelastic_types::StageIndex;
+
+use super::{Form, action};
+use crate::boundary::{chunk_after, transfer_after};
+use crate::cost::Costs;
+use crate::op::{Op, Pass, Transfer};
+use crate::program::Program;
+use crate::simulate::simulate;
+
+/// The file of a program that [`crate::check`] accepts. With communication, a send stands right behind
+/// what makes its content, and the receive where the other rank stands by then if all passes take
+/// equally long: so two ranks send and receive in one order, and a receive is not posted so early that
+/// others wait behind it.
+///
+/// # Panics
+/// If the program does not reach its end.
+#[must_use]
+pub fn write(program: &Program, form: Form) -> String {
+    let placement = &program.placement;
+    let mut rows = vec![Vec::new(); program.stages.len()];
+    for (stage, op) in in_order_of_time(program) {
+        rows[stage.index()].extend(action(op));
+        let (Form::WithCommunication, Some(send @ Op::Transfer(Transfer::Send, flow, pass))) =
+            (form, transfer_after(placement, op))
+        else {
+            continue;
+        };
+        rows[stage.index()].extend(action(send));
+        let chunk = chunk_after(placement, pass.chunk, flow).expect("a send has a reader");
+        let reader = placement.stage_of(chunk).expect("a chunk has a stage");
+        let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk, ..pass });
+        rows[reader.index()].extend(action(receive));
+    }
+    rows.iter().map(|row| row.join(",") + "\n").collect()
+}
+
+/// The arithmetic of all stages as it ends, if all passes take equally long.
+fn in_order_of_time(program: &Program) -> Vec<(StageIndex, Op)> {
+    let costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.0);
+    let timeline = simulate(program, &costs, 1).expect("a checked program reaches its end");
+    let mut ends = Vec::new();
+    for stage in timeline.stages() {
+        let passes =
+            timeline.slices(stage).iter().filter(|slice| matches!(slice.op, Op::Compute(..)));
+        ends.extend(passes.map(|slice| (slice.end, stage, slice.op)));
+    }
+    ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+    ends.into_iter().map(|(_, stage, op)| (stage, op)).collect()
+}
