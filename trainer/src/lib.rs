@@ -15,6 +15,7 @@ pub mod host;
 pub mod model;
 pub mod optimizer;
 pub mod plan;
+pub mod profile;
 pub mod random;
 pub mod reference;
 pub mod sample;

@@ -2,11 +2,14 @@
 
 mod choose;
 mod memory;
+mod pace;
 mod partition;
+mod solved;
 mod work;
 
-pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose, predicted_costs};
+pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
 pub use memory::{StageMemory, plan_memory, stage_memory};
+pub use pace::Pace;
 pub use partition::partition;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
@@ -96,22 +99,27 @@ pub struct PlanRequest<'a> {
     pub window: Window,
 }
 
+/// The layers of each chunk, so that the stage that takes longest takes as short as can be.
+fn cut(request: PlanRequest<'_>, pace: &Pace) -> Result<Vec<LayerRange>, PlanError> {
+    let PlanRequest { model, kind, stage_count, .. } = request;
+    let blocks = model.blocks;
+    if stage_count > blocks {
+        return Err(PlanError::Stages { stage_count, blocks });
+    }
+    let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
+    let speeds: Vec<f64> = (0..stage_count).map(|stage| pace.speed(StageIndex(stage))).collect();
+    Ok(partition(&work, &kind.placement(stage_count), &speeds))
+}
+
 impl Plan {
     /// A plan with layers spread so that the busiest stage has as little to do as can be.
     ///
     /// # Errors
     /// If there are more stages than blocks, or the schedule does not exist for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
-        let blocks = request.model.blocks;
-        if request.stage_count > blocks {
-            return Err(PlanError::Stages { stage_count: request.stage_count, blocks });
-        }
-        let placement = request.kind.placement(request.stage_count);
-        let work: Vec<f64> = layer_work(request.model, request.batch.microbatch)
-            .iter()
-            .map(LayerWork::total)
-            .collect();
-        Self::with_chunks(request, partition(&work, &placement))
+        let pace = Pace::estimated(request.model, request.batch.microbatch);
+        let chunks = cut(request, &pace)?;
+        Self::with_chunks(request, chunks)
     }
 
     /// A plan with layers spread as told.
@@ -122,8 +130,18 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
-        let PlanRequest { model, batch, kind, stage_count, window } = request;
+        let PlanRequest { batch, kind, stage_count, .. } = request;
         let compute = generate(kind, stage_count, batch.microbatch_count)?;
+        Self::with_program(request, chunks, &compute)
+    }
+
+    /// A plan with layers spread as told, and arithmetic in an order of the same schedule.
+    fn with_program(
+        request: PlanRequest<'_>,
+        chunks: Vec<LayerRange>,
+        compute: &Program,
+    ) -> Result<Self, PlanError> {
+        let PlanRequest { model, batch, kind, window, .. } = request;
         let (expected, layer_count) = (compute.placement.chunk_count(), model.layer_count());
         let mut end = 0;
         for chunk in &chunks {
@@ -136,9 +154,9 @@ impl Plan {
             return Err(PlanError::Partition { expected, found, end, layer_count });
         }
         let early_head_weights = kind.splits_backward();
-        let program = lower(&compute, LowerOptions { window, early_head_weights });
+        let program = lower(compute, LowerOptions { window, early_head_weights });
         let violations: Result<(), Vec<Violation>> = check(&program);
-        assert_eq!(violations, Ok(()), "what is generated and lowered is legal");
+        assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         Ok(Self { generation: Generation(0), program, chunks, batch })
     }
 

@@ -7,7 +7,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
-    BatchShape, Choice, ChooseRequest, PlanError, Prediction, Refusal, choose,
+    BatchShape, Choice, ChooseRequest, Pace, PlanError, Prediction, Refusal, choose,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -29,8 +29,9 @@ fn attempt_with_copies(
 ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
     let backend = CpuBackend::new(1).expect("one thread");
     let (batch, window) = (BATCH, Window::One);
+    let pace = &Pace::estimated(model, batch.microbatch);
     let request =
-        ChooseRequest { model, batch, kinds, stage_count, window, copies, stage_bytes_max };
+        ChooseRequest { model, batch, kinds, stage_count, window, copies, stage_bytes_max, pace };
     choose(&backend, request)
 }
 
@@ -114,6 +115,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         window: Window::Zero,
         copies: 0,
         stage_bytes_max: None,
+        pace: &Pace::estimated(&model, shape),
     };
     let choice = choose(&backend, request).expect("others do");
     let refused: Vec<_> = choice.considered.iter().filter(|c| c.outcome.is_err()).collect();
@@ -128,4 +130,33 @@ fn with_nothing_to_choose_from_every_reason_is_told() {
     assert_eq!(refusals.len(), ScheduleKind::ALL.len());
     let expected = Refusal::Plan(PlanError::Stages { stage_count: 5, blocks: 4 });
     assert!(refusals.iter().all(|(_, refusal)| *refusal == expected));
+}
+
+/// A stage that is slow gets less to do, and the order is solved for what is left uneven.
+#[test]
+fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let kinds = [ScheduleKind::ZbH1, ScheduleKind::ZbAuto];
+    for speeds in [vec![], vec![0.5, 1.0, 1.0, 1.0], vec![1.0, 0.4, 1.0, 2.0]] {
+        let estimated = Pace::estimated(&model, BATCH.microbatch);
+        let pace = &Pace { speeds, link: 1e3, ..estimated };
+        let request = ChooseRequest {
+            model: &model,
+            batch: BATCH,
+            kinds: &kinds[..1],
+            stage_count: 4,
+            window: Window::One,
+            copies: 0,
+            stage_bytes_max: None,
+            pace,
+        };
+        let by_hand = choose(&backend, request).expect("fits");
+        let limit = Some(by_hand.prediction.stage_bytes);
+        let request = ChooseRequest { kinds: &kinds[1..], stage_bytes_max: limit, ..request };
+        let solved = choose(&backend, request).expect("fits as well");
+        let (solved, by_hand) = (solved.prediction, by_hand.prediction);
+        assert!(solved.period <= by_hand.period * (1.0 + 1e-9), "{solved:?} {by_hand:?} {pace:?}");
+        assert!(solved.stage_bytes <= by_hand.stage_bytes, "{solved:?} {by_hand:?}");
+    }
 }

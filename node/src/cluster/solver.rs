@@ -13,7 +13,7 @@ use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::plan::{ChooseRequest, Plan, choose, layer_work};
+use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, choose, layer_work};
 use zbelastic_types::{Bytes, LayerRange, NodeId};
 
 use super::document::{JobDocument, NamedJob};
@@ -166,6 +166,7 @@ fn search(
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
         stage_bytes_max: config.stage_bytes_max.into_iter().chain(question.bytes_max).min(),
+        pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
     // A schedule may not exist for every number of stages; the run must go on with any.

@@ -9,7 +9,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::hf::import_safetensors;
 use zbelastic_trainer::model::{ModelConfig, model_size};
-use zbelastic_trainer::plan::{Choice, ChooseRequest, Refusal, choose};
+use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Refusal, choose};
 use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
 use zbelastic_types::Bytes;
 
@@ -152,6 +152,7 @@ fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Cho
         },
         copies,
         stage_bytes_max: config.stage_bytes_max,
+        pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     let backend = CpuBackend::new(1).map_err(|error| {
         Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))

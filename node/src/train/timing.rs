@@ -15,7 +15,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
     ChunkTimes, Compute, Costs, Op, Pass, Timeline, Update, Window, simulate,
 };
-use zbelastic_trainer::plan::predicted_costs;
+use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::stage::{Activity, StageSetup};
 use zbelastic_types::{ChunkIndex, StageIndex, Step};
 
@@ -212,7 +212,8 @@ impl Timing {
 
     /// The medians of the last steps; before there are any, an estimate from arithmetic alone.
     fn costs(&self) -> Costs {
-        let mut costs = predicted_costs(&self.setup.model, &self.setup.plan);
+        let StageSetup { model, plan, .. } = &*self.setup;
+        let mut costs = Pace::estimated(model, plan.batch.microbatch).costs(plan);
         if self.passes.is_empty() {
             return costs;
         }

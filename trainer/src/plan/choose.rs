@@ -1,17 +1,16 @@
 //! Finds the schedule that takes least time among those that fit.
 //!
-//! Times are predicted from arithmetic alone ([`layer_work`]): what is compared are schedules of
-//! the same work on the same machines, so that a common factor does not matter.
+//! Times are those of a [`Pace`], counted or measured: what is compared are schedules of the same
+//! work on the same machines, so that a common factor does not matter.
 
 use std::fmt;
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{ChunkTimes, Costs, ScheduleKind, Timeline, Window, simulate};
+use zbelastic_schedule::{ScheduleKind, Timeline, Window, simulate};
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::{
-    BatchShape, LayerWork, Plan, PlanError, PlanRequest, StageMemory, layer_work, plan_memory,
-};
+use super::solved::solved_plans;
+use super::{BatchShape, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory};
 use crate::model::ModelConfig;
 
 /// What is to be planned.
@@ -31,6 +30,15 @@ pub struct ChooseRequest<'a> {
     pub copies: u32,
     /// The most that a stage may take.
     pub stage_bytes_max: Option<Bytes>,
+    /// How long things take.
+    pub pace: &'a Pace,
+}
+
+impl<'a> ChooseRequest<'a> {
+    pub(super) fn of_kind(&self, kind: ScheduleKind) -> PlanRequest<'a> {
+        let Self { model, batch, stage_count, window, .. } = *self;
+        PlanRequest { model, batch, kind, stage_count, window }
+    }
 }
 
 /// A schedule that was looked at.
@@ -45,7 +53,7 @@ pub struct Considered {
 /// What a schedule that fits is expected to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// From step to step, in floating-point operations of one stage.
+    /// From step to step, in the unit of the pace.
     pub period: f64,
     /// The share of it in which the busiest stage waits.
     pub bubble: f64,
@@ -113,7 +121,7 @@ pub fn choose<B: Backend>(
     request: ChooseRequest<'_>,
 ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
     assert!(!request.kinds.is_empty(), "there is something to choose from");
-    let mut best: Option<(Plan, Vec<StageMemory>, Prediction)> = None;
+    let mut best: Option<Considerable> = None;
     let mut considered = Vec::new();
     for &kind in request.kinds {
         let found = consider(backend, request, kind);
@@ -145,23 +153,46 @@ fn is_better(a: &Prediction, b: &Prediction) -> bool {
     }
 }
 
+type Considerable = (Plan, Vec<StageMemory>, Prediction);
+
+/// The best plan of a kind: there is one, but where orders are solved.
 fn consider<B: Backend>(
     backend: &B,
     request: ChooseRequest<'_>,
     kind: ScheduleKind,
-) -> Result<(Plan, Vec<StageMemory>, Prediction), Refusal> {
-    let ChooseRequest { model, batch, stage_count, window, .. } = request;
-    let plan = Plan::new(PlanRequest { model, batch, kind, stage_count, window })?;
-    let memory = plan_memory(backend, model, &plan, request.copies);
-    let sizes = (0..stage_count).map(StageIndex).zip(memory.iter().map(StageMemory::total));
+) -> Result<Considerable, Refusal> {
+    let plans = if kind == ScheduleKind::ZbAuto {
+        solved_plans(backend, request)?
+    } else {
+        let chunks = cut(request.of_kind(kind), request.pace)?;
+        vec![Plan::with_chunks(request.of_kind(kind), chunks)?]
+    };
+    let judged = plans.into_iter().map(|plan| judge(backend, request, plan));
+    let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {
+        (Ok(a), Ok(b)) => Ok(if is_better(&b.2, &a.2) { b } else { a }),
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        (Err(refusal), Err(_)) => Err(refusal),
+    };
+    judged.reduce(better).expect("a kind has a plan")
+}
+
+/// What is to be expected of a plan, if it fits.
+fn judge<B: Backend>(
+    backend: &B,
+    request: ChooseRequest<'_>,
+    plan: Plan,
+) -> Result<Considerable, Refusal> {
+    let memory = plan_memory(backend, request.model, &plan, request.copies);
+    let sizes = (0..request.stage_count).map(StageIndex);
+    let sizes = sizes.zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
     if let Some(limit) = request.stage_bytes_max.filter(|limit| needed > *limit) {
         return Err(Refusal::Memory { stage, needed, limit });
     }
-    let timeline = simulate(&plan.program, &predicted_costs(model, &plan), RHYTHM_STEPS)
+    let timeline = simulate(&plan.program, &request.pace.costs(&plan), RHYTHM_STEPS)
         .expect("a plan's program runs to its end");
     let step = RHYTHM_STEPS - 1;
-    let bubble = match window {
+    let bubble = match request.window {
         Window::Zero => timeline.bubble_sync(step),
         Window::One => timeline.bubble_span(step),
     };
@@ -180,23 +211,4 @@ fn period(timeline: &Timeline) -> f64 {
     };
     let last = timeline.step_count() - 1;
     end(last) - end(last - 1)
-}
-
-/// How long passes take, in floating-point operations: the estimate before anything is measured.
-#[must_use]
-pub fn predicted_costs(model: &ModelConfig, plan: &Plan) -> Costs {
-    let work = layer_work(model, plan.batch.microbatch);
-    let times = |layers: &crate::model::LayerRange| {
-        let mut sum = LayerWork::default();
-        for layer in layers.ids() {
-            let LayerWork { f, b, w, w_early } = work[layer as usize];
-            sum.f += f;
-            sum.b += b;
-            sum.w += w;
-            sum.w_early += w_early;
-        }
-        ChunkTimes { f: sum.f, b: sum.b, w: sum.w, w_early: sum.w_early }
-    };
-    let chunks = plan.chunks.iter().map(times).collect();
-    Costs { chunks, link: 0.0, verdict: 0.0, step: 0.0 }
 }

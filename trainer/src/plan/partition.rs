@@ -1,94 +1,112 @@
 //! Which layers go into which chunk.
 
 use zbelastic_schedule::Placement;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::model::LayerRange;
 
-/// Cuts layers with this much work into the placement's chunks, so that the busiest stage has as
-/// little to do as can be; among such cuts, one whose largest chunk is small.
+/// Cuts layers with this much work into the placement's chunks, so that the stage that takes longest
+/// takes as short as can be; among such cuts, one whose longest chunk is short. A stage of speed 2
+/// does its work in half the time; `speeds` has one entry a stage.
 ///
 /// Begins with equal shares and shifts one or two runs of boundaries by a layer as long as that
 /// helps. Deterministic: the first best move is taken. Not always the lightest cut there is, but
 /// within a tenth of it on random work.
 ///
 /// # Panics
-/// If there are fewer layers than chunks.
+/// If there are fewer layers than chunks, or not as many speeds as stages.
 #[must_use]
-pub fn partition(work: &[f64], placement: &Placement) -> Vec<LayerRange> {
+pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<LayerRange> {
+    assert_eq!(speeds.len(), placement.stage_count() as usize, "one speed a stage");
     let chunk_count = placement.chunk_count() as usize;
     assert!(work.len() >= chunk_count, "{} layers for {chunk_count} chunks", work.len());
-    let mut ends = equal_shares(work, chunk_count);
-    let mut best = burden(work, placement, &ends);
-    while let Some((moved, lighter)) = best_move(work, placement, &ends, best) {
+    let stage_of = |chunk| placement.stage_of(ChunkIndex(chunk)).expect("a chunk has a stage");
+    let chunks = 0..placement.chunk_count();
+    let speeds: Vec<f64> = chunks.map(|chunk| speeds[stage_of(chunk).index()]).collect();
+    let cutting = Cutting { work, placement, speeds };
+    let mut ends = cutting.equal_shares();
+    let mut best = cutting.burden(&ends);
+    while let Some((moved, lighter)) = cutting.best_move(&ends, best) {
         (ends, best) = (moved, lighter);
     }
     let starts = std::iter::once(0).chain(ends.iter().copied());
     starts.zip(&ends).map(|(start, end)| LayerRange::new(start as u32, *end as u32)).collect()
 }
 
-/// The ends of chunks of about equal work, each with a layer.
-fn equal_shares(work: &[f64], chunk_count: usize) -> Vec<usize> {
-    let total: f64 = work.iter().sum();
-    let mut ends = Vec::with_capacity(chunk_count);
-    let (mut end, mut done) = (0, 0.0);
-    for chunk in 1..=chunk_count {
-        let target = total * chunk as f64 / chunk_count as f64;
-        let last = work.len() - (chunk_count - chunk);
-        done += work[end];
-        end += 1;
-        while end < last && done + work[end] / 2.0 <= target {
-            done += work[end];
-            end += 1;
-        }
-        ends.push(if chunk == chunk_count { work.len() } else { end });
-    }
-    ends
-}
-
-/// What is to be made small: the busiest stage's work, then the largest chunk's, then the sum of
-/// squares, which tells evenly spread work from work spread at the last moment.
+/// What is to be made small: the time of the stage that takes longest, then of the longest chunk,
+/// then the sum of squares, which tells time spread evenly from time spread at the last moment.
 type Burden = (f64, f64, f64);
 
-fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> Burden {
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let chunks: Vec<f64> =
-        starts.zip(ends).map(|(start, end)| work[start..*end].iter().sum()).collect();
-    let stages: Vec<f64> = (0..placement.stage_count())
-        .map(|stage| placement.chunks_of(StageIndex(stage)).map(|c| chunks[c.index()]).sum())
-        .collect();
-    let largest = |works: &[f64]| works.iter().copied().fold(0.0, f64::max);
-    let squares = stages.iter().chain(&chunks).map(|x| x * x).sum();
-    (largest(&stages), largest(&chunks), squares)
+/// What is to be cut, and for whom.
+struct Cutting<'a> {
+    /// By layer.
+    work: &'a [f64],
+    placement: &'a Placement,
+    /// By chunk: of its stage.
+    speeds: Vec<f64>,
 }
 
-/// The lightest cut that shifting two runs of neighbouring boundaries by one layer each leads to,
-/// if it is lighter than `now`.
-fn best_move(
-    work: &[f64],
-    placement: &Placement,
-    ends: &[usize],
-    now: Burden,
-) -> Option<(Vec<usize>, Burden)> {
-    let shifts = shifts(ends.len() - 1);
-    let mut best: Option<(Vec<usize>, Burden)> = None;
-    for (index, first) in shifts.iter().enumerate() {
-        for second in &shifts[index..] {
-            let mut moved = ends.to_vec();
-            first.apply(&mut moved);
-            if first != second && is_legal(&moved) {
-                second.apply(&mut moved);
+impl Cutting<'_> {
+    /// The ends of chunks that take about equally long, each with a layer.
+    fn equal_shares(&self) -> Vec<usize> {
+        let Self { work, speeds, .. } = self;
+        let chunk_count = speeds.len();
+        let (total, speed): (f64, f64) = (work.iter().sum(), speeds.iter().sum());
+        let mut ends = Vec::with_capacity(chunk_count);
+        let (mut end, mut done, mut target) = (0, 0.0, 0.0);
+        for (chunk, share) in (1..).zip(speeds) {
+            target += total * share / speed;
+            let last = work.len() - (chunk_count - chunk);
+            done += work[end];
+            end += 1;
+            while end < last && done + work[end] / 2.0 <= target {
+                done += work[end];
+                end += 1;
             }
-            if !is_legal(&moved) {
-                continue;
-            }
-            let burden = burden(work, placement, &moved);
-            if burden < best.as_ref().map_or(now, |(_, burden)| *burden) {
-                best = Some((moved, burden));
+            ends.push(if chunk == chunk_count { work.len() } else { end });
+        }
+        ends
+    }
+
+    fn burden(&self, ends: &[usize]) -> Burden {
+        let Self { work, placement, speeds } = self;
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let chunks: Vec<f64> = starts
+            .zip(ends)
+            .zip(speeds)
+            .map(|((start, end), speed)| work[start..*end].iter().sum::<f64>() / speed)
+            .collect();
+        let stages: Vec<f64> = (0..placement.stage_count())
+            .map(|stage| placement.chunks_of(StageIndex(stage)).map(|c| chunks[c.index()]).sum())
+            .collect();
+        let largest = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
+        let squares = stages.iter().chain(&chunks).map(|x| x * x).sum();
+        (largest(&stages), largest(&chunks), squares)
+    }
+
+    /// The lightest cut that shifting two runs of neighbouring boundaries by one layer each leads
+    /// to, if it is lighter than `now`.
+    fn best_move(&self, ends: &[usize], now: Burden) -> Option<(Vec<usize>, Burden)> {
+        let shifts = shifts(ends.len() - 1);
+        let mut best: Option<(Vec<usize>, Burden)> = None;
+        for (index, first) in shifts.iter().enumerate() {
+            for second in &shifts[index..] {
+                let mut moved = ends.to_vec();
+                first.apply(&mut moved);
+                if first != second && is_legal(&moved) {
+                    second.apply(&mut moved);
+                }
+                if !is_legal(&moved) {
+                    continue;
+                }
+                let burden = self.burden(&moved);
+                if burden < best.as_ref().map_or(now, |(_, burden)| *burden) {
+                    best = Some((moved, burden));
+                }
             }
         }
+        best
     }
-    best
 }
 
 /// Whether every chunk has a layer.
@@ -130,12 +148,29 @@ fn shifts(boundary_count: usize) -> Vec<Shift> {
 
 #[cfg(test)]
 mod tests {
-    use super::{burden, partition};
+    use super::{Burden, Cutting, partition};
     use proptest::prelude::{prop, prop_assert, proptest};
     use zbelastic_schedule::Placement;
 
     fn ends(work: &[f64], placement: &Placement) -> Vec<usize> {
-        partition(work, placement).iter().map(|range| range.ids().end as usize).collect()
+        ends_at(work, placement, &vec![1.0; placement.stage_count() as usize])
+    }
+
+    fn ends_at(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<usize> {
+        partition(work, placement, speeds).iter().map(|range| range.ids().end as usize).collect()
+    }
+
+    fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> Burden {
+        let speeds = vec![1.0; placement.chunk_count() as usize];
+        Cutting { work, placement, speeds }.burden(ends)
+    }
+
+    #[test]
+    fn a_faster_stage_gets_more() {
+        let line = Placement::line(3);
+        assert_eq!(ends_at(&[1.0; 8], &line, &[1.0, 2.0, 1.0]), [2, 6, 8]);
+        assert_eq!(ends_at(&[1.0; 8], &line, &[0.5, 0.5, 3.0]), [1, 2, 8]);
+        assert_eq!(ends_at(&[1.0; 8], &Placement::vee(2), &[3.0, 1.0]), [3, 4, 5, 8]);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use zbelastic_types::LayerId;
 
 use crate::model::{LayerKind, MicrobatchShape, ModelConfig};
 
-/// Floating-point operations of one layer for one microbatch.
+/// What one layer's passes take for one microbatch: floating-point operations as they are counted
+/// here, or a time where it was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerWork {
     /// F.

@@ -1,0 +1,78 @@
+//! How long things take: the layers of a model, a message, an update, on stages of unequal speed.
+//!
+//! A plan is made for a pace. Before anything is measured it is counted from arithmetic, and its
+//! unit is a floating-point operation of a stage of speed 1; afterwards it is measured
+//! ([`crate::profile`]), and its unit is a second.
+
+use zbelastic_schedule::{ChunkTimes, Costs, Placement};
+use zbelastic_types::StageIndex;
+
+use super::{LayerWork, Plan, layer_work};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
+
+/// How long things take, in one unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pace {
+    /// By layer, on a stage of speed 1.
+    pub layers: Vec<LayerWork>,
+    /// By layer: the update, on a stage of speed 1.
+    pub updates: Vec<f64>,
+    /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
+    pub speeds: Vec<f64>,
+    /// From the end of a pass to the arrival of its result on another stage.
+    pub link: f64,
+    /// From the last report to the verdict.
+    pub verdict: f64,
+}
+
+impl Pace {
+    /// As arithmetic alone has it: what is no product takes no time, and stages are equal.
+    #[must_use]
+    pub fn estimated(model: &ModelConfig, shape: MicrobatchShape) -> Self {
+        let layers = layer_work(model, shape);
+        let updates = vec![0.0; layers.len()];
+        Self { layers, updates, speeds: Vec::new(), link: 0.0, verdict: 0.0 }
+    }
+
+    /// The speed of a stage.
+    #[must_use]
+    pub fn speed(&self, stage: StageIndex) -> f64 {
+        self.speeds.get(stage.index()).copied().unwrap_or(1.0)
+    }
+
+    /// What the operations of a plan take.
+    #[must_use]
+    pub fn costs(&self, plan: &Plan) -> Costs {
+        let placement = plan.placement();
+        let update = |stage: StageIndex| {
+            let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
+            let sum: f64 = layers.map(|layer| self.updates[layer as usize]).sum();
+            sum / self.speed(stage)
+        };
+        Costs {
+            chunks: self.chunk_times(placement, &plan.chunks),
+            link: self.link,
+            verdict: self.verdict,
+            step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
+        }
+    }
+
+    /// What the passes of chunks take where they stand.
+    #[must_use]
+    pub fn chunk_times(&self, placement: &Placement, chunks: &[LayerRange]) -> Vec<ChunkTimes> {
+        let times = |(chunk, layers): (u32, &LayerRange)| {
+            let stage = placement.stage_of(zbelastic_types::ChunkIndex(chunk));
+            let speed = self.speed(stage.expect("a plan's chunks are placed"));
+            let mut sum = ChunkTimes { f: 0.0, b: 0.0, w: 0.0, w_early: 0.0 };
+            for layer in layers.ids() {
+                let LayerWork { f, b, w, w_early } = self.layers[layer as usize];
+                sum.f += f / speed;
+                sum.b += b / speed;
+                sum.w += w / speed;
+                sum.w_early += w_early / speed;
+            }
+            sum
+        };
+        (0..).zip(chunks).map(times).collect()
+    }
+}
