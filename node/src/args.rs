@@ -6,6 +6,7 @@ mod client;
 mod doctor;
 mod membership;
 mod operate;
+mod plan;
 mod quantity;
 mod schedule;
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub use membership::{
     RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
 };
 pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, StopArgs};
+pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{
     MemoryArgs, ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs, TimesArgs,
@@ -106,6 +108,9 @@ pub enum Command {
     /// The cluster itself.
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// What a run will do on machines, before anybody pays for them.
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
     /// Draw, time and list pipeline schedules.
     #[command(subcommand)]
     Schedule(ScheduleCommand),

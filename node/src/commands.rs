@@ -12,6 +12,7 @@ pub mod follow;
 pub mod job;
 pub mod leave;
 pub mod node;
+pub mod plan;
 mod reach;
 pub mod run;
 pub mod schedule;

@@ -22,6 +22,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
     let mut out = BufWriter::new(io::stdout().lock());
     match &cli.command {
         Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
+        Command::Plan(args) => commands::plan::run(args, &mut out)?,
         Command::Config(command) => commands::config::run(command, &mut out)?,
         Command::Train(args) => return train::run(args, &mut out),
         Command::Bench(command) => bench::run(command, &mut out)?,

@@ -11,6 +11,7 @@ pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose}
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
+pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
 use serde::{Deserialize, Serialize};

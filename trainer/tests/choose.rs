@@ -30,6 +30,8 @@ fn attempt_with_copies(
     let backend = CpuBackend::new(1).expect("one thread");
     let (batch, window) = (BATCH, Window::One);
     let pace = &Pace::estimated(model, batch.microbatch);
+    let stage_bytes_max =
+        &stage_bytes_max.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]);
     let request =
         ChooseRequest { model, batch, kinds, stage_count, window, copies, stage_bytes_max, pace };
     choose(&backend, request)
@@ -114,7 +116,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         stage_count: 4,
         window: Window::Zero,
         copies: 0,
-        stage_bytes_max: None,
+        stage_bytes_max: &[],
         pace: &Pace::estimated(&model, shape),
     };
     let choice = choose(&backend, request).expect("others do");
@@ -148,11 +150,11 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
             stage_count: 4,
             window: Window::One,
             copies: 0,
-            stage_bytes_max: None,
+            stage_bytes_max: &[],
             pace,
         };
         let by_hand = choose(&backend, request).expect("fits");
-        let limit = Some(by_hand.prediction.stage_bytes);
+        let limit = &[by_hand.prediction.stage_bytes; 4];
         let request = ChooseRequest { kinds: &kinds[1..], stage_bytes_max: limit, ..request };
         let solved = choose(&backend, request).expect("fits as well");
         let (solved, by_hand) = (solved.prediction, by_hand.prediction);

@@ -31,6 +31,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         layers: None,
         copies_stages: Vec::new(),
         device: "cpu".to_owned(),
+        speed_permille: 1000,
         memory_used: None,
         memory: Bytes(8 << 30),
         last_heard_ms: is_live.then_some(40),

@@ -155,6 +155,8 @@ pub struct MemberStatus {
     pub copies_stages: Vec<u32>,
     /// What it computes on.
     pub device: String,
+    /// How much faster it is than a core of the slowest kind, in thousandths.
+    pub speed_permille: u32,
     /// Memory in use for training.
     pub memory_used: Option<Bytes>,
     /// Memory it brings.

@@ -158,6 +158,9 @@ fn search(
     nodes: &[&(NodeId, Resources)],
 ) -> Result<Solution, String> {
     let config = &document.config;
+    let limit = config.stage_bytes_max.into_iter().chain(question.bytes_max).min();
+    let limits = vec![limit; question.stage_count as usize];
+    let limits: Vec<Bytes> = limits.into_iter().flatten().collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
@@ -165,7 +168,7 @@ fn search(
         stage_count: question.stage_count,
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
-        stage_bytes_max: config.stage_bytes_max.into_iter().chain(question.bytes_max).min(),
+        stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;

@@ -86,7 +86,7 @@ fn timeline(replay: &Replay) -> Timeline {
 }
 
 /// Writes to a file, or to `out` if it is called `-`.
-fn write_to(path: &Path, text: &str, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn write_to(path: &Path, text: &str, out: &mut dyn Write) -> Result<(), Stop> {
     if path == Path::new("-") {
         write!(out, "{text}")?;
         return Ok(());

@@ -31,7 +31,8 @@ pub fn read_file(path: &Path) -> Result<Said, Problem> {
     read_text(&path.display().to_string(), &text)
 }
 
-fn read_bounded(path: &Path) -> io::Result<String> {
+/// The text of a file that is not longer than any configuration.
+pub fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > FILE_BYTES_MAX {

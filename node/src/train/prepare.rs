@@ -141,6 +141,8 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 /// # Errors
 /// If there is none that fits.
 fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Choice, Failure> {
+    let limits: Vec<Bytes> =
+        config.stage_bytes_max.iter().copied().cycle().take(worker_count as usize).collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
@@ -151,7 +153,7 @@ fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Cho
             WindowChoice::Fixed(window) => window,
         },
         copies,
-        stage_bytes_max: config.stage_bytes_max,
+        stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     let backend = CpuBackend::new(1).map_err(|error| {

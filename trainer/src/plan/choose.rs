@@ -28,8 +28,8 @@ pub struct ChooseRequest<'a> {
     pub window: Window,
     /// Other stages that each stage keeps a copy of; 0 if there are no copies.
     pub copies: u32,
-    /// The most that a stage may take.
-    pub stage_bytes_max: Option<Bytes>,
+    /// The most that each stage may take; stages beyond may take anything.
+    pub stage_bytes_max: &'a [Bytes],
     /// How long things take.
     pub pace: &'a Pace,
 }
@@ -183,11 +183,13 @@ fn judge<B: Backend>(
     plan: Plan,
 ) -> Result<Considerable, Refusal> {
     let memory = plan_memory(backend, request.model, &plan, request.copies);
-    let sizes = (0..request.stage_count).map(StageIndex);
-    let sizes = sizes.zip(memory.iter().map(StageMemory::total));
-    let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
-    if let Some(limit) = request.stage_bytes_max.filter(|limit| needed > *limit) {
-        return Err(Refusal::Memory { stage, needed, limit });
+    let sizes = memory.iter().map(StageMemory::total);
+    let limited = (0..).map(StageIndex).zip(sizes.clone()).zip(request.stage_bytes_max);
+    let above = limited.filter(|((_, needed), limit)| needed > limit);
+    if let Some(((stage, needed), limit)) =
+        above.max_by_key(|((_, needed), limit)| needed.0 - limit.0)
+    {
+        return Err(Refusal::Memory { stage, needed, limit: *limit });
     }
     let timeline = simulate(&plan.program, &request.pace.costs(&plan), RHYTHM_STEPS)
         .expect("a plan's program runs to its end");
@@ -196,7 +198,8 @@ fn judge<B: Backend>(
         Window::Zero => timeline.bubble_sync(step),
         Window::One => timeline.bubble_span(step),
     };
-    let prediction = Prediction { period: period(&timeline), bubble, stage_bytes: needed };
+    let stage_bytes = sizes.max().expect("there is a stage");
+    let prediction = Prediction { period: period(&timeline), bubble, stage_bytes };
     Ok((plan, memory, prediction))
 }
 

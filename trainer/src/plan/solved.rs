@@ -2,11 +2,12 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::{
-    ChunkTimes, Problem, Program, ScheduleKind, StageCosts, generate, live_passes, solve,
+    ChunkTimes, PlacementShape, Problem, Program, ScheduleKind, StageCosts, generate, live_passes,
+    lower_bound, solve,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::{ChooseRequest, Plan, PlanError, cut, plan_memory};
+use super::{ChooseRequest, Pace, Plan, PlanError, cut, plan_memory};
 
 /// Microbatches that a stage may keep if nothing limits its memory, as a multiple of the stages:
 /// what it takes to have no bubble at equal times (Qi et al., ICLR 2024, section 2.2).
@@ -67,15 +68,39 @@ fn problem(request: ChooseRequest<'_>, times: &[ChunkTimes], limits: &[u32]) -> 
     }
 }
 
+/// What a step of this plan takes at least in any order of its passes, whatever memory there is: a
+/// stage's next step begins when its list for this one is done. `None` for plans with several chunks
+/// a stage.
+///
+/// # Panics
+/// If the pace has times that are none.
+#[must_use]
+pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
+    let placement = plan.placement();
+    if placement.shape() != PlacementShape::Line {
+        return None;
+    }
+    let of_chunk = |times: ChunkTimes| StageCosts {
+        f: times.f,
+        b: times.b,
+        w: times.w,
+        after_forward: 0.0,
+        after_input_gradient: 0.0,
+        limit: 0.0,
+    };
+    let stages = pace.chunk_times(placement, &plan.chunks).into_iter().map(of_chunk).collect();
+    let microbatch_count = plan.batch.microbatch_count;
+    let problem = Problem { stages, link: pace.link, microbatch_count };
+    Some(lower_bound(&problem).expect("a pace has times"))
+}
+
 /// How many microbatches each stage can keep.
 fn passes_max<B: Backend>(backend: &B, request: ChooseRequest<'_>, plan: &Plan) -> Vec<u32> {
     let most = DEPTH * request.stage_count;
-    let Some(limit) = request.stage_bytes_max else {
-        return vec![most; request.stage_count as usize];
-    };
     let memory = plan_memory(backend, request.model, plan, request.copies);
     let live = live_passes(&plan.program);
     let of_stage = |stage: StageIndex| {
+        let Some(limit) = request.stage_bytes_max.get(stage.index()) else { return most };
         let slots: u32 = plan.chunks_of(stage).map(|(chunk, _)| live[chunk.index()].slots).sum();
         let claim = memory[stage.index()];
         let passes = claim.stash + claim.messages;

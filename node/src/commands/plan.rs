@@ -1,0 +1,87 @@
+//! `plan`: what a run will do on machines, before anybody pays for them.
+
+mod forecast;
+mod machines;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::io::Write;
+use std::time::Instant;
+
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::render::svg;
+use zbelastic_trainer::plan::Pace;
+use zbelastic_trainer::profile::measure_pace;
+
+use super::schedule::write_to;
+use crate::args::PlanArgs;
+use crate::config::{RunConfig, load, nearest};
+use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::machine::core_count;
+use forecast::{Forecast, Outlook};
+
+/// Runs `plan`.
+///
+/// # Errors
+/// If what was typed is wrong, no schedule can be had at all, the cluster does not answer, or `out`
+/// or the picture cannot be written.
+pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let config = load(&args.config.sources())?.config;
+    let compared = compared(&args.compare)?;
+    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let machines = machines::machines(args, threads)?;
+    let pace = measured(&config, threads)?;
+    let outlook = Outlook { config: &config, machines: &machines, pace: &pace };
+    let forecast = Forecast::new(outlook, &compared)?;
+    if args.json {
+        report::write_json(&forecast, threads, out)?;
+    } else {
+        report::write_text(&forecast, threads, out)?;
+    }
+    match &args.svg {
+        Some(path) => write_to(path, &svg::draw(&forecast.drawing()), out),
+        None => Ok(()),
+    }
+}
+
+/// The schedules to show beside the chosen one.
+fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
+    if names.is_empty() {
+        return Ok(ScheduleKind::ALL.to_vec());
+    }
+    let (mut kinds, mut wrong) = (Vec::new(), Vec::new());
+    for name in names {
+        match name.parse() {
+            Ok(kind) if !kinds.contains(&kind) => kinds.push(kind),
+            Ok(_) => {}
+            Err(error) => {
+                let detail = Detail::new(format!("{error}")).at("--compare");
+                wrong.push(match nearest(name, ScheduleKind::ALL.map(ScheduleKind::name)) {
+                    Some(known) => detail.hint(known),
+                    None => detail,
+                });
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(kinds) } else { Err(Failure::usage("--compare", wrong)) }
+}
+
+fn measured(config: &RunConfig, threads: usize) -> Result<Pace, Failure> {
+    let out_of_memory =
+        |error: &dyn std::fmt::Display| Failure::new(FailureCode::OutOfResource, error.to_string());
+    let backend = CpuBackend::new(threads).map_err(|error| out_of_memory(&error))?;
+    let began = Instant::now();
+    let mut clock = || began.elapsed().as_secs_f64();
+    let RunConfig { model, batch, optimizer, .. } = config;
+    measure_pace(&backend, model, batch.microbatch, optimizer, &mut clock).map_err(|error| {
+        let what = format!("a layer could not be measured here: {error}");
+        let mut failure = Failure::new(FailureCode::OutOfResource, what);
+        failure.details = vec![
+            Detail::new("one layer of each kind and one microbatch must fit into this machine")
+                .hint("a smaller train.microbatch"),
+        ];
+        failure
+    })
+}

@@ -1,0 +1,303 @@
+//! What schedules do on machines: computed, not told.
+
+use serde::Serialize;
+use zbelastic_consensus::plan::copies_at;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Timeline, Window, simulate};
+use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Refusal, choose, span_lower_bound};
+use zbelastic_types::Bytes;
+
+use crate::config::{NodeSpec, NodesSpec, RunConfig, WindowChoice};
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// What a forecast is made from.
+#[derive(Clone, Copy)]
+pub struct Outlook<'a> {
+    /// The run.
+    pub config: &'a RunConfig,
+    /// The machines.
+    pub machines: &'a NodesSpec,
+    /// What this machine takes.
+    pub pace: &'a Pace,
+}
+
+/// A schedule on the machines.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The schedule.
+    pub schedule: &'static str,
+    /// Of a step.
+    pub step_ms: f64,
+    /// The share of it in which the busiest stage waits.
+    pub bubble: f64,
+    /// Tokens a second.
+    pub tokens_per_s: f64,
+    /// By stage.
+    pub stage_bytes: Vec<u64>,
+    /// Nodes whose memory does not hold their stage.
+    pub too_small: Vec<String>,
+    /// Whether it is the one that would run.
+    pub is_chosen: bool,
+}
+
+/// What is left when machines are lost.
+#[derive(Clone, Debug, Serialize)]
+pub struct Loss {
+    /// How many are lost.
+    pub lost: usize,
+    /// Whose loss is worst.
+    pub nodes: Vec<String>,
+    /// What runs then; `None` if nothing fits, and training waits.
+    pub then: Option<AfterLoss>,
+}
+
+/// What runs on those who are left.
+#[derive(Clone, Debug, Serialize)]
+pub struct AfterLoss {
+    /// Stages.
+    pub stages: u32,
+    /// The schedule.
+    pub schedule: &'static str,
+    /// Of a step.
+    pub step_ms: f64,
+}
+
+/// What is to be expected.
+pub struct Forecast<'a> {
+    /// What it was made from.
+    pub outlook: Outlook<'a>,
+    /// The machines that hold a stage.
+    pub nodes: Vec<NodeSpec>,
+    /// By schedule.
+    pub rows: Vec<Row>,
+    /// Schedules that do not exist for this size, with the reason.
+    pub left_out: Vec<(&'static str, String)>,
+    /// By how much the chosen step may be above the best one, as a share.
+    pub gap: Option<f64>,
+    /// When one machine is lost, and when two are.
+    pub losses: Vec<Loss>,
+    choice: Choice,
+    pace: Pace,
+}
+
+impl<'a> Forecast<'a> {
+    /// What the schedules `compared` do, and the one that would be chosen.
+    ///
+    /// # Errors
+    /// If none fits.
+    pub fn new(outlook: Outlook<'a>, compared: &[ScheduleKind]) -> Result<Self, Failure> {
+        let backend = CpuBackend::new(1)
+            .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
+        let most = outlook.config.model.blocks as usize;
+        let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
+        let site = Site::new(outlook, nodes.clone());
+        let chosen = site.choose(&backend, outlook.config.schedule.kinds(), Limits::Kept);
+        let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
+        let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+        let chosen = choice.plan.program.kind;
+        let unnamed = (!compared.contains(&chosen)).then_some(chosen);
+        for kind in compared.iter().copied().chain(unnamed) {
+            let is_chosen = kind == chosen;
+            let found = match is_chosen {
+                true => Ok(choice.clone()),
+                false => site
+                    .choose(&backend, &[kind], Limits::Kept)
+                    .or_else(|_| site.choose(&backend, &[kind], Limits::Ignored)),
+            };
+            match found {
+                Ok(found) => rows.push(site.row(&found, is_chosen)),
+                Err(refusals) => {
+                    left_out.extend(
+                        refusals.into_iter().map(|(kind, why)| (kind.name(), why.to_string())),
+                    );
+                }
+            }
+        }
+        let gap = span_lower_bound(&site.pace, &choice.plan)
+            .map(|bound| (choice.prediction.period / bound - 1.0).max(0.0));
+        let losses = (1..=LOST_MAX).filter_map(|lost| site.worst_loss(&backend, lost)).collect();
+        Ok(Self { outlook, rows, left_out, gap, losses, choice, pace: site.pace, nodes })
+    }
+
+    /// One step of the chosen schedule in time.
+    pub fn drawing(&self) -> Timeline {
+        let program = &self.choice.plan.program;
+        simulate(program, &self.pace.costs(&self.choice.plan), 1).expect("a plan runs to its end")
+    }
+
+    /// The window of the plan.
+    pub fn window(&self) -> Window {
+        window(self.outlook.config)
+    }
+
+    /// From one stage to another, in seconds.
+    pub fn link_s(&self) -> f64 {
+        self.pace.link
+    }
+}
+
+/// Machines that are lost at once at most.
+const LOST_MAX: usize = 2;
+/// Machines of which every pair is tried; of more, the fastest are taken to be lost.
+const PAIRS_OF_MAX: usize = 12;
+
+fn window(config: &RunConfig) -> Window {
+    match config.window {
+        WindowChoice::Auto => Window::One,
+        WindowChoice::Fixed(window) => window,
+    }
+}
+
+/// Whether a stage must fit into its node.
+#[derive(Clone, Copy, PartialEq)]
+enum Limits {
+    Kept,
+    Ignored,
+}
+
+/// Machines that hold a stage each.
+struct Site<'a> {
+    config: &'a RunConfig,
+    nodes: Vec<NodeSpec>,
+    machines: &'a NodesSpec,
+    local: &'a Pace,
+    pace: Pace,
+}
+
+impl<'a> Site<'a> {
+    fn new(outlook: Outlook<'a>, nodes: Vec<NodeSpec>) -> Self {
+        let Outlook { config, machines, pace } = outlook;
+        let width = config.model.width as usize;
+        let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
+        let carried_s = machines.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
+        let speeds = nodes.iter().map(|node| node.speed).collect();
+        let link = machines.latency_s + carried_s;
+        // A verdict waits for the last report to arrive, and comes back.
+        let verdict = 2.0 * machines.latency_s;
+        let site_pace = Pace { speeds, link, verdict, ..pace.clone() };
+        Self { config, nodes, machines, local: pace, pace: site_pace }
+    }
+
+    fn choose(
+        &self,
+        backend: &CpuBackend,
+        kinds: &[ScheduleKind],
+        limits: Limits,
+    ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+        let config = self.config;
+        let stage_count = self.nodes.len() as u32;
+        let stage_bytes_max = match limits {
+            Limits::Ignored => Vec::new(),
+            Limits::Kept => self.nodes.iter().map(|node| self.limit(node)).collect(),
+        };
+        let request = ChooseRequest {
+            model: &config.model,
+            batch: config.batch,
+            kinds,
+            stage_count,
+            window: window(config),
+            copies: copies_at(config.elastic.copies, stage_count),
+            stage_bytes_max: &stage_bytes_max,
+            pace: &self.pace,
+        };
+        choose(backend, request)
+    }
+
+    fn limit(&self, node: &NodeSpec) -> Bytes {
+        let limits = self.config.stage_bytes_max.into_iter().chain(node.memory);
+        limits.min().unwrap_or(Bytes(u64::MAX))
+    }
+
+    fn row(&self, choice: &Choice, is_chosen: bool) -> Row {
+        let step_s = choice.prediction.period;
+        let sizes: Vec<Bytes> = choice.memory.iter().map(|memory| memory.total()).collect();
+        let small = self.nodes.iter().zip(&sizes).filter(|(node, size)| **size > self.limit(node));
+        Row {
+            schedule: choice.plan.program.kind.name(),
+            step_ms: step_s * 1e3,
+            bubble: choice.prediction.bubble,
+            tokens_per_s: self.config.batch.tokens() as f64 / step_s,
+            too_small: small.map(|(node, _)| node.name.clone()).collect(),
+            stage_bytes: sizes.iter().map(|size| size.0).collect(),
+            is_chosen,
+        }
+    }
+
+    /// The loss of so many machines that costs most.
+    fn worst_loss(&self, backend: &CpuBackend, lost: usize) -> Option<Loss> {
+        if self.nodes.len() <= lost {
+            return None;
+        }
+        let mut worst: Option<Loss> = None;
+        for gone in self.ways_to_lose(lost) {
+            let left = |(index, _): &(usize, &NodeSpec)| !gone.contains(index);
+            let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
+            let outlook =
+                Outlook { config: self.config, machines: self.machines, pace: self.local };
+            let site = Site::new(outlook, nodes.collect());
+            let then = site.choose(backend, self.config.schedule.kinds(), Limits::Kept).ok();
+            let then = then.map(|choice| AfterLoss {
+                stages: site.nodes.len() as u32,
+                schedule: choice.plan.program.kind.name(),
+                step_ms: choice.prediction.period * 1e3,
+            });
+            let nodes = gone.iter().map(|index| self.nodes[*index].name.clone()).collect();
+            let loss = Loss { lost, nodes, then };
+            if worst.as_ref().is_none_or(|worst| loss.is_worse_than(worst)) {
+                worst = Some(loss);
+            }
+        }
+        worst
+    }
+
+    /// Which machines may be the ones: of machines alike the first stand for all.
+    fn ways_to_lose(&self, lost: usize) -> Vec<Vec<usize>> {
+        let is_alike = |node: &NodeSpec, other: &NodeSpec| {
+            (node.speed, node.memory) == (other.speed, other.memory)
+        };
+        let first = &self.nodes[0];
+        if self.nodes.iter().all(|node| is_alike(node, first)) {
+            return vec![(0..lost).collect()];
+        }
+        let count = self.nodes.len();
+        if lost == 1 {
+            return (0..count).map(|index| vec![index]).collect();
+        }
+        if count > PAIRS_OF_MAX {
+            let mut order: Vec<usize> = (0..count).collect();
+            order.sort_by(|a, b| self.nodes[*b].speed.total_cmp(&self.nodes[*a].speed));
+            return vec![order.into_iter().take(lost).collect()];
+        }
+        let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| vec![a, b]));
+        pairs.collect()
+    }
+}
+
+impl Loss {
+    fn is_worse_than(&self, other: &Self) -> bool {
+        match (&self.then, &other.then) {
+            (None, Some(_)) => true,
+            (Some(ours), Some(theirs)) => ours.step_ms > theirs.step_ms,
+            (_, None) => false,
+        }
+    }
+}
+
+fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Failure {
+    let detail = |(kind, refusal): &(ScheduleKind, Refusal)| match refusal {
+        Refusal::Plan(error) => Detail::new(format!("{kind}: {error}")),
+        Refusal::Memory { stage, needed, limit } => {
+            let node = &nodes[stage.index()].name;
+            let what = format!("stage {stage} on {node} needs {needed}, limit is {limit} ({kind})");
+            Detail::new(what)
+        }
+    };
+    let mut failure = Failure::new(FailureCode::Usage, "no schedule fits these nodes");
+    failure.details = refusals.iter().map(detail).collect();
+    if let Some(last) = failure.details.pop() {
+        let hint = "more nodes or more of their memory, a higher schedule.max_mem, or a smaller \
+                    train.microbatch";
+        failure.details.push(last.hint(hint));
+    }
+    failure
+}

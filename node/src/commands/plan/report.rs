@@ -1,0 +1,189 @@
+//! A forecast as a person or a program reads it.
+
+use std::io::Write;
+
+use serde::Serialize;
+use zbelastic_trainer::model::model_size;
+use zbelastic_types::Bytes;
+
+use super::forecast::{Forecast, Loss, Row};
+use crate::commands::table::{Align, Table};
+use crate::config::NodeSpec;
+use crate::failure::Stop;
+use crate::train::line::{grouped, three_digits};
+
+#[derive(Serialize)]
+struct Json<'a> {
+    parameters: u64,
+    tokens_per_step: u64,
+    microbatches: u32,
+    window: String,
+    nodes: Vec<JsonNode<'a>>,
+    schedules: &'a [Row],
+    left_out: Vec<JsonLeftOut<'a>>,
+    gap: Option<f64>,
+    losses: &'a [Loss],
+    assumptions: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct JsonNode<'a> {
+    name: &'a str,
+    speed: f64,
+    memory_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct JsonLeftOut<'a> {
+    schedule: &'a str,
+    why: &'a str,
+}
+
+/// One object.
+pub fn write_json<'a>(
+    forecast: &'a Forecast<'_>,
+    threads: usize,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let config = forecast.outlook.config;
+    let node = |node: &'a NodeSpec| {
+        let NodeSpec { name, speed, memory } = node;
+        JsonNode { name, speed: *speed, memory_bytes: memory.map(|memory| memory.0) }
+    };
+    let json = Json {
+        parameters: model_size(&config.model).1,
+        tokens_per_step: config.batch.tokens(),
+        microbatches: config.batch.microbatch_count,
+        window: forecast.window().to_string(),
+        nodes: forecast.nodes.iter().map(node).collect(),
+        schedules: &forecast.rows,
+        left_out: forecast
+            .left_out
+            .iter()
+            .map(|(schedule, why)| JsonLeftOut { schedule, why })
+            .collect(),
+        gap: forecast.gap,
+        losses: &forecast.losses,
+        assumptions: assumptions(forecast, threads),
+    };
+    let text = serde_json::to_string_pretty(&json).expect("finite numbers are JSON");
+    writeln!(out, "{text}")?;
+    Ok(())
+}
+
+/// The model, a table of schedules, what is assumed, and what happens when nodes leave.
+pub fn write_text(
+    forecast: &Forecast<'_>,
+    threads: usize,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let config = forecast.outlook.config;
+    let batch = config.batch;
+    let names: Vec<&str> = forecast.nodes.iter().map(|node| node.name.as_str()).collect();
+    writeln!(
+        out,
+        "Model of {} parameters, batch {}x{} tokens = {} microbatches of {}, {} stages: {}",
+        grouped(model_size(&config.model).1),
+        batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count),
+        batch.microbatch.sequence_len,
+        batch.microbatch_count,
+        batch.microbatch.sequences,
+        forecast.nodes.len(),
+        shown(&names)
+    )?;
+    let mut table = Table::new(&[
+        ("Schedule", Align::Left),
+        ("step time", Align::Right),
+        ("bubble", Align::Right),
+        ("tok/s", Align::Right),
+        ("peak memory per stage", Align::Left),
+        ("fits", Align::Left),
+    ]);
+    for row in &forecast.rows {
+        let sizes: Vec<String> =
+            row.stage_bytes.iter().map(|bytes| Bytes(*bytes).to_string()).collect();
+        table.row(vec![
+            row.schedule.to_owned(),
+            format!("{} ms", three_digits(row.step_ms)),
+            format!("{:.1}%", 100.0 * row.bubble),
+            grouped(row.tokens_per_s as u64),
+            peaks(&sizes),
+            fits(row, forecast.gap),
+        ]);
+    }
+    write!(out, "{}", table.render(usize::MAX))?;
+    for (schedule, why) in &forecast.left_out {
+        writeln!(out, "{schedule} is left out: {why}")?;
+    }
+    writeln!(out, "Assumptions: {}.", assumptions(forecast, threads).join("; "))?;
+    for loss in &forecast.losses {
+        writeln!(out, "{}", loss_line(loss))?;
+    }
+    Ok(())
+}
+
+/// Names or sizes that a line shows at most.
+const SHOWN_MAX: usize = 8;
+
+fn shown(words: &[&str]) -> String {
+    let more = words.len().saturating_sub(SHOWN_MAX);
+    let first = words[..words.len() - more].join(" ");
+    if more > 0 { format!("{first} and {more} more") } else { first }
+}
+
+/// The size of each stage, said once if all are alike.
+fn peaks(sizes: &[String]) -> String {
+    match sizes {
+        [first, rest @ ..] if rest.iter().all(|size| size == first) && !rest.is_empty() => {
+            format!("{first} each")
+        }
+        _ => shown(&sizes.iter().map(String::as_str).collect::<Vec<_>>()),
+    }
+}
+
+fn fits(row: &Row, gap: Option<f64>) -> String {
+    if !row.too_small.is_empty() {
+        let names: Vec<&str> = row.too_small.iter().map(String::as_str).collect();
+        return format!("no: {}", shown(&names));
+    }
+    match (row.is_chosen, gap) {
+        (false, _) => "yes".to_owned(),
+        (true, None) => "yes  <- chosen".to_owned(),
+        (true, Some(gap)) => {
+            format!("yes  <- chosen, at most {:.1}% above the best order", 100.0 * gap)
+        }
+    }
+}
+
+fn assumptions(forecast: &Forecast<'_>, threads: usize) -> Vec<String> {
+    let plural = if threads == 1 { "thread" } else { "threads" };
+    let measured = format!("F, B, W and updates measured here with {threads} {plural}");
+    let is_like_here = forecast.nodes.iter().all(|node| node.speed == 1.0);
+    let speeds = match is_like_here {
+        true => "nodes are like this machine".to_owned(),
+        false => "other nodes by their speed".to_owned(),
+    };
+    let link = match forecast.link_s() {
+        0.0 => "messages take no time".to_owned(),
+        link_s => format!("a message takes {} ms", three_digits(link_s * 1e3)),
+    };
+    vec![measured, speeds, link]
+}
+
+fn loss_line(loss: &Loss) -> String {
+    let who = match loss.lost {
+        1 => "one node leaves",
+        _ => "two leave",
+    };
+    let names = loss.nodes.join(" and ");
+    match &loss.then {
+        Some(then) => format!(
+            "If {who} ({names} at worst): {} {}, {}, {} ms a step.",
+            then.stages,
+            if then.stages == 1 { "stage" } else { "stages" },
+            then.schedule,
+            three_digits(then.step_ms)
+        ),
+        None => format!("If {who} ({names} at worst): nothing fits; training would wait."),
+    }
+}
