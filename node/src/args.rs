@@ -27,6 +27,7 @@ pub use schedule::{
 };
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use chaos_tests::args::processes::{
     DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs as ChaosRunArgs,
@@ -273,6 +274,9 @@ pub enum BenchCommand {
     /// The matrix products of the benchmark models.
     #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
     Gemm(BenchArgs),
+    /// What pipelines lose beside what their plans say, on devices that take as long as planned.
+    #[command(after_help = "Example:\n  zbelastic bench bubble --stages 8 --microbatches 32")]
+    Bubble(BenchBubbleArgs),
     /// Workers as processes beside workers as threads, and steps with a checkpoint under way.
     #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
     Cluster(BenchClusterArgs),
@@ -323,6 +327,26 @@ pub struct BenchClusterArgs {
     /// Rounds, of three runs each.
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench bubble`.
+#[derive(Args, Debug)]
+pub struct BenchBubbleArgs {
+    /// Stages, each a thread.
+    #[arg(long, value_name = "P", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub stages: u32,
+    /// Microbatches of a step.
+    #[arg(long, value_name = "M", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub microbatches: u32,
+    /// What F, B and W of a stage take, each.
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = quantity::parse_duration_above_zero)]
+    pub pass: Duration,
+    /// Steps that count.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub steps: u64,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -3,11 +3,13 @@
 //! Machines are shared and noisy, so everything that is compared is measured in turns within one
 //! run, and of each the best round counts: what disturbs a round makes it slower, never faster.
 
+mod bubble;
 mod case;
 mod cluster;
 mod gemm;
 mod memory;
 mod optimizer;
+mod paced;
 mod pipelined;
 mod report;
 mod serial;
@@ -27,6 +29,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
         BenchCommand::Train(args) => train::run(args, out),
         BenchCommand::Memory(args) => memory::run(args, out),
         BenchCommand::Gemm(args) => gemm::run(args, out),
+        BenchCommand::Bubble(args) => bubble::run(args, out),
         BenchCommand::Cluster(args) => cluster::run(args, out),
     }
 }

@@ -14,6 +14,7 @@ pub mod interrupt;
 pub mod line;
 pub mod mail;
 pub mod news;
+pub mod outfit;
 pub mod prepare;
 mod processes;
 mod reporter;

@@ -189,6 +189,35 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
     assert_eq!(replay["cost"], answer["cost"], "what was printed is what was solved");
 }
 
+/// Times are the machine's affair; that a whole pipeline runs on a device of its own is not.
+#[test]
+fn a_pipeline_on_paced_devices_is_held_against_its_plan() {
+    let line = "bench bubble --stages 2 --microbatches 4 --pass 1ms --steps 2 --json";
+    let rows = json(&line.split_whitespace().collect::<Vec<_>>());
+    let planned = |name: &str| {
+        let rows = rows.as_array().expect("a row a schedule");
+        let row = rows.iter().find(|row| row["schedule"] == name);
+        let row = row.unwrap_or_else(|| panic!("{name}: {rows:?}"));
+        assert!(row["measured"].as_f64() > Some(-1.0) && row["step_ms"].as_f64() >= Some(12.0));
+        row["planned"].as_f64().expect("a share")
+    };
+    assert!((planned("1f1b") - 3.0 / 15.0).abs() < 1e-9);
+    assert!(planned("zb-h2").abs() < 1e-9 && planned("zb-v").abs() < 1e-9);
+}
+
+#[test]
+fn a_run_is_planned_before_it_begins() {
+    let line = "plan --set model.preset=tiny --nodes 2 --compare 1f1b,zb-h1 --threads 1";
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let text = printed(&words);
+    assert!(text.contains("2 stages: n0 n1") && text.contains("<- chosen"), "{text}");
+    let answer = json(&[&words[..], &["--json"]].concat());
+    let rows = answer["schedules"].as_array().expect("a row a schedule");
+    let chosen = rows.iter().filter(|row| row["is_chosen"] == true);
+    assert_eq!(chosen.count(), 1, "{answer}");
+    assert!(rows.iter().all(|row| row["step_ms"].as_f64() > Some(0.0)), "{answer}");
+}
+
 #[test]
 fn every_schedule_is_listed() {
     let list = printed(&["schedule", "list"]);

@@ -46,7 +46,15 @@ impl Case {
     /// # Errors
     /// If its preset is not legal.
     pub fn new(name: BenchConfig) -> Result<Self, Failure> {
-        let flags = vec![Flag::Set(format!("model.preset={}", name.preset()))];
+        Self::configured(&[format!("model.preset={}", name.preset())])
+    }
+
+    /// The model of these keys with its weights drawn.
+    ///
+    /// # Errors
+    /// If they are not legal.
+    pub fn configured(keys: &[String]) -> Result<Self, Failure> {
+        let flags = keys.iter().cloned().map(Flag::Set).collect();
         let config = load(&Sources { file: None, flags })?.config;
         let layers = model_layers(&config.model);
         let weights = layers.iter().map(|spec| initial_weights(spec, config.seed)).collect();

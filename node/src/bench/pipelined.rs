@@ -8,9 +8,10 @@ use zbelastic_schedule::ScheduleKind;
 
 use super::case::{Case, Cutting};
 use crate::failure::Failure;
-use crate::train::cluster::{Job, train};
+use crate::train::cluster::{Job, train_on};
 use crate::train::interrupt::Interrupt;
 use crate::train::news::News;
+use crate::train::outfit::{Outfit, Processors};
 use crate::train::timing::Bubbles;
 
 /// What a run of a pipeline showed.
@@ -32,6 +33,17 @@ pub fn round(
     stage_count: u32,
     step_count: u64,
 ) -> Result<PipelineRound, Failure> {
+    round_on(&Processors { threads: 1 }, case, kind, stage_count, step_count)
+}
+
+/// The same with what `outfit` makes for each stage.
+pub fn round_on<O: Outfit>(
+    outfit: &O,
+    case: &Case,
+    kind: ScheduleKind,
+    stage_count: u32,
+    step_count: u64,
+) -> Result<PipelineRound, Failure> {
     let cutting = Cutting::Microbatches;
     let setup = case.setup(kind, stage_count, cutting, WARMUP_STEPS + step_count)?;
     let job = Job {
@@ -42,7 +54,7 @@ pub fn round(
         interrupt: Interrupt::default(),
     };
     let mut steps: Vec<(Duration, Bubbles)> = Vec::new();
-    train(&job, &mut |news| {
+    train_on(outfit, &job, &mut |news| {
         if let News::Step(record) = news {
             steps.push((record.elapsed, record.bubbles));
         }

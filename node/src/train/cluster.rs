@@ -25,6 +25,7 @@ use super::coordinator::{Coordinator, Outcome};
 use super::interrupt::Interrupt;
 use super::mail::{MESSAGES_PER_WORKER, Mail, mailbox_limit};
 use super::news::News;
+use super::outfit::{Outfit, Processors};
 use super::timing::Clock;
 use super::worker::Worker;
 use crate::failure::{Detail, Failure, FailureCode};
@@ -43,12 +44,24 @@ pub struct Job {
     pub interrupt: Interrupt,
 }
 
-/// Runs `job` to its end. `observe` is told what happens, and may end the run after the step under
+/// Runs `job` to its end on this machine's processors. `observe` is told what happens, and may end the run after the step under
 /// way by breaking.
 ///
 /// # Errors
 /// If memory could not be had, or a worker panicked.
 pub fn train(
+    job: &Job,
+    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    train_on(&Processors { threads: job.threads }, job, observe)
+}
+
+/// Runs `job` to its end with what `outfit` makes for each stage.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_on<O: Outfit>(
+    outfit: &O,
     job: &Job,
     observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
 ) -> Result<Outcome, Failure> {
@@ -65,7 +78,7 @@ pub fn train(
                 stage,
                 setup: job.setup.clone(),
                 corpus: job.corpus.clone(),
-                threads: job.threads,
+                outfit,
                 clock,
                 mailbox,
                 mailboxes: mailboxes.clone(),

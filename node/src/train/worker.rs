@@ -4,30 +4,32 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::thread;
 
-use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
+use zbelastic_consensus::validation::Turn;
+use zbelastic_kernels::AllocateError;
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::stage::{
-    Activity, Bench, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup,
-    Wait, Workbench,
+    Activity, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup, Wait,
+    Workbench,
 };
-use zbelastic_types::StageIndex;
+use zbelastic_types::{Attempt, StageIndex, Step};
 
 use super::mail::{Evaluated, Mail, Message, StageResult};
+use super::outfit::Outfit;
 use super::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
 
-type Engine = StageEngine<Bench<CpuBackend>, Arc<Corpus>>;
+type Engine<O> = StageEngine<<O as Outfit>::Bench, Arc<Corpus>>;
 
 /// What a worker begins with.
-pub struct Worker {
+pub struct Worker<'a, O> {
     /// Its stage.
     pub stage: StageIndex,
     /// What all stages are told.
     pub setup: Arc<StageSetup>,
     /// Where batches come from.
     pub corpus: Arc<Corpus>,
-    /// Threads that compute.
-    pub threads: usize,
+    /// What it computes with.
+    pub outfit: &'a O,
     /// The clock that all slices are read from.
     pub clock: Clock,
     /// Its own mail.
@@ -45,7 +47,7 @@ enum Course {
     Abort,
 }
 
-impl Worker {
+impl<O: Outfit> Worker<'_, O> {
     /// Trains to the end of the run, or until told to abort.
     pub fn run(self) {
         let notice = DeathNotice { stage: self.stage, coordinator: self.coordinator.clone() };
@@ -59,12 +61,15 @@ impl Worker {
         drop(notice);
     }
 
-    fn engine(&self) -> Result<Engine, AllocateError> {
-        let backend = CpuBackend::new(self.threads)?;
-        StageEngine::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
+    fn engine(&self) -> Result<Engine<O>, AllocateError> {
+        let bench = self.outfit.bench(&self.setup, self.stage)?;
+        let generation = self.setup.plan.generation;
+        let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
+        let (setup, corpus) = (self.setup.clone(), self.corpus.clone());
+        Ok(StageEngine::resume(setup, self.stage, bench, corpus, turn, 0))
     }
 
-    fn drive(&self, mut engine: Engine) {
+    fn drive(&self, mut engine: Engine<O>) {
         let mut slices = Vec::new();
         loop {
             if self.take_mail(&mut engine) == Course::Abort {
@@ -91,7 +96,7 @@ impl Worker {
             }
         }
         self.tell_slices(&mut slices);
-        let result = result(&engine);
+        let result = result::<O>(&engine);
         // The device's memory is given back before the coordinator puts the model together.
         drop(engine);
         self.tell(Message::Finished(result));
@@ -107,7 +112,7 @@ impl Worker {
 
     /// Notes a wait for a verdict or for the sums before it. To wait for a neighbour is the
     /// bubble, and shows as what is between slices.
-    fn log_wait(&self, slices: &mut Vec<Slice>, engine: &Engine, wait: Wait, start_us: f64) {
+    fn log_wait(&self, slices: &mut Vec<Slice>, engine: &Engine<O>, wait: Wait, start_us: f64) {
         match wait {
             Wait::Frame { .. } => {}
             Wait::Prefix => self.log(slices, Doing::Waited(engine.turn()), start_us),
@@ -115,24 +120,24 @@ impl Worker {
         }
     }
 
-    fn take_mail(&self, engine: &mut Engine) -> Course {
+    fn take_mail(&self, engine: &mut Engine<O>) -> Course {
         while let Ok(mail) = self.mailbox.try_recv() {
-            if handle(engine, mail) == Course::Abort {
+            if handle::<O>(engine, mail) == Course::Abort {
                 return Course::Abort;
             }
         }
         Course::Continue
     }
 
-    fn await_mail(&self, engine: &mut Engine) -> Course {
+    fn await_mail(&self, engine: &mut Engine<O>) -> Course {
         match self.mailbox.recv() {
-            Ok(mail) => handle(engine, mail),
+            Ok(mail) => handle::<O>(engine, mail),
             // Nobody is left who could send what is missing.
             Err(_) => Course::Abort,
         }
     }
 
-    fn deliver(&self, engine: &mut Engine, slices: &mut Vec<Slice>) {
+    fn deliver(&self, engine: &mut Engine<O>, slices: &mut Vec<Slice>) {
         while let Some(output) = engine.poll_output() {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
@@ -172,7 +177,7 @@ impl Worker {
     }
 }
 
-fn handle(engine: &mut Engine, mail: Mail) -> Course {
+fn handle<O: Outfit>(engine: &mut Engine<O>, mail: Mail) -> Course {
     let event = match mail {
         Mail::Abort => return Course::Abort,
         Mail::Event(event) => event,
@@ -189,14 +194,9 @@ fn handle(engine: &mut Engine, mail: Mail) -> Course {
     }
 }
 
-fn result(engine: &Engine) -> StageResult {
-    let backend = engine.backend();
-    let mut layers = Vec::new();
-    for layer in engine.layers() {
-        let weights = backend.download(View::new(&layer.w, 0..layer.spec.len()));
-        layers.push((layer.spec.layer, weights));
-    }
-    StageResult { layers, digests: engine.bench().digests(), updates: engine.updates() }
+fn result<O: Outfit>(engine: &Engine<O>) -> StageResult {
+    let bench = engine.bench();
+    StageResult { layers: O::weights(bench), digests: bench.digests(), updates: engine.updates() }
 }
 
 /// Tells the coordinator when the thread unwinds.

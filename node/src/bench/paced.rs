@@ -1,0 +1,185 @@
+//! A device that computes nothing and takes exactly as long as it is told: the engine, the protocol
+//! and the threads around it are those of a run, so what is measured is theirs alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_kernels::AllocateError;
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_trainer::data::Batch;
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::model::{LayerSpec, model_layers};
+use zbelastic_trainer::stage::{Injection, StageSetup, UpdateOrder, Workbench};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
+
+use crate::train::outfit::Outfit;
+
+/// What a stage's passes take, all its chunks together.
+#[derive(Clone, Copy, Debug)]
+pub struct Paced {
+    /// F.
+    pub f: Duration,
+    /// B.
+    pub b: Duration,
+    /// W.
+    pub w: Duration,
+}
+
+/// Floats of a boundary tensor that nobody reads.
+const FRAME_LEN: usize = 16;
+/// Every gradient is this, squared and summed.
+const SQUARE_SUM: f64 = 1e-6;
+
+impl Outfit for Paced {
+    type Bench = PacedBench;
+
+    fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<PacedBench, AllocateError> {
+        let specs = model_layers(&setup.model);
+        let of_chunk = |layers: zbelastic_types::LayerRange| {
+            layers.ids().map(|layer| specs[layer as usize].clone()).collect()
+        };
+        let chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>> =
+            setup.plan.chunks_of(stage).map(|(chunk, layers)| (chunk, of_chunk(layers))).collect();
+        let share = chunks.len() as u32;
+        let Self { f, b, w } = *self;
+        Ok(PacedBench {
+            times: Self { f: f / share, b: b / share, w: w / share },
+            last: setup.plan.placement().last_chunk(),
+            chunks,
+            under_way: BTreeSet::new(),
+            version: Step(0),
+        })
+    }
+
+    fn weights(bench: &PacedBench) -> Vec<(LayerId, Vec<f32>)> {
+        bench.layers().map(|layer| (layer.layer, Vec::new())).collect()
+    }
+}
+
+/// One stage's.
+pub struct PacedBench {
+    /// Of one chunk.
+    times: Paced,
+    last: ChunkIndex,
+    chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>>,
+    under_way: BTreeSet<Pass>,
+    version: Step,
+}
+
+impl PacedBench {
+    fn layers(&self) -> impl Iterator<Item = &LayerSpec> {
+        self.chunks.values().flatten()
+    }
+}
+
+/// Sleeps until so long after it was called.
+fn take(duration: Duration) {
+    let end = Instant::now() + duration;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    {
+        thread::sleep(left);
+    }
+}
+
+impl Workbench for PacedBench {
+    fn chunk_indices(&self) -> Vec<ChunkIndex> {
+        self.chunks.keys().copied().collect()
+    }
+
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool {
+        self.chunks.contains_key(&chunk)
+    }
+
+    fn frame_len(&self) -> usize {
+        FRAME_LEN
+    }
+
+    fn slots_taken(&self) -> usize {
+        self.under_way.len()
+    }
+
+    fn drop_passes(&mut self) {
+        self.under_way.clear();
+    }
+
+    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Vec<f32>>) -> Option<f64> {
+        self.under_way.insert(pass);
+        take(self.times.f);
+        (pass.chunk == self.last).then_some(1.0)
+    }
+
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+        let loss = self.forward(pass, batch, input);
+        self.under_way.remove(&pass);
+        loss
+    }
+
+    fn backward_input(&mut self, _pass: Pass, _batch: &Batch, _gradient: Option<Vec<f32>>) {
+        take(self.times.b);
+    }
+
+    fn head_weights(&mut self, _pass: Pass) {}
+
+    fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
+        take(self.times.w);
+        self.under_way.remove(&pass);
+    }
+
+    fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Vec<f32> {
+        vec![0.0; FRAME_LEN]
+    }
+
+    fn freeze(&mut self, _microbatch_count: u32) {}
+
+    fn inject(&mut self, _injection: &Injection) {}
+
+    fn square_sums(&mut self) -> Vec<TensorSum> {
+        let tensors = self.layers().flat_map(|layer| &layer.tensors);
+        let sum = |tensor: &zbelastic_trainer::model::TensorSpec| TensorSum {
+            tensor: tensor.index,
+            square_sum: SQUARE_SUM,
+            nonfinite: 0,
+        };
+        tensors.map(sum).collect()
+    }
+
+    fn compute_candidate(&mut self, _order: UpdateOrder) {}
+
+    fn drop_candidate(&mut self) {}
+
+    fn commit(&mut self, order: UpdateOrder) {
+        self.version = order.step.next();
+    }
+
+    fn skip(&mut self, step: Step) {
+        self.version = step.next();
+    }
+
+    fn version(&self) -> Step {
+        self.version
+    }
+
+    fn images(&self) -> Vec<LayerImage> {
+        let image = |layer: &LayerSpec| LayerImage {
+            layer: layer.layer,
+            version: self.version,
+            w: Vec::new(),
+            m: Vec::new(),
+            v: Vec::new(),
+        };
+        self.layers().map(image).collect()
+    }
+
+    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
+        self.layers().map(|layer| (layer.layer, Vec::new())).collect()
+    }
+
+    fn digests(&self) -> Vec<LayerDigest> {
+        let mut layers: Vec<LayerId> = self.layers().map(|layer| layer.layer).collect();
+        layers.sort_unstable();
+        layers.into_iter().map(|layer| (layer, Digest([0; 32]))).collect()
+    }
+}
