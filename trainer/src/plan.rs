@@ -5,15 +5,17 @@ mod memory;
 mod partition;
 mod work;
 
-pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose, predicted_costs};
+pub use choose::{
+    AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose, predicted_costs,
+};
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use partition::partition;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
-    GenerateError, LowerOptions, Placement, Program, ScheduleKind, Violation, Window, check,
-    generate, lower,
+    GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, Violation, Window,
+    check, check_size, generate_sized, lower,
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
@@ -47,6 +49,16 @@ pub enum PlanError {
         stage_count: u32,
         /// The model's blocks.
         blocks: u32,
+    },
+    /// More chunks than the model has layers.
+    #[error("{stage_count} stages of {chunks_per_stage} chunks for {layer_count} parts of a model")]
+    Chunks {
+        /// Stages asked for.
+        stage_count: u32,
+        /// Chunks of each.
+        chunks_per_stage: u32,
+        /// Layers of the model: its blocks' halves, the embedding and the head.
+        layer_count: u32,
     },
     /// The schedule does not exist for this size.
     #[error(transparent)]
@@ -90,23 +102,42 @@ pub struct PlanRequest<'a> {
     pub batch: BatchShape,
     /// The schedule.
     pub kind: ScheduleKind,
+    /// Chunks a stage holds; as many as the schedule has by itself if nobody says.
+    pub chunks_per_stage: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
 }
 
+impl PlanRequest<'_> {
+    fn size(&self) -> PipelineSize {
+        let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
+        let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
+        PipelineSize { chunks_per_stage, ..size }
+    }
+}
+
 impl Plan {
     /// A plan with layers spread so that the busiest stage has as little to do as can be.
     ///
     /// # Errors
-    /// If there are more stages than blocks, or the schedule does not exist for this size.
+    /// If there are more stages than blocks or more chunks than layers, or the schedule does not exist
+    /// for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
         let blocks = request.model.blocks;
         if request.stage_count > blocks {
             return Err(PlanError::Stages { stage_count: request.stage_count, blocks });
         }
-        let placement = request.kind.placement(request.stage_count);
+        check_size(request.kind, request.size())?;
+        let PipelineSize { stage_count, chunks_per_stage, .. } = request.size();
+        let (chunk_count, layer_count) =
+            (stage_count * chunks_per_stage, request.model.layer_count());
+        if chunk_count > layer_count {
+            return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
+        }
+        let placement = Placement::of_shape(request.kind.shape(), stage_count, chunk_count)
+            .expect("the size was checked");
         let work: Vec<f64> = layer_work(request.model, request.batch.microbatch)
             .iter()
             .map(LayerWork::total)
@@ -122,8 +153,8 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
-        let PlanRequest { model, batch, kind, stage_count, window } = request;
-        let compute = generate(kind, stage_count, batch.microbatch_count)?;
+        let PlanRequest { model, batch, kind, window, .. } = request;
+        let compute = generate_sized(kind, request.size())?;
         let (expected, layer_count) = (compute.placement.chunk_count(), model.layer_count());
         let mut end = 0;
         for chunk in &chunks {

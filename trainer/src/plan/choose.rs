@@ -14,6 +14,21 @@ use super::{
 };
 use crate::model::ModelConfig;
 
+/// The schedules that are worth trying where none is named: those that are the fastest somewhere, or
+/// take least memory. The others differ from one of these in what is not predicted here (traffic of
+/// weights, offloading, overlap within a layer), and each one tried takes a plan and a simulation.
+pub const AUTO_KINDS: [ScheduleKind; 9] = [
+    ScheduleKind::GPipe,
+    ScheduleKind::OneFOneB,
+    ScheduleKind::Interleaved,
+    ScheduleKind::ZbH1,
+    ScheduleKind::ZbH2,
+    ScheduleKind::ZbAuto,
+    ScheduleKind::ZbV,
+    ScheduleKind::VHalf,
+    ScheduleKind::VMin,
+];
+
 /// What is to be planned.
 #[derive(Clone, Copy, Debug)]
 pub struct ChooseRequest<'a> {
@@ -23,6 +38,8 @@ pub struct ChooseRequest<'a> {
     pub batch: BatchShape,
     /// The schedules to choose from, at least one.
     pub kinds: &'a [ScheduleKind],
+    /// Chunks a stage holds; as many as each schedule has by itself if nobody says.
+    pub chunks_per_stage: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
@@ -150,8 +167,9 @@ fn consider<B: Backend>(
     request: ChooseRequest<'_>,
     kind: ScheduleKind,
 ) -> Result<(Plan, Vec<StageMemory>, Prediction), Refusal> {
-    let ChooseRequest { model, batch, stage_count, window, .. } = request;
-    let plan = Plan::new(PlanRequest { model, batch, kind, stage_count, window })?;
+    let ChooseRequest { model, batch, chunks_per_stage, stage_count, window, .. } = request;
+    let request_of_kind = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+    let plan = Plan::new(request_of_kind)?;
     let memory = plan_memory(backend, model, &plan, request.copies);
     let sizes = (0..stage_count).map(StageIndex).zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
