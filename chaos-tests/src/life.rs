@@ -149,7 +149,8 @@ fn stage_setup(
         microbatch_count: options.microbatches,
     };
     let (kind, window) = (ScheduleKind::OneFOneB, Window::One);
-    let request = PlanRequest { model: &model, batch, kind, stage_count: 1, window };
+    let (stage_count, chunks_per_stage) = (1, None);
+    let request = PlanRequest { model: &model, batch, kind, chunks_per_stage, stage_count, window };
     let plan = Plan::new(request).expect("one stage runs anything");
     StageSetup {
         plan,

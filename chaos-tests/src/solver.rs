@@ -41,8 +41,10 @@ impl Solver {
         }
         let kinds = [self.kind, ScheduleKind::ZbH1, ScheduleKind::OneFOneB];
         let plans = kinds.into_iter().find_map(|kind| {
-            let (model, batch) = (&self.model, self.batch);
-            Plan::new(PlanRequest { model, batch, kind, stage_count: count, window }).ok()
+            let (model, batch, chunks_per_stage) = (&self.model, self.batch, None);
+            let stage_count = count;
+            let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+            Plan::new(request).ok()
         });
         let nodes = request.nodes.len();
         let plan = plans.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;

@@ -188,7 +188,7 @@ pub struct ConfigArgs {
     /// Configuration file (TOML); without it, the preset quickstart.
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
-    /// Schedule: auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v [schedule.kind].
+    /// Schedule: auto, or a name that `schedule list` tells, such as zb-h1 or zb-v [schedule.kind].
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
     /// Optimizer steps [train.steps].

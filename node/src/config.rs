@@ -48,7 +48,7 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::BatchShape;
+use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape};
 use zbelastic_types::Bytes;
 
 use crate::failure::Failure;
@@ -79,6 +79,8 @@ pub struct RunConfig {
     pub guard: GuardPolicy,
     /// The schedule.
     pub schedule: ScheduleChoice,
+    /// Chunks a stage holds; none for as many as the schedule has by itself.
+    pub chunks_per_stage: Option<u32>,
     /// Most memory of a stage.
     pub stage_bytes_max: Option<Bytes>,
     /// How far steps run ahead of their verdict.
@@ -148,11 +150,11 @@ pub enum ScheduleChoice {
 }
 
 impl ScheduleChoice {
-    /// The schedules to choose from.
+    /// The schedules to choose from; for auto, those that are worth trying ([`AUTO_KINDS`]).
     #[must_use]
     pub const fn kinds(&self) -> &[ScheduleKind] {
         match self {
-            Self::Auto => &ScheduleKind::ALL,
+            Self::Auto => &AUTO_KINDS,
             Self::Kind(kind) => std::slice::from_ref(kind),
         }
     }

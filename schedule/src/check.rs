@@ -99,7 +99,7 @@ mod tests {
     use zbelastic_types::StageIndex;
 
     use super::{VIOLATION_COUNT_MAX, Violation, check};
-    use crate::generate::generate;
+    use crate::generate::{GenerateError, PipelineSize, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
@@ -164,18 +164,28 @@ mod tests {
         let sizes = (1..=8).flat_map(|p| (1..=24).map(move |m| (p, m)));
         for (p, m) in sizes {
             for kind in ScheduleKind::ALL {
-                let Ok(program) = generate(kind, p, m) else {
-                    assert!(kind == ScheduleKind::Interleaved && m % p != 0, "{kind} {p} {m}");
-                    continue;
-                };
-                assert_eq!(check(&program), Ok(()), "{kind} {p} {m}");
-                for window in [Window::Zero, Window::One] {
-                    for early_head_weights in [false, true] {
-                        let options = LowerOptions { window, early_head_weights };
-                        let lowered = lower(&program, options);
-                        assert_eq!(check(&lowered), Ok(()), "{kind} {p} {m} {options:?}");
-                    }
+                check_size(kind, PipelineSize::of(kind, p, m));
+                if kind.chunk_counts().allow(3) {
+                    let size = PipelineSize::of(kind, p, m);
+                    check_size(kind, PipelineSize { chunks_per_stage: 3, ..size });
                 }
+            }
+        }
+    }
+
+    fn check_size(kind: ScheduleKind, size: PipelineSize) {
+        let program = match generate_sized(kind, size) {
+            Ok(program) => program,
+            Err(GenerateError::UnevenGroups { .. } | GenerateError::FewMicrobatches { .. }) => {
+                return;
+            }
+            Err(error) => panic!("{size:?}: {error}"),
+        };
+        assert_eq!(check(&program), Ok(()), "{kind} {size:?}");
+        for window in [Window::Zero, Window::One] {
+            for early_head_weights in [false, true] {
+                let options = LowerOptions { window, early_head_weights };
+                assert_eq!(check(&lower(&program, options)), Ok(()), "{kind} {size:?} {options:?}");
             }
         }
     }

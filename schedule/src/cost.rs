@@ -67,7 +67,7 @@ impl Costs {
     /// stages takes `link`. Verdict, step and early weights take no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
-        let chunks_per_stage = f64::from(placement.chunk_count() / placement.stage_count());
+        let chunks_per_stage = f64::from(placement.chunks_per_stage());
         let share = |time: f64| time / chunks_per_stage;
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];

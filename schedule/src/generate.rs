@@ -4,144 +4,92 @@
 //! the solver's question. Every generator lets a chunk's weight gradients run in microbatch order,
 //! because the sum of a gradient must not depend on the schedule.
 
-mod gpipe;
+mod breadth_first;
+mod dual_pipe_v;
+mod grid;
+mod grouped;
 mod interleaved;
 mod one_f_one_b;
+mod one_f_one_b_v;
+mod size;
+mod v_pattern;
+mod vee;
 mod zb_v;
 mod zero_bubble;
 
+pub use size::{GenerateError, PipelineSize, check_size};
+
 use crate::kind::ScheduleKind;
 use crate::op::{Compute, Op, Pass};
-use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::placement::Placement;
+use crate::program::Program;
 use crate::solve::{Problem, StageCosts, solve};
 
-/// Why a schedule has no program of that size.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GenerateError {
-    /// No stage, or more than a program text may name.
-    #[error("{kind} needs 1 to {max} stages, found {found}")]
-    StageCount {
-        /// The schedule asked for.
-        kind: ScheduleKind,
-        /// The most stages it can have.
-        max: u32,
-        /// The stages asked for.
-        found: u32,
-    },
-    /// No microbatch, or more than a program text may name.
-    #[error("a step needs 1 to {TEXT_COUNT_MAX} microbatches, found {found}")]
-    MicrobatchCount {
-        /// The microbatches asked for.
-        found: u32,
-    },
-    /// More passes than any reader of a program accepts.
-    #[error(
-        "a program has at most {PASS_COUNT_MAX} passes (chunks times microbatches), found {found}"
-    )]
-    PassCount {
-        /// The passes the generator would run through.
-        found: u64,
-    },
-    /// Interleaved deals microbatches in groups of one a stage.
-    #[error(
-        "interleaved with {stage_count} stages needs a multiple of {stage_count} microbatches, \
-         found {microbatch_count}"
-    )]
-    UnevenGroups {
-        /// The stages asked for.
-        stage_count: u32,
-        /// The microbatches asked for.
-        microbatch_count: u32,
-    },
-}
-
-/// The size of a pipeline: what a generator needs to know beside the stage it writes for.
-#[derive(Clone, Copy)]
-struct Size {
-    stage_count: u32,
-    microbatch_count: u32,
-}
-
-/// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, without
-/// transfers and updates ([`crate::lower`] adds them).
+/// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, with as many
+/// chunks as the schedule has if nobody says how many; without transfers and updates
+/// ([`crate::lower`] adds them).
 ///
 /// # Errors
-/// If there is no stage, no microbatch or too many of them, or if `kind` is interleaved and the
-/// microbatches do not form whole groups of one a stage.
+/// As [`generate_sized`].
 pub fn generate(
     kind: ScheduleKind,
     stage_count: u32,
     microbatch_count: u32,
 ) -> Result<Program, GenerateError> {
-    check_size(kind, stage_count, microbatch_count)?;
-    let size = Size { stage_count, microbatch_count };
-    if kind == ScheduleKind::ZbAuto {
-        return Ok(auto(size));
-    }
-    let stage_ops = |stage| match kind {
-        ScheduleKind::GPipe => gpipe::stage_ops(size, stage),
-        ScheduleKind::OneFOneB => one_f_one_b::stage_ops(size, stage),
-        ScheduleKind::Interleaved => interleaved::stage_ops(size, stage),
-        ScheduleKind::ZbH1 => zero_bubble::stage_ops(size, stage, 1),
-        ScheduleKind::ZbH2 => zero_bubble::stage_ops(size, stage, 2),
-        ScheduleKind::ZbV => zb_v::stage_ops(size, stage),
-        ScheduleKind::ZbAuto => unreachable!("it was solved above"),
-    };
-    Ok(Program {
-        kind,
-        placement: kind.placement(stage_count),
-        microbatch_count,
-        window: None,
-        stages: (0..stage_count).map(stage_ops).collect(),
-    })
+    generate_sized(kind, PipelineSize::of(kind, stage_count, microbatch_count))
 }
 
-/// Whether a schedule has a program of that size.
+/// The program of `kind` for a pipeline of this size, without transfers and updates.
 ///
 /// # Errors
-/// As [`generate`].
-pub fn check_size(
-    kind: ScheduleKind,
-    stage_count: u32,
-    microbatch_count: u32,
-) -> Result<(), GenerateError> {
-    let size = Size { stage_count, microbatch_count };
-    let max = TEXT_COUNT_MAX / kind.chunks_per_stage();
-    if !(1..=max).contains(&stage_count) {
-        return Err(GenerateError::StageCount { kind, max, found: stage_count });
-    }
-    if !(1..=TEXT_COUNT_MAX).contains(&microbatch_count) {
-        return Err(GenerateError::MicrobatchCount { found: microbatch_count });
-    }
-    let run_through = match kind {
-        ScheduleKind::ZbV => zb_v::microbatches_run_through(size),
-        ScheduleKind::GPipe
-        | ScheduleKind::OneFOneB
-        | ScheduleKind::Interleaved
-        | ScheduleKind::ZbH1
-        | ScheduleKind::ZbH2
-        | ScheduleKind::ZbAuto => microbatch_count,
+/// If there is no stage, no microbatch or too many of them, if a stage of `kind` does not hold so
+/// many chunks, if `kind` is interleaved and the microbatches do not form whole groups of one a
+/// stage, or if it is DualPipeV and they are fewer than two a stage.
+pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
+    check_size(kind, size)?;
+    let PipelineSize { stage_count, chunks_per_stage, microbatch_count } = size;
+    let each = |stage_ops: &dyn Fn(u32) -> Vec<Op>| (0..stage_count).map(stage_ops).collect();
+    let stages = match kind {
+        ScheduleKind::GPipe | ScheduleKind::LoopedBfs => {
+            each(&|stage| breadth_first::stage_ops(size, stage))
+        }
+        ScheduleKind::OneFOneB => each(&|stage| one_f_one_b::stage_ops(size, stage)),
+        ScheduleKind::Interleaved => each(&|stage| interleaved::stage_ops(size, stage)),
+        ScheduleKind::ZbH1 => each(&|stage| zero_bubble::stage_ops(size, stage, 1)),
+        ScheduleKind::ZbH2 => each(&|stage| zero_bubble::stage_ops(size, stage, 2)),
+        ScheduleKind::ZbAuto => auto(size),
+        ScheduleKind::ZbV => each(&|stage| zb_v::stage_ops(size, stage)),
+        ScheduleKind::Gis => each(&|stage| grouped::stage_ops(size, stage, stage_count)),
+        ScheduleKind::GisH => {
+            each(&|stage| grouped::stage_ops(size, stage, stage_count.div_ceil(2)))
+        }
+        ScheduleKind::Po => each(&|stage| grouped::stage_ops(size, stage, 1)),
+        ScheduleKind::VHalf => v_pattern::program_ops(size, v_pattern::half),
+        ScheduleKind::VMin => v_pattern::program_ops(size, v_pattern::min),
+        ScheduleKind::OneFOneBV => one_f_one_b_v::program_ops(size),
+        ScheduleKind::DualPipeV => each(&|stage| dual_pipe_v::stage_ops(size, stage)),
     };
-    let found = u64::from(stage_count * kind.chunks_per_stage()) * u64::from(run_through);
-    if found > PASS_COUNT_MAX {
-        return Err(GenerateError::PassCount { found });
-    }
-    if kind == ScheduleKind::Interleaved && !microbatch_count.is_multiple_of(stage_count) {
-        return Err(GenerateError::UnevenGroups { stage_count, microbatch_count });
-    }
-    Ok(())
+    let chunk_count = stage_count * chunks_per_stage;
+    Ok(Program {
+        kind,
+        placement: Placement::of_shape(kind.shape(), stage_count, chunk_count)
+            .expect("the size was checked"),
+        microbatch_count,
+        window: None,
+        stages,
+    })
 }
 
 /// The best order for equal times and the memory of 1F1B, whatever share of it B leaves to W: who
 /// knows times and limits asks [`solve`] with them.
-fn auto(size: Size) -> Program {
-    let Size { stage_count, microbatch_count } = size;
+fn auto(size: PipelineSize) -> Vec<Vec<Op>> {
+    let PipelineSize { stage_count, microbatch_count, .. } = size;
     let limit = f64::from(stage_count);
     let costs =
         StageCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 1.0, after_input_gradient: 1.0, limit };
     let stages = vec![costs; stage_count as usize];
     let problem = Problem { stages, link: 0.0, microbatch_count };
-    solve(&problem).expect("a stage's memory holds a microbatch").program
+    solve(&problem).expect("a stage's memory holds a microbatch").program.stages
 }
 
 pub(crate) fn compute(compute: Compute, chunk: u32, microbatch: u32) -> Op {
@@ -150,46 +98,8 @@ pub(crate) fn compute(compute: Compute, chunk: u32, microbatch: u32) -> Op {
 
 #[cfg(test)]
 mod tests {
-    use super::{GenerateError, generate};
+    use super::generate;
     use crate::kind::ScheduleKind;
-    use crate::program::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
-
-    fn check(kind: ScheduleKind, size: (u32, u32), expected: Result<(), GenerateError>) {
-        assert_eq!(generate(kind, size.0, size.1).map(drop), expected, "{kind} {size:?}");
-    }
-
-    #[test]
-    fn a_pipeline_has_stages_and_microbatches() {
-        for kind in ScheduleKind::ALL {
-            let max = TEXT_COUNT_MAX / kind.chunks_per_stage();
-            let stages = |found| Err(GenerateError::StageCount { kind, max, found });
-            check(kind, (0, 8), stages(0));
-            check(kind, (max + 1, 1), stages(max + 1));
-            check(kind, (2, 0), Err(GenerateError::MicrobatchCount { found: 0 }));
-            let found = TEXT_COUNT_MAX + 1;
-            check(kind, (1, found), Err(GenerateError::MicrobatchCount { found }));
-            check(kind, (1, 1), Ok(()));
-        }
-    }
-
-    #[test]
-    fn passes_are_limited() {
-        let most = u32::try_from(PASS_COUNT_MAX).expect("the limit fits") / 128;
-        check(ScheduleKind::GPipe, (128, most), Ok(()));
-        let found = PASS_COUNT_MAX + 128;
-        check(ScheduleKind::GPipe, (128, most + 1), Err(GenerateError::PassCount { found }));
-        // ZB-V runs through 2p - 1 microbatches even when asked for one.
-        let found = 2 * 2048 * 4095;
-        check(ScheduleKind::ZbV, (2048, 1), Err(GenerateError::PassCount { found }));
-    }
-
-    #[test]
-    fn interleaved_needs_whole_groups() {
-        let uneven = GenerateError::UnevenGroups { stage_count: 4, microbatch_count: 6 };
-        check(ScheduleKind::Interleaved, (4, 6), Err(uneven));
-        check(ScheduleKind::Interleaved, (4, 8), Ok(()));
-        check(ScheduleKind::Interleaved, (1, 7), Ok(()));
-    }
 
     /// The rows of stages 0 and 1 as the figures of the papers have them.
     #[test]
@@ -216,6 +126,24 @@ mod tests {
             [
                 "stage 0: 0F0 0F1 2F0 2F1 2BW0 2BW1 0BW0 0BW1",
                 "stage 1: 1F0 1F1 3F0 3BW0 3F1 3BW1 1BW0 1BW1",
+            ],
+        );
+        check(
+            ScheduleKind::LoopedBfs,
+            (2, 2),
+            [
+                "stage 0: 0F0 0F1 2F0 2F1 2BW0 2BW1 0BW0 0BW1",
+                "stage 1: 1F0 1F1 3F0 3F1 3BW0 3BW1 1BW0 1BW1",
+            ],
+        );
+        check(
+            ScheduleKind::DualPipeV,
+            (2, 4),
+            [
+                "stage 0: 0F0 0F1 0F2 3F0 3B0 3W0 3F1 0F3 3BW1 3F2 0BW0 3BW2 3F3 0BW1 \
+                 3BW3 0B2 0W2 0B3 0W3",
+                "stage 1: 1F0 2F0 1F1 2F1 1F2 2BW0 2F2 1BW0 1F3 2BW1 2F3 1BW1 \
+                 2BW2 1BW2 2B3 1B3 2W3 1W3",
             ],
         );
         check(

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::placement::Placement;
+use crate::placement::PlacementShape;
 
 /// A schedule by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub enum ScheduleKind {
     /// One forward, one backward (Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021).
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// 1F1B with two chunks a stage, dealt round (Narayanan et al., SC 2021).
+    /// 1F1B with several chunks a stage, dealt round (Narayanan et al., SC 2021).
     #[serde(rename = "interleaved")]
     Interleaved,
     /// Backward split, the memory of 1F1B (Qi et al., ICLR 2024, section 2.1).
@@ -32,11 +32,72 @@ pub enum ScheduleKind {
     /// Backward split over a V-shaped placement (Qi et al., arXiv 2401.10241 v1, section 6).
     #[serde(rename = "zb-v")]
     ZbV,
+    /// GPipe with several chunks a stage, dealt round, one after the other (Lamy-Poirier, MLSys 2023).
+    #[serde(rename = "looped-bfs")]
+    LoopedBfs,
+    /// Groups of one microbatch a stage through chunks dealt round (Wan et al., ICML 2025).
+    #[serde(rename = "gis")]
+    Gis,
+    /// The same with groups half as large, for less memory (ibid.).
+    #[serde(rename = "gis-h")]
+    GisH,
+    /// The order of PipeOffload: groups of one microbatch, repeated evenly (ibid.).
+    #[serde(rename = "po")]
+    Po,
+    /// Over a vee, about half the memory of 1F1B (Qi et al., NeurIPS 2024).
+    #[serde(rename = "v-half")]
+    VHalf,
+    /// Over a vee, about a third of the memory of 1F1B (ibid.).
+    #[serde(rename = "v-min")]
+    VMin,
+    /// Over a vee, about two thirds of the memory of 1F1B, B and W in one (ibid.).
+    #[serde(rename = "1f1b-v")]
+    OneFOneBV,
+    /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
+    #[serde(rename = "dualpipe-v")]
+    DualPipeV,
+}
+
+/// How many chunks a stage may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkCounts {
+    /// So many and no other number.
+    Exactly(u32),
+    /// So many or more; so many if nobody says how many.
+    AtLeast(u32),
+}
+
+impl ChunkCounts {
+    /// The least, which is also what a stage holds if nobody says how many.
+    #[must_use]
+    pub const fn least(self) -> u32 {
+        match self {
+            Self::Exactly(count) | Self::AtLeast(count) => count,
+        }
+    }
+
+    /// Whether a stage may hold `count` chunks.
+    #[must_use]
+    pub const fn allow(self, count: u32) -> bool {
+        match self {
+            Self::Exactly(only) => count == only,
+            Self::AtLeast(least) => count >= least,
+        }
+    }
+}
+
+impl fmt::Display for ChunkCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(count) => write!(f, "{count}"),
+            Self::AtLeast(least) => write!(f, "{least} or more"),
+        }
+    }
 }
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 15] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -44,6 +105,14 @@ impl ScheduleKind {
         Self::ZbH2,
         Self::ZbAuto,
         Self::ZbV,
+        Self::LoopedBfs,
+        Self::Gis,
+        Self::GisH,
+        Self::Po,
+        Self::VHalf,
+        Self::VMin,
+        Self::OneFOneBV,
+        Self::DualPipeV,
     ];
 
     /// The name under which a person asks for it.
@@ -57,36 +126,62 @@ impl ScheduleKind {
             Self::ZbH2 => "zb-h2",
             Self::ZbAuto => "zb-auto",
             Self::ZbV => "zb-v",
+            Self::LoopedBfs => "looped-bfs",
+            Self::Gis => "gis",
+            Self::GisH => "gis-h",
+            Self::Po => "po",
+            Self::VHalf => "v-half",
+            Self::VMin => "v-min",
+            Self::OneFOneBV => "1f1b-v",
+            Self::DualPipeV => "dualpipe-v",
         }
     }
 
-    /// Chunks a stage holds.
+    /// How many chunks a stage may hold.
     #[must_use]
-    pub const fn chunks_per_stage(self) -> u32 {
-        match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => 1,
-            Self::Interleaved | Self::ZbV => 2,
+    pub const fn chunk_counts(self) -> ChunkCounts {
+        match self.shape() {
+            PlacementShape::Line => ChunkCounts::Exactly(1),
+            PlacementShape::Loop => ChunkCounts::AtLeast(2),
+            PlacementShape::Vee => ChunkCounts::Exactly(2),
         }
     }
 
-    /// Whether B and W are separate operations.
+    /// Whether B and W are separate operations, if only of some passes.
     #[must_use]
     pub const fn splits_backward(self) -> bool {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::Interleaved => false,
-            Self::ZbH1 | Self::ZbH2 | Self::ZbAuto | Self::ZbV => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::LoopedBfs
+            | Self::OneFOneBV => false,
+            Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::DualPipeV => true,
         }
     }
 
-    /// How the schedule lays chunks over `stage_count` stages.
+    /// How the schedule lays chunks over stages.
     #[must_use]
-    pub fn placement(self, stage_count: u32) -> Placement {
+    pub const fn shape(self) -> PlacementShape {
         match self {
             Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
-                Placement::line(stage_count)
+                PlacementShape::Line
             }
-            Self::Interleaved => Placement::looped(stage_count, self.chunks_per_stage()),
-            Self::ZbV => Placement::vee(stage_count),
+            Self::Interleaved | Self::LoopedBfs | Self::Gis | Self::GisH | Self::Po => {
+                PlacementShape::Loop
+            }
+            Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
+                PlacementShape::Vee
+            }
         }
     }
 }

@@ -25,8 +25,8 @@ mod walk;
 
 pub use check::{VIOLATION_COUNT_MAX, Violation, check};
 pub use cost::{ChunkTimes, CostError, Costs};
-pub use generate::{GenerateError, check_size, generate};
-pub use kind::{ScheduleKind, UnknownKind};
+pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_sized};
+pub use kind::{ChunkCounts, ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
 pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
 pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};

@@ -118,13 +118,13 @@ mod tests {
 
     /// A stage keeps 100 after F and 30 after B, divided among its chunks.
     fn check_peaks(kind: ScheduleKind, expected: [f64; STAGES as usize]) {
-        let share = 1.0 / f64::from(kind.chunks_per_stage());
+        let program = program(kind);
+        let share = 1.0 / f64::from(program.placement.chunks_per_stage());
         let chunk = ChunkMemory {
             after_forward: 100.0 * share,
             after_input_gradient: 30.0 * share,
             after_early_weights: 10.0 * share,
         };
-        let program = program(kind);
         let chunks = vec![chunk; program.placement.chunk_count() as usize];
         assert_eq!(peak_memory(&program, &chunks), expected, "{kind}");
     }

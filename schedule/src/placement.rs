@@ -112,8 +112,7 @@ impl Placement {
     /// The shape this placement has; a single stage with one chunk counts as a line.
     #[must_use]
     pub fn shape(&self) -> PlacementShape {
-        let chunks_per_stage = self.chunk_count() / self.stage_count;
-        if chunks_per_stage == 1 {
+        if self.chunks_per_stage() == 1 {
             PlacementShape::Line
         } else if *self == Self::vee(self.stage_count) {
             PlacementShape::Vee
@@ -126,6 +125,12 @@ impl Placement {
     #[must_use]
     pub fn stage_count(&self) -> u32 {
         self.stage_count
+    }
+
+    /// The number of chunks on each stage.
+    #[must_use]
+    pub fn chunks_per_stage(&self) -> u32 {
+        self.chunk_count() / self.stage_count
     }
 
     /// The number of chunks.

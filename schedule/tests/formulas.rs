@@ -1,7 +1,10 @@
 //! The formulas of the papers, as `docs/schedule-ir.md` lists them, against simulation: without
 //! hops, at times where they are exact.
 
-use zbelastic_schedule::{Costs, ScheduleKind, Timeline, generate, simulate};
+use zbelastic_schedule::{
+    ChunkMemory, Costs, PipelineSize, ScheduleKind, Timeline, generate, generate_sized,
+    peak_memory, simulate,
+};
 
 /// Whole-stage times.
 #[derive(Clone, Copy)]
@@ -55,4 +58,107 @@ fn without_a_bubble_there_is_still_a_ramp() {
     assert_eq!(timeline.bubble_span(0), 0.0);
     assert_eq!(timeline.makespan(0), timeline.cost(0) + 3.0 * EQUAL.f);
     assert_eq!(timeline.bubble_sync(0), 6.0 / 54.0);
+}
+
+/// Chunks dealt round, as many as anybody likes: `idle` of stages, chunks and times, and the chunks
+/// that a stage keeps of stages, chunks and microbatches.
+fn check_chunks(
+    kind: ScheduleKind,
+    idle: fn(p: f64, v: f64, times: Times) -> f64,
+    kept: fn(p: u32, v: u32, m: u32) -> u32,
+) {
+    for (stages, chunks, rounds) in
+        (1..=8).flat_map(|p| (2..=5).flat_map(move |v| [(p, v, 1), (p, v, 2), (p, v, 4)]))
+    {
+        let size = PipelineSize {
+            stage_count: stages,
+            chunks_per_stage: chunks,
+            microbatch_count: rounds * stages,
+        };
+        let program = generate_sized(kind, size).expect("the size is legal");
+        for times in [EQUAL, REAL, SHORT_W] {
+            let costs = Costs::even(&program.placement, times.f, times.b, times.w, 0.0);
+            let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
+            let work = f64::from(size.microbatch_count) * (times.f + times.b + times.w);
+            let expected = work + idle(f64::from(stages), f64::from(chunks), times);
+            let found = timeline.cost(0);
+            assert!((found - expected).abs() < 1e-9, "{kind} {size:?}: {found}, not {expected}");
+        }
+        let peak = chunks_kept(&program);
+        assert_eq!(peak, f64::from(kept(stages, chunks, size.microbatch_count)), "{kind} {size:?}");
+    }
+}
+
+/// Most chunks whose activations any stage keeps, until W gives them back.
+fn chunks_kept(program: &zbelastic_schedule::Program) -> f64 {
+    let one =
+        ChunkMemory { after_forward: 1.0, after_input_gradient: 1.0, after_early_weights: 1.0 };
+    let chunks = vec![one; program.placement.chunk_count() as usize];
+    peak_memory(program, &chunks).into_iter().fold(0.0, f64::max)
+}
+
+#[test]
+fn more_chunks_leave_smaller_bubbles() {
+    let whole = |p: f64, v: f64, t: Times| (p - 1.0) * (t.f + t.b + t.w) / v;
+    check_chunks(ScheduleKind::LoopedBfs, whole, |_, v, m| v * m);
+    check_chunks(ScheduleKind::Interleaved, whole, |p, v, m| (v * p + p - 1).min(v * m));
+    check_chunks(ScheduleKind::Gis, |p, v, t| (p - 1.0) * (t.f + t.b) / v, |p, v, _| v * p);
+}
+
+#[test]
+fn smaller_groups_keep_less_and_leave_larger_bubbles() {
+    for (stages, chunks) in (1..=4).flat_map(|half| (2..=5).map(move |v| (2 * half, v))) {
+        let size =
+            |m| PipelineSize { stage_count: stages, chunks_per_stage: chunks, microbatch_count: m };
+        let (p, v) = (f64::from(stages), f64::from(chunks));
+        for m in [stages, 3 * stages] {
+            let program = generate_sized(ScheduleKind::GisH, size(m)).expect("legal");
+            for Times { f, b, w } in [EQUAL, REAL] {
+                let costs = Costs::even(&program.placement, f, b, w, 0.0);
+                let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
+                let idle = ((p - 1.0) * (f + b) + (v - 1.0) * p / 2.0 * (f + b - w)) / v;
+                let expected = f64::from(m) * (f + b + w) + idle;
+                assert!((timeline.cost(0) - expected).abs() < 1e-9, "{stages} {chunks} {m}");
+            }
+            assert_eq!(chunks_kept(&program), f64::from(stages + (chunks - 1) * stages / 2));
+            let program = generate_sized(ScheduleKind::Po, size(m)).expect("legal");
+            let costs = Costs::even(&program.placement, REAL.f, REAL.b, REAL.w, 0.0);
+            let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
+            let whole = REAL.f + REAL.b + REAL.w;
+            assert!(timeline.cost(0) <= (f64::from(m) + p - 1.0) * whole, "{stages} {chunks} {m}");
+        }
+    }
+}
+
+/// What a vee keeps, in microbatches, and the most that its stages idle at equal times, in F: the
+/// paper gives both as limits of the share per stage.
+#[test]
+fn a_vee_keeps_half_a_third_or_two_thirds() {
+    let check = |kind, kept: fn(u32) -> u32, idle_a_stage: f64| {
+        for stages in 1..=16 {
+            for microbatches in [2 * stages, 4 * stages] {
+                let program = generate(kind, stages, microbatches).expect("legal");
+                assert_eq!(chunks_kept(&program), f64::from(2 * kept(stages)), "{kind} {stages}");
+                let timeline = replay(kind, stages, microbatches, EQUAL);
+                let work = f64::from(microbatches) * 3.0 * EQUAL.f;
+                let idle = timeline.cost(0) - work;
+                assert!(
+                    idle <= idle_a_stage * f64::from(stages) * EQUAL.f,
+                    "{kind} {stages} {idle}"
+                );
+            }
+        }
+    };
+    check(ScheduleKind::VHalf, |p| p / 2 + 1, 1.5);
+    check(ScheduleKind::VMin, |p| (p + 1) / 3 + 1, 1.875);
+    check(ScheduleKind::OneFOneBV, |p| 2 * p / 3 + 1, 2.375);
+}
+
+#[test]
+fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
+    for times in [EQUAL, REAL] {
+        check(ScheduleKind::DualPipeV, times, |p, t| (p - 1.0) * (t.f + t.b - t.w) / 2.0);
+    }
+    let program = generate(ScheduleKind::DualPipeV, 6, 12).expect("legal");
+    assert_eq!(chunks_kept(&program), 13.0);
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, Op, Pass, Problem, Program,
-    ScheduleKind, Slice, StageCosts, Timeline, Update, Window, check, generate, live_passes, lower,
-    lower_bound, peak_memory, simulate, solve,
+    ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, Op, Pass, PipelineSize,
+    Problem, Program, ScheduleKind, Slice, StageCosts, Timeline, Update, Window, check, check_size,
+    generate, generate_sized, live_passes, lower, lower_bound, peak_memory, simulate, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -20,19 +20,21 @@ fn options() -> impl Strategy<Value = LowerOptions> {
         .prop_map(|(window, early_head_weights)| LowerOptions { window, early_head_weights })
 }
 
-/// A program of up to 6 stages. Interleaved gets the next whole number of groups.
+/// A program of up to 6 stages, with 2 to 4 chunks each where their number is free. A schedule that
+/// does not exist for the microbatches drawn gets the next number that it exists for.
 fn program() -> impl Strategy<Value = Program> {
-    (kind(), 1..=6u32, 1..=20u32).prop_map(|(kind, stages, microbatches)| {
-        let microbatches = match kind {
-            ScheduleKind::Interleaved => microbatches.next_multiple_of(stages),
-            ScheduleKind::GPipe
-            | ScheduleKind::OneFOneB
-            | ScheduleKind::ZbH1
-            | ScheduleKind::ZbH2
-            | ScheduleKind::ZbAuto
-            | ScheduleKind::ZbV => microbatches,
+    (kind(), 1..=6u32, 2..=4u32, 1..=20u32).prop_map(|(kind, stages, chunks, microbatches)| {
+        let chunks_per_stage = match kind.chunk_counts() {
+            ChunkCounts::Exactly(count) => count,
+            ChunkCounts::AtLeast(_) => chunks,
         };
-        generate(kind, stages, microbatches).expect("the size is legal")
+        let sizes = (microbatches..).map(|microbatch_count| PipelineSize {
+            stage_count: stages,
+            chunks_per_stage,
+            microbatch_count,
+        });
+        let size = sizes.take(20).find(|size| check_size(kind, *size).is_ok());
+        generate_sized(kind, size.expect("one of twenty is legal")).expect("the size is legal")
     })
 }
 
@@ -45,9 +47,9 @@ fn chunk_times() -> impl Strategy<Value = ChunkTimes> {
     })
 }
 
-/// Twelve chunks' times: as many as the largest program has. Every chunk has its own.
+/// Times of 24 chunks: as many as the largest program has. Every chunk has its own.
 fn costs() -> impl Strategy<Value = Costs> {
-    let chunks = prop::collection::vec(chunk_times(), 12);
+    let chunks = prop::collection::vec(chunk_times(), 24);
     (chunks, 0.0..3.0, 0.0..30.0, 0.0..5.0).prop_map(|(chunks, link, verdict, step)| Costs {
         chunks,
         link,
@@ -206,7 +208,7 @@ proptest! {
     fn memory_stays_within_what_the_schedule_promises(
         program in program(), kept_by_b in 0.0..1.0f64,
     ) {
-        let per_stage = f64::from(program.kind.chunks_per_stage());
+        let per_stage = f64::from(program.placement.chunks_per_stage());
         let chunk = ChunkMemory {
             after_forward: 1.0 / per_stage,
             after_input_gradient: kept_by_b / per_stage,
@@ -216,12 +218,22 @@ proptest! {
         let (p, m) = (program.placement.stage_count(), program.microbatch_count);
         let (stages, microbatches) = (f64::from(p), f64::from(m));
         let promise = match program.kind {
-            ScheduleKind::GPipe => microbatches,
+            ScheduleKind::GPipe | ScheduleKind::LoopedBfs => microbatches,
             ScheduleKind::OneFOneB
             | ScheduleKind::ZbH1
             | ScheduleKind::ZbAuto
-            | ScheduleKind::ZbV => stages,
-            ScheduleKind::Interleaved => (3.0 * stages - 1.0) / 2.0,
+            | ScheduleKind::ZbV
+            | ScheduleKind::Gis => stages,
+            ScheduleKind::GisH => ((per_stage - 1.0) * f64::from(p.div_ceil(2)) + stages) / per_stage,
+            // Up to one chunk more for each that the stage holds but one.
+            ScheduleKind::Po => {
+                ((per_stage - 1.0) * f64::from(p.div_ceil(2) + 1) + stages) / per_stage
+            }
+            ScheduleKind::VHalf => f64::from(p / 2 + 1),
+            ScheduleKind::VMin => f64::from((p + 1) / 3 + 1),
+            ScheduleKind::OneFOneBV => f64::from(2 * p / 3 + 1),
+            ScheduleKind::DualPipeV => stages + 0.5,
+            ScheduleKind::Interleaved => stages + (stages - 1.0) / per_stage,
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
         };
         for peak in peak_memory(&program, &chunks) {

@@ -7,7 +7,7 @@ mod partition;
 mod solved;
 mod work;
 
-pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
+pub use choose::{AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
@@ -16,8 +16,8 @@ pub use work::{LayerWork, layer_work, model_flop_per_token};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
-    GenerateError, LowerOptions, Placement, Program, ScheduleKind, Violation, Window, check,
-    generate, lower,
+    GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, Violation, Window,
+    check, check_size, generate_sized, lower,
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
@@ -51,6 +51,16 @@ pub enum PlanError {
         stage_count: u32,
         /// The model's blocks.
         blocks: u32,
+    },
+    /// More chunks than the model has layers.
+    #[error("{stage_count} stages of {chunks_per_stage} chunks for {layer_count} parts of a model")]
+    Chunks {
+        /// Stages asked for.
+        stage_count: u32,
+        /// Chunks of each.
+        chunks_per_stage: u32,
+        /// Layers of the model: its blocks' halves, the embedding and the head.
+        layer_count: u32,
     },
     /// The schedule does not exist for this size.
     #[error(transparent)]
@@ -94,29 +104,48 @@ pub struct PlanRequest<'a> {
     pub batch: BatchShape,
     /// The schedule.
     pub kind: ScheduleKind,
+    /// Chunks a stage holds; as many as the schedule has by itself if nobody says.
+    pub chunks_per_stage: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
 }
 
+impl PlanRequest<'_> {
+    fn size(&self) -> PipelineSize {
+        let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
+        let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
+        PipelineSize { chunks_per_stage, ..size }
+    }
+}
+
 /// The layers of each chunk, so that the stage that takes longest takes as short as can be.
 fn cut(request: PlanRequest<'_>, pace: &Pace) -> Result<Vec<LayerRange>, PlanError> {
     let PlanRequest { model, kind, stage_count, .. } = request;
-    let blocks = model.blocks;
+    let (blocks, layer_count) = (model.blocks, model.layer_count());
     if stage_count > blocks {
         return Err(PlanError::Stages { stage_count, blocks });
     }
+    check_size(kind, request.size())?;
+    let chunks_per_stage = request.size().chunks_per_stage;
+    let chunk_count = stage_count * chunks_per_stage;
+    if chunk_count > layer_count {
+        return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
+    }
+    let placement =
+        Placement::of_shape(kind.shape(), stage_count, chunk_count).expect("the size was checked");
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
     let speeds: Vec<f64> = (0..stage_count).map(|stage| pace.speed(StageIndex(stage))).collect();
-    Ok(partition(&work, &kind.placement(stage_count), &speeds))
+    Ok(partition(&work, &placement, &speeds))
 }
 
 impl Plan {
     /// A plan with layers spread so that the busiest stage has as little to do as can be.
     ///
     /// # Errors
-    /// If there are more stages than blocks, or the schedule does not exist for this size.
+    /// If there are more stages than blocks or more chunks than layers, or the schedule does not exist
+    /// for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
         let pace = Pace::estimated(request.model, request.batch.microbatch);
         let chunks = cut(request, &pace)?;
@@ -131,8 +160,7 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
-        let PlanRequest { batch, kind, stage_count, .. } = request;
-        let compute = generate(kind, stage_count, batch.microbatch_count)?;
+        let compute = generate_sized(request.kind, request.size())?;
         Self::with_program(request, chunks, &compute)
     }
 

@@ -4,10 +4,11 @@ mod common;
 
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
-    BatchShape, Choice, ChooseRequest, Pace, PlanError, Prediction, Refusal, choose,
+    AUTO_KINDS, BatchShape, Choice, ChooseRequest, Pace, Plan, PlanError, PlanRequest, Prediction,
+    Refusal, choose,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -32,9 +33,20 @@ fn attempt_with_copies(
     let pace = &Pace::estimated(model, batch.microbatch);
     let stage_bytes_max =
         &stage_bytes_max.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]);
-    let request =
-        ChooseRequest { model, batch, kinds, stage_count, window, copies, stage_bytes_max, pace };
-    choose(&backend, request)
+    choose(
+        &backend,
+        ChooseRequest {
+            model,
+            batch,
+            kinds,
+            chunks_per_stage: None,
+            stage_count,
+            window,
+            copies,
+            stage_bytes_max,
+            pace,
+        },
+    )
 }
 
 fn prediction_of(choice: &Choice, kind: ScheduleKind) -> Prediction {
@@ -112,7 +124,8 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let request = ChooseRequest {
         model: &model,
         batch: BatchShape { microbatch: shape, microbatch_count: 5 },
-        kinds: &ScheduleKind::ALL,
+        kinds: &AUTO_KINDS,
+        chunks_per_stage: None,
         stage_count: 4,
         window: Window::Zero,
         copies: 0,
@@ -147,6 +160,7 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
             model: &model,
             batch: BATCH,
             kinds: &kinds[..1],
+            chunks_per_stage: None,
             stage_count: 4,
             window: Window::One,
             copies: 0,
@@ -161,4 +175,20 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
         assert!(solved.period <= by_hand.period * (1.0 + 1e-9), "{solved:?} {by_hand:?} {pace:?}");
         assert!(solved.stage_bytes <= by_hand.stage_bytes, "{solved:?} {by_hand:?}");
     }
+}
+
+#[test]
+fn as_many_chunks_as_asked_for_are_cut_and_no_more_than_there_are_layers() {
+    let model = tiny_model(Family::Gpt2);
+    let plan = |kind, chunks_per_stage, stage_count| {
+        let (model, batch, window) = (&model, BATCH, Window::One);
+        Plan::new(PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window })
+    };
+    let count = |chunks| plan(ScheduleKind::Gis, chunks, 2).expect("ten layers").chunks.len();
+    assert_eq!([count(None), count(Some(2)), count(Some(5))], [4, 4, 10]);
+    let (stage_count, layer_count) = (2, 10);
+    let many = PlanError::Chunks { stage_count, chunks_per_stage: 6, layer_count };
+    assert_eq!(plan(ScheduleKind::Gis, Some(6), 2), Err(many));
+    let fixed = plan(ScheduleKind::ZbV, Some(3), 2).expect_err("a vee has two");
+    assert!(matches!(fixed, PlanError::Generate(GenerateError::ChunkCount { .. })), "{fixed}");
 }

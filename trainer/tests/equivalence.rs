@@ -6,7 +6,7 @@ mod common;
 use common::{BATCH, Cluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
@@ -57,6 +57,18 @@ fn strike(setup: &mut StageSetup, injected: Injected) -> NonfinitePolicy {
     }
 }
 
+/// The schedules that are tried with all that may befall a run. The others run the same operations
+/// in other orders: they have [`other_orders_equal_the_reference`].
+const EVERYTHING_TRIED: [ScheduleKind; 7] = [
+    ScheduleKind::GPipe,
+    ScheduleKind::OneFOneB,
+    ScheduleKind::Interleaved,
+    ScheduleKind::ZbH1,
+    ScheduleKind::ZbH2,
+    ScheduleKind::ZbAuto,
+    ScheduleKind::ZbV,
+];
+
 /// All combinations for one family; `seed` orders the messages.
 fn check_matrix(family: Family, stage_count: u32) {
     let model = tiny_model(family);
@@ -67,7 +79,7 @@ fn check_matrix(family: Family, stage_count: u32) {
         let straight = serial(&serial_setup, &[]).0;
         let skipping = serial(&serial_setup, &[STRUCK]).0;
         assert_ne!(straight, skipping);
-        for kind in ScheduleKind::ALL {
+        for kind in EVERYTHING_TRIED {
             for window in [Window::Zero, Window::One] {
                 for threads in [1, 2] {
                     for injected in [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped]
@@ -124,6 +136,74 @@ fn four_stages_equal_the_reference() {
     check_matrix(Family::Llama, 4);
 }
 
+/// Every order and number of chunks that is not in the matrix, with one more of the things that may
+/// befall a run each time.
+#[test]
+fn other_orders_equal_the_reference() {
+    let model = tiny_model(Family::Llama);
+    let mut runs = 0;
+    for microbatch_count in [12, 7] {
+        let batch = BatchShape { microbatch_count, ..BATCH };
+        let corpus = corpus_for(batch, 0.05);
+        let serial = |skipped: &[u64]| {
+            let mut setup = base(&model);
+            (setup.plan.batch, setup.clip_norm) = (batch, Some(0.5));
+            let backend = CpuBackend::new(1).expect("one thread");
+            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            for step in 0..STEPS {
+                run.step(Step(step), skipped.contains(&(step + 1)));
+            }
+            run.digest()
+        };
+        let (straight, skipping) = (serial(&[]), serial(&[STRUCK]));
+        for (request, chunks) in other_orders(&model, batch) {
+            runs += 1;
+            let mut setup = setup(model.clone(), Plan::new(request).expect("it exists"), STEPS);
+            setup.clip_norm = Some(0.5);
+            let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+            let injected = befalls[runs as usize % befalls.len()];
+            let policy = policy(Some(0.5), strike(&mut setup, injected));
+            let threads = 1 + runs as usize % 2;
+            let cluster = Cluster::with_corpus(&setup, policy, threads, runs, corpus.clone());
+            let expected = if injected == Injected::NanSkipped { skipping } else { straight };
+            let PlanRequest { kind, stage_count, window, .. } = request;
+            assert_eq!(
+                cluster.run().digest,
+                expected,
+                "{kind}, {stage_count} stages of {chunks} chunks, {microbatch_count} microbatches, \
+                 window {window}, {injected:?}"
+            );
+        }
+    }
+    assert_eq!(runs, 91, "a size that exists was left out, or there are more");
+}
+
+/// Plans with several chunks a stage, as far as they exist, and how many chunks those are.
+fn other_orders(model: &ModelConfig, batch: BatchShape) -> Vec<(PlanRequest<'_>, u32)> {
+    let mut requests = Vec::new();
+    for kind in ScheduleKind::ALL {
+        let least = kind.chunk_counts().least();
+        for (stage_count, chunks) in (1..=4).map(|p| (p, least)).chain([(1, 4), (2, 5), (3, 3)]) {
+            if EVERYTHING_TRIED.contains(&kind) && chunks == least {
+                continue;
+            }
+            let size = PipelineSize {
+                stage_count,
+                chunks_per_stage: chunks,
+                microbatch_count: batch.microbatch_count,
+            };
+            if check_size(kind, size).is_ok() {
+                let window = if requests.len() % 2 == 0 { Window::One } else { Window::Zero };
+                let chunks_per_stage = Some(chunks);
+                let request =
+                    PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+                requests.push((request, chunks));
+            }
+        }
+    }
+    requests
+}
+
 #[test]
 fn uneven_splits_equal_the_reference() {
     let model = tiny_model(Family::Gpt2);
@@ -133,8 +213,9 @@ fn uneven_splits_equal_the_reference() {
     let check = |kind, stage_count, ends: &[u32]| {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let chunks = starts.zip(ends).map(|(start, end)| LayerRange::new(start, *end)).collect();
-        let window = Window::One;
-        let request = PlanRequest { model: &model, batch: BATCH, kind, stage_count, window };
+        let (model, window, chunks_per_stage) = (&model, Window::One, None);
+        let request =
+            PlanRequest { model, batch: BATCH, kind, chunks_per_stage, stage_count, window };
         let plan = Plan::with_chunks(request, chunks).expect("a legal split");
         let mut setup = setup(model.clone(), plan, STEPS);
         setup.clip_norm = Some(0.5);
@@ -230,7 +311,8 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
         let corpus = corpus_for(batch, 0.3);
         for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::ZbV] {
             let (stage_count, window) = (3, Window::One);
-            let request = PlanRequest { model: &model, batch, kind, stage_count, window };
+            let (model, chunks_per_stage) = (&model, None);
+            let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
             let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);
             setup.evaluate_every = 1;
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);

@@ -65,6 +65,9 @@ pub struct ProgramArgs {
     /// Microbatches of a step.
     #[arg(long, value_name = "M", required_unless_present = "program", conflicts_with = "program")]
     pub microbatches: Option<u32>,
+    /// Chunks a stage holds, where the schedule leaves that free [default: the least it has].
+    #[arg(long, value_name = "V", conflicts_with = "program")]
+    pub chunks: Option<u32>,
     /// Program text to read instead; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,

@@ -92,7 +92,8 @@ impl Case {
         step_count: u64,
     ) -> Result<StageSetup, Failure> {
         let (model, batch) = (&self.model, self.batch(cutting));
-        let request = PlanRequest { model, batch, kind, stage_count, window: Window::One };
+        let (window, chunks_per_stage) = (Window::One, None);
+        let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
         Ok(StageSetup {
             model: model.clone(),
             plan: Plan::new(request).map_err(|error| no_plan(&error))?,

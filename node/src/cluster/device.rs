@@ -395,6 +395,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         model: &config.model,
         batch: config.batch,
         kind,
+        chunks_per_stage: None,
         stage_count: 1,
         window: Window::One,
     };

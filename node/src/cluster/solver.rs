@@ -12,7 +12,7 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::Window;
 use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, choose, layer_work};
 use zbelastic_types::{Bytes, LayerRange, NodeId};
 
@@ -165,6 +165,7 @@ fn search(
         model: &config.model,
         batch: config.batch,
         kinds: config.schedule.kinds(),
+        chunks_per_stage: config.chunks_per_stage,
         stage_count: question.stage_count,
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
@@ -172,12 +173,13 @@ fn search(
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
-    // A schedule may not exist for every number of stages; the run must go on with any.
-    let choice = choose(&backend, request).or_else(|refusals| match config.schedule {
-        ScheduleChoice::Auto => Err(refusals),
-        ScheduleChoice::Kind(_) => {
-            choose(&backend, ChooseRequest { kinds: &ScheduleKind::ALL, ..request })
+    // What was asked for may not exist for every number of stages; the run must go on with any.
+    let choice = choose(&backend, request).or_else(|refusals| {
+        if config.schedule == ScheduleChoice::Auto && config.chunks_per_stage.is_none() {
+            return Err(refusals);
         }
+        let kinds = ScheduleChoice::Auto.kinds();
+        choose(&backend, ChooseRequest { kinds, chunks_per_stage: None, ..request })
     });
     let choice = choice.map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));

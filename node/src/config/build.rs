@@ -14,7 +14,7 @@ use super::key::Key;
 use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
-use super::{CheckpointConfig, ElasticConfig, RunConfig, WeightSource};
+use super::{CheckpointConfig, ElasticConfig, RunConfig, ScheduleChoice, WeightSource};
 use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 
 /// The run that `settings` describe.
@@ -29,6 +29,7 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
     if let Some((model, _)) = &model {
         builder.check_boundary(model, &batch);
     }
+    builder.check_chunks();
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
             Ok(run_config(&reader, model, weights, batch))
@@ -44,6 +45,7 @@ fn run_config(
     batch: BatchShape,
 ) -> RunConfig {
     let max = reader.count(Key::MaxMem);
+    let chunks = reader.size(Key::Chunks);
     RunConfig {
         model,
         weights,
@@ -56,6 +58,7 @@ fn run_config(
         optimizer: optimizer(reader),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
+        chunks_per_stage: (chunks > 0).then_some(chunks),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
         window: reader.choice(Key::Window),
         checkpoint: checkpoint(reader),
@@ -151,6 +154,23 @@ impl Builder<'_> {
                 at: settings.origin(key),
                 tokens,
                 width,
+                beside,
+            });
+        }
+    }
+
+    /// A schedule that is named says how many chunks there may be; with auto, the numbers that one
+    /// schedule or another has are those from 1 on.
+    fn check_chunks(&mut self) {
+        let reader = self.reader;
+        let chunks = reader.size(Key::Chunks);
+        let ScheduleChoice::Kind(kind) = reader.choice(Key::Schedule) else { return };
+        if chunks > 0 && !kind.chunk_counts().allow(chunks) {
+            let settings = reader.settings;
+            self.report(&[Key::Chunks, Key::Schedule], |key, beside| Problem::Chunks {
+                at: settings.origin(key),
+                kind,
+                chunks,
                 beside,
             });
         }

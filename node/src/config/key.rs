@@ -81,6 +81,8 @@ const STEPS_MAX: u64 = 1_000_000_000_000;
 const RETRIES_MAX: u64 = 1000;
 /// A batch of single sequences must not have more microbatches than a program may.
 const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
+/// No model has more parts to deal out.
+const CHUNKS_MAX: u64 = 2 * LAYERS_MAX + 2;
 /// Other nodes that a piece of a checkpoint is sent to.
 const CHECKPOINT_COPIES_MAX: u64 = 2;
 /// Other nodes that hold an update before it is sealed: a plan names one.
@@ -165,6 +167,8 @@ keys! {
 
     /// The pipeline schedule; auto takes the fastest that fits.
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
+    /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
+    Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
     /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.

@@ -12,6 +12,9 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
     let batch = Batch::of(config);
     let detail = match error {
         PlanError::Stages { stage_count, blocks } => stages(*stage_count, *blocks, &config.weights),
+        PlanError::Chunks { stage_count, chunks_per_stage, layer_count } => {
+            chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
+        }
         PlanError::Generate(error) => generate(error, batch, workers),
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
@@ -62,16 +65,34 @@ fn stages(stage_count: u32, blocks: u32, weights: &WeightSource) -> Detail {
         .hint(hint)
 }
 
+fn chunks(error: &PlanError, chunks_max: u32, workers_max: u32) -> Detail {
+    Detail::new(error.to_string())
+        .at("schedule.chunks")
+        .why("a chunk holds half a block, the embedding or the head, or several of these")
+        .hint(format!("--set schedule.chunks={chunks_max} or less, or --workers {workers_max}"))
+}
+
 fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
     let detail = Detail::new(error.to_string());
     match error {
         GenerateError::StageCount { max, .. } => {
             detail.at("--workers").hint(format!("--workers 1 to --workers {max}"))
         }
+        GenerateError::ChunkCount { expected, .. } => {
+            detail.at("schedule.chunks").hint(format!("schedule.chunks = {}", expected.least()))
+        }
         GenerateError::MicrobatchCount { .. } | GenerateError::PassCount { .. } => detail
             .at("train.microbatch")
             .why("every worker runs every microbatch, and lists them all in its program")
             .hint("a larger train.microbatch, or a smaller train.global_batch"),
+        GenerateError::FewMicrobatches { kind, least, .. } => {
+            let fewer = batch.microbatch_for(|count| count >= (*least).into());
+            let smaller = fewer.map(|(size, count)| microbatch_hint(size, count));
+            detail
+                .at("schedule.kind")
+                .why(format!("{kind} runs passes of different microbatches in pairs"))
+                .hint(one_of(smaller.into_iter().chain([OTHER_SCHEDULE.to_owned()]).collect()))
+        }
         GenerateError::UnevenGroups { stage_count, microbatch_count } => detail
             .at("schedule.kind")
             .why("interleaved deals microbatches in groups of one a worker")
@@ -84,12 +105,23 @@ fn uneven_hint(batch: Batch, stage_count: u32, microbatch_count: u32, workers: u
     let mut ways = Vec::new();
     let fits = |count: u64| count.is_multiple_of(stage_count.into());
     if let Some((size, count)) = batch.microbatch_for(fits) {
-        ways.push(format!("--set train.microbatch={size} ({count} microbatches)"));
+        ways.push(microbatch_hint(size, count));
     }
     let fewer = (1..workers).rev().find(|fewer| microbatch_count.is_multiple_of(*fewer));
     ways.extend(fewer.map(|fewer| format!("--workers {fewer}")));
-    ways.push("--schedule 1f1b".to_owned());
-    let last = ways.pop().expect("one was pushed");
+    ways.push(OTHER_SCHEDULE.to_owned());
+    one_of(ways)
+}
+
+/// It exists for every size.
+const OTHER_SCHEDULE: &str = "--schedule 1f1b";
+
+fn microbatch_hint(size: u64, count: u64) -> String {
+    format!("--set train.microbatch={size} ({count} microbatches)")
+}
+
+fn one_of(mut ways: Vec<String>) -> String {
+    let last = ways.pop().expect("there is a way");
     if ways.is_empty() { last } else { format!("{}, or {last}", ways.join(", ")) }
 }
 
@@ -108,6 +140,7 @@ mod tests {
             model: &config.model,
             batch: config.batch,
             kind,
+            chunks_per_stage: config.chunks_per_stage,
             stage_count: workers,
             window: Window::One,
         };
@@ -127,6 +160,32 @@ mod tests {
   --workers: 5 workers for a model of 4 layers
   why: each worker is a stage, and a stage holds a layer or more
   try: --workers 4 or fewer, or --set model.layers=5",
+        );
+    }
+
+    #[test]
+    fn more_chunks_than_layers_are_refused() {
+        check(
+            "[model]\npreset = \"tiny\"\n[schedule]\nchunks = 4\n",
+            ScheduleKind::Gis,
+            3,
+            "error: the run has no plan
+  schedule.chunks: 3 stages of 4 chunks for 10 parts of a model
+  why: a chunk holds half a block, the embedding or the head, or several of these
+  try: --set schedule.chunks=3 or less, or --workers 2",
+        );
+    }
+
+    #[test]
+    fn pairs_say_how_many_microbatches_would_do() {
+        check(
+            "[model]\npreset = \"tiny\"\n[train]\nglobal_batch = 12\nmicrobatch = 4",
+            ScheduleKind::DualPipeV,
+            2,
+            "error: the run has no plan
+  schedule.kind: dualpipe-v with 2 stages needs 4 microbatches or more, found 3
+  why: dualpipe-v runs passes of different microbatches in pairs
+  try: --set train.microbatch=3 (4 microbatches), or --schedule 1f1b",
         );
     }
 

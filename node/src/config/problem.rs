@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::ModelError;
 
@@ -118,6 +119,17 @@ pub enum Problem {
         /// The other values that matter, if somebody else set them.
         beside: Vec<Given>,
     },
+    /// The schedule does not have so many chunks a stage.
+    Chunks {
+        /// Where.
+        at: Origin,
+        /// The schedule.
+        kind: ScheduleKind,
+        /// Chunks asked for.
+        chunks: u32,
+        /// The other of the two, if somebody else set it.
+        beside: Vec<Given>,
+    },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Where.
@@ -202,6 +214,9 @@ impl Problem {
             }
             Self::Boundary { at, tokens, width, beside } => {
                 wording::boundary(at, *tokens, *width, beside)
+            }
+            Self::Chunks { at, kind, chunks, beside } => {
+                wording::chunks(at, *kind, *chunks, beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {

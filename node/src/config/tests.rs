@@ -79,7 +79,7 @@ fn without_anything_the_quickstart_preset_holds() {
     assert_eq!(config.guard.clip_norm, Some(1.0));
     assert_eq!(config.guard.spike_deviations, None);
     assert_eq!((config.schedule, config.window), (ScheduleChoice::Auto, WindowChoice::Auto));
-    assert_eq!(config.stage_bytes_max, None);
+    assert_eq!((config.stage_bytes_max, config.chunks_per_stage), (None, None));
     assert_eq!(loaded.notes, []);
 }
 
@@ -154,6 +154,7 @@ fn every_key_reaches_the_run() {
         decay = "linear"
         [schedule]
         kind = "zb-v"
+        chunks = 2
         max_mem = "1.5GiB"
         window = "0"
         [guard]
@@ -177,6 +178,7 @@ fn every_key_reaches_the_run() {
     assert_eq!(config.guard.nonfinite, NonfinitePolicy::Replay);
     assert_eq!((config.guard.spike_deviations, config.guard.replays_max), (Some(4.0), 2));
     assert_eq!(config.schedule, ScheduleChoice::Kind(ScheduleKind::ZbV));
+    assert_eq!(config.chunks_per_stage, Some(2));
     assert_eq!(config.stage_bytes_max, Some(Bytes(3 << 29)));
     assert_eq!(config.window, WindowChoice::Fixed(Window::Zero));
     check_round_trip(&loaded);
@@ -204,6 +206,7 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
     check(&["model.norm_eps=1e-6", "model.head_dim=24", "model.heads=6", "model.kv_heads=3"]);
     check(&["optimizer.clip=0", "guard.gnorm_z=2.5", "guard.nonfinite=replay", "train.seed=0"]);
     check(&["schedule.kind=1f1b", "schedule.window=0", "schedule.max_mem=1000"]);
+    check(&["schedule.kind=gis", "schedule.chunks=3"]);
     check(&["data.text=[\"a \\\"b\\\"\", \"c\\\\d\\u0007\"]", "optimizer.lr=1e-30"]);
 }
 

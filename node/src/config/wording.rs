@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::model::ModelError;
 
 use super::key::{Fallback, Key, SECTIONS};
@@ -208,6 +209,15 @@ pub(super) fn boundary(at: &Origin, tokens: u64, width: u32, beside: &[Given]) -
         .at(at.to_string())
         .why(with_given("what a stage hands to the next is one frame", beside))
         .hint("a smaller train.microbatch or train.seq_len")
+}
+
+pub(super) fn chunks(at: &Origin, kind: ScheduleKind, chunks: u32, beside: &[Given]) -> Detail {
+    let expected = kind.chunk_counts();
+    let why = "where a schedule lays chunks follows from how it orders them";
+    Detail::new(format!("schedule.chunks: a stage of {kind} holds {expected}, found {chunks}"))
+        .at(at.to_string())
+        .why(with_given(why, beside))
+        .hint(format!("schedule.chunks = {}, or leave it out", expected.least()))
 }
 
 pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {

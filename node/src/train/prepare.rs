@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::hf::import_safetensors;
 use zbelastic_trainer::model::{ModelConfig, model_size};
-use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Refusal, choose};
+use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, PlanError, Refusal, choose};
 use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
 use zbelastic_types::Bytes;
 
@@ -147,6 +147,7 @@ fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Cho
         model: &config.model,
         batch: config.batch,
         kinds: config.schedule.kinds(),
+        chunks_per_stage: config.chunks_per_stage,
         stage_count: worker_count,
         window: match config.window {
             WindowChoice::Auto => Window::One,
@@ -177,10 +178,14 @@ fn refusal_failure(
 ) -> Failure {
     let memory: Vec<Detail> =
         refusals.iter().filter_map(|(kind, refusal)| memory_detail(*kind, refusal)).collect();
-    let plan = refusals.iter().find_map(|(_, refusal)| match refusal {
+    let plans = refusals.iter().filter_map(|(_, refusal)| match refusal {
         Refusal::Plan(error) => Some(error),
         Refusal::Memory { .. } => None,
     });
+    // That a schedule has no such number of chunks is told only if that is all there is.
+    let is_chunk_count =
+        |error: &&PlanError| matches!(error, PlanError::Generate(GenerateError::ChunkCount { .. }));
+    let plan = plans.min_by_key(is_chunk_count);
     if let (true, Some(error)) = (memory.is_empty(), plan) {
         return plan_failure(error, config, worker_count);
     }

@@ -4,25 +4,22 @@
 //! are stages pass through one chunk before it turns to the next. Backward takes the chunks in
 //! reverse. The warm-up is long enough that the first group has left the last chunk in time.
 
-use super::{Size, compute};
-use crate::kind::ScheduleKind;
+use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
-const CHUNKS: u32 = ScheduleKind::Interleaved.chunks_per_stage();
-
-pub(super) fn stage_ops(size: Size, stage: u32) -> Vec<Op> {
-    let stages = size.stage_count;
+pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
+    let (stages, turns) = (size.stage_count, size.chunks_per_stage);
     let chunk = |turn: u32| turn * stages + stage;
     let forward = |n: u32| {
-        let (turn, microbatch) = nth_pass(n, stages);
+        let (turn, microbatch) = nth_pass(n, size);
         compute(Compute::F, chunk(turn), microbatch)
     };
     let backward = |n: u32| {
-        let (turn, microbatch) = nth_pass(n, stages);
-        compute(Compute::BW, chunk(CHUNKS - 1 - turn), microbatch)
+        let (turn, microbatch) = nth_pass(n, size);
+        compute(Compute::BW, chunk(turns - 1 - turn), microbatch)
     };
-    let passes = size.microbatch_count * CHUNKS;
-    let ahead = (2 * (stages - 1 - stage) + (CHUNKS - 1) * stages).min(passes);
+    let passes = size.microbatch_count * turns;
+    let ahead = (2 * (stages - 1 - stage) + (turns - 1) * stages).min(passes);
     let mut ops: Vec<Op> = (0..ahead).map(forward).collect();
     for n in 0..passes {
         if ahead + n < passes {
@@ -35,8 +32,9 @@ pub(super) fn stage_ops(size: Size, stage: u32) -> Vec<Op> {
 
 /// The turn (how many of the stage's chunks come before) and the microbatch of a stage's `n`-th
 /// pass: a group of `stages` microbatches goes through every chunk before the next group begins.
-fn nth_pass(n: u32, stages: u32) -> (u32, u32) {
-    let group_passes = stages * CHUNKS;
+fn nth_pass(n: u32, size: PipelineSize) -> (u32, u32) {
+    let stages = size.stage_count;
+    let group_passes = stages * size.chunks_per_stage;
     let turn = n % group_passes / stages;
     (turn, n / group_passes * stages + n % stages)
 }

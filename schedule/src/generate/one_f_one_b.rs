@@ -3,10 +3,10 @@
 //! A stage runs one forward ahead for every stage behind it, then alternates. So it never holds
 //! the activations of more microbatches than there are stages from it to the end.
 
-use super::{Size, compute};
+use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
-pub(super) fn stage_ops(size: Size, stage: u32) -> Vec<Op> {
+pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
     let microbatches = size.microbatch_count;
     let ahead = (size.stage_count - 1 - stage).min(microbatches);
     let mut ops: Vec<Op> = (0..ahead).map(|k| compute(Compute::F, stage, k)).collect();

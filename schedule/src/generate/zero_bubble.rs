@@ -6,10 +6,10 @@
 //! holds as many microbatches as 1F1B. Depth 2 (H2) holds about twice as many and has no bubble
 //! when F, B and W take equally long.
 
-use super::{Size, compute};
+use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
-pub(super) fn stage_ops(size: Size, stage: u32, depth: u32) -> Vec<Op> {
+pub(super) fn stage_ops(size: PipelineSize, stage: u32, depth: u32) -> Vec<Op> {
     let microbatches = size.microbatch_count;
     let ahead = (depth * (size.stage_count - 1 - stage)).min(microbatches);
     let behind = (depth * stage).min(microbatches);

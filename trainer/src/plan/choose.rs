@@ -13,6 +13,21 @@ use super::solved::solved_plans;
 use super::{BatchShape, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory};
 use crate::model::ModelConfig;
 
+/// The schedules that are worth trying where none is named: those that are the fastest somewhere, or
+/// take least memory. The others differ from one of these in what is not predicted here (traffic of
+/// weights, offloading, overlap within a layer), and each one tried takes a plan and a simulation.
+pub const AUTO_KINDS: [ScheduleKind; 9] = [
+    ScheduleKind::GPipe,
+    ScheduleKind::OneFOneB,
+    ScheduleKind::Interleaved,
+    ScheduleKind::ZbH1,
+    ScheduleKind::ZbH2,
+    ScheduleKind::ZbAuto,
+    ScheduleKind::ZbV,
+    ScheduleKind::VHalf,
+    ScheduleKind::VMin,
+];
+
 /// What is to be planned.
 #[derive(Clone, Copy, Debug)]
 pub struct ChooseRequest<'a> {
@@ -22,6 +37,8 @@ pub struct ChooseRequest<'a> {
     pub batch: BatchShape,
     /// The schedules to choose from, at least one.
     pub kinds: &'a [ScheduleKind],
+    /// Chunks a stage holds; as many as each schedule has by itself if nobody says.
+    pub chunks_per_stage: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
@@ -36,8 +53,8 @@ pub struct ChooseRequest<'a> {
 
 impl<'a> ChooseRequest<'a> {
     pub(super) fn of_kind(&self, kind: ScheduleKind) -> PlanRequest<'a> {
-        let Self { model, batch, stage_count, window, .. } = *self;
-        PlanRequest { model, batch, kind, stage_count, window }
+        let Self { model, batch, chunks_per_stage, stage_count, window, .. } = *self;
+        PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window }
     }
 }
 

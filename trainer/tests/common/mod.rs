@@ -79,8 +79,20 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
 }
 
 pub fn plan(model: &ModelConfig, kind: ScheduleKind, stage_count: u32, window: Window) -> Plan {
-    let request = PlanRequest { model, batch: BATCH, kind, stage_count, window };
-    Plan::new(request).expect("a legal plan")
+    plan_of_chunks(model, kind, None, stage_count, window)
+}
+
+/// A plan of stages with so many chunks each.
+pub fn plan_of_chunks(
+    model: &ModelConfig,
+    kind: ScheduleKind,
+    chunks_per_stage: Option<u32>,
+    stage_count: u32,
+    window: Window,
+) -> Plan {
+    let batch = BATCH;
+    Plan::new(PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window })
+        .expect("a legal plan")
 }
 
 /// Text of letters with some structure to learn.

@@ -194,6 +194,7 @@ impl<'a> Site<'a> {
             model: &config.model,
             batch: config.batch,
             kinds,
+            chunks_per_stage: config.chunks_per_stage,
             stage_count,
             window: window(config),
             copies: copies_at(config.elastic.copies, stage_count),

@@ -161,11 +161,17 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
         GenerateError::StageCount { max, .. } => {
             detail.at("--stages").hint(format!("--stages 1 to {max}"))
         }
+        GenerateError::ChunkCount { expected, .. } => {
+            detail.at("--chunks").hint(format!("--chunks {}", expected.least()))
+        }
         GenerateError::MicrobatchCount { .. } => {
             detail.at("--microbatches").hint(format!("--microbatches 1 to {TEXT_COUNT_MAX}"))
         }
         GenerateError::PassCount { .. } => {
             detail.at("--microbatches").why("a program of that size would take gigabytes")
+        }
+        GenerateError::FewMicrobatches { least, .. } => {
+            detail.at("--microbatches").hint(format!("--microbatches {least} or more"))
         }
         GenerateError::UnevenGroups { stage_count, microbatch_count } => {
             let above = microbatch_count.next_multiple_of(*stage_count);

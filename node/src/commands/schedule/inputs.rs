@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Costs, LowerOptions, Problem, Program, ScheduleKind, StageCosts,
-    Window, check, check_size, generate, lower,
+    ChunkMemory, ChunkTimes, Costs, LowerOptions, PipelineSize, Problem, Program, ScheduleKind,
+    StageCosts, Window, check, check_size, generate_sized, lower,
 };
 use zbelastic_types::ChunkIndex;
 
@@ -90,7 +90,8 @@ pub struct ProblemText<'a> {
 /// The problem that was asked about.
 pub fn problem(text: &ProblemText<'_>) -> Result<Problem, Vec<InputError>> {
     let mut reading = Reading::default();
-    let size = check_size(ScheduleKind::ZbAuto, text.stages, text.microbatches);
+    let kind = ScheduleKind::ZbAuto;
+    let size = check_size(kind, PipelineSize::of(kind, text.stages, text.microbatches));
     // Of a pipeline that cannot be there is nothing else to tell.
     let is_size = reading.keep(size.map_err(InputError::from)).is_some();
     reading.stage_count = is_size.then_some(text.stages);
@@ -149,7 +150,10 @@ fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
     let (stages, microbatches) = size.expect("required without --program");
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: ScheduleKind = reading.keep(kind.parse().map_err(InputError::from))?;
-    reading.keep(generate(kind, stages, microbatches).map_err(InputError::from))
+    let size = PipelineSize::of(kind, stages, microbatches);
+    let chunks_per_stage = args.chunks.unwrap_or(size.chunks_per_stage);
+    let size = PipelineSize { chunks_per_stage, ..size };
+    reading.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
 fn parse_program(path: &Path) -> Result<Program, InputError> {
@@ -204,8 +208,7 @@ impl StageMemory {
 /// One entry a chunk, made of its stage and of the chunk's share of that stage.
 fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
     let placement = &program.placement;
-    let chunks_per_stage = placement.chunk_count() / placement.stage_count();
-    let share = 1.0 / f64::from(chunks_per_stage);
+    let share = 1.0 / f64::from(placement.chunks_per_stage());
     let stage_of = |chunk| placement.stage_of(chunk).expect("the chunk exists").index();
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
@@ -286,6 +289,16 @@ mod tests {
     }
 
     #[test]
+    fn a_stage_holds_as_many_chunks_as_asked_for() {
+        let check = |chunks: &str, expected: usize| {
+            let flags = format!("--kind gis --stages 2 --microbatches 4 {chunks}");
+            assert_eq!(read(&flags).expect("legal").0.costs.chunks.len(), expected);
+        };
+        check("", 4);
+        check("--chunks 5", 10);
+    }
+
+    #[test]
     fn a_window_lowers_the_program_and_looks_at_the_middle_step() {
         let check = |flags: &str, window, steps| {
             let (replay, _) = read(flags).expect("legal");
@@ -334,7 +347,8 @@ mod tests {
         check_wrong(
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
-             zb-h2, zb-auto, zb-v\n  try: zb-h1",
+             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v\n  \
+             try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",
@@ -349,6 +363,15 @@ mod tests {
             "--kind interleaved --stages 4 --microbatches 6",
             "  --microbatches: interleaved with 4 stages needs a multiple of 4 microbatches, found 6
   try: --microbatches 4 or 8",
+        );
+        check_wrong(
+            "--kind dualpipe-v --stages 4 --microbatches 6",
+            "  --microbatches: dualpipe-v with 4 stages needs 8 microbatches or more, found 6
+  try: --microbatches 8 or more",
+        );
+        check_wrong(
+            &format!("{ZB_V} --chunks 3"),
+            "  --chunks: a stage of zb-v holds 2 chunks, found 3\n  try: --chunks 2",
         );
         check_wrong(
             &format!("{ZB_V} --mf 1 --mb -2"),

@@ -189,7 +189,7 @@ impl Row<'_> {
 }
 
 fn one_chunk_a_stage(kind: ScheduleKind) -> Result<ScheduleKind, Vec<Detail>> {
-    if kind.chunks_per_stage() == 1 {
+    if kind.chunk_counts().allow(1) {
         return Ok(kind);
     }
     let detail = Detail::new(format!("{kind} has several chunks a stage")).at("kind");

@@ -55,7 +55,7 @@ fn words_are_refused_with_the_nearest() {
   why: it means: A model with its usual batch, by name; keys beside it override single values.
   try: model.preset = \"tiny\"
   run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
-         zb-v, found \"zb-h3\"
+         zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, found \"zb-h3\"
   why: it means: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
   run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"
@@ -104,6 +104,24 @@ fn numbers_that_cannot_be_used_are_refused() {
         let what = format!("{key}: expected ");
         assert!(failure.details[0].what.starts_with(&what), "{failure}");
     }
+}
+
+#[test]
+fn chunks_that_a_schedule_does_not_have_are_refused() {
+    check_tiny(
+        "[schedule]\nkind = \"zb-v\"\nchunks = 3\n",
+        "
+  run.toml:5: schedule.chunks: a stage of zb-v holds 2 chunks, found 3
+  why: where a schedule lays chunks follows from how it orders them; schedule.kind = \"zb-v\" (run.toml:4)
+  try: schedule.chunks = 2, or leave it out",
+    );
+    let refused = |kind: &str, chunks: u32| {
+        let flags = [format!("schedule.kind={kind}"), format!("schedule.chunks={chunks}")];
+        load_with(TINY, &flags.map(|text| set(&text))).is_err()
+    };
+    assert!(refused("interleaved", 1) && !refused("interleaved", 2) && !refused("interleaved", 9));
+    assert!(refused("zb-h1", 2) && !refused("zb-h1", 1) && !refused("zb-h1", 0));
+    assert!(!refused("auto", 3));
 }
 
 #[test]

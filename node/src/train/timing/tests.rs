@@ -97,7 +97,14 @@ mod planned {
         let flags = vec![Flag::Set("model.preset=tiny".to_owned())];
         let config = load(&Sources { file: None, flags }).expect("legal").config;
         let (model, batch) = (&config.model, config.batch);
-        let plan = Plan::new(PlanRequest { model, batch, kind, stage_count: 2, window });
+        let plan = Plan::new(PlanRequest {
+            model,
+            batch,
+            kind,
+            chunks_per_stage: None,
+            stage_count: 2,
+            window,
+        });
         Timing::new(Arc::new(StageSetup {
             plan: plan.expect("legal"),
             model: config.model,

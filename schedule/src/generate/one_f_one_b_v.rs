@@ -1,0 +1,99 @@
+//! 1F1B-V (Qi et al., NeurIPS 2024, arXiv 2405.15362, section 4.3 and appendix F).
+//!
+//! Two chunks a stage on a V-shaped placement, and a backward pass in one piece, of two slots. The
+//! pattern lets every pass follow the one it depends on as soon as a period of six slots has room
+//! for it, which is after three stages once more for backward passes. A stage keeps two thirds of
+//! what 1F1B lets it keep.
+
+use super::PipelineSize;
+use super::grid::{Backward, Grid, Slots, Stream, Weights, ops};
+use super::vee::Leg;
+use crate::op::{Compute, Op};
+
+/// Slots of two F, two B and two W.
+const PERIOD: usize = 6;
+/// Stages whose backward passes of one leg fill a period with two slots each.
+const STAGES_A_ROUND: usize = 3;
+
+pub(super) fn program_ops(size: PipelineSize) -> Vec<Vec<Op>> {
+    let mut grid = Grid::new(pattern(size), Weights::Placed, Backward::Fused);
+    let limit = grid.peak();
+    for place in grid.places() {
+        let width = match place.stream {
+            Stream::B(_) => 2,
+            Stream::F(_) | Stream::W(_) => 1,
+        };
+        let first = grid.first_slot(place);
+        grid.lanes[place.stage].pull(place, first, width, limit);
+    }
+    // B and the W behind it are one operation.
+    let pass_of = |stream| match stream {
+        Stream::F(_) => Some(Compute::F),
+        Stream::B(_) => Some(Compute::BW),
+        Stream::W(_) => None,
+    };
+    let lanes = (0..).zip(&grid.lanes);
+    let streams = lanes.map(|(stage, lane)| (stage, lane.streams().map(|(_, stream)| stream)));
+    streams.map(|(stage, streams)| ops(size, stage, streams, pass_of)).collect()
+}
+
+/// Every stage's slots before anything is pulled.
+fn pattern(size: PipelineSize) -> Vec<Slots> {
+    let (stages, microbatches) = (size.stage_count as usize, size.microbatch_count as usize);
+    let mut slots: Vec<Slots> = vec![Slots::default(); stages];
+    let place = |first: usize| (0..microbatches).map(|k| first + PERIOD * k).collect();
+    let phases = phases(stages);
+    let next_at = |slot: usize, phase: usize| (slot..).find(|slot| slot % PERIOD == phase);
+    // A period is left free for what is pulled to the front.
+    let mut slot = PERIOD;
+    for stream in
+        [Stream::F(Leg::Down), Stream::F(Leg::Up), Stream::B(Leg::Up), Stream::B(Leg::Down)]
+    {
+        for stage in way(stream, stages) {
+            let phase = phases[stage][stream.number()];
+            let at = next_at(slot, phase).expect("every phase comes again");
+            slots[stage][stream.number()] = place(at);
+            slot = at + 1;
+            if let Stream::B(leg) = stream {
+                slots[stage][Stream::W(leg).number()] = place(at + 1);
+            }
+        }
+    }
+    slots
+}
+
+/// The stages in the order in which a microbatch passes them.
+fn way(stream: Stream, stages: usize) -> Box<dyn Iterator<Item = usize>> {
+    match stream {
+        Stream::F(Leg::Down) | Stream::B(Leg::Up) => Box::new(0..stages),
+        Stream::F(Leg::Up) | Stream::B(Leg::Down) | Stream::W(_) => Box::new((0..stages).rev()),
+    }
+}
+
+/// Which slot of a period each stage's F and B take.
+fn phases(stages: usize) -> Vec<[usize; Stream::ALL.len()]> {
+    let mut phases = vec![[0; Stream::ALL.len()]; stages];
+    let mut slot = 0;
+    for stream in [Stream::F(Leg::Down), Stream::F(Leg::Up)] {
+        for stage in way(stream, stages) {
+            slot += 1;
+            phases[stage][stream.number()] = slot % PERIOD;
+        }
+    }
+    slot += if stages.is_multiple_of(STAGES_A_ROUND) { 1 + PERIOD / 2 } else { 1 };
+    // Backward passes of two slots would meet those of an earlier microbatch after three stages, so
+    // then they wait for half a period.
+    let mut in_round = (STAGES_A_ROUND - (stages + 2) % STAGES_A_ROUND) % STAGES_A_ROUND;
+    for stream in [Stream::B(Leg::Up), Stream::B(Leg::Down)] {
+        for stage in way(stream, stages) {
+            phases[stage][stream.number()] = slot % PERIOD;
+            slot += 2;
+            in_round += 1;
+            if in_round == STAGES_A_ROUND {
+                in_round = 0;
+                slot += PERIOD / 2;
+            }
+        }
+    }
+    phases
+}

@@ -1,0 +1,165 @@
+//! V-Half and V-Min (Qi et al., NeurIPS 2024, arXiv 2405.15362, sections 3 and 4).
+//!
+//! Two chunks a stage on a V-shaped placement, B split from W, each pass of a chunk one slot long. A
+//! microbatch's F and B stand at fixed distances from each other, the same for all microbatches, one
+//! period of six slots apart; W fills what is left. How long a chunk's activations live divided by
+//! the period is how many of them are kept, so the distance from stage to stage sets the memory: one
+//! slot each way for a third of what 1F1B keeps (V-Min), two slots one way and one the other for half
+//! of it (V-Half).
+//!
+//! In the first and last periods, passes are then pulled to the front as far as operands and the peak
+//! allow: first with every W where it stands, then with W wherever there is room. The order knows no
+//! times. Where F, B and W take unequal times, V-Min pays for its memory in every period.
+
+use super::PipelineSize;
+use super::grid::{Backward, Grid, Lane, Place, Slots, Stream, Weights, ops};
+use super::vee::Leg;
+use crate::op::{Compute, Op};
+
+/// Slots of two F, two B and two W.
+const PERIOD: usize = 6;
+
+/// The slots of one stage's two F, of B up and of B down, for the first microbatch.
+pub(super) type FirstSlots = fn(stages: usize, stage: usize) -> [usize; 4];
+
+/// V-Half: F goes down in steps of two slots and up in single ones; B likewise.
+pub(super) fn half(stages: usize, stage: usize) -> [usize; 4] {
+    // Without it, passes of two microbatches would meet in a slot.
+    let pause = if stages.is_multiple_of(2) { 3 } else { 0 };
+    let (down, up) = (2 * stage, 3 * stages - 2 - stage);
+    [down, up, 3 * stages - 1 + pause + down, 3 * stages + pause + up]
+}
+
+/// V-Min: every pass goes in single steps.
+pub(super) fn min(stages: usize, stage: usize) -> [usize; 4] {
+    // As in `half`.
+    let pause = if stages.is_multiple_of(3) { 2 } else { 0 };
+    let (down, up) = (stage, 2 * stages - 1 - stage);
+    [down, up, 2 * stages + pause + down, 2 * stages + pause + up]
+}
+
+pub(super) fn program_ops(size: PipelineSize, first_slots: FirstSlots) -> Vec<Vec<Op>> {
+    let microbatches = size.microbatch_count as usize;
+    let mut slots = pattern(size, first_slots);
+    for weights in [Weights::Placed, Weights::FillGaps] {
+        slots = reordered(slots, weights, microbatches - 1);
+    }
+    let lanes = slots.into_iter().map(|slots| Lane::new(slots, Weights::FillGaps));
+    (0..).zip(lanes).map(|(stage, lane)| stage_ops(size, stage, &lane)).collect()
+}
+
+fn stage_ops(size: PipelineSize, stage: u32, lane: &Lane) -> Vec<Op> {
+    let mut streams: Vec<_> = lane.streams().chain(lane.gap_weights()).collect();
+    streams.sort_unstable_by_key(|(slot, _)| *slot);
+    ops(size, stage, streams.into_iter().map(|(_, stream)| stream), |stream| match stream {
+        Stream::F(_) => Some(Compute::F),
+        Stream::B(_) => Some(Compute::B),
+        Stream::W(_) => Some(Compute::W),
+    })
+}
+
+/// Every stage's slots before anything is pulled, without W.
+fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<Slots> {
+    let (stages, microbatches) = (size.stage_count as usize, size.microbatch_count as usize);
+    let of_stage = |stage| {
+        let mut slots = Slots::default();
+        for (stream, first) in Stream::ALL.into_iter().zip(first_slots(stages, stage)) {
+            slots[stream.number()] = (0..microbatches).map(|k| first + PERIOD * k).collect();
+        }
+        slots
+    };
+    (0..stages).map(of_stage).collect()
+}
+
+/// Where a step is, by what has passed the first stage.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// No gradient has come back.
+    WarmUp,
+    Steady,
+    /// No microbatch is left to begin.
+    CoolDown,
+}
+
+/// With W placed, pulls what stands in warm-up and cool-down to the front; with W in the gaps, only
+/// what stands in cool-down. Then every stage runs its passes as soon as it can.
+fn reordered(slots: Vec<Slots>, weights: Weights, last_microbatch: usize) -> Vec<Slots> {
+    let slots = match weights {
+        Weights::Placed => slots.into_iter().map(with_weights).collect(),
+        Weights::FillGaps => slots,
+    };
+    let mut grid = Grid::new(slots, weights, Backward::Split);
+    let limit = grid.peak();
+    let mut phase = Phase::WarmUp;
+    for place in grid.places() {
+        let is_home = place.stage == 0 && place.stream == Stream::B(Leg::Down);
+        if phase == Phase::WarmUp && is_home {
+            phase = Phase::Steady;
+        }
+        let is_pulled = match phase {
+            Phase::WarmUp => weights == Weights::Placed,
+            Phase::Steady => false,
+            Phase::CoolDown => true,
+        };
+        if is_pulled {
+            let first = first_slot(&grid, place);
+            grid.lanes[place.stage].pull(place, first, 1, limit);
+        }
+        let is_begin = place.stream == Stream::F(Leg::Down);
+        if phase == Phase::Steady && is_begin && place.microbatch == last_microbatch {
+            phase = Phase::CoolDown;
+        }
+    }
+    eager(match weights {
+        Weights::Placed => grid,
+        Weights::FillGaps => {
+            let slots = grid.lanes.into_iter().map(|lane| with_weights(lane.slots)).collect();
+            Grid::new(slots, Weights::Placed, Backward::Split)
+        }
+    })
+}
+
+/// With W in the gaps. They are all in one stream: which chunk's turn it is does not matter yet.
+fn with_weights(slots: Slots) -> Slots {
+    let lane = Lane::new(slots, Weights::FillGaps);
+    let filled = lane.gap_weights().into_iter().map(|(slot, _)| slot).collect();
+    let mut slots = lane.slots;
+    slots[ANY_WEIGHTS.number()] = filled;
+    slots
+}
+
+/// The stream that holds the W of both chunks as long as they are not told apart.
+const ANY_WEIGHTS: Stream = Stream::W(Leg::Up);
+
+fn first_slot(grid: &Grid, place: Place) -> usize {
+    if place.stream != ANY_WEIGHTS {
+        return grid.first_slot(place);
+    }
+    let lane = &grid.lanes[place.stage];
+    let backward = lane.backward_slot(place.microbatch).expect("W stands behind its B");
+    let before = place.microbatch.checked_sub(1);
+    let before = before.map_or(0, |before| lane.slots[ANY_WEIGHTS.number()][before] + 1);
+    before.max(backward + 1)
+}
+
+/// The slots of F and B if every stage runs its passes in their order, each as soon as it can, with
+/// a slot for each W as well.
+fn eager(grid: Grid) -> Vec<Slots> {
+    let mut slots: Vec<Slots> = grid.lanes.iter().map(|lane| lane.slots.clone()).collect();
+    let mut ends = vec![0; slots.len()];
+    for Place { stage, stream, microbatch, .. } in grid.places() {
+        let operand = match stream {
+            Stream::F(_) | Stream::B(_) => grid.source(stage, stream),
+            // It stands behind the B of its stage.
+            Stream::W(_) => None,
+        };
+        let ready = operand.map_or(0, |(at, of)| slots[at][of.number()][microbatch] + 1);
+        let slot = ready.max(ends[stage]);
+        slots[stage][stream.number()][microbatch] = slot;
+        ends[stage] = slot + 1;
+    }
+    for slots in &mut slots {
+        slots[ANY_WEIGHTS.number()].clear();
+    }
+    slots
+}
