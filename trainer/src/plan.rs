@@ -116,6 +116,31 @@ impl PlanRequest<'_> {
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
         PipelineSize { chunks_per_stage, ..size }
     }
+
+    /// Where chunks stand.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    fn placement(&self) -> Result<Placement, PlanError> {
+        let (blocks, layer_count) = (self.model.blocks, self.model.layer_count());
+        if self.stage_count > blocks {
+            return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
+        }
+        check_size(self.kind, self.size())?;
+        let PipelineSize { stage_count, chunks_per_stage, .. } = self.size();
+        let chunk_count = stage_count * chunks_per_stage;
+        if chunk_count > layer_count {
+            return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
+        }
+        let placement = Placement::of_shape(self.kind.shape(), stage_count, chunk_count);
+        Ok(placement.expect("the size was checked"))
+    }
+
+    /// What each layer has to do with a microbatch.
+    fn layer_totals(&self) -> Vec<f64> {
+        let work = layer_work(self.model, self.batch.microbatch);
+        work.iter().map(LayerWork::total).collect()
+    }
 }
 
 impl Plan {
@@ -125,24 +150,8 @@ impl Plan {
     /// If there are more stages than blocks or more chunks than layers, or the schedule does not exist
     /// for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
-        let blocks = request.model.blocks;
-        if request.stage_count > blocks {
-            return Err(PlanError::Stages { stage_count: request.stage_count, blocks });
-        }
-        check_size(request.kind, request.size())?;
-        let PipelineSize { stage_count, chunks_per_stage, .. } = request.size();
-        let (chunk_count, layer_count) =
-            (stage_count * chunks_per_stage, request.model.layer_count());
-        if chunk_count > layer_count {
-            return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
-        }
-        let placement = Placement::of_shape(request.kind.shape(), stage_count, chunk_count)
-            .expect("the size was checked");
-        let work: Vec<f64> = layer_work(request.model, request.batch.microbatch)
-            .iter()
-            .map(LayerWork::total)
-            .collect();
-        Self::with_chunks(request, partition(&work, &placement))
+        let placement = request.placement()?;
+        Self::with_chunks(request, partition(&request.layer_totals(), &placement))
     }
 
     /// A plan with layers spread as told.
