@@ -161,6 +161,18 @@ pub struct Options {
     pub classes: Vec<FaultClass>,
 }
 
+/// The schedules that are drawn from. Seeds are written down (`regressions.txt`), so what a seed draws
+/// stays as it is when there are more schedules; those are orders of the same operations.
+const KINDS: [ScheduleKind; 7] = [
+    ScheduleKind::GPipe,
+    ScheduleKind::OneFOneB,
+    ScheduleKind::Interleaved,
+    ScheduleKind::ZbH1,
+    ScheduleKind::ZbH2,
+    ScheduleKind::ZbAuto,
+    ScheduleKind::ZbV,
+];
+
 /// What training would take if nothing struck, as a share of the storm. What strikes makes it
 /// longer.
 const TRAINING_PERCENT: (u64, u64) = (70, 110);
@@ -213,7 +225,7 @@ impl Options {
             blocks,
             microbatches,
             steps,
-            kind: *draws.pick(&ScheduleKind::ALL),
+            kind: *draws.pick(&KINDS),
             window,
             copies: copies.max(u32::from(is_silent)),
             checkpoint_every: draws.between(3, 12),

@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for kind in ScheduleKind::ALL {
-            for (stages, microbatches) in [(1, 1), (2, 4), (4, 8)] {
+            for (stages, microbatches) in [(1, 2), (2, 4), (4, 8)] {
                 let program = generate(kind, stages, microbatches).expect("the size is legal");
                 let lowered =
                     lower(&program, LowerOptions { window: Window::One, early_head_weights: true });

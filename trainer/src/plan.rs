@@ -118,26 +118,33 @@ impl PlanRequest<'_> {
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
         PipelineSize { chunks_per_stage, ..size }
     }
+
+    /// Where chunks stand.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    fn placement(&self) -> Result<Placement, PlanError> {
+        let (blocks, layer_count) = (self.model.blocks, self.model.layer_count());
+        if self.stage_count > blocks {
+            return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
+        }
+        check_size(self.kind, self.size())?;
+        let PipelineSize { stage_count, chunks_per_stage, .. } = self.size();
+        let chunk_count = stage_count * chunks_per_stage;
+        if chunk_count > layer_count {
+            return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
+        }
+        let placement = Placement::of_shape(self.kind.shape(), stage_count, chunk_count);
+        Ok(placement.expect("the size was checked"))
+    }
 }
 
 /// The layers of each chunk, so that the stage that takes longest takes as short as can be.
-fn cut(request: PlanRequest<'_>, pace: &Pace) -> Result<Vec<LayerRange>, PlanError> {
-    let PlanRequest { model, kind, stage_count, .. } = request;
-    let (blocks, layer_count) = (model.blocks, model.layer_count());
-    if stage_count > blocks {
-        return Err(PlanError::Stages { stage_count, blocks });
-    }
-    check_size(kind, request.size())?;
-    let chunks_per_stage = request.size().chunks_per_stage;
-    let chunk_count = stage_count * chunks_per_stage;
-    if chunk_count > layer_count {
-        return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
-    }
-    let placement =
-        Placement::of_shape(kind.shape(), stage_count, chunk_count).expect("the size was checked");
+fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
-    let speeds: Vec<f64> = (0..stage_count).map(|stage| pace.speed(StageIndex(stage))).collect();
-    Ok(partition(&work, &placement, &speeds))
+    let stages = (0..placement.stage_count()).map(StageIndex);
+    let speeds: Vec<f64> = stages.map(|stage| pace.speed(stage)).collect();
+    partition(&work, placement, &speeds)
 }
 
 impl Plan {
@@ -148,7 +155,7 @@ impl Plan {
     /// for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
         let pace = Pace::estimated(request.model, request.batch.microbatch);
-        let chunks = cut(request, &pace)?;
+        let chunks = cut(&request.placement()?, &pace);
         Self::with_chunks(request, chunks)
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
 
 use super::key::{Fallback, Key, SECTIONS};
@@ -213,8 +213,9 @@ pub(super) fn boundary(at: &Origin, tokens: u64, width: u32, beside: &[Given]) -
 
 pub(super) fn chunks(at: &Origin, kind: ScheduleKind, chunks: u32, beside: &[Given]) -> Detail {
     let expected = kind.chunk_counts();
+    let error = GenerateError::ChunkCount { kind, expected, found: chunks };
     let why = "where a schedule lays chunks follows from how it orders them";
-    Detail::new(format!("schedule.chunks: a stage of {kind} holds {expected}, found {chunks}"))
+    Detail::new(format!("schedule.chunks: {error}"))
         .at(at.to_string())
         .why(with_given(why, beside))
         .hint(format!("schedule.chunks = {}, or leave it out", expected.least()))

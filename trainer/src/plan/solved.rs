@@ -7,7 +7,8 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::{ChooseRequest, Pace, Plan, PlanError, cut, plan_memory};
+use super::{ChooseRequest, Pace, Plan, PlanError, plan_memory};
+use crate::model::LayerRange;
 
 /// Microbatches that a stage may keep if nothing limits its memory, as a multiple of the stages:
 /// what it takes to have no bubble at equal times (Qi et al., ICLR 2024, section 2.2).
@@ -25,12 +26,12 @@ const DEPTH: u32 = 2;
 pub(super) fn solved_plans<B: Backend>(
     backend: &B,
     request: ChooseRequest<'_>,
+    chunks: &[LayerRange],
 ) -> Result<Vec<Plan>, PlanError> {
     let of_kind = request.of_kind(ScheduleKind::ZbAuto);
-    let chunks = cut(of_kind, request.pace)?;
-    let even = Plan::with_chunks(of_kind, chunks.clone())?;
+    let even = Plan::with_chunks(of_kind, chunks.to_vec())?;
     let limits = passes_max(backend, request, &even);
-    let times = request.pace.chunk_times(even.placement(), &chunks);
+    let times = request.pace.chunk_times(even.placement(), chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
     for times in [&times, &early] {
@@ -40,7 +41,7 @@ pub(super) fn solved_plans<B: Backend>(
         let order = generate(kind, request.stage_count, request.batch.microbatch_count)?;
         orders.push(Program { kind: ScheduleKind::ZbAuto, ..order });
     }
-    let plan = |order: &Program| Plan::with_program(of_kind, chunks.clone(), order);
+    let plan = |order: &Program| Plan::with_program(of_kind, chunks.to_vec(), order);
     let others: Vec<Plan> = orders.iter().map(plan).collect::<Result<_, _>>()?;
     Ok(std::iter::once(even).chain(others).collect())
 }
