@@ -5,12 +5,13 @@
 //! chunk of a stage before it turns to the stage's next one. A block of slots says where the passes
 //! of one group stand, one pass a slot; the blocks of all groups are the same, one period apart.
 //! Period and distances are such that blocks never meet in a slot. The larger the group, the
-//! smaller the bubble, and the more chunks are kept at once:
+//! smaller the bubble:
 //!
 //! - GIS: a group of one microbatch a stage keeps what 1F1B keeps.
 //! - GIS-H: half as many keep about `(v + 1) / 2v` of that, for `v` chunks a stage.
-//! - PO: groups of one microbatch, repeated evenly. Its chunks live longest of the three and alike,
-//!   which is what moving them out of the device needs. That is not done here: this is the order.
+//! - PO: groups of one microbatch, repeated evenly, so that a chunk's activations live as long for
+//!   one microbatch as for any other; it keeps about what GIS-H keeps. PipeOffload moves activations
+//!   out of the device meanwhile. That is not done here: this is the order.
 //!
 //! The blocks are those for stages on which neither F nor B takes more than half of a microbatch's
 //! time. For longer ones the authors spread blocks further; a generator knows no times.
