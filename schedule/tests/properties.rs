@@ -257,19 +257,8 @@ fn problem(stages_max: usize, microbatches_max: u32) -> impl Strategy<Value = Pr
 
 /// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
 fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
-    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
-    let chunks = problem.stages.iter().map(times).collect();
-    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
-    let kept = |s: &StageCosts| ChunkMemory {
-        after_forward: s.after_forward,
-        after_input_gradient: s.after_input_gradient,
-        after_early_weights: 0.0,
-    };
-    let kept: Vec<_> = problem.stages.iter().map(kept).collect();
-    let peaks = peak_memory(program, &kept);
-    let fits = |(peak, stage): (f64, &StageCosts)| peak <= stage.limit * (1.0 + 1e-9);
-    let fits = peaks.into_iter().zip(&problem.stages).all(fits);
-    let timeline = simulate(program, &costs, 1).ok().filter(|_| fits)?;
+    let timeline =
+        simulate(program, &problem.costs(), 1).ok().filter(|_| problem.holds(program))?;
     Some(timeline.cost(0))
 }
 

@@ -1,6 +1,9 @@
 //! What is to be solved: a pipeline with one chunk a stage, each stage with times of its own.
 
 use super::SolveError;
+use crate::cost::{ChunkTimes, Costs};
+use crate::memory::{ChunkMemory, peak_memory};
+use crate::program::Program;
 
 /// What one stage takes, for one microbatch. Times are in one unit of the caller's choice, memory
 /// in another.
@@ -32,7 +35,41 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn check(&self) -> Result<(), SolveError> {
+    /// What its passes take, to simulate a program of it; verdict and step take no time.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
+        let chunks = self.stages.iter().map(times).collect();
+        Costs { chunks, link: self.link, verdict: 0.0, step: 0.0 }
+    }
+
+    /// What its passes keep, in model order; a WE gives nothing back.
+    #[must_use]
+    pub fn memory(&self) -> Vec<ChunkMemory> {
+        let kept = |s: &StageCosts| ChunkMemory {
+            after_forward: s.after_forward,
+            after_input_gradient: s.after_input_gradient,
+            after_early_weights: s.after_input_gradient,
+        };
+        self.stages.iter().map(kept).collect()
+    }
+
+    /// Whether each stage's memory holds what it keeps under `program`, an order of this problem.
+    ///
+    /// # Panics
+    /// If it is an order of another problem.
+    #[must_use]
+    pub fn holds(&self, program: &Program) -> bool {
+        let peaks = peak_memory(program, &self.memory());
+        let fits = |(peak, stage): (f64, &StageCosts)| peak <= stage.limit * (1.0 + TOLERANCE);
+        peaks.into_iter().zip(&self.stages).all(fits)
+    }
+
+    /// Whether it is one that can be solved.
+    ///
+    /// # Errors
+    /// As [`crate::solve`].
+    pub fn check(&self) -> Result<(), SolveError> {
         if self.stages.is_empty() {
             return Err(SolveError::NoStage);
         }

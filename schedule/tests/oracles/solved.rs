@@ -1,10 +1,7 @@
 //! What the solver finds, against an independent implementation of the published search.
 
 use super::table::{Row, Table, oracle_table};
-use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Costs, Problem, Solution, StageCosts, check, peak_memory, simulate,
-    solve,
-};
+use zbelastic_schedule::{Problem, Solution, StageCosts, check, simulate, solve};
 
 /// The problem of a row: `limit` says how much memory a stage has, by what F keeps there.
 fn problem(row: &Row<'_>, limit: impl Fn(usize, f64) -> f64) -> Problem {
@@ -28,23 +25,12 @@ fn problem(row: &Row<'_>, limit: impl Fn(usize, f64) -> f64) -> Problem {
 fn solved(problem: &Problem) -> Solution {
     let solution = solve(problem).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
     check(&solution.program).unwrap_or_else(|violations| panic!("{problem:?}: {violations:?}"));
-    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
-    let chunks = problem.stages.iter().map(times).collect();
-    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
-    let timeline = simulate(&solution.program, &costs, 1).expect("an order that runs");
+    let timeline = simulate(&solution.program, &problem.costs(), 1).expect("an order that runs");
     let replayed = timeline.cost(0);
     let told = solution.cost;
     assert!((replayed - told).abs() <= 1e-9 * told, "{replayed}, told as {told}: {problem:?}");
     assert!(told >= solution.lower_bound * (1.0 - 1e-9), "{solution:?}");
-    let memory = |s: &StageCosts| ChunkMemory {
-        after_forward: s.after_forward,
-        after_input_gradient: s.after_input_gradient,
-        after_early_weights: 0.0,
-    };
-    let memory: Vec<_> = problem.stages.iter().map(memory).collect();
-    for (peak, stage) in peak_memory(&solution.program, &memory).iter().zip(&problem.stages) {
-        assert!(*peak <= stage.limit * (1.0 + 1e-9), "{peak} of {}: {problem:?}", stage.limit);
-    }
+    assert!(problem.holds(&solution.program), "{problem:?}");
     solution
 }
 

@@ -120,16 +120,7 @@ fn read_problem(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Problem
 
 /// A solution as a replay of it, and what each chunk keeps.
 pub fn solved(problem: &Problem, program: Program) -> (Replay, Vec<ChunkMemory>) {
-    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
-    let chunks = problem.stages.iter().map(times).collect();
-    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
-    let kept = |s: &StageCosts| ChunkMemory {
-        after_forward: s.after_forward,
-        after_input_gradient: s.after_input_gradient,
-        after_early_weights: s.after_input_gradient,
-    };
-    let memory = problem.stages.iter().map(kept).collect();
-    (Replay { program, costs, step_count: 1, step: 0 }, memory)
+    (Replay { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
 }
 
 /// As a plan lowers it.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use zbelastic_schedule::{
-    Problem, ScheduleKind, generate, lower_bound, peak_memory, simulate, solve,
+    Problem, ScheduleKind, Solution, generate, lower_bound, peak_memory, simulate, solve,
 };
 
 use super::input_error::{self, InputError};
@@ -24,8 +24,6 @@ const RESULTS: &str =
     "solved,makespan,cost,bubble_span,bubble_sync,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
 /// Bytes of a table at most.
 const BYTES_MAX: usize = 256 << 20;
-/// Sums of the same numbers in another order differ by less, relative to themselves.
-const ROUNDING: f64 = 1e-9;
 /// Wrong rows that are told.
 const DETAILS_MAX: usize = 20;
 
@@ -175,7 +173,7 @@ impl Row<'_> {
         };
         let details = |errors| input_error::failure(errors).details;
         let problem = inputs::problem(&text).map_err(details)?;
-        lower_bound(&problem).map_err(|error| details(vec![InputError::from(error)]))?;
+        problem.check().map_err(|error| details(vec![InputError::from(error)]))?;
         let kind = match self.cell("kind") {
             None | Some("auto" | "zb-auto") => None,
             Some(name) => Some(
@@ -199,27 +197,19 @@ fn one_chunk_a_stage(kind: ScheduleKind) -> Result<ScheduleKind, Vec<Detail>> {
 impl Task {
     /// The cells of its results.
     fn answer(&self) -> String {
-        let Self { problem, kind } = self;
         let began = Instant::now();
-        let bound = lower_bound(problem).expect("it was checked with its row");
-        let program = match kind {
-            Some(kind) => {
-                let stage_count = problem.stages.len() as u32;
-                generate(*kind, stage_count, problem.microbatch_count).expect("a size for any kind")
-            }
-            None => solve(problem).expect("it was checked with its row").program,
-        };
+        let solution = self.solution();
         let solve_ms = began.elapsed().as_secs_f64() * 1e3;
-        let (replay, memory) = inputs::solved(problem, program);
-        let timeline = simulate(&replay.program, &replay.costs, 1).expect("it runs to its end");
-        let cost = timeline.cost(0);
-        let peaks = peak_memory(&replay.program, &memory);
-        let fits = peaks
-            .iter()
-            .zip(&problem.stages)
-            .all(|(peak, stage)| *peak <= stage.limit * (1.0 + ROUNDING));
+        let Solution { cost, lower_bound, .. } = solution;
         // A schedule that takes more memory than there is may cost less than any that does not.
-        let quality = if fits { quality(cost, bound) } else { ",,".to_owned() };
+        let quality = if self.problem.holds(&solution.program) {
+            format!("{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
+        } else {
+            ",,".to_owned()
+        };
+        let (replay, memory) = inputs::solved(&self.problem, solution.program);
+        let timeline = super::timeline(&replay);
+        let peaks = peak_memory(&replay.program, &memory);
         let peaks: Vec<String> = peaks.iter().map(f64::to_string).collect();
         format!(
             "{},{},{cost},{},{},{quality},{},{solve_ms:.3}",
@@ -230,13 +220,19 @@ impl Task {
             peaks.join(";"),
         )
     }
-}
 
-/// The cells of the bound, the gap, and whether there is none.
-fn quality(cost: f64, bound: f64) -> String {
-    let gap = if bound > 0.0 { (cost - bound).max(0.0) / bound } else { 0.0 };
-    let gap = if gap <= ROUNDING { 0.0 } else { gap };
-    format!("{bound},{gap},{}", gap == 0.0)
+    /// What was found, or a replay with the bound beside it.
+    fn solution(&self) -> Solution {
+        const CHECKED: &str = "it was checked with its row";
+        let Self { problem, kind } = self;
+        let Some(kind) = *kind else { return solve(problem).expect(CHECKED) };
+        let stage_count = problem.stages.len() as u32;
+        let program =
+            generate(kind, stage_count, problem.microbatch_count).expect("a size for any kind");
+        let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
+        let lower_bound = lower_bound(problem).expect(CHECKED);
+        Solution { program, cost: timeline.cost(0), lower_bound }
+    }
 }
 
 #[cfg(test)]
