@@ -13,7 +13,7 @@ mod zero_bubble;
 use crate::kind::ScheduleKind;
 use crate::op::{Compute, Op, Pass};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
-use crate::solve::{Problem, StageCosts, solve};
+use crate::solve::{ChunkCosts, Problem, StageCosts, solve};
 
 /// Why a schedule has no program of that size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -136,11 +136,11 @@ pub fn check_size(
 /// knows times and limits asks [`solve`] with them.
 fn auto(size: Size) -> Program {
     let Size { stage_count, microbatch_count } = size;
-    let limit = f64::from(stage_count);
-    let costs =
-        StageCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 1.0, after_input_gradient: 1.0, limit };
-    let stages = vec![costs; stage_count as usize];
-    let problem = Problem { stages, link: 0.0, microbatch_count };
+    let chunks =
+        ChunkCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 1.0, after_input_gradient: 1.0 };
+    let stages = vec![StageCosts { chunks, limit: f64::from(stage_count) }; stage_count as usize];
+    let placement = ScheduleKind::ZbAuto.placement(stage_count);
+    let problem = Problem::of_stages(placement, &stages, 0.0, microbatch_count);
     solve(&problem).expect("a stage's memory holds a microbatch").program
 }
 
