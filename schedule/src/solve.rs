@@ -10,6 +10,7 @@
 mod board;
 mod bound;
 mod climb;
+mod due;
 mod follow;
 mod pipeline;
 mod policy;
@@ -28,7 +29,7 @@ use crate::placement::PlacementShape;
 use crate::program::Program;
 use board::{Board, Put};
 use pipeline::Pipeline;
-use policy::Rule;
+use policy::{Allowance, Rule};
 use problem::TOLERANCE;
 
 /// The best order that was found.
@@ -146,14 +147,9 @@ pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
         PlacementShape::Loop => unreachable!("it was checked"),
     }
-    for rules in policy::rules(&pipeline).take(tries(&pipeline).max(RULES_MIN)) {
-        if best.is_optimal() {
-            break;
-        }
-        let board = policy::by_rules(&pipeline, &rules);
-        best.take(board, Some(rules));
+    if !best.is_optimal() {
+        try_rules(&pipeline, &mut best);
     }
-    climb::climb(&pipeline, &mut best);
     let lower_bound = best.lower_bound;
     let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
     Ok(Solution { program: program_of(problem, board), cost, lower_bound })
@@ -187,12 +183,21 @@ pub fn solve_any(problems: &[Problem]) -> Result<Solution, SolveError> {
 const PASSES_MAX: usize = 2_000_000;
 /// Rules that are tried however large a problem is.
 const RULES_MIN: usize = 8;
+/// Microbatches, counted on every stage, up to which a problem is small: tables have thousands of
+/// such, so what is tried for one is bounded by less.
+const SMALL_SIZE_MAX: usize = 128;
+/// Rules that are tried for a small problem before the best of them are changed.
+const SMALL_RULES_MAX: usize = 30;
 /// Times that an order is made again with what was learned from the one before.
 const REPEATS_MAX: usize = 16;
 
 /// How many orders of a problem are made.
 fn tries(pipeline: &Pipeline<'_>) -> usize {
     PASSES_MAX / pipeline.pass_count()
+}
+
+fn is_small(pipeline: &Pipeline<'_>) -> bool {
+    pipeline.stage_count() * pipeline.microbatch_count() as usize <= SMALL_SIZE_MAX
 }
 
 fn try_rounds<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
@@ -223,6 +228,21 @@ fn try_waves<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let stage_count = pipeline.stage_count() as u32;
     let by_hand = generate(ScheduleKind::ZbV, stage_count, pipeline.microbatch_count());
     best.take(by_hand.ok().and_then(|program| follow::follow(pipeline, &program)), None);
+}
+
+fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    let mut allowance = Allowance::new(pipeline);
+    let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
+    for rules in policy::rules(pipeline).take(tries(pipeline).clamp(RULES_MIN, most)) {
+        let board = policy::by_rules(pipeline, &rules, &allowance);
+        if best.take(board, Some(rules)) {
+            return;
+        }
+        if let Some((cost, _)) = &best.rules {
+            allowance.lower_to(*cost);
+        }
+    }
+    climb::climb(pipeline, best, &mut allowance);
 }
 
 /// The best order so far, and the rules that made the best of those that rules made.

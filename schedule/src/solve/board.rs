@@ -108,10 +108,17 @@ impl<'a> Board<'a> {
 
     /// The chunk of a stage whose next W has waited for longest, if there is one.
     pub(super) fn longest_pending(&self, stage: usize) -> Option<usize> {
-        let waits = |chunk: &&usize| self.pending(**chunk) > 0;
-        let since = |chunk: &&usize| self.ends_b[self.cell(**chunk, self.passes[**chunk].w)];
-        let pending = self.pipeline.chunks_of(stage).iter().filter(waits);
-        pending.min_by(|one, other| since(one).total_cmp(&since(other))).copied()
+        let mut longest = None;
+        for chunk in self.pipeline.chunks_of(stage).iter().copied() {
+            if self.pending(chunk) == 0 {
+                continue;
+            }
+            let since = self.ends_b[self.cell(chunk, self.passes[chunk].w)];
+            if longest.is_none_or(|(least, _)| since < least) {
+                longest = Some((since, chunk));
+            }
+        }
+        longest.map(|(_, chunk)| chunk)
     }
 
     /// Puts a pass on its chunk's stage; its input is made by a pass that is on the board.

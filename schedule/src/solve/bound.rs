@@ -29,6 +29,11 @@ pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
     bound
 }
 
+/// By stage: how long it stands still after its last F in any order.
+pub(super) fn tails(pipeline: &Pipeline<'_>) -> Vec<f64> {
+    Stage::all(pipeline).iter().map(Stage::tail).collect()
+}
+
 struct Stage<'a> {
     pipeline: &'a Pipeline<'a>,
     index: usize,

@@ -2,17 +2,29 @@
 //! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
 
 use super::pipeline::Pipeline;
-use super::policy::{NEVER_FILLS, Rule, Turn, by_rules};
-use super::{Best, tries};
+use super::policy::{Allowance, NEVER_FILLS, Rule, Turn, by_rules};
+use super::{Best, is_small, tries};
 
 /// Tries at most.
 const TRIES_MAX: usize = 2_000;
+/// Passes that are put on boards at most for a small problem: some milliseconds.
+const SMALL_PASSES_MAX: usize = 50_000;
+/// Tries for a small problem, at least and at most.
+const SMALL_TRIES: (usize, usize) = (100, 500);
 /// Tries without a better order after which it goes on from the best rules again.
 const PLATEAU_MAX: usize = 150;
 
 /// Looks for an order better than the best one.
-pub(super) fn climb<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    let tries = tries(pipeline).min(TRIES_MAX);
+pub(super) fn climb<'a>(
+    pipeline: &'a Pipeline<'a>,
+    best: &mut Best<'a>,
+    allowance: &mut Allowance<'_>,
+) {
+    let tries = if is_small(pipeline) {
+        (SMALL_PASSES_MAX / pipeline.pass_count()).clamp(SMALL_TRIES.0, SMALL_TRIES.1)
+    } else {
+        tries(pipeline).min(TRIES_MAX)
+    };
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let mut since = 0;
@@ -20,8 +32,13 @@ pub(super) fn climb<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
         if best.is_optimal() {
             return;
         }
+        allowance.lower_to(cost);
         let changed = draws.change(pipeline, &rules);
-        let board = by_rules(pipeline, &changed);
+        if changed == rules {
+            since += 1;
+            continue;
+        }
+        let board = by_rules(pipeline, &changed, allowance);
         let found = board.as_ref().map_or(f64::INFINITY, |board| board.cost());
         if found <= cost {
             since = if found < cost { 0 } else { since + 1 };

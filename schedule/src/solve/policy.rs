@@ -1,10 +1,9 @@
 //! Orders made in the order of time: whenever a stage is free, a rule says what it does next with
 //! what has arrived.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use super::board::Board;
+use super::bound::tails;
+use super::due::Due;
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
@@ -120,51 +119,68 @@ fn choices() -> impl Iterator<Item = ((Turn, Turn), bool, f64)> {
     })
 }
 
-/// The order that rules make, one a stage; `None` if they leave one without memory for its next F.
-pub(super) fn by_rules<'a>(pipeline: &'a Pipeline<'a>, rules: &[Rule]) -> Option<Board<'a>> {
-    let mut run = Run::new(pipeline, rules);
+/// How long stages may stand still in an order that costs no more than another one.
+pub(super) struct Allowance<'a> {
+    pipeline: &'a Pipeline<'a>,
+    /// By stage: how long it will stand still after its last F in any order.
+    tails: Vec<f64>,
+    /// By stage.
+    idle_max: Vec<f64>,
+}
+
+impl<'a> Allowance<'a> {
+    /// Nothing is too long.
+    pub(super) fn new(pipeline: &'a Pipeline<'a>) -> Self {
+        let idle_max = vec![f64::INFINITY; pipeline.stage_count()];
+        Self { pipeline, tails: tails(pipeline), idle_max }
+    }
+
+    /// Orders that cost more than this are given up.
+    pub(super) fn lower_to(&mut self, cost: f64) {
+        for (stage, idle_max) in self.idle_max.iter_mut().enumerate() {
+            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.work(stage);
+        }
+    }
+
+    fn is_exceeded(&self, board: &Board<'_>, stage: usize) -> bool {
+        let (_, upper) = self.pipeline.ends_of(stage);
+        let has_f = board.passes[upper].f < board.microbatch_count();
+        let later = if has_f { self.tails[stage] } else { 0.0 };
+        board.lanes[stage].idle + later > self.idle_max[stage]
+    }
+}
+
+/// The order that rules make, one a stage; `None` if they leave one without memory for its next F,
+/// or if a stage stands still for longer than is allowed.
+pub(super) fn by_rules<'a>(
+    pipeline: &'a Pipeline<'a>,
+    rules: &[Rule],
+    allowance: &Allowance<'_>,
+) -> Option<Board<'a>> {
+    let mut run = Run::new(pipeline, rules, allowance);
     loop {
-        while let Some((Time(at), Reverse(stage))) = run.due.pop() {
-            run.advance(stage, at);
+        while let Some((at, stage)) = run.due.pop() {
+            run.advance(stage, at)?;
         }
         // Nothing arrives any more unless somebody stops waiting for it.
         let pending = (0..rules.len()).filter_map(|stage| {
-            let chunk = run.next_w(stage)?;
-            Some((Time(run.board.lanes[stage].clock), stage, chunk))
+            let chunk = run.board.longest_pending(stage)?;
+            Some((run.board.lanes[stage].clock, stage, chunk))
         });
-        let Some((at, stage, chunk)) = pending.max_by_key(|(at, ..)| *at) else { break };
-        run.put(stage, chunk, Compute::W, at.0);
+        let latest = pending.max_by(|one, other| one.0.total_cmp(&other.0));
+        let Some((at, stage, chunk)) = latest else { break };
+        run.put(stage, chunk, Compute::W, at)?;
     }
     let m = pipeline.microbatch_count();
     run.board.passes.iter().all(|passes| passes.w == m).then_some(run.board)
 }
 
-/// A time that can be put into order: none is no number.
-#[derive(Clone, Copy, PartialEq)]
-struct Time(f64);
-
-impl Eq for Time {}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The earliest first.
-        other.0.total_cmp(&self.0)
-    }
-}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 struct Run<'a, 'r> {
     board: Board<'a>,
     rules: &'r [Rule],
+    allowance: &'r Allowance<'r>,
     /// Stages that may have something to do, by when.
-    due: BinaryHeap<(Time, Reverse<usize>)>,
-    /// By stage: when it is due; infinite if it is not.
-    due_at: Vec<f64>,
+    due: Due,
 }
 
 /// What a stage does next.
@@ -178,42 +194,34 @@ enum Next {
 }
 
 impl<'a, 'r> Run<'a, 'r> {
-    fn new(pipeline: &'a Pipeline<'a>, rules: &'r [Rule]) -> Self {
-        let stage_count = pipeline.stage_count();
-        let mut run = Self {
-            board: Board::new(pipeline),
-            rules,
-            due: BinaryHeap::with_capacity(2 * stage_count),
-            due_at: vec![f64::INFINITY; stage_count],
-        };
+    fn new(pipeline: &'a Pipeline<'a>, rules: &'r [Rule], allowance: &'r Allowance<'r>) -> Self {
+        let (board, due) = (Board::new(pipeline), Due::new(pipeline.stage_count()));
+        let mut run = Self { board, rules, allowance, due };
         run.call(0, 0.0);
         run
     }
 
     /// A stage may have something to do, once it is free.
     fn call(&mut self, stage: usize, at: f64) {
-        let at = at.max(self.board.lanes[stage].clock);
-        if at < self.due_at[stage] {
-            self.due_at[stage] = at;
-            self.due.push((Time(at), Reverse(stage)));
-        }
+        self.due.call(stage, at.max(self.board.lanes[stage].clock));
     }
 
-    /// Puts the next pass of a stage, if there is one that can be known.
-    fn advance(&mut self, stage: usize, at: f64) {
-        if std::mem::replace(&mut self.due_at[stage], f64::INFINITY) < at {
-            // It was called for an earlier time meanwhile, and that has come.
-            return;
-        }
+    /// Puts the next pass of a stage, if there is one that can be known; `None` if that was not
+    /// allowed.
+    fn advance(&mut self, stage: usize, at: f64) -> Option<()> {
         match self.choose(stage, at) {
-            Next::Run(chunk, compute) => self.put(stage, chunk, compute, at),
+            Next::Run(chunk, compute) => self.put(stage, chunk, compute, at)?,
             Next::Wait(until) => self.call(stage, until),
             Next::Nothing => {}
         }
+        Some(())
     }
 
-    fn put(&mut self, stage: usize, chunk: usize, compute: Compute, at: f64) {
+    fn put(&mut self, stage: usize, chunk: usize, compute: Compute, at: f64) -> Option<()> {
         self.board.put(chunk, compute);
+        if self.allowance.is_exceeded(&self.board, stage) {
+            return None;
+        }
         self.call(stage, at);
         let pipeline = self.board.pipeline;
         match compute {
@@ -223,6 +231,7 @@ impl<'a, 'r> Run<'a, 'r> {
             Compute::B if chunk > 0 => self.call(pipeline.stage_of(chunk - 1), at),
             Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
         }
+        Some(())
     }
 
     fn choose(&self, stage: usize, now: f64) -> Next {
@@ -248,7 +257,7 @@ impl<'a, 'r> Run<'a, 'r> {
         }
         let f_at = if yields { f64::INFINITY } else { forward.at };
         let next = f_at.min(b_at);
-        if let Some(chunk) = self.next_w(stage) {
+        if let Some(chunk) = self.board.longest_pending(stage) {
             let costs = self.board.costs(chunk);
             let enough = rule.share * costs.w;
             let comes_soon = b_at - now < enough || (rule.looks && b_at == f64::INFINITY);
@@ -317,11 +326,6 @@ impl<'a, 'r> Run<'a, 'r> {
             }
         }
         found
-    }
-
-    /// The chunk whose W has waited for longest.
-    fn next_w(&self, stage: usize) -> Option<usize> {
-        self.board.longest_pending(stage)
     }
 }
 
