@@ -2,22 +2,28 @@
 
 /// By stage, when it is due; the earliest is at hand. A tree in which each place holds the lesser of
 /// the two below it, stages at the bottom.
+///
+/// Times are of at least 0, and kept as their bits: those have the same order, and whole numbers are
+/// compared faster. Half of what a search takes is this.
 pub(super) struct Due {
     /// From place 1, which is the top; below place `n` are `2n` and `2n + 1`.
-    times: Vec<f64>,
+    times: Vec<u64>,
     /// The place of stage 0.
     first: usize,
 }
+
+const NEVER: u64 = f64::INFINITY.to_bits();
 
 impl Due {
     /// Nobody is due.
     pub(super) fn new(stage_count: usize) -> Self {
         let first = stage_count.next_power_of_two();
-        Self { times: vec![f64::INFINITY; 2 * first], first }
+        Self { times: vec![NEVER; 2 * first], first }
     }
 
     /// A stage is due, at the latest.
     pub(super) fn call(&mut self, stage: usize, at: f64) {
+        let at = at.to_bits();
         let mut place = self.first + stage;
         while place > 0 && at < self.times[place] {
             self.times[place] = at;
@@ -28,21 +34,22 @@ impl Due {
     /// The stage that is due first, the lowest of several, and when; it is not due any more.
     pub(super) fn pop(&mut self) -> Option<(f64, usize)> {
         let at = self.times[1];
-        if at == f64::INFINITY {
+        if at == NEVER {
             return None;
         }
         let mut place = 1;
         while place < self.first {
-            place *= 2;
-            place += usize::from(self.times[place] > at);
+            place = 2 * place + usize::from(self.times[2 * place] > at);
         }
         let stage = place - self.first;
-        self.times[place] = f64::INFINITY;
+        let mut least = NEVER;
+        self.times[place] = least;
         while place > 1 {
+            least = least.min(self.times[place ^ 1]);
             place /= 2;
-            self.times[place] = self.times[2 * place].min(self.times[2 * place + 1]);
+            self.times[place] = least;
         }
-        Some((at, stage))
+        Some((f64::from_bits(at), stage))
     }
 }
 

@@ -222,14 +222,17 @@ impl Waves<'_> {
         while let Some(chunk) = self.board.longest_pending(stage) {
             let gap = arrives - self.board.lanes[stage].clock;
             let is_whole = self.board.costs(chunk).w <= gap + slack;
-            let may_wait = self.board.idle_max().max(self.allowed[stage]);
-            let is_too_long = gap > slack && gap > may_wait - self.board.lanes[stage].idle;
-            if is_whole || (fills && is_too_long) {
+            if is_whole || (fills && gap > slack && self.is_too_long(stage, gap)) {
                 self.board.put(chunk, Compute::W);
             }
             if !is_whole {
                 return;
             }
         }
+    }
+
+    fn is_too_long(&self, stage: usize, gap: f64) -> bool {
+        let may_wait = self.board.idle_max().max(self.allowed[stage]);
+        gap > may_wait - self.board.lanes[stage].idle
     }
 }
