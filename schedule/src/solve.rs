@@ -188,8 +188,8 @@ const RULES_MIN: usize = 8;
 const SMALL_SIZE_MAX: usize = 128;
 /// Rules that are tried for a small problem before the best of them are changed.
 const SMALL_RULES_MAX: usize = 30;
-/// Times that an order is made again with what was learned from the one before.
-const REPEATS_MAX: usize = 16;
+/// Other times for which orders of a small problem are made.
+const SMALL_OTHERS_MAX: usize = 6;
 
 /// How many orders of a problem are made.
 fn tries(pipeline: &Pipeline<'_>) -> usize {
@@ -208,26 +208,40 @@ fn try_rounds<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     }
 }
 
+/// As the paper has it, and the order made by hand.
 fn try_waves<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    for style in waves::Style::ALL {
-        let mut idle: Option<Vec<f64>> = None;
-        for _ in 0..REPEATS_MAX {
-            let Some(board) = waves::in_waves(pipeline, style, idle.as_deref()) else { break };
-            let now: Vec<f64> = board.lanes.iter().map(|lane| lane.idle).collect();
-            let worst = |idle: &[f64]| idle.iter().copied().fold(0.0, f64::max);
-            let has_fallen = idle.as_ref().is_none_or(|before| worst(&now) < worst(before));
-            if best.take(Some(board), None) {
-                return;
-            }
-            if !has_fallen {
-                break;
-            }
-            idle = Some(now);
+    for board in waves::Style::ALL.into_iter().flat_map(|style| waves::repeated(pipeline, style)) {
+        if best.take(Some(board), None) {
+            return;
         }
     }
     let stage_count = pipeline.stage_count() as u32;
-    let by_hand = generate(ScheduleKind::ZbV, stage_count, pipeline.microbatch_count());
-    best.take(by_hand.ok().and_then(|program| follow::follow(pipeline, &program)), None);
+    let by_hand = generate(ScheduleKind::ZbV, stage_count, pipeline.microbatch_count()).ok();
+    let follow = |program: Program| follow::follow(pipeline, &follow::orders_of(&program));
+    if best.take(by_hand.and_then(follow), None) {
+        return;
+    }
+    try_waves_of_others(pipeline, best);
+}
+
+/// Orders made for times other than those there are: what is gained and lost where a gap is filled
+/// is not known before the end, and another order may turn out to be better.
+fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    let mut left = tries(pipeline);
+    let most = if is_small(pipeline) { SMALL_OTHERS_MAX } else { usize::MAX };
+    for factors in waves::OTHERS.into_iter().take(most) {
+        let problem = factors.of(pipeline.problem);
+        let other = Pipeline::new(&problem);
+        for style in waves::Style::ALL {
+            for board in waves::repeated(&other, style) {
+                let is_optimal = best.take(follow::follow(pipeline, &board.into_orders()), None);
+                left = left.saturating_sub(2);
+                if is_optimal || left == 0 {
+                    return;
+                }
+            }
+        }
+    }
 }
 
 fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {

@@ -1,28 +1,34 @@
 //! An order that somebody else made, on a board: each pass as early as it can.
 
-use super::board::Board;
+use super::board::{Board, Put};
 use super::pipeline::Pipeline;
-use crate::op::{Compute, Op, Pass};
+use crate::op::{Compute, Op};
 use crate::program::Program;
 
-/// The order of a program whose chunks run microbatches in turn; `None` if a stage's memory does not
-/// hold it, or it stops.
-pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, program: &Program) -> Option<Board<'a>> {
+/// The orders of a program that has arithmetic only, and whose chunks run microbatches in turn.
+pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
+    let put = |op: &Op| match *op {
+        Op::Compute(compute, pass) => Some(Put { compute, chunk: pass.chunk.0 }),
+        Op::Transfer(..) | Op::Update(_) => None,
+    };
+    program.stages.iter().map(|ops| ops.iter().filter_map(put).collect()).collect()
+}
+
+/// The board of given orders; `None` if a stage's memory does not hold its order, or it stops.
+pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, orders: &[Vec<Put>]) -> Option<Board<'a>> {
     let mut board = Board::new(pipeline);
     let mut next = vec![0_usize; pipeline.stage_count()];
     let mut due: Vec<usize> = (0..pipeline.stage_count()).rev().collect();
     while let Some(stage) = due.pop() {
-        while let Some(Op::Compute(compute, Pass { chunk, .. })) =
-            program.stages[stage].get(next[stage])
-        {
-            let chunk = chunk.index();
-            if !has_come(&board, *compute, chunk) {
+        while let Some(Put { compute, chunk }) = orders[stage].get(next[stage]).copied() {
+            let chunk = chunk as usize;
+            if !has_come(&board, compute, chunk) {
                 break;
             }
-            if *compute == Compute::F && !board.has_room(chunk, 0.0) {
+            if compute == Compute::F && !board.has_room(chunk, 0.0) {
                 return None;
             }
-            board.put(chunk, *compute);
+            board.put(chunk, compute);
             next[stage] += 1;
             match compute {
                 Compute::F if chunk + 1 < pipeline.chunk_count() => {
@@ -33,8 +39,8 @@ pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, program: &Program) -> Optio
             }
         }
     }
-    let is_done = |(next, list): (&usize, &Vec<Op>)| *next == list.len();
-    next.iter().zip(&program.stages).all(is_done).then_some(board)
+    let is_done = |(next, order): (&usize, &Vec<Put>)| *next == order.len();
+    next.iter().zip(orders).all(is_done).then_some(board)
 }
 
 fn has_come(board: &Board<'_>, compute: Compute, chunk: usize) -> bool {

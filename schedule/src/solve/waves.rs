@@ -10,7 +10,7 @@
 
 use super::board::Board;
 use super::pipeline::Pipeline;
-use super::problem::TOLERANCE;
+use super::problem::{Problem, TOLERANCE};
 use crate::op::Compute;
 
 /// How the open questions of the search are answered.
@@ -32,9 +32,102 @@ impl Style {
     ];
 }
 
+/// By how much times are other than those there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Factors {
+    f: f64,
+    w: f64,
+    link: f64,
+}
+
+const fn factors(f: f64, w: f64, link: f64) -> Factors {
+    Factors { f, w, link }
+}
+
+/// Times for which orders are made as well.
+pub(super) const OTHERS: [Factors; 40] = [
+    factors(1.0, 0.5, 1.0),
+    factors(1.0, 0.75, 1.0),
+    factors(1.0, 1.25, 1.0),
+    factors(1.0, 1.5, 1.0),
+    factors(1.0, 2.0, 1.0),
+    factors(0.9, 0.5, 1.0),
+    factors(0.9, 0.75, 1.0),
+    factors(0.9, 1.25, 1.0),
+    factors(0.9, 1.5, 1.0),
+    factors(0.9, 2.0, 1.0),
+    factors(0.9, 1.0, 1.0),
+    factors(1.1, 0.5, 1.0),
+    factors(1.1, 0.75, 1.0),
+    factors(1.1, 1.25, 1.0),
+    factors(1.1, 1.5, 1.0),
+    factors(1.1, 2.0, 1.0),
+    factors(1.1, 1.0, 1.0),
+    factors(0.8, 0.5, 1.0),
+    factors(0.8, 0.75, 1.0),
+    factors(0.8, 1.25, 1.0),
+    factors(0.8, 1.5, 1.0),
+    factors(0.8, 2.0, 1.0),
+    factors(0.8, 1.0, 1.0),
+    factors(1.25, 0.5, 1.0),
+    factors(1.25, 0.75, 1.0),
+    factors(1.25, 1.25, 1.0),
+    factors(1.25, 1.5, 1.0),
+    factors(1.25, 2.0, 1.0),
+    factors(1.25, 1.0, 1.0),
+    factors(1.0, 1.0, 3.0),
+    factors(1.0, 0.75, 3.0),
+    factors(1.0, 1.25, 3.0),
+    factors(1.0, 0.5, 3.0),
+    factors(1.0, 1.5, 3.0),
+    factors(1.0, 1.0, 0.0),
+    factors(1.0, 0.75, 0.0),
+    factors(1.0, 1.25, 0.0),
+    factors(1.0, 0.5, 0.0),
+    factors(1.0, 1.5, 0.0),
+    factors(1.0, 2.0, 0.0),
+];
+
+impl Factors {
+    /// A problem with other times.
+    pub(super) fn of(self, problem: &Problem) -> Problem {
+        let mut other = problem.clone();
+        other.link *= self.link;
+        for chunk in &mut other.chunks {
+            chunk.f *= self.f;
+            chunk.w *= self.w;
+        }
+        other
+    }
+}
+
+/// Times that an order is made again with what was learned from the one before.
+const REPEATS_MAX: usize = 16;
+
+/// The orders of a style, one after another as long as the worst stage stands still for less.
+pub(super) fn repeated<'a>(
+    pipeline: &'a Pipeline<'a>,
+    style: Style,
+) -> impl Iterator<Item = Board<'a>> {
+    let mut before: Option<Vec<f64>> = None;
+    let mut has_ended = false;
+    let next = move || {
+        if has_ended {
+            return None;
+        }
+        let board = in_waves(pipeline, style, before.as_deref())?;
+        let worst = |idle: &[f64]| idle.iter().copied().fold(0.0, f64::max);
+        let idle: Vec<f64> = board.lanes.iter().map(|lane| lane.idle).collect();
+        has_ended = before.as_ref().is_some_and(|before| worst(&idle) >= worst(before));
+        before = Some(idle);
+        Some(board)
+    };
+    std::iter::from_fn(next).take(REPEATS_MAX)
+}
+
 /// The order of a style, in which `idle` says how long each stage stood still in the order before,
 /// if there was one; `None` if it leaves a stage without memory or input for its next pass.
-pub(super) fn in_waves<'a>(
+fn in_waves<'a>(
     pipeline: &'a Pipeline<'a>,
     style: Style,
     idle: Option<&[f64]>,
