@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::placement::PlacementShape;
+use crate::placement::{Placement, PlacementShape};
 
 /// A schedule by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -167,6 +167,17 @@ impl ScheduleKind {
             | Self::VMin
             | Self::DualPipeV => true,
         }
+    }
+
+    /// Its chunks over so many stages, each with as many as it holds if nobody says how many.
+    ///
+    /// # Panics
+    /// If there is no stage.
+    #[must_use]
+    pub fn placement(self, stage_count: u32) -> Placement {
+        let chunk_count = stage_count * self.chunk_counts().least();
+        let placement = Placement::of_shape(self.shape(), stage_count, chunk_count);
+        placement.expect("a kind's own chunks form its shape")
     }
 
     /// How the schedule lays chunks over stages.

@@ -33,6 +33,8 @@ pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate};
-pub use solve::{Problem, Solution, SolveError, StageCosts, lower_bound, solve};
+pub use solve::{
+    ChunkCosts, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve, solve_any,
+};
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

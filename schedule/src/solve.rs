@@ -1,29 +1,36 @@
-//! Finds the order in which a pipeline runs best: stages with times of their own, a limit of memory
-//! for each, one chunk a stage.
+//! Finds the order in which a pipeline runs best: chunks with times of their own, a limit of memory
+//! for each stage, one chunk a stage or two in a vee.
 //!
-//! Orders come from two families, [`rounds`] and [`policy`]; what they cost is the longest span of
-//! a stage, the zero-bubble paper's measure. The search ends as soon as an order costs what
-//! [`bound`] says that every order costs: then it is optimal, and the answer says so. Otherwise it
-//! says how far from optimal it is at most.
+//! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
+//! hand-made ZB-V over a vee) and [`policy`]; what they cost is the longest span of a stage, the
+//! zero-bubble paper's measure. The search ends as soon as an order costs what [`bound`] says that
+//! every order costs: then it is optimal, and the answer says so. Otherwise it says how far from
+//! optimal it is at most.
 
 mod board;
 mod bound;
 mod climb;
+mod due;
+mod follow;
+mod pipeline;
 mod policy;
 mod problem;
 mod rounds;
+mod waves;
 
-pub use problem::{Problem, StageCosts};
+pub use problem::{ChunkCosts, Owner, Problem, StageCosts};
 
-use crate::generate::compute;
+use zbelastic_types::{ChunkIndex, StageIndex};
+
+use crate::generate::{compute, generate};
 use crate::kind::ScheduleKind;
 use crate::op::Compute;
-use crate::placement::Placement;
+use crate::placement::PlacementShape;
 use crate::program::Program;
-use board::Board;
-use policy::Rule;
+use board::{Board, Put};
+use pipeline::Pipeline;
+use policy::{Allowance, Rule};
 use problem::TOLERANCE;
-use rounds::Style;
 
 /// The best order that was found.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,30 +65,43 @@ fn reaches(cost: f64, bound: f64) -> bool {
 /// Why a problem has no solution.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
-    /// A pipeline of nothing.
-    #[error("expected a stage at least, found none")]
-    NoStage,
+    /// A placement for which no order is looked for.
+    #[error("expected chunks on a line or in a vee, found a {found}")]
+    Shape {
+        /// Its shape.
+        found: PlacementShape,
+    },
+    /// A list that has not an entry for each.
+    #[error("expected {expected} {name}, found {found}")]
+    Count {
+        /// What it lists.
+        name: &'static str,
+        /// As many as the placement has.
+        expected: u32,
+        /// As many as there are.
+        found: usize,
+    },
     /// A step of nothing.
     #[error("expected a microbatch at least, found none")]
     NoMicrobatch,
     /// A number that is none, or not one that a cost can be.
-    #[error("{}expected a finite {name} of at least 0, found {found}", of_stage(*stage))]
+    #[error("{owner}expected a finite {name} of at least 0, found {found}")]
     Number {
         /// What it is called.
         name: &'static str,
-        /// Whose it is; `None` if it is all stages'.
-        stage: Option<usize>,
+        /// Whose it is.
+        owner: Owner,
         /// What was found.
         found: f64,
     },
     /// B leaves more than F did: then a B may not fit where an F did, which no order here minds.
     #[error(
-        "stage {stage}: expected at most {after_forward} to be kept after B, as after F, found \
+        "chunk {chunk}: expected at most {after_forward} to be kept after B, as after F, found \
          {after_input_gradient}"
     )]
     Memory {
-        /// The stage.
-        stage: usize,
+        /// The chunk.
+        chunk: ChunkIndex,
         /// What F leaves.
         after_forward: f64,
         /// What B leaves.
@@ -91,16 +111,12 @@ pub enum SolveError {
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
         /// The stage.
-        stage: usize,
+        stage: StageIndex,
         /// What it takes.
         needed: f64,
         /// What there is.
         limit: f64,
     },
-}
-
-fn of_stage(stage: Option<usize>) -> String {
-    stage.map_or_else(String::new, |stage| format!("stage {stage}: "))
 }
 
 /// What every order of a problem costs at least: the longest span of a stage.
@@ -109,10 +125,12 @@ fn of_stage(stage: Option<usize>) -> String {
 /// As [`solve`].
 pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     problem.check()?;
-    Ok(bound::lower_bound(problem))
+    Ok(bound::lower_bound(&Pipeline::new(problem)))
 }
 
 /// The best order that the searches find within the limits.
+///
+/// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee.
 ///
 /// # Errors
 /// If a number is no cost, or a limit is below what one microbatch takes: one at a time is always
@@ -122,33 +140,123 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// Never, as long as one microbatch fits.
 pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     problem.check()?;
-    let lower_bound = bound::lower_bound(problem);
-    let mut best = Best::new(lower_bound);
-    for style in Style::all() {
-        if best.take(rounds::in_rounds(problem, style), None) {
-            break;
-        }
+    let pipeline = Pipeline::new(problem);
+    let mut best = Best::new(bound::lower_bound(&pipeline));
+    match problem.placement.shape() {
+        PlacementShape::Line => try_rounds(&pipeline, &mut best),
+        PlacementShape::Vee => try_waves(&pipeline, &mut best),
+        PlacementShape::Loop => unreachable!("it was checked"),
     }
-    for rules in policy::rules(problem).take(tries(problem).max(RULES_MIN)) {
-        if best.is_optimal() {
-            break;
-        }
-        let board = policy::by_rules(problem, &rules);
-        best.take(board, Some(rules));
+    if !best.is_optimal() {
+        try_rules(&pipeline, &mut best);
     }
-    climb::climb(problem, &mut best);
+    let lower_bound = best.lower_bound;
     let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
     Ok(Solution { program: program_of(problem, board), cost, lower_bound })
+}
+
+/// The best order over several placements of the same stages; the bound is the least of theirs.
+/// Of orders that cost the same it is the first placement's.
+///
+/// # Errors
+/// As [`solve`], for any of them.
+///
+/// # Panics
+/// If there is none.
+pub fn solve_any(problems: &[Problem]) -> Result<Solution, SolveError> {
+    let bounds: Result<Vec<f64>, SolveError> = problems.iter().map(lower_bound).collect();
+    let bound = bounds?.into_iter().fold(f64::INFINITY, f64::min);
+    let mut best: Option<Solution> = None;
+    for problem in problems {
+        if best.as_ref().is_some_and(|best| reaches(best.cost, bound)) {
+            break;
+        }
+        let found = Solution { lower_bound: bound, ..solve(problem)? };
+        if best.as_ref().is_none_or(|best| found.cost < best.cost) {
+            best = Some(found);
+        }
+    }
+    Ok(best.expect("there is a placement"))
 }
 
 /// Passes that are put on boards at most, over all tries of one kind.
 const PASSES_MAX: usize = 2_000_000;
 /// Rules that are tried however large a problem is.
 const RULES_MIN: usize = 8;
+/// Microbatches, counted on every stage, up to which a problem is small: tables have thousands of
+/// such, so what is tried for one is bounded by less.
+const SMALL_SIZE_MAX: usize = 128;
+/// Rules that are tried for a small problem before the best of them are changed.
+const SMALL_RULES_MAX: usize = 30;
+/// Other times for which orders of a small problem are made.
+const SMALL_OTHERS_MAX: usize = 6;
 
 /// How many orders of a problem are made.
-fn tries(problem: &Problem) -> usize {
-    PASSES_MAX / (3 * problem.stages.len() * problem.microbatch_count as usize)
+fn tries(pipeline: &Pipeline<'_>) -> usize {
+    PASSES_MAX / pipeline.pass_count()
+}
+
+fn is_small(pipeline: &Pipeline<'_>) -> bool {
+    pipeline.stage_count() * pipeline.microbatch_count() as usize <= SMALL_SIZE_MAX
+}
+
+fn try_rounds<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    for style in rounds::Style::all() {
+        if best.take(rounds::in_rounds(pipeline, style), None) {
+            return;
+        }
+    }
+}
+
+/// As the paper has it, and the order made by hand.
+fn try_waves<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    for board in waves::Style::ALL.into_iter().flat_map(|style| waves::repeated(pipeline, style)) {
+        if best.take(Some(board), None) {
+            return;
+        }
+    }
+    let stage_count = pipeline.stage_count() as u32;
+    let by_hand = generate(ScheduleKind::ZbV, stage_count, pipeline.microbatch_count()).ok();
+    let follow = |program: Program| follow::follow(pipeline, &follow::orders_of(&program));
+    if best.take(by_hand.and_then(follow), None) {
+        return;
+    }
+    try_waves_of_others(pipeline, best);
+}
+
+/// Orders made for times other than those there are: what is gained and lost where a gap is filled
+/// is not known before the end, and another order may turn out to be better.
+fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    let mut left = tries(pipeline);
+    let most = if is_small(pipeline) { SMALL_OTHERS_MAX } else { usize::MAX };
+    for factors in waves::OTHERS.into_iter().take(most) {
+        let problem = factors.of(pipeline.problem);
+        let other = Pipeline::new(&problem);
+        for style in waves::Style::ALL {
+            for board in waves::repeated(&other, style) {
+                let is_optimal = best.take(follow::follow(pipeline, &board.into_orders()), None);
+                left = left.saturating_sub(2);
+                if is_optimal || left == 0 {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+    let mut allowance = Allowance::new(pipeline);
+    let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
+    for rules in policy::rules(pipeline).take(tries(pipeline).clamp(RULES_MIN, most)) {
+        let board = policy::by_rules(pipeline, &rules, &allowance);
+        if best.take(board, Some(rules)) {
+            return;
+        }
+        if let Some((cost, _)) = &best.rules {
+            allowance.lower_to(*cost);
+        }
+    }
+    climb::climb(pipeline, best, &mut allowance);
 }
 
 /// The best order so far, and the rules that made the best of those that rules made.
@@ -187,25 +295,28 @@ impl<'a> Best<'a> {
 }
 
 fn program_of(problem: &Problem, board: Board<'_>) -> Program {
-    let stage_ops = |(stage, order): (u32, board::Order)| {
-        let mut counts = [0_u32; 3];
-        let op = |kind: Compute| {
-            let count = match kind {
-                Compute::F => &mut counts[0],
-                Compute::B => &mut counts[1],
-                Compute::W | Compute::BW | Compute::WE => &mut counts[2],
-            };
-            let microbatch = *count;
-            *count += 1;
-            compute(kind, stage, microbatch)
+    let mut counts = vec![[0_u32; 3]; problem.chunks.len()];
+    let mut op = |put: Put| {
+        let kind = match put.compute {
+            Compute::F => 0,
+            Compute::B => 1,
+            Compute::W | Compute::BW | Compute::WE => 2,
         };
-        order.into_iter().map(op).collect()
+        let count = &mut counts[put.chunk as usize][kind];
+        *count += 1;
+        compute(put.compute, put.chunk, *count - 1)
     };
-    let stages = (0..).zip(board.into_orders()).map(stage_ops).collect();
+    let orders = board.into_orders().into_iter();
+    let stages = orders.map(|order| order.into_iter().map(&mut op).collect()).collect();
+    let kind = match problem.placement.shape() {
+        PlacementShape::Line | PlacementShape::Loop => ScheduleKind::ZbAuto,
+        PlacementShape::Vee => ScheduleKind::ZbV,
+    };
+    let Problem { placement, microbatch_count, .. } = problem;
     Program {
-        kind: ScheduleKind::ZbAuto,
-        placement: Placement::line(problem.stages.len() as u32),
-        microbatch_count: problem.microbatch_count,
+        kind,
+        placement: placement.clone(),
+        microbatch_count: *microbatch_count,
         window: None,
         stages,
     }
@@ -214,18 +325,19 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::Placement;
 
-    const STAGE: StageCosts = StageCosts {
-        f: 1.0,
-        b: 1.0,
-        w: 1.0,
-        after_forward: 2.0,
-        after_input_gradient: 1.0,
-        limit: 4.0,
-    };
+    const CHUNK: ChunkCosts =
+        ChunkCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 2.0, after_input_gradient: 1.0 };
 
-    fn problem(stage: StageCosts) -> Problem {
-        Problem { stages: vec![STAGE, stage], link: 0.0, microbatch_count: 3 }
+    fn problem(chunk: ChunkCosts) -> Problem {
+        Problem {
+            placement: Placement::line(2),
+            chunks: vec![CHUNK, chunk],
+            limits: vec![4.0; 2],
+            link: 0.0,
+            microbatch_count: 3,
+        }
     }
 
     #[track_caller]
@@ -236,31 +348,53 @@ mod tests {
 
     #[test]
     fn what_is_no_problem_is_named() {
-        refused(&Problem { stages: Vec::new(), ..problem(STAGE) }, SolveError::NoStage);
-        let none = Problem { microbatch_count: 0, ..problem(STAGE) };
+        let legal = problem(CHUNK);
+        let found = PlacementShape::Loop;
+        let looped = Problem { placement: Placement::looped(2, 2), ..legal.clone() };
+        refused(&looped, SolveError::Shape { found });
+        let short = SolveError::Count { name: "chunks", expected: 4, found: 2 };
+        refused(&Problem { placement: Placement::vee(2), ..legal.clone() }, short);
+        let short = SolveError::Count { name: "limits", expected: 2, found: 1 };
+        refused(&Problem { limits: vec![4.0], ..legal.clone() }, short);
+        let none = Problem { microbatch_count: 0, ..legal.clone() };
         refused(&none, SolveError::NoMicrobatch);
-        let link = SolveError::Number { name: "link", stage: None, found: -1.0 };
-        refused(&Problem { link: -1.0, ..problem(STAGE) }, link);
-        let number = |name, found| SolveError::Number { name, stage: Some(1), found };
+        let number = |name, owner, found| SolveError::Number { name, owner, found };
+        let link = number("link", Owner::All, -1.0);
+        refused(&Problem { link: -1.0, ..legal.clone() }, link);
         let infinite = f64::INFINITY;
-        refused(&problem(StageCosts { b: infinite, ..STAGE }), number("b", infinite));
-        refused(&problem(StageCosts { limit: -1.0, ..STAGE }), number("limit", -1.0));
-        let small = SolveError::Limit { stage: 1, needed: 2.0, limit: 1.0 };
-        refused(&problem(StageCosts { limit: 1.0, ..STAGE }), small);
-        let more = SolveError::Memory { stage: 1, after_forward: 2.0, after_input_gradient: 3.0 };
-        refused(&problem(StageCosts { after_input_gradient: 3.0, ..STAGE }), more);
+        let b = number("b", Owner::Chunk(ChunkIndex(1)), infinite);
+        refused(&problem(ChunkCosts { b: infinite, ..CHUNK }), b);
+        let limit = number("limit", Owner::Stage(StageIndex(1)), -1.0);
+        refused(&Problem { limits: vec![4.0, -1.0], ..legal.clone() }, limit);
+        let small = SolveError::Limit { stage: StageIndex(1), needed: 2.0, limit: 1.0 };
+        refused(&Problem { limits: vec![4.0, 1.0], ..legal }, small);
+        let chunk = ChunkIndex(1);
+        let more = SolveError::Memory { chunk, after_forward: 2.0, after_input_gradient: 3.0 };
+        refused(&problem(ChunkCosts { after_input_gradient: 3.0, ..CHUNK }), more);
+    }
+
+    #[test]
+    fn a_stage_of_a_vee_needs_memory_for_both_its_chunks() {
+        let vee =
+            |limit| Problem { placement: Placement::vee(1), limits: vec![limit], ..problem(CHUNK) };
+        let small = SolveError::Limit { stage: StageIndex(0), needed: 4.0, limit: 3.0 };
+        refused(&vee(3.0), small);
+        let found = solve(&vee(4.0)).expect("one at a time");
+        assert_eq!((found.cost, found.gap()), (18.0, 0.0));
+        assert_eq!(found.program.kind, ScheduleKind::ZbV);
     }
 
     #[test]
     fn what_takes_no_time_or_no_memory_is_solved() {
-        let nothing = StageCosts { f: 0.0, b: 0.0, w: 0.0, ..STAGE };
-        let stages = vec![nothing; 3];
-        let found = solve(&Problem { stages, link: 0.0, microbatch_count: 4 }).expect("legal");
+        let of = |chunk: ChunkCosts, limit: f64, link: f64, microbatch_count: u32| {
+            let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
+            let placement = Placement::line(3);
+            solve(&Problem { placement, chunks, limits, link, microbatch_count }).expect("legal")
+        };
+        let found = of(ChunkCosts { f: 0.0, b: 0.0, w: 0.0, ..CHUNK }, 4.0, 0.0, 4);
         assert_eq!((found.cost, found.gap()), (0.0, 0.0));
-        let free =
-            StageCosts { after_forward: 0.0, after_input_gradient: 0.0, limit: 0.0, ..STAGE };
-        let stages = vec![free; 3];
-        let found = solve(&Problem { stages, link: 0.5, microbatch_count: 8 }).expect("legal");
+        let free = ChunkCosts { after_forward: 0.0, after_input_gradient: 0.0, ..CHUNK };
+        let found = of(free, 0.0, 0.5, 8);
         assert!(found.cost >= found.lower_bound && found.lower_bound >= 24.0, "{found:?}");
     }
 }

@@ -43,14 +43,17 @@ Examples:
   zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
 
 const SOLVE_EXAMPLES: &str = "\
-One chunk a stage, one step, arithmetic only. The answer says how far from optimal it is at most.
+One step, arithmetic only. The answer says how far from optimal it is at most. The kind says where
+chunks are: zb-auto has one a stage, zb-v two in a vee, which share what the stage takes; auto takes the
+better of both. Any other kind is replayed, with the bound beside it.
 A table has a line of names, some of case, p, m, f, b, w, comm, mf, mb, mw, mem_limit and kind in any
-order, p and m among them; lists have semicolons. Kinds are auto or one of those with one chunk a stage.
+order, p and m among them; lists have semicolons.
 
 Examples:
   zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
   zbelastic schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16,11,11,11 --w 12,8,8,8
-  zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json";
+  zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json
+  zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 8 --kind auto";
 
 /// A program and what its operations take. Lists have one value for all stages, or one a stage,
 /// with commas; a stage's chunks share its values evenly.
@@ -138,6 +141,10 @@ pub struct SolveArgs {
     /// Memory that a stage has, in the unit of --mf [default: enough for everything].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
+    /// What to solve for: zb-auto, zb-v, or auto for the better of both; any other schedule is
+    /// replayed [default: zb-auto].
+    #[arg(long, conflicts_with = "csv")]
+    pub kind: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

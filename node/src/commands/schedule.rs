@@ -6,19 +6,19 @@ mod inputs;
 mod reading;
 mod report;
 mod table;
+mod task;
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
 
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
-use zbelastic_schedule::{Timeline, simulate, solve};
+use zbelastic_schedule::{Timeline, simulate};
 
 use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
 use crate::failure::{Failure, Stop, cannot_write};
-use input_error::InputError;
 use inputs::{ProblemText, Replay};
+use task::{Answer, Task};
 
 /// Runs a `schedule` command.
 ///
@@ -68,12 +68,10 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let SolveArgs { times, memory, mem_limit, .. } = args;
     let mem_limit = mem_limit.as_deref();
     let text = ProblemText { stages, microbatches, times, memory, mem_limit };
-    let problem = inputs::problem(&text).map_err(input_error::failure)?;
-    let began = Instant::now();
-    let solution =
-        solve(&problem).map_err(|error| input_error::failure(vec![InputError::from(error)]))?;
-    let found = report::Found::new(&solution, began.elapsed());
-    let (replay, memory) = inputs::solved(&problem, solution.program);
+    let task = Task::new(&text, args.kind.as_deref()).map_err(input_error::failure)?;
+    let Answer { problem, solution, fits, took } = task.answer();
+    let found = fits.then(|| report::Found::new(&solution, took));
+    let (replay, memory) = inputs::solved(problem, solution.program);
     let timeline = timeline(&replay);
     let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
     let report = report.with(found);

@@ -1,11 +1,16 @@
 //! An order in the making: passes are put on stages one after another, each as early as it can.
 
-use super::problem::{Problem, StageCosts, TOLERANCE};
+use super::pipeline::Pipeline;
+use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
 
-/// What a stage does with a microbatch, in the order of the list; microbatches of one kind come in
-/// their own order, so the kind says enough.
-pub(super) type Order = Vec<Compute>;
+/// A pass of a stage; microbatches of one kind and chunk come in their own order, so these two say
+/// enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Put {
+    pub(super) compute: Compute,
+    pub(super) chunk: u32,
+}
 
 /// A pass that no order has yet.
 const NEVER: f64 = f64::INFINITY;
@@ -13,10 +18,6 @@ const NEVER: f64 = f64::INFINITY;
 /// A stage, as far as it goes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
-    /// Forwards, input gradients and weight gradients so far.
-    pub(super) f: u32,
-    pub(super) b: u32,
-    pub(super) w: u32,
     /// When its last pass ends.
     pub(super) clock: f64,
     /// When its first one began.
@@ -25,97 +26,127 @@ pub(super) struct Lane {
     pub(super) kept: f64,
     /// For how long it stood still since it began.
     pub(super) idle: f64,
-    pub(super) order: Order,
+    pub(super) order: Vec<Put>,
+}
+
+/// Forwards, input gradients and weight gradients of a chunk so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Passes {
+    pub(super) f: u32,
+    pub(super) b: u32,
+    pub(super) w: u32,
 }
 
 /// All stages.
 pub(super) struct Board<'a> {
-    pub(super) problem: &'a Problem,
+    pub(super) pipeline: &'a Pipeline<'a>,
     pub(super) lanes: Vec<Lane>,
-    /// By stage and microbatch: when its F and its B end.
+    /// By chunk.
+    pub(super) passes: Vec<Passes>,
+    /// By chunk and microbatch: when its F and its B end.
     ends_f: Vec<f64>,
     ends_b: Vec<f64>,
 }
 
 impl<'a> Board<'a> {
-    pub(super) fn new(problem: &'a Problem) -> Self {
-        let passes = problem.stages.len() * problem.microbatch_count as usize;
-        let room = 3 * problem.microbatch_count as usize;
+    pub(super) fn new(pipeline: &'a Pipeline<'a>) -> Self {
+        let (stage_count, chunk_count) = (pipeline.stage_count(), pipeline.chunk_count());
+        let cells = chunk_count * pipeline.microbatch_count() as usize;
+        let room = pipeline.pass_count() / stage_count;
         let lane = || Lane { order: Vec::with_capacity(room), ..Lane::default() };
-        let lanes = problem.stages.iter().map(|_| lane()).collect();
-        Self { problem, lanes, ends_f: vec![NEVER; passes], ends_b: vec![NEVER; passes] }
+        Self {
+            pipeline,
+            lanes: (0..stage_count).map(|_| lane()).collect(),
+            passes: vec![Passes::default(); chunk_count],
+            ends_f: vec![NEVER; cells],
+            ends_b: vec![NEVER; cells],
+        }
     }
 
     pub(super) fn microbatch_count(&self) -> u32 {
-        self.problem.microbatch_count
+        self.pipeline.microbatch_count()
     }
 
-    pub(super) fn costs(&self, stage: usize) -> &StageCosts {
-        &self.problem.stages[stage]
+    pub(super) fn costs(&self, chunk: usize) -> &ChunkCosts {
+        self.pipeline.costs(chunk)
     }
 
-    fn cell(&self, stage: usize, microbatch: u32) -> usize {
-        stage * self.problem.microbatch_count as usize + microbatch as usize
+    fn cell(&self, chunk: usize, microbatch: u32) -> usize {
+        chunk * self.microbatch_count() as usize + microbatch as usize
     }
 
-    /// When the input of a stage's next F is there; infinite as long as nobody makes it.
-    pub(super) fn arrival_f(&self, stage: usize) -> f64 {
-        let next = self.lanes[stage].f;
-        match stage.checked_sub(1) {
+    /// When the input of a chunk's next F is there; infinite as long as nobody makes it.
+    pub(super) fn arrival_f(&self, chunk: usize) -> f64 {
+        let next = self.passes[chunk].f;
+        match chunk.checked_sub(1) {
             None => 0.0,
-            Some(before) => self.ends_f[self.cell(before, next)] + self.problem.link,
+            Some(before) => self.ends_f[self.cell(before, next)] + self.pipeline.hop(chunk),
         }
     }
 
-    /// When the input of a stage's next B is there; infinite as long as nobody makes it.
-    pub(super) fn arrival_b(&self, stage: usize) -> f64 {
-        let next = self.lanes[stage].b;
-        if stage + 1 == self.lanes.len() {
-            self.ends_f[self.cell(stage, next)]
+    /// When the input of a chunk's next B is there; infinite as long as nobody makes it.
+    pub(super) fn arrival_b(&self, chunk: usize) -> f64 {
+        let next = self.passes[chunk].b;
+        if chunk + 1 == self.passes.len() {
+            self.ends_f[self.cell(chunk, next)]
         } else {
-            self.ends_b[self.cell(stage + 1, next)] + self.problem.link
+            self.ends_b[self.cell(chunk + 1, next)] + self.pipeline.hop(chunk + 1)
         }
     }
 
-    /// Whether there is memory for another F.
-    pub(super) fn has_room(&self, stage: usize) -> bool {
-        let StageCosts { after_forward, limit, .. } = *self.costs(stage);
-        self.lanes[stage].kept + after_forward <= limit * (1.0 + TOLERANCE)
+    /// Whether there is memory for another F, and `more` besides.
+    pub(super) fn has_room(&self, chunk: usize, more: f64) -> bool {
+        let stage = self.pipeline.stage_of(chunk);
+        let needed = self.lanes[stage].kept + self.costs(chunk).after_forward + more;
+        needed <= self.pipeline.limit(stage) * (1.0 + TOLERANCE)
     }
 
-    /// Weight gradients that can be computed now.
-    pub(super) fn pending(&self, stage: usize) -> u32 {
-        self.lanes[stage].b - self.lanes[stage].w
+    /// Weight gradients of a chunk that can be computed now.
+    pub(super) fn pending(&self, chunk: usize) -> u32 {
+        self.passes[chunk].b - self.passes[chunk].w
     }
 
-    /// Puts a pass on a stage; its input is made by a pass that is on the board.
-    pub(super) fn put(&mut self, stage: usize, compute: Compute) {
-        let costs = *self.costs(stage);
-        let (arrival, time, kept) = match compute {
-            Compute::F => (self.arrival_f(stage), costs.f, costs.after_forward),
-            Compute::B => {
-                let kept = costs.after_input_gradient - costs.after_forward;
-                (self.arrival_b(stage), costs.b, kept)
+    /// The chunk of a stage whose next W has waited for longest, if there is one.
+    pub(super) fn longest_pending(&self, stage: usize) -> Option<usize> {
+        let mut longest = None;
+        for chunk in self.pipeline.chunks_of(stage).iter().copied() {
+            if self.pending(chunk) == 0 {
+                continue;
             }
-            Compute::W => (0.0, costs.w, -costs.after_input_gradient),
+            let since = self.ends_b[self.cell(chunk, self.passes[chunk].w)];
+            if longest.is_none_or(|(least, _)| since < least) {
+                longest = Some((since, chunk));
+            }
+        }
+        longest.map(|(_, chunk)| chunk)
+    }
+
+    /// Puts a pass on its chunk's stage; its input is made by a pass that is on the board.
+    pub(super) fn put(&mut self, chunk: usize, compute: Compute) {
+        let ChunkCosts { f, b, w, after_forward, after_input_gradient } = *self.costs(chunk);
+        let (arrival, time, kept) = match compute {
+            Compute::F => (self.arrival_f(chunk), f, after_forward),
+            Compute::B => (self.arrival_b(chunk), b, after_input_gradient - after_forward),
+            Compute::W => (0.0, w, -after_input_gradient),
             Compute::BW | Compute::WE => unreachable!("a solver splits every backward pass in two"),
         };
+        let stage = self.pipeline.stage_of(chunk);
         let is_first = self.lanes[stage].order.is_empty();
         let start = self.lanes[stage].clock.max(arrival);
         let end = start + time;
-        let (f, b) = (self.lanes[stage].f, self.lanes[stage].b);
+        let Passes { f, b, .. } = self.passes[chunk];
         match compute {
             Compute::F => {
-                let cell = self.cell(stage, f);
+                let cell = self.cell(chunk, f);
                 self.ends_f[cell] = end;
-                self.lanes[stage].f += 1;
+                self.passes[chunk].f += 1;
             }
             Compute::B => {
-                let cell = self.cell(stage, b);
+                let cell = self.cell(chunk, b);
                 self.ends_b[cell] = end;
-                self.lanes[stage].b += 1;
+                self.passes[chunk].b += 1;
             }
-            Compute::W | Compute::BW | Compute::WE => self.lanes[stage].w += 1,
+            Compute::W | Compute::BW | Compute::WE => self.passes[chunk].w += 1,
         }
         let lane = &mut self.lanes[stage];
         if is_first {
@@ -125,7 +156,7 @@ impl<'a> Board<'a> {
         }
         lane.clock = end;
         lane.kept += kept;
-        lane.order.push(compute);
+        lane.order.push(Put { compute, chunk: chunk as u32 });
     }
 
     /// The stage that stood still for longest.
@@ -139,7 +170,7 @@ impl<'a> Board<'a> {
     }
 
     /// The list of each stage.
-    pub(super) fn into_orders(self) -> Vec<Order> {
+    pub(super) fn into_orders(self) -> Vec<Vec<Put>> {
         self.lanes.into_iter().map(|lane| lane.order).collect()
     }
 }

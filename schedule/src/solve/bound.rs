@@ -2,95 +2,209 @@
 //! its first forward pass to the end of its last weight gradient.
 //!
 //! Three things take time on every stage, whatever the order. Its own work, with what it must wait
-//! before its first B (the *head*: a microbatch has to go down the pipeline and back, and memory
-//! allows only so many forward passes meanwhile) and after its last F (the *tail*, likewise). The
-//! way through a busier stage behind it and back. And memory times time: what each microbatch keeps
-//! for as long as it must.
+//! before its first B (the *head*: a microbatch has to go through the rest of the model and back,
+//! and memory allows only so many forward passes meanwhile) and after its last F (the *tail*,
+//! likewise). The way through a busier stage behind it and back. And memory times time: what each
+//! microbatch keeps for as long as it must.
+//!
+//! A stage that holds two chunks meets a microbatch first in the *lower* and then in the *upper*
+//! one: its first pass is an F of the lower chunk, its first B one of the upper chunk, its last F
+//! one of the upper chunk, and the last microbatch to leave it leaves the lower chunk. With one
+//! chunk the two are the same.
 
-use super::problem::{Problem, StageCosts, TOLERANCE};
+use super::pipeline::Pipeline;
+use super::problem::{ChunkCosts, TOLERANCE};
 
-/// No order of `problem` costs less.
-pub(super) fn lower_bound(problem: &Problem) -> f64 {
-    let stage_count = problem.stages.len();
-    let trips = trips(problem);
-    let heads: Vec<f64> =
-        (0..stage_count).map(|stage| head(problem, stage, trips[stage])).collect();
+/// No order of the problem costs less.
+pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
+    let stages: Vec<Stage<'_>> = Stage::all(pipeline);
+    let heads: Vec<f64> = stages.iter().map(Stage::head).collect();
     let mut bound = 0.0_f64;
-    for stage in 0..stage_count {
+    for (stage, head) in stages.iter().zip(&heads) {
         bound = bound
-            .max(alone(problem, stage, trips[stage], heads[stage]))
-            .max(by_memory(problem, stage, trips[stage]))
-            .max(through_others(problem, stage, &heads));
+            .max(stage.alone(*head))
+            .max(stage.by_memory())
+            .max(stage.through_others(&stages, &heads));
     }
     bound
 }
 
-/// By stage: from the start of its first F to the start of its first B, if nothing waits.
-pub(super) fn trips(problem: &Problem) -> Vec<f64> {
-    let mut trips = vec![0.0; problem.stages.len()];
-    let mut behind = 0.0;
-    for (stage, costs) in problem.stages.iter().enumerate().rev() {
-        trips[stage] = costs.f + behind;
-        behind = trips[stage] + costs.b + 2.0 * problem.link;
-    }
-    trips
+/// By stage: how long it stands still after its last F in any order.
+pub(super) fn tails(pipeline: &Pipeline<'_>) -> Vec<f64> {
+    Stage::all(pipeline).iter().map(Stage::tail).collect()
 }
 
-/// Microbatches whose activations fit.
-fn room(costs: &StageCosts, microbatch_count: u32) -> u32 {
-    how_many(costs.limit * (1.0 + TOLERANCE), costs.after_forward, microbatch_count)
+struct Stage<'a> {
+    pipeline: &'a Pipeline<'a>,
+    index: usize,
+    lower: usize,
+    upper: usize,
+    limit: f64,
 }
 
 /// So many of a size fit into a room, `most` at most; of nothing, all.
 fn how_many(room: f64, size: f64, most: u32) -> u32 {
     let count = if size > 0.0 { room / size } else { f64::INFINITY };
-    if count >= f64::from(most) { most } else { count as u32 }
+    if count >= f64::from(most) { most } else { count.max(0.0) as u32 }
 }
 
-fn head(problem: &Problem, stage: usize, trip: f64) -> f64 {
-    let costs = &problem.stages[stage];
-    (trip - f64::from(room(costs, problem.microbatch_count)) * costs.f).max(0.0)
-}
-
-/// After its last F a stage has at most this much to do until that microbatch comes back.
-fn left_over(problem: &Problem, stage: usize) -> f64 {
-    let StageCosts { b, w, after_forward, after_input_gradient, limit, .. } = problem.stages[stage];
-    let m = problem.microbatch_count;
-    let with_forwards = |x: u32| {
-        let rest = (limit - f64::from(x) * after_forward).max(0.0) + TOLERANCE * limit;
-        let y = how_many(rest, after_input_gradient, m - x);
-        f64::from(x) * (b + w) + f64::from(y) * w
-    };
-    (1..=room(&problem.stages[stage], m).max(1)).map(with_forwards).fold(0.0, f64::max)
-}
-
-/// A stage's own work, with what it waits at both ends.
-fn alone(problem: &Problem, stage: usize, trip: f64, head: f64) -> f64 {
-    let StageCosts { f, b, w, .. } = problem.stages[stage];
-    let chain = trip - f + b + w;
-    let tail = (chain - left_over(problem, stage)).max(0.0);
-    let is_apart =
-        problem.microbatch_count > room(&problem.stages[stage], problem.microbatch_count);
-    let waits = if is_apart { head + tail } else { head.max(tail) };
-    problem.work(stage) + waits
-}
-
-/// What each microbatch keeps, for as long as it must, against the memory there is.
-fn by_memory(problem: &Problem, stage: usize, trip: f64) -> f64 {
-    let StageCosts { b, after_forward, after_input_gradient, limit, .. } = problem.stages[stage];
-    let kept = after_forward * trip + after_input_gradient * b;
-    f64::from(problem.microbatch_count) * kept / limit
-}
-
-/// All of a stage behind it, and the way there and back.
-fn through_others(problem: &Problem, stage: usize, heads: &[f64]) -> f64 {
-    let m = f64::from(problem.microbatch_count);
-    let mut way = 0.0;
-    let mut bound = 0.0_f64;
-    for (other, costs) in problem.stages.iter().enumerate().skip(stage) {
-        let there = m * (costs.f + costs.b) + heads[other];
-        bound = bound.max(way + there + problem.stages[stage].w);
-        way += costs.f + costs.b + 2.0 * problem.link;
+impl<'a> Stage<'a> {
+    fn all(pipeline: &'a Pipeline<'a>) -> Vec<Self> {
+        let stage = |index| {
+            let (lower, upper) = pipeline.ends_of(index);
+            let limit = pipeline.limit(index) * (1.0 + TOLERANCE);
+            Self { pipeline, index, lower, upper, limit }
+        };
+        (0..pipeline.stage_count()).map(stage).collect()
     }
-    bound
+
+    fn microbatch_count(&self) -> u32 {
+        self.pipeline.microbatch_count()
+    }
+
+    fn has_two(&self) -> bool {
+        self.lower != self.upper
+    }
+
+    fn costs(&self) -> (&ChunkCosts, &ChunkCosts) {
+        (self.pipeline.costs(self.lower), self.pipeline.costs(self.upper))
+    }
+
+    /// From the start of an F of the lower chunk to the start of that of the upper one.
+    fn way_up(&self) -> f64 {
+        self.pipeline.way(self.lower, self.upper)
+    }
+
+    /// What it waits before its first B.
+    fn head(&self) -> f64 {
+        let (lower, upper) = self.costs();
+        let m = self.microbatch_count();
+        let trip = self.pipeline.first_trip(self.index);
+        let of_lower = |rest: f64| f64::from(how_many(rest, lower.after_forward, m)) * lower.f;
+        if !self.has_two() {
+            return (trip - of_lower(self.limit)).max(0.0);
+        }
+        let way_up = self.way_up();
+        let before_upper = (way_up - of_lower(self.limit)).max(0.0);
+        let most = how_many(self.limit, lower.after_forward + upper.after_forward, m);
+        let forwards = |count: u32| {
+            let of_upper = (f64::from(count) * upper.f).min(trip - way_up);
+            of_lower(self.limit - f64::from(count) * upper.after_forward) + of_upper
+        };
+        let busy = (0..=most).map(forwards).fold(0.0, f64::max);
+        (trip - busy).max(before_upper)
+    }
+
+    /// What it waits after its last F: after that it has only so much to do until that microbatch
+    /// comes back.
+    fn tail(&self) -> f64 {
+        let (lower, upper) = self.costs();
+        let chain = self.pipeline.trip(self.lower) - self.way_up() - upper.f + lower.b + lower.w;
+        let m = self.microbatch_count();
+        let most = how_many(self.limit, self.forwards_kept(), m).max(1);
+        let mut left = 0.0_f64;
+        for count in (1..=most).rev() {
+            // Nothing is waited for as soon as there is enough to do.
+            if left >= chain {
+                return 0.0;
+            }
+            left = left.max(if self.has_two() {
+                self.left_of_two(count, chain)
+            } else {
+                self.left_of_one(count)
+            });
+        }
+        (chain - left).max(0.0)
+    }
+
+    /// What F of one microbatch keeps.
+    fn forwards_kept(&self) -> f64 {
+        self.pipeline.sum(self.index, |costs| costs.after_forward)
+    }
+
+    /// Work that is left where so many F of the only chunk have no B yet.
+    fn left_of_one(&self, count: u32) -> f64 {
+        let ChunkCosts { b, w, after_forward, after_input_gradient, .. } = *self.costs().0;
+        let rest = (self.limit - f64::from(count) * after_forward).max(0.0);
+        let others = how_many(rest, after_input_gradient, self.microbatch_count() - count);
+        f64::from(count) * (b + w) + f64::from(others) * w
+    }
+
+    /// The most work that is left where so many F of the upper chunk have no B yet, or any amount
+    /// of at least `enough`. Those of the lower chunk have none either, and others besides may not.
+    fn left_of_two(&self, count: u32, enough: f64) -> f64 {
+        let (lower, upper) = self.costs();
+        let m = self.microbatch_count();
+        let rest = self.limit - f64::from(count) * self.forwards_kept();
+        let both = f64::from(count) * (lower.b + lower.w + upper.b + upper.w);
+        let more = how_many(rest, lower.after_forward, m - count);
+        let mut left = 0.0_f64;
+        for more in (0..=more).rev() {
+            if left >= enough {
+                break;
+            }
+            let rest = rest - f64::from(more) * lower.after_forward;
+            let weights = most_weights(rest, (lower, m - count - more), (upper, m - count));
+            left = left.max(both + f64::from(more) * (lower.b + lower.w) + weights);
+        }
+        left
+    }
+
+    /// Its own work, with what it waits at both ends.
+    fn alone(&self, head: f64) -> f64 {
+        let tail = self.tail();
+        let is_apart = f64::from(self.microbatch_count()) * self.forwards_kept() > self.limit;
+        let waits = if is_apart { head + tail } else { head.max(tail) };
+        self.pipeline.work(self.index) + waits
+    }
+
+    /// What each microbatch keeps, for as long as it must, against the memory there is.
+    fn by_memory(&self) -> f64 {
+        let kept = |chunk: &usize| {
+            let ChunkCosts { b, after_forward, after_input_gradient, .. } =
+                *self.pipeline.costs(*chunk);
+            after_forward * self.pipeline.trip(*chunk) + after_input_gradient * b
+        };
+        let kept: f64 = self.pipeline.chunks_of(self.index).iter().map(kept).sum();
+        f64::from(self.microbatch_count()) * kept / self.pipeline.limit(self.index)
+    }
+
+    /// All of a stage that comes after it in the model, and the way there and back. Of a stage with
+    /// a chunk before and a chunk after it, the chunk after it counts.
+    fn through_others(&self, stages: &[Self], heads: &[f64]) -> f64 {
+        let m = f64::from(self.microbatch_count());
+        let mut bound = 0.0_f64;
+        for (other, head) in stages.iter().zip(heads) {
+            if other.upper < self.lower {
+                continue;
+            }
+            let is_whole = other.lower >= self.lower;
+            let pair = |costs: &ChunkCosts| costs.f + costs.b;
+            let (first, pairs, head) = if is_whole {
+                (other.lower, self.pipeline.sum(other.index, pair), *head)
+            } else {
+                (other.upper, pair(other.costs().1), 0.0)
+            };
+            let way = self.pipeline.way_and_back(self.lower, first);
+            bound = bound.max(way + m * pairs + head + self.costs().0.w);
+        }
+        bound
+    }
+}
+
+/// The time of the W whose operands fit into `rest`, of two chunks with so many microbatches each,
+/// at most: what is dense is taken first and divided at will, or all of them are as small as the
+/// smaller and as long as the longer, whichever says less.
+fn most_weights(rest: f64, one: (&ChunkCosts, u32), other: (&ChunkCosts, u32)) -> f64 {
+    let size = |of: (&ChunkCosts, u32)| of.0.after_input_gradient;
+    let is_denser = one.0.w * size(other) >= other.0.w * size(one);
+    let (first, second) = if is_denser { (one, other) } else { (other, one) };
+    let all = |of: (&ChunkCosts, u32)| f64::from(of.1) * size(of);
+    let part = |of: (&ChunkCosts, u32), rest: f64| {
+        let share = if all(of) > rest { rest.max(0.0) / size(of) } else { f64::from(of.1) };
+        share * of.0.w
+    };
+    let divided = part(first, rest) + part(second, rest - all(first).min(rest.max(0.0)));
+    let counted = how_many(rest, size(one).min(size(other)), one.1 + other.1);
+    divided.min(f64::from(counted) * one.0.w.max(other.0.w))
 }

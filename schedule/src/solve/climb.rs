@@ -1,18 +1,30 @@
 //! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and what
 //! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
 
-use super::policy::{NEVER_FILLS, Rule, Turn, by_rules};
-use super::problem::Problem;
-use super::{Best, tries};
+use super::pipeline::Pipeline;
+use super::policy::{Allowance, NEVER_FILLS, Rule, Turn, by_rules};
+use super::{Best, is_small, tries};
 
 /// Tries at most.
 const TRIES_MAX: usize = 2_000;
+/// Passes that are put on boards at most for a small problem: some milliseconds.
+const SMALL_PASSES_MAX: usize = 50_000;
+/// Tries for a small problem, at least and at most.
+const SMALL_TRIES: (usize, usize) = (100, 500);
 /// Tries without a better order after which it goes on from the best rules again.
 const PLATEAU_MAX: usize = 150;
 
 /// Looks for an order better than the best one.
-pub(super) fn climb<'a>(problem: &'a Problem, best: &mut Best<'a>) {
-    let tries = tries(problem).min(TRIES_MAX);
+pub(super) fn climb<'a>(
+    pipeline: &'a Pipeline<'a>,
+    best: &mut Best<'a>,
+    allowance: &mut Allowance<'_>,
+) {
+    let tries = if is_small(pipeline) {
+        (SMALL_PASSES_MAX / pipeline.pass_count()).clamp(SMALL_TRIES.0, SMALL_TRIES.1)
+    } else {
+        tries(pipeline).min(TRIES_MAX)
+    };
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let mut since = 0;
@@ -20,8 +32,13 @@ pub(super) fn climb<'a>(problem: &'a Problem, best: &mut Best<'a>) {
         if best.is_optimal() {
             return;
         }
-        let changed = draws.change(problem, &rules);
-        let board = by_rules(problem, &changed);
+        allowance.lower_to(cost);
+        let changed = draws.change(pipeline, &rules);
+        if changed == rules {
+            since += 1;
+            continue;
+        }
+        let board = by_rules(pipeline, &changed, allowance);
         let found = board.as_ref().map_or(f64::INFINITY, |board| board.cost());
         if found <= cost {
             since = if found < cost { 0 } else { since + 1 };
@@ -53,7 +70,7 @@ impl Draws {
         (self.next() % count as u64) as usize
     }
 
-    fn change(&mut self, problem: &Problem, rules: &[Rule]) -> Vec<Rule> {
+    fn change(&mut self, pipeline: &Pipeline<'_>, rules: &[Rule]) -> Vec<Rule> {
         let mut changed = rules.to_vec();
         let stage = self.below(rules.len());
         let range = match self.below(4) {
@@ -61,10 +78,11 @@ impl Draws {
             1 => stage..rules.len(),
             _ => stage..stage + 1,
         };
-        let what = self.below(8);
+        let has_several = pipeline.chunk_count() > pipeline.stage_count();
+        let what = self.below(if has_several { 10 } else { 8 });
         let draw = self.next();
         for rule in &mut changed[range] {
-            change_rule(rule, what, draw, problem.microbatch_count);
+            change_rule(rule, what, draw, pipeline.microbatch_count());
         }
         changed
     }
@@ -84,6 +102,8 @@ fn change_rule(rule: &mut Rule, what: usize, draw: u64, microbatch_count: u32) {
         4 => rule.saves_w = !rule.saves_w,
         5 => rule.looks = !rule.looks,
         6 => rule.yields = !rule.yields,
-        _ => rule.share = SHARES[draw as usize % SHARES.len()],
+        7 => rule.share = SHARES[draw as usize % SHARES.len()],
+        8 => rule.upper_f_first = !rule.upper_f_first,
+        _ => rule.upper_b_first = !rule.upper_b_first,
     }
 }

@@ -1,12 +1,11 @@
 //! Orders made in the order of time: whenever a stage is free, a rule says what it does next with
 //! what has arrived.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use super::board::Board;
-use super::bound::trips;
-use super::problem::{Problem, StageCosts, TOLERANCE};
+use super::bound::tails;
+use super::due::Due;
+use super::pipeline::Pipeline;
+use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
 
 /// What a stage goes by.
@@ -26,6 +25,10 @@ pub(super) struct Rule {
     pub(super) looks: bool,
     /// The share of a weight gradient that a gap must have for one to be put there.
     pub(super) share: f64,
+    /// Whether of two F that can run the upper chunk's comes first; with one chunk it is no matter.
+    pub(super) upper_f_first: bool,
+    /// The same of two B.
+    pub(super) upper_b_first: bool,
 }
 
 /// What comes first of an F and a B.
@@ -56,7 +59,7 @@ enum Ahead {
 pub(super) const NEVER_FILLS: f64 = f64::MAX;
 
 /// The rules that are tried first: all stages go by the same.
-pub(super) fn rules(problem: &Problem) -> impl Iterator<Item = Vec<Rule>> + '_ {
+pub(super) fn rules<'a>(pipeline: &'a Pipeline<'a>) -> impl Iterator<Item = Vec<Rule>> + 'a {
     const AHEAD: [(Ahead, Ahead); 8] = [
         (Ahead::Freely, Ahead::Freely),
         (Ahead::UntilFirst(0), Ahead::UntilFirst(0)),
@@ -67,8 +70,41 @@ pub(super) fn rules(problem: &Problem) -> impl Iterator<Item = Vec<Rule>> + '_ {
         (Ahead::AsNeeded(1), Ahead::AsNeeded(1)),
         (Ahead::AsNeeded(0), Ahead::AsNeeded(0)),
     ];
+    // Whether the upper chunk's F, and B, come first.
+    const UPPER_FIRST: [(bool, bool); 4] =
+        [(true, false), (true, true), (false, false), (false, true)];
+    let busiest = (0..pipeline.stage_count()).map(|stage| pipeline.work(stage)).fold(0.0, f64::max);
+    let is_busiest = move |stage| pipeline.work(stage) >= busiest * (1.0 - TOLERANCE);
+    let has_several = pipeline.chunk_count() > pipeline.stage_count();
+    let upper_first = UPPER_FIRST.into_iter().take(if has_several { UPPER_FIRST.len() } else { 1 });
+    upper_first.flat_map(move |(upper_f_first, upper_b_first)| {
+        AHEAD.into_iter().flat_map(move |(first, ahead)| {
+            let (first, ahead) = (caps(pipeline, first), caps(pipeline, ahead));
+            choices().map(move |(turns, yields, share)| {
+                let rule = |stage: usize| {
+                    let turn = if is_busiest(stage) { turns.0 } else { turns.1 };
+                    Rule {
+                        first: first[stage],
+                        ahead: ahead[stage],
+                        turn,
+                        yields: yields && turn != Turn::F,
+                        saves_w: false,
+                        looks: false,
+                        share,
+                        upper_f_first,
+                        upper_b_first,
+                    }
+                };
+                (0..pipeline.stage_count()).map(rule).collect()
+            })
+        })
+    })
+}
+
+/// Turns, of the busiest stages and of the others, whether F yield, and the share of a W that a gap
+/// must have.
+fn choices() -> impl Iterator<Item = ((Turn, Turn), bool, f64)> {
     const SHARES: [f64; 3] = [1.0, 0.5, 0.0];
-    // Of the busiest stages, and of the others.
     const TURNS: [(Turn, Turn); 5] = [
         (Turn::B, Turn::B),
         (Turn::Either, Turn::Either),
@@ -76,78 +112,81 @@ pub(super) fn rules(problem: &Problem) -> impl Iterator<Item = Vec<Rule>> + '_ {
         (Turn::F, Turn::Either),
         (Turn::F, Turn::F),
     ];
-    let busiest = (0..problem.stages.len()).map(|stage| problem.work(stage)).fold(0.0, f64::max);
-    let of_stages = move |(first, ahead)| {
-        let (first, ahead) = (caps(problem, first), caps(problem, ahead));
-        let choices = TURNS.into_iter().flat_map(|turns| {
-            [false, true]
-                .into_iter()
-                .flat_map(move |yields| SHARES.map(move |share| (turns, yields, share)))
-        });
-        choices.map(move |(turns, yields, share)| {
-            let rule = |stage: usize| {
-                let is_busiest = problem.work(stage) >= busiest * (1.0 - TOLERANCE);
-                let turn = if is_busiest { turns.0 } else { turns.1 };
-                let (first, ahead) = (first[stage], ahead[stage]);
-                let yields = yields && turn != Turn::F;
-                Rule { first, ahead, turn, yields, saves_w: false, looks: false, share }
-            };
-            (0..problem.stages.len()).map(rule).collect()
-        })
-    };
-    AHEAD.into_iter().flat_map(of_stages)
+    TURNS.into_iter().flat_map(|turns| {
+        [false, true]
+            .into_iter()
+            .flat_map(move |yields| SHARES.map(move |share| (turns, yields, share)))
+    })
 }
 
-/// The order that rules make, one a stage; `None` if they leave one without memory for its next F.
-pub(super) fn by_rules<'a>(problem: &'a Problem, rules: &[Rule]) -> Option<Board<'a>> {
-    let mut run = Run::new(problem, rules);
+/// How long stages may stand still in an order that costs no more than another one.
+pub(super) struct Allowance<'a> {
+    pipeline: &'a Pipeline<'a>,
+    /// By stage: how long it will stand still after its last F in any order.
+    tails: Vec<f64>,
+    /// By stage.
+    idle_max: Vec<f64>,
+}
+
+impl<'a> Allowance<'a> {
+    /// Nothing is too long.
+    pub(super) fn new(pipeline: &'a Pipeline<'a>) -> Self {
+        let idle_max = vec![f64::INFINITY; pipeline.stage_count()];
+        Self { pipeline, tails: tails(pipeline), idle_max }
+    }
+
+    /// Orders that cost more than this are given up.
+    pub(super) fn lower_to(&mut self, cost: f64) {
+        for (stage, idle_max) in self.idle_max.iter_mut().enumerate() {
+            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.work(stage);
+        }
+    }
+
+    fn is_exceeded(&self, board: &Board<'_>, stage: usize) -> bool {
+        let (_, upper) = self.pipeline.ends_of(stage);
+        let has_f = board.passes[upper].f < board.microbatch_count();
+        let later = if has_f { self.tails[stage] } else { 0.0 };
+        board.lanes[stage].idle + later > self.idle_max[stage]
+    }
+}
+
+/// The order that rules make, one a stage; `None` if they leave one without memory for its next F,
+/// or if a stage stands still for longer than is allowed.
+pub(super) fn by_rules<'a>(
+    pipeline: &'a Pipeline<'a>,
+    rules: &[Rule],
+    allowance: &Allowance<'_>,
+) -> Option<Board<'a>> {
+    let mut run = Run::new(pipeline, rules, allowance);
     loop {
-        while let Some((Time(at), Reverse(stage))) = run.due.pop() {
-            run.advance(stage, at);
+        while let Some((at, stage)) = run.due.pop() {
+            run.advance(stage, at)?;
         }
         // Nothing arrives any more unless somebody stops waiting for it.
-        let pending = (0..rules.len()).filter(|stage| run.board.pending(*stage) > 0);
-        let clock = |stage: &usize| Time(run.board.lanes[*stage].clock);
-        let Some(stage) = pending.max_by_key(clock) else { break };
-        let at = run.board.lanes[stage].clock;
-        run.put(stage, Compute::W, at);
+        let pending = (0..rules.len()).filter_map(|stage| {
+            let chunk = run.board.longest_pending(stage)?;
+            Some((run.board.lanes[stage].clock, stage, chunk))
+        });
+        let latest = pending.max_by(|one, other| one.0.total_cmp(&other.0));
+        let Some((at, stage, chunk)) = latest else { break };
+        run.put(stage, chunk, Compute::W, at)?;
     }
-    let m = problem.microbatch_count;
-    run.board.lanes.iter().all(|lane| lane.w == m).then_some(run.board)
-}
-
-/// A time that can be put into order: none is no number.
-#[derive(Clone, Copy, PartialEq)]
-struct Time(f64);
-
-impl Eq for Time {}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The earliest first.
-        other.0.total_cmp(&self.0)
-    }
-}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
+    let m = pipeline.microbatch_count();
+    run.board.passes.iter().all(|passes| passes.w == m).then_some(run.board)
 }
 
 struct Run<'a, 'r> {
     board: Board<'a>,
     rules: &'r [Rule],
+    allowance: &'r Allowance<'r>,
     /// Stages that may have something to do, by when.
-    due: BinaryHeap<(Time, Reverse<usize>)>,
-    /// By stage: when it is due; infinite if it is not.
-    due_at: Vec<f64>,
+    due: Due,
 }
 
 /// What a stage does next.
 enum Next {
-    /// This.
-    Run(Compute),
+    /// This, of this chunk.
+    Run(usize, Compute),
     /// It looks again when something has arrived.
     Wait(f64),
     /// It looks again when somebody says that something will arrive.
@@ -155,106 +194,179 @@ enum Next {
 }
 
 impl<'a, 'r> Run<'a, 'r> {
-    fn new(problem: &'a Problem, rules: &'r [Rule]) -> Self {
-        let stage_count = problem.stages.len();
-        let mut run = Self {
-            board: Board::new(problem),
-            rules,
-            due: BinaryHeap::with_capacity(2 * stage_count),
-            due_at: vec![f64::INFINITY; stage_count],
-        };
+    fn new(pipeline: &'a Pipeline<'a>, rules: &'r [Rule], allowance: &'r Allowance<'r>) -> Self {
+        let (board, due) = (Board::new(pipeline), Due::new(pipeline.stage_count()));
+        let mut run = Self { board, rules, allowance, due };
         run.call(0, 0.0);
         run
     }
 
     /// A stage may have something to do, once it is free.
     fn call(&mut self, stage: usize, at: f64) {
-        let at = at.max(self.board.lanes[stage].clock);
-        if at < self.due_at[stage] {
-            self.due_at[stage] = at;
-            self.due.push((Time(at), Reverse(stage)));
-        }
+        self.due.call(stage, at.max(self.board.lanes[stage].clock));
     }
 
-    /// Puts the next pass of a stage, if there is one that can be known.
-    fn advance(&mut self, stage: usize, at: f64) {
-        if std::mem::replace(&mut self.due_at[stage], f64::INFINITY) < at {
-            // It was called for an earlier time meanwhile, and that has come.
-            return;
-        }
+    /// Puts the next pass of a stage, if there is one that can be known; `None` if that was not
+    /// allowed.
+    fn advance(&mut self, stage: usize, at: f64) -> Option<()> {
         match self.choose(stage, at) {
-            Next::Run(compute) => self.put(stage, compute, at),
+            Next::Run(chunk, compute) => self.put(stage, chunk, compute, at)?,
             Next::Wait(until) => self.call(stage, until),
             Next::Nothing => {}
         }
+        Some(())
     }
 
-    fn put(&mut self, stage: usize, compute: Compute, at: f64) {
-        self.board.put(stage, compute);
+    fn put(&mut self, stage: usize, chunk: usize, compute: Compute, at: f64) -> Option<()> {
+        self.board.put(chunk, compute);
+        if self.allowance.is_exceeded(&self.board, stage) {
+            return None;
+        }
         self.call(stage, at);
+        let pipeline = self.board.pipeline;
         match compute {
-            Compute::F if stage + 1 < self.rules.len() => self.call(stage + 1, at),
-            Compute::B if stage > 0 => self.call(stage - 1, at),
+            Compute::F if chunk + 1 < pipeline.chunk_count() => {
+                self.call(pipeline.stage_of(chunk + 1), at);
+            }
+            Compute::B if chunk > 0 => self.call(pipeline.stage_of(chunk - 1), at),
             Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
         }
+        Some(())
     }
 
     fn choose(&self, stage: usize, now: f64) -> Next {
         let rule = &self.rules[stage];
         let lane = &self.board.lanes[stage];
-        let StageCosts { f, w, after_input_gradient, .. } = *self.board.costs(stage);
-        let m = self.board.microbatch_count();
-        let cap = if lane.b == 0 { rule.first } else { rule.ahead };
-        let is_free = lane.f < m && lane.f - lane.b < cap;
-        let f_at = if is_free { self.board.arrival_f(stage) } else { f64::INFINITY };
-        let b_at = if lane.b < lane.f { self.board.arrival_b(stage) } else { f64::INFINITY };
-        let pending = self.board.pending(stage);
-        let has_room = self.board.has_room(stage);
-        let (f_is_here, b_is_here) = (f_at <= now, b_at <= now);
+        let (forward, backward) = (self.forward(stage, now), self.backward(stage, now));
         let is_turn_of_f = match rule.turn {
             Turn::B => false,
-            Turn::Either => lane.order.last() == Some(&Compute::B),
+            Turn::Either => lane.order.last().is_some_and(|put| put.compute == Compute::B),
             Turn::F => true,
         };
-        if b_is_here && !(is_turn_of_f && f_is_here && has_room) {
-            return Next::Run(Compute::B);
+        if let Some(chunk) = backward.here
+            && !(is_turn_of_f && forward.here.is_some())
+        {
+            return Next::Run(chunk, Compute::B);
         }
-        let yields = rule.yields && b_at > now && now + f > b_at;
-        if f_is_here && has_room && !yields {
-            return Next::Run(Compute::F);
+        let b_at = backward.at;
+        let yields = rule.yields && b_at > now && now + forward.time > b_at;
+        if let Some(chunk) = forward.here
+            && !yields
+        {
+            return Next::Run(chunk, Compute::F);
         }
-        let comes_soon = b_at - now < rule.share * w || (rule.looks && b_at == f64::INFINITY);
-        let waits_for_b = rule.saves_w && lane.b < lane.f && comes_soon;
-        let frees = f_is_here && !has_room && after_input_gradient > 0.0;
-        if pending > 0 && frees && !waits_for_b {
-            return Next::Run(Compute::W);
-        }
-        let f_at = if has_room && !yields { f_at } else { f64::INFINITY };
+        let f_at = if yields { f64::INFINITY } else { forward.at };
         let next = f_at.min(b_at);
-        // A gap is as long as it turns out to be: it began when the stage was done.
-        let gap = next - lane.clock;
-        let is_filled = if next == f64::INFINITY { !rule.looks } else { gap >= rule.share * w };
-        if pending > 0 && is_filled {
-            return Next::Run(Compute::W);
+        if let Some(chunk) = self.board.longest_pending(stage) {
+            let costs = self.board.costs(chunk);
+            let enough = rule.share * costs.w;
+            let comes_soon = b_at - now < enough || (rule.looks && b_at == f64::INFINITY);
+            let waits_for_b = rule.saves_w && backward.is_owed && comes_soon;
+            let frees = forward.is_blocked && costs.after_input_gradient > 0.0 && !waits_for_b;
+            // A gap is as long as it turns out to be: it began when the stage was done.
+            let gap = next - lane.clock;
+            let is_filled = if next == f64::INFINITY { !rule.looks } else { gap >= enough };
+            if frees || is_filled {
+                return Next::Run(chunk, Compute::W);
+            }
         }
         if next == f64::INFINITY { Next::Nothing } else { Next::Wait(next) }
     }
+
+    /// The F that a stage could run next.
+    fn forward(&self, stage: usize, now: f64) -> Forward {
+        let board = &self.board;
+        let rule = &self.rules[stage];
+        let m = board.microbatch_count();
+        let mut found = Forward { here: None, at: f64::INFINITY, is_blocked: false, time: 0.0 };
+        // A microbatch that is begun needs room for its F of the upper chunk, or all would wait.
+        let mut kept_free = 0.0;
+        let consider = |(is_lowest, chunk): (bool, usize), kept_free: f64| {
+            let passes = &board.passes[chunk];
+            let cap = if passes.b == 0 { rule.first } else { rule.ahead };
+            let is_free = passes.f < m && (!is_lowest || passes.f - passes.b < cap);
+            let at = if is_free { board.arrival_f(chunk) } else { f64::INFINITY };
+            (at, at < f64::INFINITY && board.has_room(chunk, kept_free))
+        };
+        for (place, chunk) in board.pipeline.chunks_of(stage).iter().enumerate().rev() {
+            let (at, has_room) = consider((place == 0, *chunk), kept_free);
+            let ChunkCosts { f, after_forward, .. } = *board.costs(*chunk);
+            kept_free += after_forward;
+            if !has_room {
+                found.is_blocked |= at <= now;
+            } else if at <= now {
+                if found.here.is_none() || !rule.upper_f_first {
+                    (found.here, found.time) = (Some(*chunk), f);
+                }
+            } else if at < found.at {
+                found.at = at;
+                if found.here.is_none() {
+                    found.time = f;
+                }
+            }
+        }
+        found.is_blocked &= found.here.is_none();
+        found
+    }
+
+    /// The B that a stage could run next.
+    fn backward(&self, stage: usize, now: f64) -> Backward {
+        let board = &self.board;
+        let mut found = Backward { here: None, at: f64::INFINITY, is_owed: false };
+        for chunk in board.pipeline.chunks_of(stage) {
+            let passes = &board.passes[*chunk];
+            if passes.b == passes.f {
+                continue;
+            }
+            found.is_owed = true;
+            let at = board.arrival_b(*chunk);
+            found.at = found.at.min(at);
+            if at <= now && (found.here.is_none() || self.rules[stage].upper_b_first) {
+                found.here = Some(*chunk);
+            }
+        }
+        found
+    }
 }
 
-fn caps(problem: &Problem, ahead: Ahead) -> Vec<u32> {
-    let m = problem.microbatch_count;
-    let step = |costs: &StageCosts| costs.f + costs.b + costs.w;
-    let rhythm = problem.stages.iter().map(step).fold(0.0, f64::max);
-    let trips = trips(problem);
-    let cap = |(costs, trip): (&StageCosts, f64)| {
+/// What a stage knows of its next F.
+struct Forward {
+    /// The chunk of the one that can run now.
+    here: Option<usize>,
+    /// When another can run; infinite as long as that is not known.
+    at: f64,
+    /// Whether one would be here but for memory, and none is.
+    is_blocked: bool,
+    /// How long the one that is meant takes.
+    time: f64,
+}
+
+/// What a stage knows of its next B.
+struct Backward {
+    /// The chunk of the one that can run now.
+    here: Option<usize>,
+    /// When the first is here; infinite as long as that is not known.
+    at: f64,
+    /// Whether one is to come.
+    is_owed: bool,
+}
+
+/// By stage: how many microbatches of its lowest chunk are under way at most.
+fn caps(pipeline: &Pipeline<'_>, ahead: Ahead) -> Vec<u32> {
+    let m = pipeline.microbatch_count();
+    let step = |stage| pipeline.sum(stage, |costs| costs.f + costs.b + costs.w);
+    let rhythm = (0..pipeline.stage_count()).map(step).fold(0.0, f64::max);
+    let cap = |stage: usize| {
+        let (lowest, _) = pipeline.ends_of(stage);
+        let costs = pipeline.costs(lowest);
         let (count, more) = match ahead {
             Ahead::Freely => (f64::INFINITY, 0),
-            Ahead::UntilFirst(more) => (trip / costs.f, more),
-            Ahead::AsNeeded(more) => ((trip + costs.b) / rhythm, more),
+            Ahead::UntilFirst(more) => (pipeline.first_trip(stage) / costs.f, more),
+            Ahead::AsNeeded(more) => ((pipeline.trip(lowest) + costs.b) / rhythm, more),
         };
         let count = (count * (1.0 - TOLERANCE)).ceil();
         let count = if count >= f64::from(m) { m } else { count as u32 };
         count.saturating_add(more).clamp(1, m)
     };
-    problem.stages.iter().zip(trips).map(cap).collect()
+    (0..pipeline.stage_count()).map(cap).collect()
 }

@@ -1,12 +1,14 @@
 //! Orders made in rounds, one microbatch's B each: the search of the zero-bubble paper (Qi et al.,
-//! ICLR 2024, section 3.1), with times of each stage's own.
+//! ICLR 2024, section 3.1), with times of each stage's own. One
+//! chunk a stage, so the index of one is that of the other.
 //!
 //! A weight gradient that is longer than the gap it would fill is put there if the gap would make
 //! the stage that stands still for longest stand still for longer, and otherwise as the style has
 //! it.
 
 use super::board::Board;
-use super::problem::{Problem, TOLERANCE};
+use super::pipeline::Pipeline;
+use super::problem::TOLERANCE;
 use crate::op::Compute;
 
 /// How the open questions of the search are answered.
@@ -32,14 +34,14 @@ impl Style {
 }
 
 /// The order of a style; `None` if it leaves a stage without memory for its next F.
-pub(super) fn in_rounds(problem: &Problem, style: Style) -> Option<Board<'_>> {
-    let mut rounds = Rounds { board: Board::new(problem), style };
+pub(super) fn in_rounds<'a>(pipeline: &'a Pipeline<'a>, style: Style) -> Option<Board<'a>> {
+    let mut rounds = Rounds { board: Board::new(pipeline), style };
     rounds.warm_up();
-    for _ in 1..problem.microbatch_count {
+    for _ in 1..pipeline.microbatch_count() {
         rounds.forwards()?;
         rounds.backwards();
     }
-    for stage in 0..problem.stages.len() {
+    for stage in 0..pipeline.stage_count() {
         rounds.flush(stage);
     }
     Some(rounds.board)
@@ -53,6 +55,10 @@ struct Rounds<'a> {
 impl Rounds<'_> {
     fn stage_count(&self) -> usize {
         self.board.lanes.len()
+    }
+
+    fn link(&self) -> f64 {
+        self.board.pipeline.problem.link
     }
 
     fn warm_up(&mut self) {
@@ -75,9 +81,9 @@ impl Rounds<'_> {
         let mut counts = vec![0_u32; self.stage_count()];
         let mut returned = self.board.lanes[last].clock + self.board.costs(last).b;
         for stage in (0..last).rev() {
-            let (count, until) = self.ahead_of(stage, returned + self.board.problem.link);
+            let (count, until) = self.ahead_of(stage, returned + self.link());
             counts[stage] = count;
-            let arrived = returned + self.board.problem.link;
+            let arrived = returned + self.link();
             returned = until.max(arrived) + self.board.costs(stage).b;
         }
         let m = self.board.microbatch_count();
@@ -99,7 +105,7 @@ impl Rounds<'_> {
         let slack = TOLERANCE * arrives;
         while count + 1 < self.board.microbatch_count() {
             let kept = f64::from(count + 2) * costs.after_forward;
-            let is_full = kept > costs.limit * (1.0 + TOLERANCE);
+            let is_full = kept > self.board.pipeline.limit(stage) * (1.0 + TOLERANCE);
             let is_late = if self.style.waits_for_first_b {
                 now + costs.f > arrives + slack
             } else {
@@ -118,7 +124,7 @@ impl Rounds<'_> {
     fn forwards(&mut self) -> Option<()> {
         let wanted = self.wanted();
         for stage in (0..self.stage_count()).filter(|stage| wanted[*stage]) {
-            while !self.board.has_room(stage) {
+            while !self.board.has_room(stage, 0.0) {
                 if self.board.pending(stage) == 0 {
                     return None;
                 }
@@ -144,20 +150,22 @@ impl Rounds<'_> {
 
     fn wants_forward(&self, stage: usize) -> bool {
         let lane = &self.board.lanes[stage];
-        if lane.f == self.board.microbatch_count() {
+        let begun = self.board.passes[stage].f;
+        if begun == self.board.microbatch_count() {
             return false;
         }
         let Some(next) = self.board.lanes.get(stage + 1) else { return true };
-        if !self.style.prefers_b || lane.f < next.f + 2 {
+        if !self.style.prefers_b || begun < self.board.passes[stage + 1].f + 2 {
             return true;
         }
         let behind = self.board.costs(stage + 1);
-        let returns = next.clock + behind.f + behind.b + self.board.problem.link;
+        let returns = next.clock + behind.f + behind.b + self.link();
         if lane.clock >= returns {
             return false;
         }
         let costs = self.board.costs(stage);
-        let missing = lane.kept + costs.after_forward - costs.limit * (1.0 + TOLERANCE);
+        let missing =
+            lane.kept + costs.after_forward - self.board.pipeline.limit(stage) * (1.0 + TOLERANCE);
         let freed = (missing / costs.after_input_gradient).ceil().max(0.0);
         let freed = if missing > 0.0 { freed } else { 0.0 };
         if lane.clock + costs.f + freed * costs.w <= returns * (1.0 + TOLERANCE) {
@@ -172,7 +180,7 @@ impl Rounds<'_> {
             if stage + 1 < self.stage_count() {
                 self.fill_until(stage, self.board.arrival_b(stage));
             }
-            if stage == 0 && self.board.lanes[0].f == self.board.microbatch_count() {
+            if stage == 0 && self.board.passes[0].f == self.board.microbatch_count() {
                 self.flush(0);
             }
             self.board.put(stage, Compute::B);

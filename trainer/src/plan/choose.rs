@@ -186,12 +186,10 @@ fn consider<B: Backend>(
 ) -> Result<Considerable, Refusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
-    let plans = if kind == ScheduleKind::ZbAuto {
-        solved_plans(backend, request, &chunks)?
-    } else {
-        vec![Plan::with_chunks(of_kind, chunks)?]
-    };
-    let judged = plans.into_iter().map(|plan| judge(backend, request, plan));
+    let own = Plan::with_chunks(of_kind, chunks)?;
+    let others = solved_plans(backend, request, &own);
+    let plans = std::iter::once(own).chain(others);
+    let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {
         (Ok(a), Ok(b)) => Ok(if is_better(&b.2, &a.2) { b } else { a }),
         (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),

@@ -65,6 +65,30 @@ pub fn plan_memory<B: Backend>(
     stages().map(with_copies).collect()
 }
 
+/// What one microbatch of a chunk takes while it is alive.
+pub(super) struct PassMemory {
+    /// From F to W.
+    pub(super) stash: Bytes,
+    /// From F to WE.
+    pub(super) logits: Bytes,
+    /// One boundary tensor a microbatch may wait at either end.
+    pub(super) message: Bytes,
+}
+
+pub(super) fn pass_memory<B: Backend>(
+    backend: &B,
+    sizes: &Sizes<'_>,
+    layers: LayerRange,
+) -> PassMemory {
+    let has_head = layers.ids().end == sizes.model.layer_count();
+    let logits = || count_bytes(backend, |mut make| sizes.logits(&mut make));
+    PassMemory {
+        stash: count_bytes(backend, |mut make| PassStash::build(sizes, layers, &mut make)),
+        logits: if has_head { logits() } else { Bytes(0) },
+        message: Bytes::of_f32(sizes.residual()),
+    }
+}
+
 /// What `stage` takes under `plan`, without copies of others.
 #[must_use]
 pub fn stage_memory<B: Backend>(
@@ -82,14 +106,9 @@ pub fn stage_memory<B: Backend>(
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
         let PassesLive { slots, early_slots } = live[chunk.index()];
-        let pass = count_bytes(backend, |mut make| PassStash::build(&sizes, layers, &mut make));
-        stash += pass * u64::from(slots);
-        if layers.ids().end == model.layer_count() {
-            let logits = count_bytes(backend, |mut make| sizes.logits(&mut make));
-            stash += logits * u64::from(early_slots);
-        }
-        // One boundary tensor a microbatch may wait at either end.
-        messages += Bytes::of_f32(sizes.residual()) * u64::from(slots);
+        let pass = pass_memory(backend, &sizes, layers);
+        stash += pass.stash * u64::from(slots) + pass.logits * u64::from(early_slots);
+        messages += pass.message * u64::from(slots);
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {

@@ -86,6 +86,12 @@ pub enum InputError {
     /// A problem that has no solution.
     #[error(transparent)]
     Solve(#[from] SolveError),
+    /// A schedule whose bound is not known.
+    #[error("{kind} deals its chunks round the stages, and no bound is known for that")]
+    Looped {
+        /// The schedule.
+        kind: ScheduleKind,
+    },
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
     NegativeMemory {
@@ -126,6 +132,9 @@ impl InputError {
                 .why("what B leaves is what W needs: both say the same")
                 .hint("leave out --mb or --mw"),
             Self::Solve(error) => solve_hint(detail, error),
+            Self::Looped { .. } => {
+                detail.at("--kind").hint("`zbelastic schedule simulate` times it")
+            }
             Self::NegativeMemory { .. } => {
                 detail.at("--mb").why("B cannot give back more than F kept")
             }
@@ -143,9 +152,8 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
         SolveError::Memory { after_forward, .. } => {
             detail.at("--mw").hint(format!("--mw {after_forward} or less"))
         }
-        SolveError::NoStage => detail.at("--stages"),
         SolveError::NoMicrobatch => detail.at("--microbatches"),
-        SolveError::Number { .. } => detail,
+        SolveError::Shape { .. } | SolveError::Count { .. } | SolveError::Number { .. } => detail,
     }
 }
 

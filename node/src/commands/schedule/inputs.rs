@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkMemory, ChunkTimes, Costs, LowerOptions, PipelineSize, Problem, Program, ScheduleKind,
-    StageCosts, Window, check, check_size, generate_sized, lower,
+    ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, PipelineSize, Problem, Program,
+    ScheduleKind, StageCosts, Window, check, check_size, generate_sized, lower,
 };
 use zbelastic_types::ChunkIndex;
 
@@ -87,19 +87,34 @@ pub struct ProblemText<'a> {
     pub mem_limit: Option<&'a str>,
 }
 
-/// The problem that was asked about.
-pub fn problem(text: &ProblemText<'_>) -> Result<Problem, Vec<InputError>> {
+/// Stages and what they take, whatever chunks they hold.
+pub struct Stages {
+    costs: Vec<StageCosts>,
+    link: f64,
+    microbatch_count: u32,
+}
+
+impl Stages {
+    /// The problem over the placement of a kind.
+    pub fn over(&self, kind: ScheduleKind) -> Problem {
+        let placement = kind.placement(self.costs.len() as u32);
+        Problem::of_stages(placement, &self.costs, self.link, self.microbatch_count)
+    }
+}
+
+/// The stages that were asked about.
+pub fn stages(text: &ProblemText<'_>) -> Result<Stages, Vec<InputError>> {
     let mut reading = Reading::default();
     let kind = ScheduleKind::ZbAuto;
     let size = check_size(kind, PipelineSize::of(kind, text.stages, text.microbatches));
     // Of a pipeline that cannot be there is nothing else to tell.
     let is_size = reading.keep(size.map_err(InputError::from)).is_some();
     reading.stage_count = is_size.then_some(text.stages);
-    let problem = reading.stage_count.and_then(|_| read_problem(text, &mut reading));
-    reading.finish(problem)
+    let stages = reading.stage_count.and_then(|_| read_stages(text, &mut reading));
+    reading.finish(stages)
 }
 
-fn read_problem(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Problem> {
+fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> {
     let times = read_times(args.times, reading);
     let memory = read_memory(args.memory, reading);
     let limits = match args.mem_limit {
@@ -108,29 +123,22 @@ fn read_problem(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Problem
     };
     let ((times, link), memory, limits) = (times?, memory?, limits?);
     let stage = |i: usize| StageCosts {
-        f: times.f[i],
-        b: times.b[i],
-        w: times.w[i],
-        after_forward: memory.after_f[i],
-        after_input_gradient: memory.after_b[i],
+        chunks: ChunkCosts {
+            f: times.f[i],
+            b: times.b[i],
+            w: times.w[i],
+            after_forward: memory.after_f[i],
+            after_input_gradient: memory.after_b[i],
+        },
         limit: limits[i],
     };
-    let stages = (0..args.stages as usize).map(stage).collect();
-    Some(Problem { stages, link, microbatch_count: args.microbatches })
+    let costs = (0..args.stages as usize).map(stage).collect();
+    Some(Stages { costs, link, microbatch_count: args.microbatches })
 }
 
 /// A solution as a replay of it, and what each chunk keeps.
 pub fn solved(problem: &Problem, program: Program) -> (Replay, Vec<ChunkMemory>) {
-    let times = |s: &StageCosts| ChunkTimes { f: s.f, b: s.b, w: s.w, w_early: 0.0 };
-    let chunks = problem.stages.iter().map(times).collect();
-    let costs = Costs { chunks, link: problem.link, verdict: 0.0, step: 0.0 };
-    let kept = |s: &StageCosts| ChunkMemory {
-        after_forward: s.after_forward,
-        after_input_gradient: s.after_input_gradient,
-        after_early_weights: s.after_input_gradient,
-    };
-    let memory = problem.stages.iter().map(kept).collect();
-    (Replay { program, costs, step_count: 1, step: 0 }, memory)
+    (Replay { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
 }
 
 /// As a plan lowers it.

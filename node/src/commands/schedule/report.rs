@@ -96,9 +96,9 @@ impl Report {
         }
     }
 
-    /// The same, with how good a solution it is.
-    pub fn with(self, found: Found) -> Self {
-        Self { found: Some(found), ..self }
+    /// The same, with how good a solution it is, if that is known.
+    pub fn with(self, found: Option<Found>) -> Self {
+        Self { found, ..self }
     }
 
     /// One object.

@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::path::Path;
-use std::time::Instant;
+use std::thread;
 
-use zbelastic_schedule::{
-    Problem, ScheduleKind, generate, lower_bound, peak_memory, simulate, solve,
-};
+use zbelastic_schedule::{Solution, peak_memory};
 
-use super::input_error::{self, InputError};
+use super::input_error;
 use super::inputs::{self, ProblemText};
+use super::task::{Answer, Task};
 use crate::args::{MemoryArgs, TimesArgs};
 use crate::failure::{Detail, Failure, Stop};
 
@@ -24,8 +24,8 @@ const RESULTS: &str =
     "solved,makespan,cost,bubble_span,bubble_sync,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
 /// Bytes of a table at most.
 const BYTES_MAX: usize = 256 << 20;
-/// Sums of the same numbers in another order differ by less, relative to themselves.
-const ROUNDING: f64 = 1e-9;
+/// Threads that solve rows.
+const THREADS_MAX: usize = 64;
 /// Wrong rows that are told.
 const DETAILS_MAX: usize = 20;
 
@@ -35,10 +35,13 @@ pub fn solve_all(path: &Path, out: &mut dyn Write) -> Result<(), Stop> {
     let text = read(path)?;
     let table = Table::parse(path, &text)?;
     let mut details = Vec::new();
-    let mut tasks = Vec::new();
+    let (mut rows, mut tasks) = (Vec::new(), Vec::new());
     for row in &table.rows {
         match row.task() {
-            Ok(task) => tasks.push((row, task)),
+            Ok(task) => {
+                rows.push(row);
+                tasks.push(task);
+            }
             Err(wrong) => details.extend(wrong.into_iter().map(|detail| row.place(path, detail))),
         }
     }
@@ -46,8 +49,8 @@ pub fn solve_all(path: &Path, out: &mut dyn Write) -> Result<(), Stop> {
         return Err(refused(details).into());
     }
     writeln!(out, "{},{RESULTS}", table.names.join(","))?;
-    for (row, task) in tasks {
-        writeln!(out, "{},{}", row.line, task.answer())?;
+    for (row, answer) in rows.into_iter().zip(answer_all(&tasks)) {
+        writeln!(out, "{},{answer}", row.line)?;
     }
     Ok(())
 }
@@ -132,13 +135,6 @@ impl<'a> Table<'a> {
     }
 }
 
-/// What a row asks for.
-struct Task {
-    problem: Problem,
-    /// A schedule to replay; none if one is to be found.
-    kind: Option<ScheduleKind>,
-}
-
 impl Row<'_> {
     fn cell(&self, column: &str) -> Option<&str> {
         let index = COLUMNS.iter().position(|name| *name == column).expect("a column");
@@ -173,70 +169,53 @@ impl Row<'_> {
             memory: &memory,
             mem_limit: mem_limit.as_deref(),
         };
-        let details = |errors| input_error::failure(errors).details;
-        let problem = inputs::problem(&text).map_err(details)?;
-        lower_bound(&problem).map_err(|error| details(vec![InputError::from(error)]))?;
-        let kind = match self.cell("kind") {
-            None | Some("auto" | "zb-auto") => None,
-            Some(name) => Some(
-                name.parse::<ScheduleKind>()
-                    .map_err(|error| details(vec![InputError::from(error)]))
-                    .and_then(one_chunk_a_stage)?,
-            ),
+        Task::new(&text, self.cell("kind")).map_err(|errors| input_error::failure(errors).details)
+    }
+}
+
+/// What is found for each task, in their order.
+fn answer_all(tasks: &[Task]) -> Vec<String> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+    // Rows that take long are often neighbours, so threads take turns.
+    let of_thread = |first: usize| -> Vec<String> {
+        tasks.iter().skip(first).step_by(threads).map(cells).collect()
+    };
+    let mut found: Vec<_> = thread::scope(|scope| {
+        let spawn = |first| scope.spawn(move || of_thread(first));
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Vec<String>>| {
+            thread.join().expect("a thread that solves does not panic").into_iter()
         };
-        Ok(Task { problem, kind })
-    }
+        running.into_iter().map(join).collect()
+    });
+    (0..tasks.len())
+        .map(|row| found[row % threads].next().expect("each row has an answer"))
+        .collect()
 }
 
-fn one_chunk_a_stage(kind: ScheduleKind) -> Result<ScheduleKind, Vec<Detail>> {
-    if kind.chunk_counts().allow(1) {
-        return Ok(kind);
-    }
-    let detail = Detail::new(format!("{kind} has several chunks a stage")).at("kind");
-    Err(vec![detail.hint("`zbelastic schedule simulate` times it")])
-}
-
-impl Task {
-    /// The cells of its results.
-    fn answer(&self) -> String {
-        let Self { problem, kind } = self;
-        let began = Instant::now();
-        let bound = lower_bound(problem).expect("it was checked with its row");
-        let program = match kind {
-            Some(kind) => {
-                let stage_count = problem.stages.len() as u32;
-                generate(*kind, stage_count, problem.microbatch_count).expect("a size for any kind")
-            }
-            None => solve(problem).expect("it was checked with its row").program,
-        };
-        let solve_ms = began.elapsed().as_secs_f64() * 1e3;
-        let (replay, memory) = inputs::solved(problem, program);
-        let timeline = simulate(&replay.program, &replay.costs, 1).expect("it runs to its end");
-        let cost = timeline.cost(0);
-        let peaks = peak_memory(&replay.program, &memory);
-        let fits = peaks
-            .iter()
-            .zip(&problem.stages)
-            .all(|(peak, stage)| *peak <= stage.limit * (1.0 + ROUNDING));
-        // A schedule that takes more memory than there is may cost less than any that does not.
-        let quality = if fits { quality(cost, bound) } else { ",,".to_owned() };
-        let peaks: Vec<String> = peaks.iter().map(f64::to_string).collect();
-        format!(
-            "{},{},{cost},{},{},{quality},{},{solve_ms:.3}",
-            replay.program.kind,
-            timeline.makespan(0),
-            timeline.bubble_span(0),
-            timeline.bubble_sync(0),
-            peaks.join(";"),
-        )
-    }
-}
-
-/// The cells of the bound, the gap, and whether there is none.
-fn quality(cost: f64, bound: f64) -> String {
-    let gap = if bound > 0.0 { (cost - bound).max(0.0) / bound } else { 0.0 };
-    let gap = if gap <= ROUNDING { 0.0 } else { gap };
-    format!("{bound},{gap},{}", gap == 0.0)
+/// The cells of a task's results.
+fn cells(task: &Task) -> String {
+    let Answer { problem, solution, fits, took } = task.answer();
+    let quality = if fits {
+        let Solution { lower_bound, .. } = solution;
+        format!("{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
+    } else {
+        ",,".to_owned()
+    };
+    let (replay, memory) = inputs::solved(problem, solution.program);
+    let timeline = super::timeline(&replay);
+    let peaks = peak_memory(&replay.program, &memory);
+    let peaks: Vec<String> = peaks.iter().map(f64::to_string).collect();
+    format!(
+        "{},{},{},{},{},{quality},{},{:.3}",
+        replay.program.kind,
+        timeline.makespan(0),
+        solution.cost,
+        timeline.bubble_span(0),
+        timeline.bubble_sync(0),
+        peaks.join(";"),
+        took.as_secs_f64() * 1e3,
+    )
 }
 
 #[cfg(test)]
@@ -264,7 +243,7 @@ mod tests {
     #[test]
     fn rows_come_back_with_their_results() {
         let text = "# problems\ncase,p,m,f,b,w,mf,mw,mem_limit,kind\n\
-                    a,4,8,10,11,8,1,0.5,4,auto\nb,2,3,10;20,11,8,1,,,1f1b\nc,4,8,1,1,1,1,,1,gpipe\n";
+                    a,4,8,10,11,8,1,0.5,4,zb-auto\nb,2,3,10;20,11,8,1,,,1f1b\nc,4,8,1,1,1,1,,1,gpipe\n";
         let lines = solved(text).expect("legal");
         let cells: Vec<Vec<&str>> = lines.iter().map(|line| line.split(',').collect()).collect();
         let column = |name: &str| cells[0].iter().position(|cell| *cell == name).expect("a column");
@@ -278,6 +257,28 @@ mod tests {
     }
 
     #[test]
+    fn a_kind_says_over_which_placement_a_row_is_solved() {
+        let lines = solved(
+            "p,m,f,b,w,mem_limit,kind\n4,8,1,1,1,4,\n4,8,1,1,1,4,zb-auto\n4,8,1,1,1,4,zb-v\n\
+             4,8,1,1,1,4,auto\n1,8,1,1,1,4,auto\n",
+        );
+        let lines = lines.expect("legal");
+        let found = |line: &String| {
+            let cells: Vec<&str> = line.split(',').collect();
+            (cells[7].to_owned(), cells[9].parse().expect("a cost"))
+        };
+        let found: Vec<(String, f64)> = lines[1..].iter().map(found).collect();
+        let expected = [
+            ("zb-auto", 27.0),
+            ("zb-auto", 27.0),
+            ("zb-v", 24.0),
+            ("zb-v", 24.0),
+            ("zb-auto", 24.0),
+        ];
+        assert_eq!(found, expected.map(|(kind, cost)| (kind.to_owned(), cost)));
+    }
+
+    #[test]
     fn everything_wrong_is_told_with_its_line() {
         let wrong = |text: &str| solved(text).expect_err("it is wrong").join("\n");
         assert!(wrong("").contains("no line of names"));
@@ -285,8 +286,9 @@ mod tests {
         assert!(wrong("p,m,x\n").contains("column `x` is unknown"));
         let rows = wrong("p,m,f\n2,3,-1\n2,3\n0,3,1\nq,1,1\n");
         assert!(rows.contains("FILE: line 3: expected 3 cells, found 2"), "{rows}");
-        let rows =
-            wrong("p,m,f,mem_limit,kind\n2,3,-1,,\n0,3,1,,\nq,1,1,,\n2,2,1,0.5,\n2,2,1,,zb-v\n");
+        let rows = wrong(
+            "p,m,f,mem_limit,kind\n2,3,-1,,\n0,3,1,,\nq,1,1,,\n2,2,1,0.5,\n2,2,1,,interleaved\n",
+        );
         for place in
             ["line 2, f", "line 3, stages", "line 4, p", "line 5, mem_limit", "line 6, kind"]
         {

@@ -1,0 +1,53 @@
+//! An order that somebody else made, on a board: each pass as early as it can.
+
+use super::board::{Board, Put};
+use super::pipeline::Pipeline;
+use crate::op::{Compute, Op};
+use crate::program::Program;
+
+/// The orders of a program that has arithmetic only, and whose chunks run microbatches in turn.
+pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
+    let put = |op: &Op| match *op {
+        Op::Compute(compute, pass) => Some(Put { compute, chunk: pass.chunk.0 }),
+        Op::Transfer(..) | Op::Update(_) => None,
+    };
+    program.stages.iter().map(|ops| ops.iter().filter_map(put).collect()).collect()
+}
+
+/// The board of given orders; `None` if a stage's memory does not hold its order, or it stops.
+pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, orders: &[Vec<Put>]) -> Option<Board<'a>> {
+    let mut board = Board::new(pipeline);
+    let mut next = vec![0_usize; pipeline.stage_count()];
+    let mut due: Vec<usize> = (0..pipeline.stage_count()).rev().collect();
+    while let Some(stage) = due.pop() {
+        while let Some(Put { compute, chunk }) = orders[stage].get(next[stage]).copied() {
+            let chunk = chunk as usize;
+            if !has_come(&board, compute, chunk) {
+                break;
+            }
+            if compute == Compute::F && !board.has_room(chunk, 0.0) {
+                return None;
+            }
+            board.put(chunk, compute);
+            next[stage] += 1;
+            match compute {
+                Compute::F if chunk + 1 < pipeline.chunk_count() => {
+                    due.push(pipeline.stage_of(chunk + 1));
+                }
+                Compute::B if chunk > 0 => due.push(pipeline.stage_of(chunk - 1)),
+                Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
+            }
+        }
+    }
+    let is_done = |(next, order): (&usize, &Vec<Put>)| *next == order.len();
+    next.iter().zip(orders).all(is_done).then_some(board)
+}
+
+fn has_come(board: &Board<'_>, compute: Compute, chunk: usize) -> bool {
+    match compute {
+        Compute::F => board.arrival_f(chunk) < f64::INFINITY,
+        Compute::B => board.arrival_b(chunk) < f64::INFINITY,
+        Compute::W => board.pending(chunk) > 0,
+        Compute::BW | Compute::WE => false,
+    }
+}

@@ -1,0 +1,139 @@
+//! A problem with what a search looks up again and again.
+
+use super::problem::{ChunkCosts, Problem};
+use crate::placement::PlacementShape;
+
+/// Chunks and stages are indices here: a search counts in millions of passes.
+pub(super) struct Pipeline<'a> {
+    pub(super) problem: &'a Problem,
+    /// By chunk.
+    stage_of: Vec<usize>,
+    /// By stage, in model order.
+    chunks_of: Vec<Vec<usize>>,
+    /// By chunk: how long what the chunk before made is on its way, and what this one gives back.
+    hops: Vec<f64>,
+    /// By chunk, if nothing waits: from the start of its F to the start of its B.
+    trips: Vec<f64>,
+    /// By chunk, if nothing waits: from the start of the model's first F to the start of its own.
+    there: Vec<f64>,
+    /// By chunk, if nothing waits: from the end of its B to the end of the model's last B.
+    back: Vec<f64>,
+}
+
+impl<'a> Pipeline<'a> {
+    /// Of a problem that was checked.
+    pub(super) fn new(problem: &'a Problem) -> Self {
+        let stage_count = problem.limits.len();
+        let chunk_count = problem.chunks.len();
+        let stage_of = |chunk: usize| match problem.placement.shape() {
+            PlacementShape::Line | PlacementShape::Loop => chunk % stage_count,
+            PlacementShape::Vee => chunk.min(chunk_count - 1 - chunk),
+        };
+        let stage_of: Vec<usize> = (0..chunk_count).map(stage_of).collect();
+        let mut chunks_of = vec![Vec::with_capacity(2); stage_count];
+        for (chunk, stage) in stage_of.iter().enumerate() {
+            chunks_of[*stage].push(chunk);
+        }
+        let hop = |chunk: usize| {
+            let is_local = chunk == 0 || stage_of[chunk - 1] == stage_of[chunk];
+            if is_local { 0.0 } else { problem.link }
+        };
+        let hops: Vec<f64> = (0..chunk_count).map(hop).collect();
+        let (mut there, mut back) = (vec![0.0; chunk_count], vec![0.0; chunk_count]);
+        for chunk in 1..chunk_count {
+            let ChunkCosts { f, b, .. } = problem.chunks[chunk - 1];
+            there[chunk] = there[chunk - 1] + f + hops[chunk];
+            back[chunk] = back[chunk - 1] + b + hops[chunk];
+        }
+        let trips = trips(problem, &hops);
+        Self { problem, stage_of, chunks_of, hops, trips, there, back }
+    }
+
+    pub(super) fn stage_count(&self) -> usize {
+        self.chunks_of.len()
+    }
+
+    pub(super) fn chunk_count(&self) -> usize {
+        self.stage_of.len()
+    }
+
+    pub(super) fn microbatch_count(&self) -> u32 {
+        self.problem.microbatch_count
+    }
+
+    /// Passes of a step.
+    pub(super) fn pass_count(&self) -> usize {
+        3 * self.chunk_count() * self.microbatch_count() as usize
+    }
+
+    pub(super) fn stage_of(&self, chunk: usize) -> usize {
+        self.stage_of[chunk]
+    }
+
+    /// In model order; a stage has one at least.
+    pub(super) fn chunks_of(&self, stage: usize) -> &[usize] {
+        &self.chunks_of[stage]
+    }
+
+    pub(super) fn costs(&self, chunk: usize) -> &ChunkCosts {
+        &self.problem.chunks[chunk]
+    }
+
+    /// Of all chunks of a stage, in sum.
+    pub(super) fn sum(&self, stage: usize, of: impl Fn(&ChunkCosts) -> f64) -> f64 {
+        self.chunks_of(stage).iter().map(|chunk| of(self.costs(*chunk))).sum()
+    }
+
+    pub(super) fn limit(&self, stage: usize) -> f64 {
+        self.problem.limits[stage]
+    }
+
+    /// The way between a chunk and the one before it.
+    pub(super) fn hop(&self, chunk: usize) -> f64 {
+        self.hops[chunk]
+    }
+
+    /// Work that a stage has in a step.
+    pub(super) fn work(&self, stage: usize) -> f64 {
+        f64::from(self.microbatch_count()) * self.sum(stage, |costs| costs.f + costs.b + costs.w)
+    }
+
+    /// From the start of a chunk's F to the start of the same microbatch's B, if nothing waits.
+    pub(super) fn trip(&self, chunk: usize) -> f64 {
+        self.trips[chunk]
+    }
+
+    /// From the start of a chunk's F to the start of a later chunk's, if nothing waits.
+    pub(super) fn way(&self, from: usize, to: usize) -> f64 {
+        self.there[to] - self.there[from]
+    }
+
+    /// From the start of a chunk's F to the start of a later chunk's, and from the end of that
+    /// one's B to the end of this one's, if nothing waits.
+    pub(super) fn way_and_back(&self, from: usize, to: usize) -> f64 {
+        self.way(from, to) + self.back[to] - self.back[from]
+    }
+
+    /// The chunk that a stage meets first of a microbatch, and the one that it meets last, which may
+    /// be the same.
+    pub(super) fn ends_of(&self, stage: usize) -> (usize, usize) {
+        let chunks = self.chunks_of(stage);
+        (chunks[0], chunks[chunks.len() - 1])
+    }
+
+    /// From the start of a stage's first F to the start of its first B, if nothing waits.
+    pub(super) fn first_trip(&self, stage: usize) -> f64 {
+        let (lower, upper) = self.ends_of(stage);
+        self.way(lower, upper) + self.trip(upper)
+    }
+}
+
+fn trips(problem: &Problem, hops: &[f64]) -> Vec<f64> {
+    let mut trips = vec![0.0; hops.len()];
+    let mut behind = 0.0;
+    for (chunk, costs) in problem.chunks.iter().enumerate().rev() {
+        trips[chunk] = costs.f + behind;
+        behind = trips[chunk] + costs.b + 2.0 * hops[chunk];
+    }
+    trips
+}
