@@ -189,6 +189,21 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
     assert_eq!(replay["cost"], answer["cost"], "what was printed is what was solved");
 }
 
+#[test]
+fn a_schedule_goes_to_pytorch_and_comes_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for form in ["--pytorch", "--pytorch-comms"] {
+        let file = folder.path().join("schedule.csv").display().to_string();
+        let line = "schedule render --kind zb-v --stages 3 --microbatches 6";
+        printed(&line.split(' ').chain([form, &file]).collect::<Vec<_>>());
+        let times = ["--f", "2", "--json"];
+        let read = json(&[&["schedule", "simulate", "--program", &file][..], &times].concat());
+        let line = "schedule simulate --kind zb-v --stages 3 --microbatches 6";
+        let own = json(&line.split(' ').chain(times).collect::<Vec<_>>());
+        assert_eq!(read, own, "{form}");
+    }
+}
+
 /// Times are the machine's affair; that a whole pipeline runs on a device of its own is not.
 #[test]
 fn a_pipeline_on_paced_devices_is_held_against_its_plan() {

@@ -72,8 +72,14 @@ mod tests {
                 let lowered =
                     lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
                 for form in [Form::ComputeOnly, Form::WithCommunication] {
-                    assert_eq!(read(&write(&program, form), kind), Ok(program.clone()), "{form:?}");
-                    assert_eq!(read(&write(&lowered, form), kind), Ok(program.clone()), "{form:?}");
+                    for written in [write(&program, form), write(&lowered, form)] {
+                        let found =
+                            read(&written).unwrap_or_else(|error| panic!("{kind}: {error}"));
+                        assert_eq!(found.stages, program.stages, "{kind} {form:?}");
+                        assert_eq!(found.placement, program.placement, "{kind} {form:?}");
+                        let name = generate(found.kind, stages, microbatches);
+                        assert_eq!(name.map(|named| named.stages), Ok(program.stages.clone()));
+                    }
                 }
             }
         }

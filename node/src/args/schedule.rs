@@ -31,7 +31,8 @@ for a run, and three steps are drawn.
 Examples:
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
   zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --svg zb-v.svg --ascii
-  zbelastic schedule render --program my.txt --f 1,1,2,1 --trace trace.json";
+  zbelastic schedule render --program my.txt --f 1,1,2,1 --trace trace.json
+  zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --pytorch zb-v.csv";
 
 const SIMULATE_EXAMPLES: &str = "\
 Without --window only arithmetic is simulated, one step of it. With --window the program is lowered
@@ -71,7 +72,7 @@ pub struct ProgramArgs {
     /// Chunks a stage holds, where the schedule leaves that free [default: the least it has].
     #[arg(long, value_name = "V", conflicts_with = "program")]
     pub chunks: Option<u32>,
-    /// Program text to read instead; - is standard input.
+    /// Program to read instead, as text or as a file of PyTorch's pipelining; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// What its passes take.
@@ -168,6 +169,12 @@ pub struct RenderArgs {
     /// Write a trace for Perfetto, a unit of time as a millisecond; - is standard output.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Write a file for PyTorch's pipelining, arithmetic only; - is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub pytorch: Option<PathBuf>,
+    /// The same with sends and receives; - is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub pytorch_comms: Option<PathBuf>,
     /// Widest row of the text.
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
     pub columns: u16,

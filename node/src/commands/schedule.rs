@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use zbelastic_schedule::pytorch;
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{Timeline, simulate};
 
@@ -39,11 +40,21 @@ const TRACE_UNIT_US: f64 = 1000.0;
 fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let replay = inputs::replay(&args.program).map_err(input_error::failure)?;
     let timeline = timeline(&replay);
-    if args.ascii || (args.svg.is_none() && args.trace.is_none()) {
+    let files = [&args.svg, &args.trace, &args.pytorch, &args.pytorch_comms];
+    if args.ascii || files.into_iter().all(Option::is_none) {
         write!(out, "{}", ascii::draw(&timeline, args.columns.into()))?;
     }
     if let Some(path) = &args.svg {
         write_to(path, &svg::draw(&timeline), out)?;
+    }
+    let forms = [
+        (&args.pytorch, pytorch::Form::ComputeOnly),
+        (&args.pytorch_comms, pytorch::Form::WithCommunication),
+    ];
+    for (path, form) in forms {
+        if let Some(path) = path {
+            write_to(path, &pytorch::write(&replay.program, form), out)?;
+        }
     }
     if let Some(path) = &args.trace {
         let tracks = chrome_trace::timeline_tracks(&timeline, TRACE_UNIT_US);

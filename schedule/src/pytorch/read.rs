@@ -6,6 +6,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
 use crate::boundary::{chunk_after, receive_before, transfer_after};
+use crate::generate::{PipelineSize, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::placement::{Placement, PlacementShape};
@@ -84,13 +85,16 @@ pub enum ReadError {
     },
 }
 
-/// The arithmetic of a file, under the name of `kind`. Sends and receives, if there are any, are
-/// checked and left to [`crate::lower`]. The rest of what makes a program legal is left to
-/// [`crate::check`].
+/// The arithmetic of a file. Sends and receives, if there are any, are checked and left to
+/// [`crate::lower`]. The rest of what makes a program legal is left to [`crate::check`].
+///
+/// A file does not say which schedule it is. It gets the name of the one that it is equal to, or else
+/// of one that holds any order over the same placement: zb-auto on a line, zb-v over a vee, gis where
+/// chunks go round.
 ///
 /// # Errors
 /// If a cell is no action, stages are on ranks in no known way, or transfers do not fit.
-pub fn read(text: &str, kind: ScheduleKind) -> Result<Program, ReadError> {
+pub fn read(text: &str) -> Result<Program, ReadError> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let rows: Vec<Vec<Op>> =
         (1..).zip(lines).map(|(row, line)| read_row(row, line)).collect::<Result<_, _>>()?;
@@ -105,8 +109,24 @@ pub fn read(text: &str, kind: ScheduleKind) -> Result<Program, ReadError> {
         check_transfers(&placement, &rows)?;
     }
     let compute = |row: Vec<Op>| row.into_iter().filter(|op| !is_transfer(op)).collect();
-    let stages = rows.into_iter().map(compute).collect();
+    let stages: Vec<Vec<Op>> = rows.into_iter().map(compute).collect();
+    let kind = kind_of(&placement, microbatch_count, &stages);
     Ok(Program { kind, placement, microbatch_count, window: None, stages })
+}
+
+fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> ScheduleKind {
+    let (stage_count, chunks_per_stage) = (placement.stage_count(), placement.chunks_per_stage());
+    let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage };
+    let is_equal = |kind: &ScheduleKind| {
+        let made = generate_sized(*kind, size);
+        made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
+    };
+    let any = match placement.shape() {
+        PlacementShape::Line => ScheduleKind::ZbAuto,
+        PlacementShape::Vee => ScheduleKind::ZbV,
+        PlacementShape::Loop => ScheduleKind::Gis,
+    };
+    ScheduleKind::ALL.into_iter().find(is_equal).unwrap_or(any)
 }
 
 const fn is_transfer(op: &Op) -> bool {
@@ -274,7 +294,7 @@ mod tests {
     use crate::kind::ScheduleKind;
 
     fn text(file: &str) -> Result<String, ReadError> {
-        let program = read(file, ScheduleKind::ZbH1)?;
+        let program = read(file)?;
         Ok(program.to_string().lines().skip(1).collect::<Vec<_>>().join("\n"))
     }
 
@@ -314,6 +334,16 @@ mod tests {
         check(&early, "row 2: expected `1B0` before `1SEND_B0`, found it after");
         let surplus = format!("{sent}\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0");
         check(&surplus, "row 2: expected `1SEND_F0` once");
+    }
+
+    #[test]
+    fn a_file_gets_the_name_of_the_schedule_that_it_is() {
+        let check = |file: &str, kind| assert_eq!(read(file).map(|found| found.kind), Ok(kind));
+        check("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1", ScheduleKind::OneFOneB);
+        check("0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1", ScheduleKind::ZbH1);
+        check("0F0,0F1,0I0,0I1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1", ScheduleKind::ZbAuto);
+        check("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0", ScheduleKind::OneFOneBV);
+        check("0F0,3F0,3B0,0I0,0W0\n1F0,2F0,2B0,1B0", ScheduleKind::ZbV);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use zbelastic_schedule::pytorch;
 use zbelastic_schedule::{
     GenerateError, ProgramParseError, ScheduleKind, SolveError, TEXT_COUNT_MAX, UnknownKind,
     Violation,
@@ -38,6 +39,14 @@ pub enum InputError {
         path: PathBuf,
         /// Why not.
         source: ProgramParseError,
+    },
+    /// The program's file is neither a program nor a file of PyTorch's.
+    #[error("{source}")]
+    ParsePyTorch {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: pytorch::ReadError,
     },
     /// The program breaks rules.
     #[error("{} broken rules", violations.len())]
@@ -114,11 +123,11 @@ impl InputError {
         let detail = match self {
             Self::Kind(UnknownKind { found }) => kind_hint(detail.at("--kind"), found),
             Self::Generate(error) => size_hint(detail, error),
-            Self::Unreadable { path, .. } | Self::Parse { path, .. } => {
-                detail.at(path.display().to_string()).hint(
-                    "`zbelastic schedule simulate .. --program-text` prints a program to begin with",
-                )
-            }
+            Self::Unreadable { path, .. }
+            | Self::Parse { path, .. }
+            | Self::ParsePyTorch { path, .. } => detail.at(path.display().to_string()).hint(
+                "`zbelastic schedule simulate .. --program-text` prints a program to begin with",
+            ),
             Self::Violations { path, violations } => {
                 return violation_details(&path.display().to_string(), violations);
             }

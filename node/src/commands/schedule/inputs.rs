@@ -13,6 +13,7 @@ use zbelastic_types::ChunkIndex;
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
 use crate::args::{MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
+use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
 pub struct Replay {
@@ -168,7 +169,11 @@ fn parse_program(path: &Path) -> Result<Program, InputError> {
     let is_stdin = path == Path::new("-");
     let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
     let text = text.map_err(|source| InputError::Unreadable { path: path.to_owned(), source })?;
-    text.parse().map_err(|source| InputError::Parse { path: path.to_owned(), source })
+    if text.trim_start().starts_with("program") {
+        return text.parse().map_err(|source| InputError::Parse { path: path.to_owned(), source });
+    }
+    pytorch::read(&text)
+        .map_err(|source| InputError::ParsePyTorch { path: path.to_owned(), source })
 }
 
 fn parse_window(text: &str) -> Result<Window, InputError> {
