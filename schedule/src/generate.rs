@@ -10,6 +10,8 @@ mod one_f_one_b;
 mod zb_v;
 mod zero_bubble;
 
+pub(crate) use one_f_one_b::run as one_f_one_b_run;
+
 use crate::kind::ScheduleKind;
 use crate::op::{Compute, Op, Pass};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
