@@ -164,6 +164,11 @@ mod tests {
         text.parse().expect("the word is an operation")
     }
 
+    fn version(text: &str) -> Version {
+        let AsyncOp::Free(_, version) = op(&format!("0FREE{text}")) else { panic!("{text}") };
+        version
+    }
+
     /// `text` is legal, and breaks the rule `violation` when `right` in it becomes `wrong`.
     fn find(text: &str, right: &str, wrong: &str, violation: AsyncViolation) {
         let legal: AsyncProgram = text.parse().expect("the text is a program");
@@ -245,10 +250,7 @@ mod tests {
         let semantics = |text: &str, expected: &str| AsyncViolation::Semantics {
             stage: STAGE,
             op: op(text),
-            expected: match op(&format!("0FREE{expected}")) {
-                AsyncOp::Free(_, version) => version,
-                other => panic!("{other}"),
-            },
+            expected: version(expected),
         };
         find(PIPEDREAM, "0BW1@0", "0BW1@1", semantics("0BW1@1", "0"));
         find(PIPEMARE, "0BW1@1-1", "0BW1@1", semantics("0BW1@1", "1-1"));

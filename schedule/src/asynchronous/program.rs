@@ -16,7 +16,9 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
 use super::kind::{AsyncKind, UnknownAsyncKind};
 use super::op::{AsyncOp, AsyncOpParseError};
+use super::versions::kept_max;
 use crate::kind::ScheduleKind;
+use crate::memory::live_passes;
 use crate::placement::{Placement, PlacementError};
 use crate::program::{Program, TEXT_COUNT_MAX, Window, parse_shape};
 
@@ -79,6 +81,25 @@ impl AsyncProgram {
     pub fn ahead_of(&self, chunk: ChunkIndex) -> u32 {
         let stages = self.placement.stage_count();
         stages - 1 - chunk.0 % stages
+    }
+
+    /// Versions that a chunk keeps beside the newest, at most.
+    #[must_use]
+    pub fn kept_max(&self, chunk: ChunkIndex) -> usize {
+        kept_max(self, chunk)
+    }
+
+    /// How many passes of each chunk are alive at once, in model order.
+    #[must_use]
+    pub fn live_passes(&self) -> Vec<u32> {
+        let cap = |ops: &Vec<AsyncOp>| match ops[..] {
+            [AsyncOp::Dynamic(_, dynamic)] => Some(dynamic.cap),
+            _ => None,
+        };
+        match self.stages.iter().map(cap).collect::<Option<Vec<u32>>>() {
+            Some(caps) => caps,
+            None => live_passes(&self.plain()).into_iter().map(|live| live.slots).collect(),
+        }
     }
 
     /// The passes and transfers alone, as the rules and readers of synchronous programs take them.
