@@ -182,7 +182,7 @@ pub struct ConfigArgs {
     /// Configuration file (TOML); without it, the preset quickstart.
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
-    /// Schedule: auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v [schedule.kind].
+    /// Schedule: auto, or one that `schedule list` names [schedule.kind].
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
     /// Optimizer steps [train.steps].

@@ -1,6 +1,9 @@
 //! The formulas of the papers, as `docs/schedule-ir.md` lists them, against simulation: without
 //! hops, at times where they are exact.
 
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+};
 use zbelastic_schedule::{Costs, ScheduleKind, Timeline, generate, simulate};
 
 /// Whole-stage times.
@@ -55,4 +58,36 @@ fn without_a_bubble_there_is_still_a_ramp() {
     assert_eq!(timeline.bubble_span(0), 0.0);
     assert_eq!(timeline.makespan(0), timeline.cost(0) + 3.0 * EQUAL.f);
     assert_eq!(timeline.bubble_sync(0), 6.0 / 54.0);
+}
+
+/// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and what
+/// one of its pipelines waits is more than half filled by the other.
+#[test]
+fn without_a_flush_nobody_waits() {
+    for kind in AsyncKind::ALL {
+        if kind == AsyncKind::AmpNet {
+            continue;
+        }
+        for times in [EQUAL, REAL] {
+            let (stages, microbatches) = (4, 8);
+            let cost = |minibatch_count| {
+                let request = AsyncRequest {
+                    kind,
+                    stage_count: stages,
+                    minibatch_count,
+                    microbatch_count: microbatches,
+                    replica_count: 2,
+                    dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+                };
+                let program = generate_async(request).expect("the size is legal").plain();
+                let costs = Costs::even(&program.placement, times.f, times.b, times.w, 0.0);
+                simulate(&program, &costs, 1).expect("a generated program ends").cost(0)
+            };
+            let pass = times.f + times.b + times.w;
+            let idle = (cost(16) - cost(8)) / 8.0 - f64::from(microbatches) * pass;
+            let flush = f64::from(stages - 1) * pass;
+            let most = if kind == AsyncKind::AvgPipe { flush / 2.0 } else { 0.0 };
+            assert!((0.0..=most + 1e-9).contains(&idle), "{kind}: {idle} of {flush}");
+        }
+    }
 }

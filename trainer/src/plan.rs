@@ -5,7 +5,9 @@ mod memory;
 mod partition;
 mod work;
 
-pub use choose::{Choice, ChooseRequest, Considered, Prediction, Refusal, choose, predicted_costs};
+pub use choose::{
+    Choice, ChooseRequest, Considered, Prediction, Refusal, choose, chunk_costs, predicted_costs,
+};
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use partition::partition;
 pub use work::{LayerWork, layer_work, model_flop_per_token};

@@ -158,10 +158,12 @@ fn search(
     nodes: &[&(NodeId, Resources)],
 ) -> Result<Solution, String> {
     let config = &document.config;
+    // A cluster refuses such a job when it is submitted.
+    let kinds = config.schedule.kinds().map_err(|kind| format!("{kind} has no steps to seal"))?;
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
-        kinds: config.schedule.kinds(),
+        kinds,
         stage_count: question.stage_count,
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
@@ -170,7 +172,7 @@ fn search(
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
     // A schedule may not exist for every number of stages; the run must go on with any.
     let choice = choose(&backend, request).or_else(|refusals| match config.schedule {
-        ScheduleChoice::Auto => Err(refusals),
+        ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => Err(refusals),
         ScheduleChoice::Kind(_) => {
             choose(&backend, ChooseRequest { kinds: &ScheduleKind::ALL, ..request })
         }

@@ -61,7 +61,8 @@ pub enum AsyncGenerateError {
         /// The passes asked for.
         found: u64,
     },
-    /// 2BW accumulates over at least as many microbatches as there are stages.
+    /// 2BW and WPipe accumulate over at least as many microbatches as there are stages, so that a
+    /// version is complete before it is read.
     #[error(
         "{kind} with {stage_count} stages needs at least {stage_count} microbatches in a \
          minibatch, found {microbatch_count}"
@@ -103,11 +104,9 @@ pub fn generate_async(request: AsyncRequest) -> Result<AsyncProgram, AsyncGenera
         | AsyncKind::XPipe
         | AsyncKind::SpecTrain
         | AsyncKind::WPipe
-        | AsyncKind::AvgPipe => stages
-            .map(|stage| {
-                let versioned = with_versions(&program, &order::stage_order(&program, stage));
-                keep::with_keeping(&program, &versioned)
-            })
+        | AsyncKind::AvgPipe => order::orders(&program)
+            .iter()
+            .map(|order| keep::with_keeping(&program, &with_versions(&program, order)))
             .collect(),
     };
     Ok(program)
@@ -161,7 +160,16 @@ fn check_size(program: &AsyncProgram) -> Result<(), AsyncGenerateError> {
     if found > ASYNC_PASS_COUNT_MAX {
         return Err(AsyncGenerateError::PassCount { found });
     }
-    if kind == AsyncKind::PipeDream2Bw && microbatch_count < stage_count {
+    let is_filled = match kind {
+        AsyncKind::PipeDream2Bw | AsyncKind::WPipe => microbatch_count >= stage_count,
+        AsyncKind::PipeDream
+        | AsyncKind::PipeMare
+        | AsyncKind::XPipe
+        | AsyncKind::SpecTrain
+        | AsyncKind::AvgPipe
+        | AsyncKind::AmpNet => true,
+    };
+    if !is_filled {
         return Err(AsyncGenerateError::FewMicrobatches { kind, stage_count, microbatch_count });
     }
     if !minibatch_count.is_multiple_of(replica_count) {
@@ -316,7 +324,7 @@ mod tests {
         );
         assert_eq!(
             lines(request(AsyncKind::AvgPipe, 1, 2, 1))[0],
-            "stage 0: 0F0@0 0F1@0/1 0BW0@0 0STEP1 0AVERAGE1 0BW1@0/1 0STEP1/1 0AVERAGE1/1",
+            "stage 0: 0F0@0 0BW0@0 0STEP1 0AVERAGE1 0F1@0/1 0BW1@0/1 0STEP1/1 0AVERAGE1/1",
         );
         assert_eq!(lines(request(AsyncKind::AmpNet, 1, 2, 1))[0], "stage 0: 0DYNAMIC(newest,3,2)");
     }

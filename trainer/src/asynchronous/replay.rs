@@ -26,8 +26,11 @@ struct Part<B: Backend> {
     floats: ChunkFloats,
     number: u32,
     accumulated: u32,
-    stashes: BTreeMap<MicrobatchIndex, (PassStash<B::Buffer>, Option<Logits<B::Buffer>>)>,
+    stashes: BTreeMap<MicrobatchIndex, Kept<B::Buffer>>,
 }
+
+/// What a pass keeps between F and BW; logits only with the head.
+type Kept<T> = (PassStash<T>, Option<Logits<T>>);
 
 /// Runs what `found` recorded of a run of `setup`, which must be one chunk a stage.
 ///

@@ -12,7 +12,7 @@ use zbelastic_types::{Bytes, StageIndex};
 use super::{
     BatchShape, LayerWork, Plan, PlanError, PlanRequest, StageMemory, layer_work, plan_memory,
 };
-use crate::model::ModelConfig;
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
 
 /// What is to be planned.
 #[derive(Clone, Copy, Debug)]
@@ -185,8 +185,14 @@ fn period(timeline: &Timeline) -> f64 {
 /// How long passes take, in floating-point operations: the estimate before anything is measured.
 #[must_use]
 pub fn predicted_costs(model: &ModelConfig, plan: &Plan) -> Costs {
-    let work = layer_work(model, plan.batch.microbatch);
-    let times = |layers: &crate::model::LayerRange| {
+    chunk_costs(model, plan.batch.microbatch, &plan.chunks)
+}
+
+/// The same for chunks of these layers.
+#[must_use]
+pub fn chunk_costs(model: &ModelConfig, shape: MicrobatchShape, chunks: &[LayerRange]) -> Costs {
+    let work = layer_work(model, shape);
+    let times = |layers: &LayerRange| {
         let mut sum = LayerWork::default();
         for layer in layers.ids() {
             let LayerWork { f, b, w, w_early } = work[layer as usize];
@@ -197,6 +203,6 @@ pub fn predicted_costs(model: &ModelConfig, plan: &Plan) -> Costs {
         }
         ChunkTimes { f: sum.f, b: sum.b, w: sum.w, w_early: sum.w_early }
     };
-    let chunks = plan.chunks.iter().map(times).collect();
+    let chunks = chunks.iter().map(times).collect();
     Costs { chunks, link: 0.0, verdict: 0.0, step: 0.0 }
 }

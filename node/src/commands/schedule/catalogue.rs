@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::asynchronous::AsyncKind;
 
 use crate::failure::Stop;
 
@@ -16,6 +17,8 @@ struct Entry {
     /// Most microbatches whose activations a stage keeps.
     peak_activations: &'static str,
     chunks_per_stage: u32,
+    /// Versions of a chunk's weights that a stage keeps, temporary ones included.
+    weight_versions: &'static str,
     synchronous: bool,
     source: &'static str,
 }
@@ -37,14 +40,40 @@ fn entry(kind: ScheduleKind) -> Entry {
         idle,
         peak_activations,
         chunks_per_stage: kind.chunks_per_stage(),
+        weight_versions: "1",
         synchronous: true,
+        source,
+    }
+}
+
+/// Those without steps: once the pipeline is full, nobody waits by plan.
+fn async_entry(kind: AsyncKind) -> Entry {
+    let (idle, peak_activations, weight_versions, source) = match kind {
+        AsyncKind::PipeDream => ("0", "p", "p", "Narayanan et al., SOSP 2019"),
+        AsyncKind::PipeDream2Bw => ("0", "p", "2", "Narayanan et al., ICML 2021"),
+        AsyncKind::PipeMare => ("0", "p", "2", "Yang et al., MLSys 2021"),
+        AsyncKind::XPipe => ("0", "p", "3", "Guan et al., arXiv 1911.04610"),
+        AsyncKind::SpecTrain => ("0", "p", "2", "Chen et al., arXiv 1809.02839"),
+        AsyncKind::WPipe => ("0", "(m+p)/2", "2 and 1", "Yang et al., ICLR 2022"),
+        AsyncKind::AvgPipe => ("below 1F1B's", "n(p+1)", "n+1", "Chen et al., PPoPP 2023"),
+        AsyncKind::AmpNet => ("0", "cap", "1", "Gaunt et al., arXiv 1705.09786"),
+    };
+    Entry {
+        name: kind.name(),
+        idle,
+        peak_activations,
+        chunks_per_stage: kind.chunks_per_stage(),
+        weight_versions,
+        synchronous: false,
         source,
     }
 }
 
 /// Lists every schedule.
 pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
-    let entries = ScheduleKind::ALL.map(entry);
+    let without_steps = AsyncKind::ALL.into_iter().map(async_entry);
+    let entries: Vec<Entry> =
+        ScheduleKind::ALL.into_iter().map(entry).chain(without_steps).collect();
     if json {
         let text = serde_json::to_string_pretty(&entries).expect("plain data is JSON");
         writeln!(out, "{text}")?;
@@ -52,22 +81,28 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     }
     writeln!(
         out,
-        "{:<12} {:<16} {:<9} {:<7} {:<5} source",
-        "schedule", "idle", "peak", "chunks", "sync"
+        "{:<13} {:<16} {:<9} {:<7} {:<8} {:<5} source",
+        "schedule", "idle", "peak", "chunks", "versions", "sync"
     )?;
     for entry in entries {
         let sync = if entry.synchronous { "yes" } else { "no" };
         writeln!(
             out,
-            "{:<12} {:<16} {:<9} {:<7} {sync:<5} {}",
-            entry.name, entry.idle, entry.peak_activations, entry.chunks_per_stage, entry.source
+            "{:<13} {:<16} {:<9} {:<7} {:<8} {sync:<5} {}",
+            entry.name,
+            entry.idle,
+            entry.peak_activations,
+            entry.chunks_per_stage,
+            entry.weight_versions,
+            entry.source
         )?;
     }
     writeln!(
         out,
         "\np stages, m microbatches; F, B, W: times of a whole stage. idle: what the busiest stage \
-         waits in a step.\npeak: microbatches whose activations a stage keeps. sync: trains to the \
-         same bits as one process."
+         waits in a step.\npeak: microbatches whose activations a stage keeps. versions: of its weights \
+         (n pipelines). sync: trains to the same bits as one process;\nthe others to those of one \
+         process with the same staleness, see docs/schedules.md."
     )?;
     Ok(())
 }
