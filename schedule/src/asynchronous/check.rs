@@ -53,6 +53,7 @@ pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
             versions::never_freed,
             updates::microbatch_order,
             updates::update_place,
+            updates::average_order,
         ];
         for rule in rules {
             rule(program, &mut findings);
@@ -287,5 +288,14 @@ mod tests {
         find(PIPEDREAM, "0RECV_B2", "0STEP3 0RECV_B2", place(None, Some("0STEP3")));
         find(AVGPIPE, "0STEP1 0AVERAGE1 ", "0STEP1 ", place(Some("0AVERAGE1"), Some("0BW1@0/1")));
         find(FOUND, "0STEP1", "", place(Some("0STEP1"), Some("0BW0@1")));
+    }
+
+    #[test]
+    fn the_reference_model_meets_minibatches_in_their_order() {
+        let whole = "0BW0@0 0STEP1 0AVERAGE1 0BW1@0/1 0STEP1/1 0AVERAGE1/1";
+        let turned = "0BW1@0/1 0STEP1/1 0AVERAGE1/1 0BW0@0 0STEP1 0AVERAGE1";
+        let expected = version("1");
+        let order = AsyncViolation::AverageOrder { stage: STAGE, op: op("0AVERAGE1/1"), expected };
+        find(AVGPIPE, whole, turned, order);
     }
 }

@@ -82,6 +82,17 @@ pub enum AsyncViolation {
         /// What stands there.
         found: Option<AsyncOp>,
     },
+    /// The reference model meets the minibatches of a chunk in another order than theirs, so its bits
+    /// would depend on the schedule.
+    #[error("stage {stage}: expected the average of version {expected} before {op}")]
+    AverageOrder {
+        /// The stage.
+        stage: StageIndex,
+        /// The average found.
+        op: AsyncOp,
+        /// The version whose turn it is.
+        expected: Version,
+    },
     /// More versions are kept beside the newest than the kind allows.
     #[error("stage {stage}: chunk {chunk} keeps {found} versions at {op}, at most {limit} may be")]
     Kept {

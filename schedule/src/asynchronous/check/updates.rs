@@ -92,6 +92,24 @@ pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncFindings)
     }
 }
 
+/// The averages of a chunk come in the order of minibatches, which are dealt round.
+pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncFindings) {
+    for (stage, ops) in program.lists() {
+        let mut averaged: BTreeMap<ChunkIndex, u32> = BTreeMap::new();
+        for &op in ops {
+            let AsyncOp::Average(chunk, version) = op else { continue };
+            let minibatch = averaged.entry(chunk).or_default();
+            let replica = *minibatch % program.replica_count;
+            let base = *minibatch / program.replica_count + 1;
+            let expected = Version { replica, base, shift: Shift::None };
+            *minibatch += 1;
+            if version != expected {
+                findings.add(AsyncViolation::AverageOrder { stage, op, expected });
+            }
+        }
+    }
+}
+
 /// What has happened to a chunk's weights in one pipeline.
 #[derive(Clone, Copy, Default)]
 struct Line {
