@@ -23,6 +23,7 @@ mod presets;
 mod problem;
 mod reader;
 mod settings;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -38,6 +39,7 @@ pub use note::Note;
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
 pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
+pub use steps::{check_has_steps, check_needs_no_steps};
 pub use value::Value;
 
 use std::path::PathBuf;
@@ -45,6 +47,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerConfig;
@@ -81,6 +84,9 @@ pub struct RunConfig {
     pub schedule: ScheduleChoice,
     /// Chunks a stage holds; none for as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,
+    /// What single asynchronous schedules keep to.
+    #[serde(default)]
+    pub asynchronous: AsyncConfig,
     /// Most memory of a stage.
     pub stage_bytes_max: Option<Bytes>,
     /// How far steps run ahead of their verdict.
@@ -89,6 +95,34 @@ pub struct RunConfig {
     pub checkpoint: CheckpointConfig,
     /// How a cluster takes it when nodes come and go.
     pub elastic: ElasticConfig,
+}
+
+/// What single asynchronous schedules keep to. Others take no notice.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AsyncConfig {
+    /// Updates over which PipeMare lets learning rates rise.
+    pub pipemare_steps: u64,
+    /// AvgPipe's pipelines.
+    pub avgpipe_pipelines: u32,
+    /// The share by which AvgPipe pulls models together.
+    pub avgpipe_alpha: f64,
+    /// Microbatches that AMPNet lets be under way.
+    pub ampnet_cap: u32,
+    /// Gradients in an update of AMPNet.
+    pub ampnet_update_every: u32,
+}
+
+/// A document from before there were such schedules asks for none.
+impl Default for AsyncConfig {
+    fn default() -> Self {
+        Self {
+            pipemare_steps: 100,
+            avgpipe_pipelines: 2,
+            avgpipe_alpha: 0.1,
+            ampnet_cap: 4,
+            ampnet_update_every: 4,
+        }
+    }
 }
 
 /// What a cluster keeps on disk.
@@ -147,15 +181,21 @@ pub enum ScheduleChoice {
     Auto,
     /// This one.
     Kind(ScheduleKind),
+    /// This one, which has no steps; in one process only.
+    Asynchronous(AsyncKind),
 }
 
 impl ScheduleChoice {
-    /// The schedules to choose from; for auto, those that are worth trying ([`AUTO_KINDS`]).
-    #[must_use]
-    pub const fn kinds(&self) -> &[ScheduleKind] {
+    /// The synchronous schedules to choose from, for auto those that are worth trying
+    /// ([`AUTO_KINDS`]); an asynchronous one is no choice between any.
+    ///
+    /// # Errors
+    /// With the asynchronous schedule that was asked for.
+    pub const fn kinds(&self) -> Result<&[ScheduleKind], AsyncKind> {
         match self {
-            Self::Auto => &AUTO_KINDS,
-            Self::Kind(kind) => std::slice::from_ref(kind),
+            Self::Auto => Ok(&AUTO_KINDS),
+            Self::Kind(kind) => Ok(std::slice::from_ref(kind)),
+            Self::Asynchronous(kind) => Err(*kind),
         }
     }
 }

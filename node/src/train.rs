@@ -4,6 +4,7 @@
 //! thread, and the coordinator decides ([`cluster`]); what happens is told as it happens
 //! ([`reporter`]) and kept in the run folder ([`folder`]).
 
+mod asynchronous;
 pub mod builtin;
 pub mod cluster;
 mod coordinator;
@@ -40,7 +41,7 @@ use crate::machine;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;
-use prepare::{Prepared, prepare};
+use prepare::{PlanOfRun, Prepared, prepare};
 use processes::{Submission, Told};
 use reporter::{Reader, Reporter};
 use summary::Finished;
@@ -86,16 +87,27 @@ fn train_into(
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
     let mut reporter = Reporter::new(out, folder, context, names);
-    let trained = if threads_only {
-        cluster::train(&prepared.job, &mut |news| reporter.observe(news))
-    } else {
-        let submission = submission(prepared)?;
-        let place = reporter.folder_path();
-        processes::train(prepared, &submission, &place, &mut |told| match told {
-            Told::News(news) => reporter.observe(&news),
-            Told::Rollback(rollback) => reporter.observe_rollback(rollback),
-            Told::Event(event) => reporter.observe_event(event),
-        })
+    // Without steps there is nothing that processes could agree on.
+    let in_threads = match prepared.plan {
+        PlanOfRun::Synchronous(_) => threads_only,
+        PlanOfRun::Asynchronous { .. } => true,
+    };
+    let trained = match &prepared.plan {
+        PlanOfRun::Asynchronous { plan, .. } => {
+            asynchronous::train(prepared, plan, &mut |news| reporter.observe(news))
+        }
+        PlanOfRun::Synchronous(_) if threads_only => {
+            cluster::train(&prepared.job, &mut |news| reporter.observe(news))
+        }
+        PlanOfRun::Synchronous(_) => {
+            let submission = submission(prepared)?;
+            let place = reporter.folder_path();
+            processes::train(prepared, &submission, &place, &mut |told| match told {
+                Told::News(news) => reporter.observe(&news),
+                Told::Rollback(rollback) => reporter.observe_rollback(rollback),
+                Told::Event(event) => reporter.observe_event(event),
+            })
+        }
     };
     let (final_loss, stop) = reporter.finish();
     let outcome = trained?;
@@ -103,7 +115,7 @@ fn train_into(
     let is_interrupted = outcome.steps_done < prepared.config.steps;
     let finished = Finished { outcome, final_loss, is_interrupted };
     let written = summary::write_end(prepared, &finished, folder, reader, out);
-    if is_interrupted && !threads_only && prepared.job.interrupt.is_requested() {
+    if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();
         // Whoever closed standard error does not want to know.
         let _ = writeln!(io::stderr(), "note: the same command with --out {out} goes on");
@@ -144,11 +156,11 @@ fn exit_code(is_interrupted: bool) -> ExitCode {
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
-    let Prepared { config, choice, worker_count, job, .. } = prepared;
+    let Prepared { config, plan, worker_count, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let peak_flop_per_s = machine::peak_flop_per_s(threads, PEAK_RUN)
         .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
-    let sizes = choice.memory.iter().map(|memory| memory.total());
+    let sizes = plan.memory().iter().map(|memory| memory.total());
     let stages = (0..*worker_count).map(StageIndex);
     let fullest = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("there is a stage");
     Ok(LineContext {

@@ -24,9 +24,13 @@ pub const VIOLATION_COUNT_MAX: usize = 1000;
 
 /// What the rules found, up to [`VIOLATION_COUNT_MAX`].
 #[derive(Default)]
-struct Findings(Vec<Violation>);
+pub(crate) struct Findings(Vec<Violation>);
 
 impl Findings {
+    pub(crate) fn into_violations(self) -> Vec<Violation> {
+        self.0
+    }
+
     fn add(&mut self, violation: Violation) {
         if self.0.len() < VIOLATION_COUNT_MAX {
             self.0.push(violation);
@@ -65,6 +69,25 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
         }
     }
     if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+}
+
+/// The rules that do not speak of a step: what an asynchronous program keeps as well, without its
+/// versions.
+pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
+    let rules = [
+        passes::foreign_chunk,
+        passes::microbatch_range,
+        passes::forward_count,
+        passes::backward_count,
+        passes::pass_order,
+        transfers::result_kept,
+        transfers::operand_count,
+        transfers::stray_transfer,
+        stuck,
+    ];
+    for rule in rules {
+        rule(program, findings);
+    }
 }
 
 fn pass_count(program: &Program, findings: &mut Findings) {

@@ -17,6 +17,7 @@ mod vee;
 mod zb_v;
 mod zero_bubble;
 
+pub(crate) use one_f_one_b::run as one_f_one_b_run;
 pub use size::{GenerateError, PipelineSize, check_size};
 
 use crate::kind::ScheduleKind;

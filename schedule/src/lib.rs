@@ -5,6 +5,7 @@
 //! proves it legal, `lower` adds what arithmetic alone leaves out, `simulate` gives it times, and
 //! `render` draws it. This package knows no tensor, no address, no clock and no consensus.
 
+pub mod asynchronous;
 mod boundary;
 mod check;
 mod cost;

@@ -164,6 +164,16 @@ pub const TEXT_COUNT_MAX: u32 = 65_536;
 /// 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
 pub const PASS_COUNT_MAX: u64 = 1 << 22;
 
+/// The shape that a header names.
+pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
+    match word {
+        "line" => Some(PlacementShape::Line),
+        "loop" => Some(PlacementShape::Loop),
+        "vee" => Some(PlacementShape::Vee),
+        _ => None,
+    }
+}
+
 /// The program a header announces, still without stages.
 fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
@@ -188,12 +198,7 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         Ok(count) if (1..=TEXT_COUNT_MAX).contains(&count) => Ok(count),
         Ok(_) | Err(_) => Err(header()),
     };
-    let shape = match shape {
-        "line" => PlacementShape::Line,
-        "loop" => PlacementShape::Loop,
-        "vee" => PlacementShape::Vee,
-        _ => return Err(header()),
-    };
+    let shape = parse_shape(shape).ok_or_else(header)?;
     let window = match window {
         "0" => Some(Window::Zero),
         "1" => Some(Window::One),

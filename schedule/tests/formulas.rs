@@ -1,6 +1,9 @@
 //! The formulas of the papers, as `docs/schedule-ir.md` lists them, against simulation: without
 //! hops, at times where they are exact.
 
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+};
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, Timeline, generate, generate_sized,
     peak_memory, simulate,
@@ -161,4 +164,36 @@ fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
     }
     let program = generate(ScheduleKind::DualPipeV, 6, 12).expect("legal");
     assert_eq!(chunks_kept(&program), 13.0);
+}
+
+/// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and what
+/// one of its pipelines waits is more than half filled by the other.
+#[test]
+fn without_a_flush_nobody_waits() {
+    for kind in AsyncKind::ALL {
+        if kind == AsyncKind::AmpNet {
+            continue;
+        }
+        for times in [EQUAL, REAL] {
+            let (stages, microbatches) = (4, 8);
+            let cost = |minibatch_count| {
+                let request = AsyncRequest {
+                    kind,
+                    stage_count: stages,
+                    minibatch_count,
+                    microbatch_count: microbatches,
+                    replica_count: 2,
+                    dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+                };
+                let program = generate_async(request).expect("the size is legal").plain();
+                let costs = Costs::even(&program.placement, times.f, times.b, times.w, 0.0);
+                simulate(&program, &costs, 1).expect("a generated program ends").cost(0)
+            };
+            let pass = times.f + times.b + times.w;
+            let idle = (cost(16) - cost(8)) / 8.0 - f64::from(microbatches) * pass;
+            let flush = f64::from(stages - 1) * pass;
+            let most = if kind == AsyncKind::AvgPipe { flush / 2.0 } else { 0.0 };
+            assert!((0.0..=most + 1e-9).contains(&idle), "{kind}: {idle} of {flush}");
+        }
+    }
 }

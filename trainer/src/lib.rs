@@ -7,6 +7,7 @@
 //!
 //! This package knows no socket, no file and no clock.
 
+pub mod asynchronous;
 pub mod data;
 pub mod digest;
 pub mod elastic;

@@ -5,5 +5,6 @@ mod update;
 
 pub use config::{DecayOn, LrDecay, OptimizerConfig};
 pub use update::{
-    Update, commit, compute_candidate, drop_candidate, replay, skip, square_sums, update_in_place,
+    Update, clip_coefficient, commit, compute_candidate, drop_candidate, replay, skip, square_sums,
+    update_in_place,
 };

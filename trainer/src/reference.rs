@@ -15,7 +15,7 @@ use crate::model::{
     Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
     model_layers, rotary_angles,
 };
-use crate::optimizer::{Update, update_in_place};
+use crate::optimizer::{Update, clip_coefficient, update_in_place};
 use crate::stage::StageSetup;
 
 /// A serial training run.
@@ -242,9 +242,4 @@ fn context<'c, B: Backend>(
 ) -> Context<'c, B> {
     let shape = setup.plan.batch.microbatch;
     Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
-}
-
-fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
-    let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
-    if coefficient < 1.0 { coefficient as f32 } else { 1.0 }
 }

@@ -15,6 +15,8 @@ mod slots;
 mod updates;
 mod workbench;
 
+pub(crate) use slots::Slots;
+
 pub use engine::{
     Activity, Event, EventRefusal, InitialWeights, Output, Progress, StageEngine, StageSetup, Wait,
 };

@@ -13,7 +13,7 @@ use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, choose, layer_work};
+use zbelastic_trainer::plan::{AUTO_KINDS, ChooseRequest, Pace, Plan, choose, layer_work};
 use zbelastic_types::{Bytes, LayerRange, NodeId};
 
 use super::document::{JobDocument, NamedJob};
@@ -161,10 +161,12 @@ fn search(
     let limit = config.stage_bytes_max.into_iter().chain(question.bytes_max).min();
     let limits = vec![limit; question.stage_count as usize];
     let limits: Vec<Bytes> = limits.into_iter().flatten().collect();
+    // A cluster refuses such a job when it is submitted.
+    let kinds = config.schedule.kinds().map_err(|kind| format!("{kind} has no steps to seal"))?;
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
-        kinds: config.schedule.kinds(),
+        kinds,
         chunks_per_stage: config.chunks_per_stage,
         stage_count: question.stage_count,
         window,
@@ -178,8 +180,7 @@ fn search(
         if config.schedule == ScheduleChoice::Auto && config.chunks_per_stage.is_none() {
             return Err(refusals);
         }
-        let kinds = ScheduleChoice::Auto.kinds();
-        choose(&backend, ChooseRequest { kinds, chunks_per_stage: None, ..request })
+        choose(&backend, ChooseRequest { kinds: &AUTO_KINDS, chunks_per_stage: None, ..request })
     });
     let choice = choice.map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::render::svg;
 use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::profile::measure_pace;
@@ -29,11 +30,12 @@ use forecast::{Forecast, Outlook};
 /// or the picture cannot be written.
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let config = load(&args.config.sources())?.config;
+    let kinds = config.schedule.kinds().map_err(has_no_steps)?;
     let compared = compared(&args.compare)?;
     let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
     let machines = machines::machines(args, threads)?;
     let pace = measured(&config, threads)?;
-    let outlook = Outlook { config: &config, machines: &machines, pace: &pace };
+    let outlook = Outlook { config: &config, kinds, machines: &machines, pace: &pace };
     let forecast = Forecast::new(outlook, &compared)?;
     if args.json {
         report::write_json(&forecast, threads, out)?;
@@ -44,6 +46,13 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
         Some(path) => write_to(path, &svg::draw(&forecast.drawing()), out),
         None => Ok(()),
     }
+}
+
+fn has_no_steps(kind: AsyncKind) -> Failure {
+    let detail = Detail::new(format!("{kind} is asynchronous: there are no steps to foretell"))
+        .at("schedule.kind")
+        .hint("--schedule auto, or one that `zbelastic schedule list` tells as sync");
+    Failure::usage("the plan", vec![detail])
 }
 
 /// The schedules to show beside the chosen one.

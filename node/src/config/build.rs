@@ -14,7 +14,9 @@ use super::key::Key;
 use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
-use super::{CheckpointConfig, ElasticConfig, RunConfig, ScheduleChoice, WeightSource};
+use super::{
+    AsyncConfig, CheckpointConfig, ElasticConfig, RunConfig, ScheduleChoice, WeightSource,
+};
 use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 
 /// The run that `settings` describe.
@@ -59,10 +61,21 @@ fn run_config(
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
         chunks_per_stage: (chunks > 0).then_some(chunks),
+        asynchronous: asynchronous(reader),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
         window: reader.choice(Key::Window),
         checkpoint: checkpoint(reader),
         elastic: elastic(reader),
+    }
+}
+
+fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
+    AsyncConfig {
+        pipemare_steps: reader.count(Key::PipeMareSteps),
+        avgpipe_pipelines: reader.size(Key::AvgPipePipelines),
+        avgpipe_alpha: reader.number(Key::AvgPipeAlpha),
+        ampnet_cap: reader.size(Key::AmpNetCap),
+        ampnet_update_every: reader.size(Key::AmpNetUpdateEvery),
     }
 }
 

@@ -83,6 +83,8 @@ const RETRIES_MAX: u64 = 1000;
 const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
 /// No model has more parts to deal out.
 const CHUNKS_MAX: u64 = 2 * LAYERS_MAX + 2;
+/// Each is a whole model.
+const PIPELINES_MAX: u64 = 64;
 /// Other nodes that a piece of a checkpoint is sent to.
 const CHECKPOINT_COPIES_MAX: u64 = 2;
 /// Other nodes that hold an update before it is sealed: a plan names one.
@@ -173,6 +175,16 @@ keys! {
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.
     Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
+    /// PipeMare: updates over which the learning rate of a late stage rises to its full height.
+    PipeMareSteps: "schedule.pipemare_steps", Count(0, STEPS_MAX), Literal("100");
+    /// AvgPipe: whole pipelines side by side, which take steps in turn; must divide train.steps.
+    AvgPipePipelines: "schedule.avgpipe_pipelines", Count(1, PIPELINES_MAX), Literal("2");
+    /// AvgPipe: the share of what lies between them by which a model and the reference are pulled.
+    AvgPipeAlpha: "schedule.avgpipe_alpha", Number(UpTo(1.0)), Literal("0.1");
+    /// AMPNet: microbatches that may be under way.
+    AmpNetCap: "schedule.ampnet_cap", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: gradients of microbatches that make an update.
+    AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
 
     /// What to do with a step whose gradient is not finite: leave it out, or run it again first.
     Nonfinite: "guard.nonfinite", Word(words::<NonfinitePolicy>), Literal("\"skip\"");

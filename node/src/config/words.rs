@@ -1,6 +1,7 @@
 //! The words behind keys, each with what it stands for.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
@@ -56,7 +57,8 @@ impl Named for NonfinitePolicy {
 impl Named for ScheduleChoice {
     fn table() -> Vec<(&'static str, Self)> {
         let kinds = ScheduleKind::ALL.map(|kind| (kind.name(), Self::Kind(kind)));
-        std::iter::once(("auto", Self::Auto)).chain(kinds).collect()
+        let without_steps = AsyncKind::ALL.map(|kind| (kind.name(), Self::Asynchronous(kind)));
+        std::iter::once(("auto", Self::Auto)).chain(kinds).chain(without_steps).collect()
     }
 }
 

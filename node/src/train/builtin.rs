@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 35] = pages![
+const PAGES: [(&str, &str); 36] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -43,6 +43,7 @@ const PAGES: [(&str, &str); 35] = pages![
     "numerics.md",
     "run-folder.md",
     "schedule-ir.md",
+    "schedules.md",
     "security.md",
     "validation.md",
     "wire-format.md",

@@ -195,7 +195,7 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
+pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
     let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
     failure.details = vec![
         Detail::new("the run was stopped before its first step")
@@ -204,7 +204,7 @@ fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
     failure
 }
 
-fn died(stage: StageIndex) -> Failure {
+pub(super) fn died(stage: StageIndex) -> Failure {
     let what = format!("the worker of stage {stage} died");
     let mut failure = Failure::new(FailureCode::Internal, what);
     let detail = Detail::new("what it said stands above");

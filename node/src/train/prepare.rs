@@ -1,5 +1,6 @@
 //! Everything that is found out before anything is written: text, weights, plan, memory.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,18 +9,21 @@ use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::hf::import_safetensors;
-use zbelastic_trainer::model::{ModelConfig, model_size};
-use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, PlanError, Refusal, choose};
+use zbelastic_trainer::model::{LayerRange, ModelConfig, model_size};
+use zbelastic_trainer::plan::{
+    Choice, ChooseRequest, Pace, Plan, PlanError, Refusal, StageMemory, choose,
+};
 use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
-use zbelastic_types::Bytes;
+use zbelastic_types::{Bytes, StageIndex};
 
+use super::asynchronous::{AsyncChoice, choose_async};
 use super::cluster::Job;
 use super::corpus::{AboutText, load_text};
 use super::interrupt::Interrupt;
 use crate::args::TrainArgs;
 use crate::config::{
-    Key, Loaded, Note, Origin, RunConfig, Settings, WeightSource, WindowChoice, load,
-    load_with_injections, plan_failure, size_text,
+    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
+    check_needs_no_steps, load, load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::machine::{core_count, memory_total};
@@ -35,15 +39,93 @@ pub struct Prepared {
     /// Its text.
     pub text: AboutText,
     /// Its plan, and why that.
-    pub choice: Choice,
+    pub plan: PlanOfRun,
     /// Its stages, each with a worker.
     pub worker_count: u32,
     /// What workers are told.
     pub job: Job,
 }
 
+/// What workers follow.
+pub enum PlanOfRun {
+    /// Steps.
+    Synchronous(Choice),
+    /// A program without steps. What needs a plan of steps for the whole model, as evaluation at
+    /// the end does, has one of a single stage beside it.
+    Asynchronous {
+        /// The program.
+        plan: AsyncChoice,
+        /// The plan of one stage.
+        whole: Plan,
+    },
+}
+
+impl PlanOfRun {
+    /// The plan of steps.
+    #[must_use]
+    pub fn synchronous(&self) -> &Plan {
+        match self {
+            Self::Synchronous(choice) => &choice.plan,
+            Self::Asynchronous { whole, .. } => whole,
+        }
+    }
+
+    /// The schedule's name.
+    #[must_use]
+    pub fn schedule(&self) -> &'static str {
+        match self {
+            Self::Synchronous(choice) => choice.plan.program.kind.name(),
+            Self::Asynchronous { plan, .. } => plan.plan.program.kind.name(),
+        }
+    }
+
+    /// What each stage takes.
+    #[must_use]
+    pub fn memory(&self) -> &[StageMemory] {
+        match self {
+            Self::Synchronous(choice) => &choice.memory,
+            Self::Asynchronous { plan, .. } => &plan.memory,
+        }
+    }
+
+    /// The layers of each chunk.
+    #[must_use]
+    pub fn chunks(&self) -> &[LayerRange] {
+        match self {
+            Self::Synchronous(choice) => &choice.plan.chunks,
+            Self::Asynchronous { plan, .. } => &plan.plan.chunks,
+        }
+    }
+
+    /// The share of a step in which the busiest stage should wait.
+    #[must_use]
+    pub fn bubble(&self) -> f64 {
+        match self {
+            Self::Synchronous(choice) => choice.prediction.bubble,
+            Self::Asynchronous { plan, .. } => plan.bubble,
+        }
+    }
+}
+
+impl fmt::Display for PlanOfRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Synchronous(choice) => choice.fmt(f),
+            Self::Asynchronous { plan, .. } => plan.fmt(f),
+        }
+    }
+}
+
 /// Workers if nobody says how many: enough for a pipeline, no more than the model has blocks.
 const WORKERS_DEFAULT: u32 = 4;
+
+fn workers_default(config: &RunConfig) -> u32 {
+    let chunks_per_stage = match config.schedule {
+        ScheduleChoice::Asynchronous(kind) => kind.chunks_per_stage(),
+        ScheduleChoice::Auto | ScheduleChoice::Kind(_) => 1,
+    };
+    WORKERS_DEFAULT.min(config.model.blocks / chunks_per_stage).max(1)
+}
 
 /// Reads and checks all that `args` name. Writes nothing.
 ///
@@ -57,18 +139,18 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         // Without a configuration there is no text and no plan to speak of.
         Err(failure) => (load(&sources).map_err(|_| failure.clone())?, Err(failure)),
     };
-    let worker_count = args.workers.unwrap_or(WORKERS_DEFAULT.min(loaded.config.model.blocks));
+    let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
     let text = load_text(&loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
-    let choice = choose_plan(&loaded.config, worker_count, copies);
-    let (injections, text, choice) = all_or_failures(injections, text, choice)?;
+    let plan = plan_of_run(&loaded.config, worker_count, copies);
+    let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let Loaded { config, notes, .. } = loaded;
     let weights = initial_weights(&config)?;
     let threads = threads_per_worker(args.threads, worker_count, core_count());
-    let setup = stage_setup(&config, &choice, weights, injections);
+    let setup = stage_setup(&config, plan.synchronous(), weights, injections);
     let job = Job {
         setup: Arc::new(setup),
         policy: config.guard,
@@ -76,7 +158,7 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         threads,
         interrupt: Interrupt::default(),
     };
-    Ok(Prepared { name, config, notes, text: text.about, choice, worker_count, job })
+    Ok(Prepared { name, config, notes, text: text.about, plan, worker_count, job })
 }
 
 /// All three, or everything that is wrong with any of them.
@@ -113,13 +195,13 @@ fn run_name(settings: &Settings, file: Option<&Path>) -> String {
 
 fn stage_setup(
     config: &RunConfig,
-    choice: &Choice,
+    plan: &Plan,
     weights: InitialWeights,
     injections: Vec<Injection>,
 ) -> StageSetup {
     StageSetup {
         model: config.model.clone(),
-        plan: choice.plan.clone(),
+        plan: plan.clone(),
         optimizer: config.optimizer.clone(),
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,
@@ -136,17 +218,40 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
     asked.map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
 }
 
-/// The plan of a run, one stage for each worker, each with copies of so many others.
+/// The plan of a run, one stage for each worker.
 ///
 /// # Errors
 /// If there is none that fits.
-fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Choice, Failure> {
+fn plan_of_run(config: &RunConfig, worker_count: u32, copies: u32) -> Result<PlanOfRun, Failure> {
+    let plan = match config.schedule.kinds() {
+        Ok(kinds) => PlanOfRun::Synchronous(choose_plan(config, kinds, worker_count, copies)?),
+        Err(kind) => {
+            check_needs_no_steps(config, kind)?;
+            let plan = choose_async(config, kind, worker_count)?;
+            let whole = choose_plan(config, &[ScheduleKind::GPipe], 1, 0)?.plan;
+            PlanOfRun::Asynchronous { plan, whole }
+        }
+    };
+    let needed = plan.memory().iter().map(StageMemory::total).sum();
+    match memory_total().filter(|total| needed > *total) {
+        Some(total) => Err(machine_failure(needed, total, &config.model)),
+        None => Ok(plan),
+    }
+}
+
+/// The plan of a run in steps, each stage with copies of so many others.
+fn choose_plan(
+    config: &RunConfig,
+    kinds: &[ScheduleKind],
+    worker_count: u32,
+    copies: u32,
+) -> Result<Choice, Failure> {
     let limits: Vec<Bytes> =
         config.stage_bytes_max.iter().copied().cycle().take(worker_count as usize).collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
-        kinds: config.schedule.kinds(),
+        kinds,
         chunks_per_stage: config.chunks_per_stage,
         stage_count: worker_count,
         window: match config.window {
@@ -160,13 +265,7 @@ fn choose_plan(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Cho
     let backend = CpuBackend::new(1).map_err(|error| {
         Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
     })?;
-    let choice = choose(&backend, request)
-        .map_err(|refusals| refusal_failure(&refusals, config, worker_count))?;
-    let needed = choice.memory.iter().map(|memory| memory.total()).sum();
-    match memory_total().filter(|total| needed > *total) {
-        Some(total) => Err(machine_failure(needed, total, &config.model)),
-        None => Ok(choice),
-    }
+    choose(&backend, request).map_err(|refusals| refusal_failure(&refusals, config, worker_count))
 }
 
 /// How a person is told that no schedule will do. A size that is wrong for one schedule and a
@@ -196,13 +295,22 @@ fn refusal_failure(
 
 fn memory_detail(kind: ScheduleKind, refusal: &Refusal) -> Option<Detail> {
     let Refusal::Memory { stage, needed, limit } = refusal else { return None };
+    Some(stage_memory_detail(kind.name(), *stage, (*needed, *limit)))
+}
+
+/// How a person is told that a stage does not fit into its limit.
+pub fn stage_memory_detail(
+    kind: &str,
+    stage: StageIndex,
+    (needed, limit): (Bytes, Bytes),
+) -> Detail {
     let what = format!("{kind}: stage {stage} needs {needed}, the limit is {limit}");
     let rounded = Bytes(needed.0.next_multiple_of(1 << 20));
     let hint = format!(
         "--set schedule.max_mem={}, more --workers, or a smaller train.microbatch",
         size_text(rounded)
     );
-    Some(Detail::new(what).at("schedule.max_mem").hint(hint))
+    Detail::new(what).at("schedule.max_mem").hint(hint)
 }
 
 fn machine_failure(needed: Bytes, total: Bytes, model: &ModelConfig) -> Failure {

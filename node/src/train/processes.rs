@@ -75,7 +75,7 @@ pub fn train(
     let wishes = Wishes {
         interrupt: &prepared.job.interrupt,
         reads_held_out: prepared.text.held_out_windows > 0,
-        bubble_planned: prepared.choice.prediction.bubble,
+        bubble_planned: prepared.plan.bubble(),
     };
     let ended = follow(accepted, &wishes, &mut children, &mut client, observe)?;
     let timed = (steps_before, began.elapsed());

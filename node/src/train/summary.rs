@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::Window;
 use zbelastic_trainer::hf::{config_json, export_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
@@ -16,7 +17,7 @@ use super::coordinator::Outcome;
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
-use super::prepare::Prepared;
+use super::prepare::{PlanOfRun, Prepared};
 use super::reporter::Reader;
 use crate::config::WeightSource;
 use crate::failure::{Failure, FailureCode, Stop};
@@ -37,7 +38,7 @@ pub struct Finished {
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
-    let Prepared { config, text, choice, worker_count, job, .. } = prepared;
+    let Prepared { config, text, plan, worker_count, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
     let from = match &config.weights {
@@ -57,7 +58,7 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
     let count = config.batch.microbatch_count;
     let total = sequences * count as usize;
     writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
-    writeln!(out, "plan    {choice}")?;
+    writeln!(out, "plan    {plan}")?;
     let threads = match job.threads {
         1 => "1 thread".to_owned(),
         count => format!("{count} threads"),
@@ -144,7 +145,7 @@ fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEv
         digest: outcome.digest.to_string(),
         tokens_per_s: tokens_per_s(tokens_now(prepared, outcome), outcome.elapsed),
         params: model_size(&prepared.config.model).1,
-        schedule: prepared.choice.plan.program.kind.name(),
+        schedule: prepared.plan.schedule(),
         workers: prepared.worker_count,
         held_out_loss: held_out_loss(outcome),
         folder: folder.display().to_string(),
@@ -163,20 +164,9 @@ fn held_out_loss(outcome: &Outcome) -> Option<f64> {
 
 /// What was run and how it ended.
 fn run_json(prepared: &Prepared, finished: &Finished) -> String {
-    let Prepared { config, text, choice, worker_count, job, .. } = prepared;
+    let Prepared { config, text, plan, worker_count, job, .. } = prepared;
     let outcome = &finished.outcome;
-    let program = &choice.plan.program;
-    let chunks: Vec<_> = choice.plan.chunks.iter().map(|layers| layers.ids()).collect();
-    let considered = choice.considered.iter().map(|considered| match &considered.outcome {
-        Ok(prediction) => json!({
-            "schedule": considered.kind.name(),
-            "bubble": prediction.bubble,
-            "stage_bytes": prediction.stage_bytes,
-        }),
-        Err(refusal) => {
-            json!({ "schedule": considered.kind.name(), "refused": refusal.to_string() })
-        }
-    });
+    let chunks: Vec<_> = plan.chunks().iter().map(|layers| layers.ids()).collect();
     let run = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "seed": config.seed,
@@ -185,17 +175,14 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
         "params": model_size(&config.model).1,
         "injections": job.setup.injections,
         "plan": {
-            "generation": choice.plan.generation,
-            "schedule": program.kind.name(),
-            "window": match program.window {
-                Some(zbelastic_schedule::Window::Zero) => 0,
-                Some(zbelastic_schedule::Window::One) | None => 1,
-            },
+            "generation": plan.synchronous().generation,
+            "schedule": plan.schedule(),
+            "window": window(plan),
             "workers": worker_count,
             "threads": job.threads,
             "layers_by_chunk": chunks,
-            "stage_bytes": choice.memory.iter().map(|memory| memory.total()).collect::<Vec<_>>(),
-            "considered": considered.collect::<Vec<_>>(),
+            "stage_bytes": plan.memory().iter().map(|memory| memory.total()).collect::<Vec<_>>(),
+            "considered": considered(plan),
         },
         "steps": outcome.steps_done,
         "interrupted": finished.is_interrupted,
@@ -205,6 +192,33 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
         "digest": outcome.digest.to_string(),
     });
     format!("{run:#}\n")
+}
+
+/// Steps ahead of their verdict; nothing where there are no steps.
+fn window(plan: &PlanOfRun) -> Option<u32> {
+    match plan {
+        PlanOfRun::Synchronous(choice) => match choice.plan.program.window {
+            Some(Window::Zero) => Some(0),
+            Some(Window::One) | None => Some(1),
+        },
+        PlanOfRun::Asynchronous { .. } => None,
+    }
+}
+
+/// The schedules that were looked at; an asynchronous one is not chosen among others.
+fn considered(plan: &PlanOfRun) -> Vec<serde_json::Value> {
+    let PlanOfRun::Synchronous(choice) = plan else { return Vec::new() };
+    let told = choice.considered.iter().map(|considered| match &considered.outcome {
+        Ok(prediction) => json!({
+            "schedule": considered.kind.name(),
+            "bubble": prediction.bubble,
+            "stage_bytes": prediction.stage_bytes,
+        }),
+        Err(refusal) => {
+            json!({ "schedule": considered.kind.name(), "refused": refusal.to_string() })
+        }
+    });
+    told.collect()
 }
 
 /// Tokens of a sample, if they do not take too long.

@@ -1,5 +1,6 @@
 //! `zbelastic train` from the command line to the run folder, as a person and a script meet it.
 
+mod asynchronous;
 mod both_ways;
 #[path = "../common/mod.rs"]
 mod common;

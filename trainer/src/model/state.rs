@@ -146,6 +146,21 @@ impl<B: Backend> LayerState<B> {
         Bytes(buffers.into_iter().chain(matrices).sum())
     }
 
+    /// What a layer takes that is read and not trained.
+    #[must_use]
+    pub fn frozen_bytes(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+        let parts = LayerParts::new(model, spec);
+        let matrices =
+            parts.matrices().into_iter().map(|linear| backend.matrix_bytes(linear.shape));
+        Bytes(backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
+    }
+
+    /// Puts other weights in force; moments and gradient stay.
+    pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
+        backend.upload(weights, ViewMut::new(&mut self.w, 0..self.spec.len()));
+        self.set_live(backend, Live::State);
+    }
+
     /// The weights that the passes read.
     #[must_use]
     pub fn weights(&self) -> &B::Buffer {

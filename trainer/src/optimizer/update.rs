@@ -18,6 +18,13 @@ pub fn square_sums<B: Backend>(backend: &B, layer: &LayerState<B>) -> Vec<Tensor
     layer.spec.tensors.iter().map(sum).collect()
 }
 
+/// What a gradient of this norm is multiplied with, where nobody has to agree on it.
+#[must_use]
+pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
+    let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
+    if coefficient < 1.0 { coefficient as f32 } else { 1.0 }
+}
+
 /// What one update is computed with.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {

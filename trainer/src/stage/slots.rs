@@ -4,12 +4,12 @@ use zbelastic_types::MicrobatchIndex;
 
 /// Slots for one kind of stash. A microbatch takes one at its F and gives it back when its last
 /// reader has run.
-pub(super) struct Slots<T> {
+pub(crate) struct Slots<T> {
     slots: Vec<(Option<MicrobatchIndex>, T)>,
 }
 
 impl<T> Slots<T> {
-    pub(super) fn new(stashes: Vec<T>) -> Self {
+    pub(crate) fn new(stashes: Vec<T>) -> Self {
         Self { slots: stashes.into_iter().map(|stash| (None, stash)).collect() }
     }
 
@@ -17,7 +17,7 @@ impl<T> Slots<T> {
     ///
     /// # Panics
     /// If there is none: the plan claimed too few.
-    pub(super) fn acquire(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+    pub(crate) fn acquire(&mut self, microbatch: MicrobatchIndex) -> &mut T {
         let count = self.slots.len();
         let free = self.slots.iter_mut().find(|(holder, _)| holder.is_none());
         let (holder, stash) =
@@ -30,7 +30,7 @@ impl<T> Slots<T> {
     ///
     /// # Panics
     /// If it has none.
-    pub(super) fn get(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+    pub(crate) fn get(&mut self, microbatch: MicrobatchIndex) -> &mut T {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
         &mut slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).1
     }
@@ -39,18 +39,18 @@ impl<T> Slots<T> {
     ///
     /// # Panics
     /// If it has none.
-    pub(super) fn release(&mut self, microbatch: MicrobatchIndex) {
+    pub(crate) fn release(&mut self, microbatch: MicrobatchIndex) {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
         slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).0 = None;
     }
 
     /// Gives all slots back.
-    pub(super) fn release_all(&mut self) {
+    pub(crate) fn release_all(&mut self) {
         self.slots.iter_mut().for_each(|(holder, _)| *holder = None);
     }
 
     /// Slots taken.
-    pub(super) fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.slots.iter().filter(|(holder, _)| holder.is_some()).count()
     }
 }

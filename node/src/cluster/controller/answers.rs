@@ -24,7 +24,8 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::keeper::hex;
 use crate::cluster::wire::NodeRequest;
-use crate::config::{RunConfig, WeightSource, load_document};
+use crate::config::{RunConfig, WeightSource, check_has_steps, load_document};
+use crate::failure::Failure;
 
 /// Whether somebody with this role may ask this.
 #[must_use]
@@ -450,12 +451,13 @@ fn submitted(
 ) -> Result<JobDocument, Refusal> {
     if document.trim_start().starts_with('{') {
         let job = JobDocument::decode(document.as_bytes());
-        return job.map_err(|error| Refusal::Malformed { what: error.to_string() });
+        let job = job.map_err(|error| Refusal::Malformed { what: error.to_string() })?;
+        check_has_steps(&job.config).map_err(|failure| refused(&failure))?;
+        return Ok(job);
     }
-    let loaded = load_document("the submitted configuration", document).map_err(|failure| {
-        let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
-        Refusal::Config { problems }
-    })?;
+    let loaded = load_document("the submitted configuration", document)
+        .and_then(|loaded| check_has_steps(&loaded.config).map(|()| loaded))
+        .map_err(|failure| refused(&failure))?;
     if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
         let what = format!("model.from_hf = {} is a folder of another machine", folder.display());
         return Err(Refusal::Config { problems: vec![what] });
@@ -466,6 +468,11 @@ fn submitted(
     let mut job = JobDocument::new(name_of(&config), config, toml, name(corpus));
     job.weights = weights.map(name);
     Ok(job)
+}
+
+fn refused(failure: &Failure) -> Refusal {
+    let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
+    Refusal::Config { problems }
 }
 
 /// What a run is called that has no other name: by its model's size.

@@ -15,6 +15,8 @@ use crate::failure::{Detail, Failure, FailureCode};
 pub struct Outlook<'a> {
     /// The run.
     pub config: &'a RunConfig,
+    /// The schedules that the run may have.
+    pub kinds: &'a [ScheduleKind],
     /// The machines.
     pub machines: &'a NodesSpec,
     /// What this machine takes.
@@ -91,7 +93,7 @@ impl<'a> Forecast<'a> {
         let most = outlook.config.model.blocks as usize;
         let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
         let site = Site::new(outlook, nodes.clone());
-        let chosen = site.choose(&backend, outlook.config.schedule.kinds(), Limits::Kept);
+        let chosen = site.choose(&backend, outlook.kinds, Limits::Kept);
         let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
         let (mut rows, mut left_out) = (Vec::new(), Vec::new());
         let chosen = choice.plan.program.kind;
@@ -158,6 +160,7 @@ enum Limits {
 /// Machines that hold a stage each.
 struct Site<'a> {
     config: &'a RunConfig,
+    kinds: &'a [ScheduleKind],
     nodes: Vec<NodeSpec>,
     machines: &'a NodesSpec,
     local: &'a Pace,
@@ -166,7 +169,7 @@ struct Site<'a> {
 
 impl<'a> Site<'a> {
     fn new(outlook: Outlook<'a>, nodes: Vec<NodeSpec>) -> Self {
-        let Outlook { config, machines, pace } = outlook;
+        let Outlook { config, kinds, machines, pace } = outlook;
         let width = config.model.width as usize;
         let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
         let carried_s = machines.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
@@ -175,7 +178,7 @@ impl<'a> Site<'a> {
         // A verdict waits for the last report to arrive, and comes back.
         let verdict = 2.0 * machines.latency_s;
         let site_pace = Pace { speeds, link, verdict, ..pace.clone() };
-        Self { config, nodes, machines, local: pace, pace: site_pace }
+        Self { config, kinds, nodes, machines, local: pace, pace: site_pace }
     }
 
     fn choose(
@@ -233,10 +236,10 @@ impl<'a> Site<'a> {
         for gone in self.ways_to_lose(lost) {
             let left = |(index, _): &(usize, &NodeSpec)| !gone.contains(index);
             let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
-            let outlook =
-                Outlook { config: self.config, machines: self.machines, pace: self.local };
+            let Self { config, kinds, machines, local: pace, .. } = *self;
+            let outlook = Outlook { config, kinds, machines, pace };
             let site = Site::new(outlook, nodes.collect());
-            let then = site.choose(backend, self.config.schedule.kinds(), Limits::Kept).ok();
+            let then = site.choose(backend, self.kinds, Limits::Kept).ok();
             let then = then.map(|choice| AfterLoss {
                 stages: site.nodes.len() as u32,
                 schedule: choice.plan.program.kind.name(),

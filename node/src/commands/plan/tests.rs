@@ -40,7 +40,8 @@ fn forecast<T>(
     look: impl FnOnce(&Forecast<'_>) -> T,
 ) -> Result<T, String> {
     let pace = pace(&config.model, config.batch.microbatch);
-    let outlook = Outlook { config, machines, pace: &pace };
+    let auto = config.schedule.kinds().expect("a schedule with steps");
+    let outlook = Outlook { config, kinds: auto, machines, pace: &pace };
     let forecast = Forecast::new(outlook, kinds);
     forecast.map(|forecast| look(&forecast)).map_err(|failure| failure.to_string())
 }

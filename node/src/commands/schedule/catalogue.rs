@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::asynchronous::AsyncKind;
 
 use crate::failure::Stop;
 
@@ -19,6 +20,8 @@ struct Entry {
     chunks_per_stage: u32,
     /// Whether a stage may hold more.
     more_chunks: bool,
+    /// Versions of a chunk's weights that a stage keeps, temporary ones included.
+    weight_versions: &'static str,
     synchronous: bool,
     source: &'static str,
 }
@@ -54,14 +57,41 @@ fn entry(kind: ScheduleKind) -> Entry {
         peak_activations,
         chunks_per_stage,
         more_chunks: kind.chunk_counts().allow(chunks_per_stage + 1),
+        weight_versions: "1",
         synchronous: true,
+        source,
+    }
+}
+
+/// Those without steps: once the pipeline is full, nobody waits by plan.
+fn async_entry(kind: AsyncKind) -> Entry {
+    let (idle, peak_activations, weight_versions, source) = match kind {
+        AsyncKind::PipeDream => ("0", "p", "p", "Narayanan et al., SOSP 2019"),
+        AsyncKind::PipeDream2Bw => ("0", "p", "2", "Narayanan et al., ICML 2021"),
+        AsyncKind::PipeMare => ("0", "p", "2", "Yang et al., MLSys 2021"),
+        AsyncKind::XPipe => ("0", "p", "3", "Guan et al., arXiv 1911.04610"),
+        AsyncKind::SpecTrain => ("0", "p", "2", "Chen et al., arXiv 1809.02839"),
+        AsyncKind::WPipe => ("0", "(m+p)/2", "2 and 1", "Yang et al., ICLR 2022"),
+        AsyncKind::AvgPipe => ("below 1F1B's", "n(p+1)", "n+1", "Chen et al., PPoPP 2023"),
+        AsyncKind::AmpNet => ("0", "cap", "1", "Gaunt et al., arXiv 1705.09786"),
+    };
+    Entry {
+        name: kind.name(),
+        idle,
+        peak_activations,
+        chunks_per_stage: kind.chunks_per_stage(),
+        more_chunks: false,
+        weight_versions,
+        synchronous: false,
         source,
     }
 }
 
 /// Lists every schedule.
 pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
-    let entries = ScheduleKind::ALL.map(entry);
+    let without_steps = AsyncKind::ALL.into_iter().map(async_entry);
+    let entries: Vec<Entry> =
+        ScheduleKind::ALL.into_iter().map(entry).chain(without_steps).collect();
     if json {
         let text = serde_json::to_string_pretty(&entries).expect("plain data is JSON");
         writeln!(out, "{text}")?;
@@ -69,8 +99,8 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     }
     writeln!(
         out,
-        "{:<12} {:<32} {:<21} {:<7} {:<5} source",
-        "schedule", "idle", "peak", "chunks", "sync"
+        "{:<13} {:<32} {:<21} {:<7} {:<8} {:<5} source",
+        "schedule", "idle", "peak", "chunks", "versions", "sync"
     )?;
     for entry in entries {
         let sync = if entry.synchronous { "yes" } else { "no" };
@@ -78,8 +108,8 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
         let chunks = format!("{}{more}", entry.chunks_per_stage);
         writeln!(
             out,
-            "{:<12} {:<32} {:<21} {chunks:<7} {sync:<5} {}",
-            entry.name, entry.idle, entry.peak_activations, entry.source
+            "{:<13} {:<32} {:<21} {chunks:<7} {:<8} {sync:<5} {}",
+            entry.name, entry.idle, entry.peak_activations, entry.weight_versions, entry.source
         )?;
     }
     writeln!(
@@ -87,7 +117,8 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
         "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks); F, B, W: times of a \
          whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
          activations a stage keeps;\np/2 of gis-h is rounded up, the quotients of v-half, v-min and \
-         1f1b-v down. sync: trains to the same bits\nas one process."
+         1f1b-v down. versions: of its weights\n(n pipelines). sync: trains to the same bits as one \
+         process; the others to those of one\nprocess with the same staleness, see docs/schedules.md."
     )?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::pytorch;
 use zbelastic_schedule::{
     GenerateError, ProgramParseError, ScheduleKind, SolveError, TEXT_COUNT_MAX, UnknownKind,
@@ -167,6 +168,10 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
 }
 
 fn kind_hint(detail: Detail, found: &str) -> Detail {
+    if found.parse::<AsyncKind>().is_ok() {
+        let why = "it is asynchronous: it has no step to draw, to time or to solve";
+        return detail.why(why).hint(format!("zbelastic train --schedule {found}"));
+    }
     match nearest(found, ScheduleKind::ALL.map(ScheduleKind::name)) {
         Some(name) => detail.hint(name),
         None => detail.hint("`zbelastic schedule list` tells them apart"),

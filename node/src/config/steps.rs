@@ -1,0 +1,106 @@
+//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none.
+
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::asynchronous::AsyncKind;
+
+use super::{RunConfig, WindowChoice};
+use crate::failure::{Detail, Failure};
+
+/// Whether a cluster can run `config`: only what has steps can be sealed and taken back.
+///
+/// # Errors
+/// If its schedule is asynchronous.
+pub fn check_has_steps(config: &RunConfig) -> Result<(), Failure> {
+    match config.schedule.kinds() {
+        Ok(_) => Ok(()),
+        Err(kind) => {
+            let detail = Detail::new(format!("{kind} is asynchronous"))
+                .at("schedule.kind")
+                .why("a cluster seals step by step, and such a schedule has no steps")
+                .hint("zbelastic train, which runs it in one process, or --schedule auto");
+            Err(Failure::usage("the configuration", vec![detail]))
+        }
+    }
+}
+
+/// Whether `config` asks for nothing that needs steps.
+///
+/// # Errors
+/// With everything that does.
+pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), Failure> {
+    let refused = |key: &str, why: &str, hint: &str| {
+        Detail::new(format!("{kind} is asynchronous")).at(key).why(why).hint(hint)
+    };
+    let all = [
+        (
+            matches!(config.window, WindowChoice::Fixed(_)),
+            refused(
+                "schedule.window",
+                "no verdict is waited for, so nothing can run ahead of one",
+                "--window auto",
+            ),
+        ),
+        (
+            config.guard.nonfinite == NonfinitePolicy::Replay,
+            refused(
+                "guard.nonfinite",
+                "nothing can be run again: a stage leaves its own update out and goes on",
+                "--set guard.nonfinite=skip",
+            ),
+        ),
+        (
+            config.guard.spike_deviations.is_some(),
+            refused(
+                "guard.gnorm_z",
+                "nobody knows the norm of a whole step",
+                "--set guard.gnorm_z=0",
+            ),
+        ),
+        (
+            config.evaluate_every > 0,
+            refused(
+                "train.eval_every",
+                "before the end there is no moment in which all stages have the same version",
+                "--set train.eval_every=0, which evaluates at the end",
+            ),
+        ),
+    ];
+    let details: Vec<Detail> =
+        all.into_iter().filter_map(|(is_asked, detail)| is_asked.then_some(detail)).collect();
+    if details.is_empty() { Ok(()) } else { Err(Failure::usage("the configuration", details)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::asynchronous::AsyncKind;
+
+    use super::{check_has_steps, check_needs_no_steps};
+    use crate::config::tests::load_text;
+
+    fn details(text: &str) -> Vec<Option<String>> {
+        let config = load_text(text).expect("legal").config;
+        let failure = check_needs_no_steps(&config, AsyncKind::XPipe).expect_err("refused");
+        failure.details.into_iter().map(|detail| detail.place).collect()
+    }
+
+    #[test]
+    fn what_needs_steps_is_refused_with_what_to_do() {
+        let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
+                    [train]\neval_every = 10\n";
+        let text = format!("[model]\npreset = \"tiny\"\n{text}");
+        let expected = ["schedule.window", "guard.nonfinite", "guard.gnorm_z", "train.eval_every"];
+        assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));
+    }
+
+    #[test]
+    fn a_cluster_is_told_to_use_steps() {
+        let config = |kind: &str| {
+            let text = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
+            load_text(&text).expect("legal").config
+        };
+        assert_eq!(check_has_steps(&config("zb-h1")), Ok(()));
+        let failure = check_has_steps(&config("pipedream-2bw")).expect_err("asynchronous");
+        assert!(failure.to_string().contains("zbelastic train"), "{failure}");
+        assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
+    }
+}

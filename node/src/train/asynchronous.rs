@@ -1,0 +1,157 @@
+//! A run without steps, in one process: a thread for each stage, and a conductor that puts together
+//! what they tell.
+//!
+//! ```text
+//!            frames                         losses, updates
+//!  stage 0 ──────────▶ stage 1 ...  ───────────────────────▶ conductor
+//!      ▲ ◀──────────────── ▲                                    │
+//!      └───────────────────┴──────────────── stop ──────────────┘
+//! ```
+//!
+//! Stages never wait for the conductor's answer, because there is nothing to agree on. Every box has
+//! a limit: a stage's holds what its program lets neighbours send, and the conductor's makes stages
+//! wait while it is behind.
+
+mod choice;
+mod conductor;
+mod worker;
+
+pub use choice::{AsyncChoice, choose_async};
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
+
+use zbelastic_kernels::CpuBackend;
+use zbelastic_trainer::asynchronous::{
+    AsyncKnobs, AsyncOutput, AsyncSetup, AsyncState, frames_max,
+};
+use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
+use zbelastic_types::StageIndex;
+
+use super::coordinator::Outcome;
+use super::mail::{Evaluated, MESSAGES_PER_WORKER};
+use super::news::News;
+use super::prepare::Prepared;
+use crate::failure::{Failure, FailureCode};
+use conductor::Conductor;
+use worker::Worker;
+
+/// What a stage tells.
+pub enum Told {
+    /// It has its memory and its weights.
+    Ready,
+    /// What its operations yielded, and how long it has worked so far.
+    Output {
+        /// The stage.
+        stage: StageIndex,
+        /// What was yielded; never a frame.
+        output: AsyncOutput,
+        /// Time spent in operations since the beginning.
+        busy: Duration,
+    },
+    /// It came to the end, or was told to stop.
+    Finished(AsyncState),
+    /// Its memory could not be had.
+    OutOfMemory {
+        /// The stage.
+        stage: StageIndex,
+        /// What was asked for.
+        error: String,
+    },
+    /// Its thread panicked.
+    Died {
+        /// The stage.
+        stage: StageIndex,
+    },
+}
+
+/// Trains to the end, or until `observe` breaks or the run is interrupted: then every stage stops
+/// where it is, and what it has is the model.
+///
+/// # Errors
+/// If memory could not be had, or a stage panicked.
+pub fn train(
+    prepared: &Prepared,
+    choice: &AsyncChoice,
+    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    let setup = Arc::new(setup(prepared, choice));
+    let program = &setup.plan.program;
+    let stages = || (0..program.placement.stage_count()).map(StageIndex);
+    let boxes = stages().map(|stage| sync_channel(frames_max(program, stage)));
+    let (mailboxes, receivers): (Vec<_>, Vec<_>) = boxes.unzip();
+    let (conductor, messages) = sync_channel(MESSAGES_PER_WORKER * mailboxes.len());
+    let stop = AtomicBool::new(false);
+    let conducted = thread::scope(|scope| {
+        for (stage, mailbox) in stages().zip(receivers) {
+            let worker = Worker {
+                stage,
+                setup: setup.clone(),
+                corpus: prepared.job.corpus.clone(),
+                threads: prepared.job.threads,
+                mailbox,
+                mailboxes: mailboxes.clone(),
+                conductor: conductor.clone(),
+                stop: &stop,
+            };
+            scope.spawn(move || worker.run());
+        }
+        // Who waits for a frame that nobody sends any more is woken by the last sender's end.
+        drop((conductor, mailboxes));
+        Conductor::new(&setup, &prepared.job.interrupt, choice.bubble, &stop, observe)
+            .conduct(&messages)
+    })?;
+    let layers = conducted.state.weights();
+    let is_whole = conducted.steps_done == prepared.config.steps;
+    let held_out = if is_whole { held_out_loss(prepared, &layers)? } else { None };
+    let held_out = held_out.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
+    if let Some(held_out) = held_out {
+        // The run is over; that nobody listens any more changes nothing.
+        let _ = observe(&News::Evaluated(held_out));
+    }
+    Ok(Outcome {
+        steps_done: conducted.steps_done,
+        digest: conducted.state.digest(),
+        layers,
+        held_out,
+        elapsed: conducted.elapsed,
+        steps_before: 0,
+        trace: None,
+    })
+}
+
+fn setup(prepared: &Prepared, choice: &AsyncChoice) -> AsyncSetup {
+    let StageSetup { model, optimizer, clip_norm, weights, injections, .. } =
+        (*prepared.job.setup).clone();
+    let config = &prepared.config.asynchronous;
+    let knobs = AsyncKnobs {
+        anneal_updates: config.pipemare_steps,
+        elastic_alpha: config.avgpipe_alpha as f32,
+    };
+    AsyncSetup {
+        model,
+        plan: choice.plan.clone(),
+        optimizer,
+        clip_norm,
+        weights,
+        injections,
+        knobs,
+    }
+}
+
+/// The loss of the model as a whole on held-out text.
+fn held_out_loss(prepared: &Prepared, layers: &[Vec<f32>]) -> Result<Option<f64>, Failure> {
+    let no_memory = |error: zbelastic_kernels::AllocateError| {
+        Failure::new(FailureCode::OutOfResource, format!("no memory to evaluate: {error}"))
+    };
+    let backend = CpuBackend::new(prepared.job.threads).map_err(no_memory)?;
+    let weights = InitialWeights::Given(Arc::new(layers.to_vec()));
+    let setup = StageSetup { weights, ..(*prepared.job.setup).clone() };
+    let whole = Reference::new(&setup, backend, prepared.job.corpus.clone());
+    Ok(whole.map_err(no_memory)?.held_out_loss(HELD_OUT_MAX))
+}

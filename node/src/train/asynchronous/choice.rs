@@ -1,0 +1,129 @@
+//! The plan of a run without steps, and what to expect of it.
+
+use std::fmt;
+
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::asynchronous::{
+    AsyncGenerateError, AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+};
+use zbelastic_schedule::{Costs, simulate};
+use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
+use zbelastic_trainer::plan::{Pace, StageMemory};
+use zbelastic_types::{Bytes, StageIndex};
+
+use crate::config::RunConfig;
+use crate::failure::{Detail, Failure, FailureCode};
+use crate::train::prepare::stage_memory_detail;
+
+/// A plan without steps.
+pub struct AsyncChoice {
+    /// The plan.
+    pub plan: AsyncPlan,
+    /// What its stages take.
+    pub memory: Vec<StageMemory>,
+    /// The share of the time in which the busiest stage should wait; 0 where the order is found
+    /// while it runs.
+    pub bubble: f64,
+}
+
+impl fmt::Display for AsyncChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let largest = self.memory.iter().map(StageMemory::total).max().unwrap_or(Bytes(0));
+        let (kind, bubble) = (self.plan.program.kind, 100.0 * self.bubble);
+        write!(f, "{kind}: asynchronous, planned bubble {bubble:.1} %, {largest} a stage")
+    }
+}
+
+/// The plan of `kind` with a stage for each worker.
+///
+/// # Errors
+/// If the schedule does not exist for this size, or a stage does not fit.
+pub fn choose_async(
+    config: &RunConfig,
+    kind: AsyncKind,
+    worker_count: u32,
+) -> Result<AsyncChoice, Failure> {
+    let request = request(config, kind, worker_count);
+    let plan = AsyncPlan::new(&config.model, config.batch, request)
+        .map_err(|error| plan_failure(&error, kind))?;
+    let backend = CpuBackend::new(1).map_err(|error| {
+        Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
+    })?;
+    let stages = || (0..worker_count).map(StageIndex);
+    let memory: Vec<StageMemory> =
+        stages().map(|stage| plan.stage_memory(&backend, &config.model, stage)).collect();
+    let sizes = stages().zip(memory.iter().map(StageMemory::total));
+    let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
+    if let Some(limit) = config.stage_bytes_max.filter(|limit| needed > *limit) {
+        let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
+        failure.details = vec![stage_memory_detail(kind.name(), stage, (needed, limit))];
+        return Err(failure);
+    }
+    let bubble = planned_bubble(config, &plan, request);
+    Ok(AsyncChoice { plan, memory, bubble })
+}
+
+fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncRequest {
+    let asynchronous = &config.asynchronous;
+    AsyncRequest {
+        kind,
+        stage_count,
+        // More than a program may have is refused as too many.
+        minibatch_count: u32::try_from(config.steps).unwrap_or(u32::MAX),
+        microbatch_count: config.batch.microbatch_count,
+        replica_count: asynchronous.avgpipe_pipelines,
+        dynamic: Dynamic {
+            rule: DynamicRule::Oldest,
+            cap: asynchronous.ampnet_cap,
+            update_every: asynchronous.ampnet_update_every,
+        },
+    }
+}
+
+/// Minibatches that are simulated for the bubble; those of a long run repeat themselves.
+const SIMULATED_MAX: u32 = 16;
+
+fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -> f64 {
+    if request.kind == AsyncKind::AmpNet {
+        return 0.0;
+    }
+    let pipelines = plan.program.replica_count;
+    let minibatch_count = request.minibatch_count.min(SIMULATED_MAX.next_multiple_of(pipelines));
+    let short = generate_async(AsyncRequest { minibatch_count, ..request });
+    let short = short.expect("a part of a run is no larger").plain();
+    let pace = Pace::estimated(&config.model, config.batch.microbatch);
+    let chunks = pace.chunk_times(&short.placement, &plan.chunks);
+    let costs = Costs { chunks, link: 0.0, verdict: 0.0, step: 0.0 };
+    let timeline = simulate(&short, &costs, 1).expect("a checked program runs to its end");
+    timeline.bubble_span(0)
+}
+
+fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
+    let detail = Detail::new(error.to_string());
+    let detail = match error {
+        AsyncPlanError::Chunks { blocks, .. } => {
+            let most = blocks / kind.chunks_per_stage();
+            let why = "each worker is a stage, and each chunk of a stage holds a layer or more";
+            detail.at("--workers").why(why).hint(format!("--workers {} or fewer", most.max(1)))
+        }
+        AsyncPlanError::Generate(error) => match error {
+            AsyncGenerateError::Count { .. } | AsyncGenerateError::PassCount { .. } => detail
+                .at("train.steps")
+                .why("the program of such a run lists every microbatch of all its steps")
+                .hint("fewer --steps, or a larger train.microbatch"),
+            AsyncGenerateError::FewMicrobatches { .. } => detail
+                .at("train.microbatch")
+                .why("a version must be complete before it is read a minibatch later")
+                .hint("a smaller train.microbatch, or fewer --workers"),
+            AsyncGenerateError::UnevenPipelines { replica_count, .. } => {
+                let hint = format!("--steps a multiple of {replica_count}");
+                detail.at("train.steps").why("pipelines take steps in turn").hint(hint)
+            }
+        },
+    };
+    Failure {
+        code: FailureCode::Usage,
+        what: "the run has no plan".to_owned(),
+        details: vec![detail],
+    }
+}

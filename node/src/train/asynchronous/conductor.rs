@@ -1,0 +1,220 @@
+//! Puts together what stages tell: a line for every minibatch, as for a step.
+//!
+//! Nobody needs what is said here to go on. A minibatch is told when its last loss is known and
+//! every chunk has made the update that its last microbatch is part of.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use zbelastic_consensus::validation::Verdict;
+use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_trainer::asynchronous::{AsyncOutput, AsyncSetup, AsyncState, Updated};
+use zbelastic_types::{MicrobatchIndex, StageIndex, Step};
+
+use super::Told;
+use crate::failure::Failure;
+use crate::train::coordinator::{died, out_of_memory};
+use crate::train::interrupt::Interrupt;
+use crate::train::news::{News, StepRecord};
+use crate::train::timing::Bubbles;
+
+/// What a run came to.
+pub struct Conducted {
+    pub state: AsyncState,
+    /// Minibatches that were told.
+    pub steps_done: u64,
+    pub elapsed: Duration,
+}
+
+pub struct Conductor<'a> {
+    setup: &'a AsyncSetup,
+    interrupt: &'a Interrupt,
+    bubble_planned: f64,
+    stop: &'a AtomicBool,
+    observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+    /// Of minibatches that are not told yet: sum and count of losses.
+    losses: BTreeMap<u32, (f64, u32)>,
+    /// Of every stage and pipeline: the updates since the last that was told, by version.
+    updates: BTreeMap<(StageIndex, u32), Vec<Updated>>,
+    busy: BTreeMap<StageIndex, Duration>,
+    busy_told: BTreeMap<StageIndex, Duration>,
+    began: Instant,
+    told_at: Instant,
+    steps_done: u32,
+}
+
+impl<'a> Conductor<'a> {
+    pub fn new(
+        setup: &'a AsyncSetup,
+        interrupt: &'a Interrupt,
+        bubble_planned: f64,
+        stop: &'a AtomicBool,
+        observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            setup,
+            interrupt,
+            bubble_planned,
+            stop,
+            observe,
+            losses: BTreeMap::new(),
+            updates: BTreeMap::new(),
+            busy: BTreeMap::new(),
+            busy_told: BTreeMap::new(),
+            began: now,
+            told_at: now,
+            steps_done: 0,
+        }
+    }
+
+    /// Listens until every stage has finished. After the first failure stages are told to stop.
+    ///
+    /// # Errors
+    /// With that failure.
+    pub fn conduct(mut self, messages: &Receiver<Told>) -> Result<Conducted, Failure> {
+        let mut state = AsyncState::default();
+        let mut failure = None;
+        // Ends when the last stage has left.
+        for told in messages {
+            match told {
+                Told::Ready => (self.began, self.told_at) = (Instant::now(), Instant::now()),
+                Told::Output { stage, output, busy } => {
+                    self.busy.insert(stage, busy);
+                    self.count(stage, output);
+                    while failure.is_none() && self.tell_next() {}
+                }
+                Told::Finished(of_stage) => state.extend(of_stage),
+                Told::OutOfMemory { stage, error } => {
+                    failure = failure.or(Some(out_of_memory(stage, &error)));
+                }
+                Told::Died { stage } => failure = failure.or(Some(died(stage))),
+            }
+            if failure.is_some() || self.interrupt.is_requested() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+        }
+        let (steps_done, elapsed) = (self.steps_done.into(), self.told_at - self.began);
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok(Conducted { state, steps_done, elapsed }),
+        }
+    }
+
+    fn count(&mut self, stage: StageIndex, output: AsyncOutput) {
+        match output {
+            AsyncOutput::Frame { .. } => unreachable!("frames go to their stages"),
+            AsyncOutput::Loss { microbatch, loss_sum } => {
+                let minibatch = self.setup.plan.program.minibatch_of(microbatch);
+                let (sum, count) = self.losses.entry(minibatch).or_default();
+                (*sum, *count) = (*sum + loss_sum, *count + 1);
+            }
+            AsyncOutput::Updated(updated) => {
+                let line = (stage, updated.version.replica);
+                self.updates.entry(line).or_default().push(updated);
+            }
+        }
+    }
+
+    /// Tells the next minibatch if it is complete.
+    fn tell_next(&mut self) -> bool {
+        let program = &self.setup.plan.program;
+        let minibatch = self.steps_done;
+        let Some((loss_sum, count)) = self.losses.get(&minibatch).copied() else { return false };
+        if minibatch >= program.minibatch_count || count < program.microbatch_count {
+            return false;
+        }
+        let Some(updates) = self.updates_of(minibatch) else { return false };
+        let record = self.record(minibatch, loss_sum, &updates);
+        self.losses.remove(&minibatch);
+        self.steps_done += 1;
+        if (self.observe)(&News::Step(record)).is_break() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The update of every chunk that the minibatch's last microbatch is part of; what came before
+    /// is forgotten. Where the order is found while it runs it is the newest there is.
+    fn updates_of(&mut self, minibatch: u32) -> Option<Vec<Updated>> {
+        let program = &self.setup.plan.program;
+        let last = (minibatch + 1) * program.microbatch_count - 1;
+        let replica = program.replica_of(MicrobatchIndex(last));
+        let round = minibatch / program.replica_count + 1;
+        let version = round * program.microbatch_count / program.update_every;
+        let chunks_per_stage = program.kind.chunks_per_stage() as usize;
+        let is_found = program.kind == AsyncKind::AmpNet;
+        let stages = (0..program.placement.stage_count()).map(StageIndex);
+        let mut all = Vec::new();
+        for stage in stages.clone() {
+            let updates = self.updates.get(&(stage, replica)).map_or(&[][..], Vec::as_slice);
+            if is_found {
+                all.extend(updates.last());
+                continue;
+            }
+            let of_version = updates.iter().filter(|updated| updated.version.base == version);
+            let found: Vec<Updated> = of_version.copied().collect();
+            if found.len() < chunks_per_stage {
+                return None;
+            }
+            all.extend(found);
+        }
+        for stage in stages {
+            if let Some(updates) = self.updates.get_mut(&(stage, replica)) {
+                let newest = updates.last().copied();
+                updates.retain(|updated| {
+                    !is_found && updated.version.base > version
+                        || is_found && Some(*updated) == newest
+                });
+            }
+        }
+        Some(all)
+    }
+
+    fn record(&mut self, minibatch: u32, loss_sum: f64, updates: &[Updated]) -> StepRecord {
+        let tokens = self.setup.plan.batch.tokens();
+        let now = Instant::now();
+        let elapsed = now - std::mem::replace(&mut self.told_at, now);
+        let square_sum: f64 = updates.iter().map(|updated| updated.norm * updated.norm).sum();
+        let lr = updates.iter().map(|updated| updated.lr).fold(0.0, f64::max);
+        StepRecord {
+            step: Step(minibatch.into()),
+            loss: loss_sum / tokens as f64,
+            norm: square_sum.sqrt(),
+            verdict: verdict(updates),
+            lr,
+            elapsed,
+            tokens,
+            bubbles: Bubbles {
+                measured: self.measured_bubble(elapsed),
+                planned: self.bubble_planned,
+            },
+            attempts: 1,
+            generation: 0,
+            stage_count: self.setup.plan.program.placement.stage_count(),
+        }
+    }
+
+    /// The share of the time since the last line in which the busiest stage waited.
+    fn measured_bubble(&mut self, elapsed: Duration) -> f64 {
+        let before = |stage| self.busy_told.get(stage).copied().unwrap_or_default();
+        let worked = self.busy.iter().map(|(stage, busy)| *busy - before(stage));
+        let most = worked.max().unwrap_or_default().as_secs_f64();
+        self.busy_told = self.busy.clone();
+        (1.0 - most / elapsed.as_secs_f64().max(1e-9)).max(0.0)
+    }
+}
+
+/// What became of a minibatch: left out if a chunk left it out, clipped as hard as it was anywhere.
+fn verdict(updates: &[Updated]) -> Verdict {
+    let coefficients: Option<Vec<f32>> =
+        updates.iter().map(|updated| updated.coefficient).collect();
+    match coefficients.map(|all| all.into_iter().fold(1.0, f32::min)) {
+        None => Verdict::Skip,
+        Some(coefficient) if coefficient < 1.0 => Verdict::Clip { coefficient },
+        Some(_) => Verdict::Keep,
+    }
+}

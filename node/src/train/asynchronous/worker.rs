@@ -1,0 +1,122 @@
+//! A stage on a thread of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_kernels::CpuBackend;
+use zbelastic_trainer::asynchronous::{
+    AsyncFrame, AsyncOutput, AsyncProgress, AsyncSetup, AsyncStage,
+};
+use zbelastic_trainer::data::Corpus;
+use zbelastic_types::StageIndex;
+
+use super::Told;
+
+/// How long a stage that waits for a frame goes without looking whether the run should stop.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What a stage begins with.
+pub struct Worker<'a> {
+    pub stage: StageIndex,
+    pub setup: Arc<AsyncSetup>,
+    pub corpus: Arc<Corpus>,
+    /// Threads that compute.
+    pub threads: usize,
+    pub mailbox: Receiver<AsyncFrame>,
+    /// The mail of every stage.
+    pub mailboxes: Vec<SyncSender<AsyncFrame>>,
+    pub conductor: SyncSender<Told>,
+    /// Whether the run should stop. One writer, and no order to keep with anything else.
+    pub stop: &'a AtomicBool,
+}
+
+type Stage = AsyncStage<CpuBackend, Arc<Corpus>>;
+
+impl Worker<'_> {
+    /// Trains to the end of the program, or until told to stop.
+    pub fn run(self) {
+        let notice = DeathNotice { stage: self.stage, conductor: self.conductor.clone() };
+        let made = CpuBackend::new(self.threads).and_then(|backend| {
+            AsyncStage::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
+        });
+        match made {
+            Ok(mut stage) => {
+                self.tell(Told::Ready);
+                self.drive(&mut stage);
+                let state = stage.state();
+                // The device's memory is given back before the conductor puts the model together.
+                drop(stage);
+                self.tell(Told::Finished(state));
+            }
+            Err(error) => {
+                self.tell(Told::OutOfMemory { stage: self.stage, error: error.to_string() });
+            }
+        }
+        drop(notice);
+    }
+
+    fn drive(&self, stage: &mut Stage) {
+        let mut busy = Duration::ZERO;
+        while !stage.is_finished() && !self.stop.load(Ordering::Relaxed) {
+            self.mailbox.try_iter().for_each(|frame| stage.handle(frame));
+            let began = Instant::now();
+            let progress = stage.run_next();
+            if let AsyncProgress::Ran(_) = progress {
+                busy += began.elapsed();
+            }
+            self.deliver(stage, busy);
+            if progress == AsyncProgress::Blocked {
+                match self.mailbox.recv_timeout(LOOK_EVERY) {
+                    Ok(frame) => stage.handle(frame),
+                    // Itself, a stage holds a sender of its mailbox: only the flag ends the wait.
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, stage: &mut Stage, busy: Duration) {
+        while let Some(output) = stage.poll_output() {
+            match output {
+                AsyncOutput::Frame { to, frame } => {
+                    match self.mailboxes[to.index()].try_send(frame) {
+                        // One that has stopped has no use for it.
+                        Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+                        Err(TrySendError::Full(_)) => {
+                            assert!(
+                                self.stop.load(Ordering::Relaxed),
+                                "stage {} sends stage {to} more than a plan allows",
+                                self.stage
+                            );
+                        }
+                    }
+                }
+                output @ (AsyncOutput::Loss { .. } | AsyncOutput::Updated(_)) => {
+                    self.tell(Told::Output { stage: self.stage, output, busy });
+                }
+            }
+        }
+    }
+
+    /// Tells the conductor. If it has left, the stage is about to be told to stop.
+    fn tell(&self, told: Told) {
+        let _ = self.conductor.send(told);
+    }
+}
+
+/// Tells the conductor when the thread unwinds.
+struct DeathNotice {
+    stage: StageIndex,
+    conductor: SyncSender<Told>,
+}
+
+impl Drop for DeathNotice {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.conductor.send(Told::Died { stage: self.stage });
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A region whose order is found while it runs (AMPNet: Gaunt et al., arXiv 1705.09786).
+//!
+//! A stage takes what is ready, backward passes before forward ones, and remembers what it took, so
+//! that the order can be looked at, checked and run again. The first stage lets in as many
+//! microbatches as may be under way. The result depends on what arrives when: the same order gives
+//! the same bits, another order others.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use zbelastic_schedule::asynchronous::{AsyncOp, Dynamic, DynamicRule, Version};
+use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+
+/// What a dynamic region has found so far.
+pub(super) struct Region {
+    dynamic: Dynamic,
+    chunk: ChunkIndex,
+    is_first: bool,
+    is_last: bool,
+    microbatches: u32,
+    /// Microbatches that went forward and have not come back.
+    under_way: BTreeSet<MicrobatchIndex>,
+    begun: u32,
+    done: u32,
+    version: u32,
+    accumulated: u32,
+    /// What was chosen and has not run yet.
+    pub chosen: VecDeque<AsyncOp>,
+    /// What has run.
+    pub found: Vec<AsyncOp>,
+}
+
+impl Region {
+    pub(super) fn new(
+        dynamic: Dynamic,
+        chunk: ChunkIndex,
+        chunk_count: u32,
+        microbatches: u32,
+    ) -> Self {
+        Self {
+            dynamic,
+            chunk,
+            is_first: chunk.0 == 0,
+            is_last: chunk.0 + 1 == chunk_count,
+            microbatches,
+            under_way: BTreeSet::new(),
+            begun: 0,
+            done: 0,
+            version: 0,
+            accumulated: 0,
+            chosen: VecDeque::new(),
+            found: Vec::new(),
+        }
+    }
+
+    /// Whether every microbatch went through.
+    pub(super) fn is_done(&self) -> bool {
+        self.done == self.microbatches && self.chosen.is_empty()
+    }
+
+    /// Chooses among what has arrived; nothing, if nothing is ready.
+    pub(super) fn choose(&mut self, arrived: &BTreeSet<(Flow, MicrobatchIndex)>) {
+        let of = |flow| {
+            let here = arrived.iter().filter(move |(found, _)| *found == flow);
+            here.map(|(_, microbatch)| *microbatch).collect::<Vec<_>>()
+        };
+        let backward = if self.is_last {
+            self.under_way.iter().copied().collect()
+        } else {
+            of(Flow::Backward)
+        };
+        let forward = if self.is_first { self.admitted() } else { of(Flow::Forward) };
+        if let Some(microbatch) = self.preferred(&backward) {
+            self.take_backward(microbatch);
+        } else if let Some(microbatch) = self.preferred(&forward) {
+            self.take_forward(microbatch);
+        }
+    }
+
+    /// The next microbatch of the run, if one more may be under way.
+    fn admitted(&self) -> Vec<MicrobatchIndex> {
+        let has_room = self.under_way.len() < self.dynamic.cap as usize;
+        let is_there = self.begun < self.microbatches;
+        if has_room && is_there { vec![MicrobatchIndex(self.begun)] } else { Vec::new() }
+    }
+
+    fn preferred(&self, ready: &[MicrobatchIndex]) -> Option<MicrobatchIndex> {
+        match self.dynamic.rule {
+            DynamicRule::Oldest => ready.iter().min().copied(),
+            DynamicRule::Newest => ready.iter().max().copied(),
+        }
+    }
+
+    fn take_forward(&mut self, microbatch: MicrobatchIndex) {
+        let pass = Pass { chunk: self.chunk, microbatch };
+        let of = |transfer| AsyncOp::Transfer(transfer, Flow::Forward, pass);
+        self.chosen.extend((!self.is_first).then(|| of(Transfer::Receive)));
+        let version = Version::new(self.version);
+        self.chosen.push_back(AsyncOp::Compute(Compute::F, pass, version));
+        self.chosen.extend((!self.is_last).then(|| of(Transfer::Send)));
+        self.under_way.insert(microbatch);
+        self.begun += 1;
+    }
+
+    fn take_backward(&mut self, microbatch: MicrobatchIndex) {
+        let pass = Pass { chunk: self.chunk, microbatch };
+        let of = |transfer| AsyncOp::Transfer(transfer, Flow::Backward, pass);
+        self.chosen.extend((!self.is_last).then(|| of(Transfer::Receive)));
+        let version = Version::new(self.version);
+        self.chosen.push_back(AsyncOp::Compute(Compute::BW, pass, version));
+        self.chosen.extend((!self.is_first).then(|| of(Transfer::Send)));
+        self.under_way.remove(&microbatch);
+        self.done += 1;
+        self.accumulated += 1;
+        let is_complete = self.accumulated == self.dynamic.update_every;
+        if is_complete || self.done == self.microbatches {
+            self.accumulated = 0;
+            self.version += 1;
+            self.chosen.push_back(AsyncOp::Step(self.chunk, Version::new(self.version)));
+        }
+    }
+}

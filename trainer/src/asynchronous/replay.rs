@@ -1,0 +1,208 @@
+//! AMPNet's reference: the order that was found, run again in one plain loop.
+//!
+//! There is no formula for which weights a pass reads: they are those of the chunk when its turn
+//! comes. So the loop takes the stages in turn, and of each as many passes as have their operands,
+//! in the order that was recorded.
+
+use std::collections::BTreeMap;
+
+use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_schedule::asynchronous::{AsyncOp, AsyncProgram};
+use zbelastic_schedule::{Compute, Pass};
+use zbelastic_types::{MicrobatchIndex, Step};
+
+use super::reference::{ChunkFloats, LayerFloats, PlainUpdate};
+use super::setup::{AsyncSetup, context};
+use super::state::AsyncState;
+use crate::data::BatchSource;
+use crate::elastic::LayerImage;
+use crate::model::{
+    Chunk, Family, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
+};
+
+/// A chunk of the model on its own.
+struct Part<B: Backend> {
+    chunk: Chunk<B>,
+    floats: ChunkFloats,
+    number: u32,
+    accumulated: u32,
+    stashes: BTreeMap<MicrobatchIndex, Kept<B::Buffer>>,
+}
+
+/// What a pass keeps between F and BW; logits only with the head.
+type Kept<T> = (PassStash<T>, Option<Logits<T>>);
+
+/// Runs what `found` recorded of a run of `setup`, which must be one chunk a stage.
+///
+/// # Errors
+/// If the device's memory does not hold it.
+///
+/// # Panics
+/// If the order cannot be run.
+pub fn replay_found<B: Backend, S: BatchSource>(
+    setup: &AsyncSetup,
+    found: &AsyncProgram,
+    backend: &B,
+    source: &S,
+) -> Result<AsyncState, AllocateError> {
+    let mut replay = Replay::new(setup, backend, source)?;
+    let mut positions = vec![0; found.stages.len()];
+    loop {
+        let mut has_moved = false;
+        for (stage, ops) in found.stages.iter().enumerate() {
+            while let Some(op) = ops.get(positions[stage]) {
+                if !replay.run(*op)? {
+                    break;
+                }
+                (positions[stage], has_moved) = (positions[stage] + 1, true);
+            }
+        }
+        if !has_moved {
+            break;
+        }
+    }
+    let lens: Vec<usize> = found.stages.iter().map(Vec::len).collect();
+    assert_eq!(positions, lens, "the order that was found comes to its end");
+    Ok(replay.state())
+}
+
+struct Replay<'a, B: Backend, S> {
+    setup: &'a AsyncSetup,
+    backend: &'a B,
+    source: &'a S,
+    parts: Vec<Part<B>>,
+    /// What passes left for the next, by who reads it.
+    inputs: BTreeMap<Pass, Vec<f32>>,
+    gradients: BTreeMap<Pass, Vec<f32>>,
+    scratch: Scratch<B::Buffer>,
+    angles: Option<B::Buffer>,
+}
+
+impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
+    fn new(setup: &'a AsyncSetup, backend: &'a B, source: &'a S) -> Result<Self, AllocateError> {
+        let model = &setup.model;
+        let specs = model_layers(model);
+        let mut parts = Vec::new();
+        for range in &setup.plan.chunks {
+            let (mut layers, mut floats) = (Vec::new(), Vec::new());
+            for layer in range.ids() {
+                let spec = specs[layer as usize].clone();
+                let weights = setup.weights.of_layer(&spec).into_owned();
+                layers.push(LayerState::new(backend, model, spec, &weights)?);
+                floats.push(LayerFloats::new(weights));
+            }
+            let floats = ChunkFloats { layers: floats, updates: 0 };
+            let (chunk, stashes) = (Chunk::new(layers), BTreeMap::new());
+            parts.push(Part { chunk, floats, number: 0, accumulated: 0, stashes });
+        }
+        let shape = setup.plan.batch.microbatch;
+        let scratch = Sizes { model, shape }.scratch(&mut |len| backend.allocate(len))?;
+        let angles = match model.family {
+            Family::Gpt2 => None,
+            Family::Llama => Some(rotary_angles(backend, model, shape)?),
+        };
+        let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
+    }
+
+    /// Runs an operation; says no if its operand is not there yet.
+    fn run(&mut self, op: AsyncOp) -> Result<bool, AllocateError> {
+        match op {
+            AsyncOp::Compute(Compute::F, pass, _) => self.forward(pass),
+            AsyncOp::Compute(_, pass, _) => Ok(self.backward(pass)),
+            AsyncOp::Step(chunk, _) => {
+                self.step(chunk.index());
+                Ok(true)
+            }
+            AsyncOp::Transfer(..) => Ok(true),
+            AsyncOp::Predict(..)
+            | AsyncOp::Stash(..)
+            | AsyncOp::Free(..)
+            | AsyncOp::Average(..)
+            | AsyncOp::Dynamic(..) => panic!("{op} is not found in a dynamic region"),
+        }
+    }
+
+    fn batch(&self, pass: Pass) -> crate::data::Batch {
+        let within = self.setup.plan.program.microbatch_count;
+        let k = pass.microbatch.0;
+        self.source.training(Step((k / within).into()), MicrobatchIndex(k % within))
+    }
+
+    fn forward(&mut self, pass: Pass) -> Result<bool, AllocateError> {
+        let input = self.inputs.remove(&pass);
+        if input.is_none() && pass.chunk.0 > 0 {
+            return Ok(false);
+        }
+        let batch = self.batch(pass);
+        let sizes = Sizes { model: &self.setup.model, shape: self.setup.plan.batch.microbatch };
+        let mut make = |len| self.backend.allocate(len);
+        let range = self.setup.plan.chunks[pass.chunk.index()];
+        let mut stash = PassStash::build(&sizes, range, &mut make)?;
+        let part = &mut self.parts[pass.chunk.index()];
+        let mut logits = part.chunk.has_head().then(|| sizes.logits(&mut make)).transpose()?;
+        if let Some(input) = input {
+            part.chunk.set_input(self.backend, &input, &mut stash);
+        }
+        let context = context(self.setup, self.backend, &self.angles);
+        part.chunk.forward(&context, &batch, &mut stash, logits.as_mut());
+        let next = Pass::new(pass.chunk.0 + 1, pass.microbatch.0);
+        if logits.is_none() {
+            self.inputs.insert(next, part.chunk.output(self.backend, &stash));
+        }
+        part.stashes.insert(pass.microbatch, (stash, logits));
+        Ok(true)
+    }
+
+    fn backward(&mut self, pass: Pass) -> bool {
+        let gradient = self.gradients.remove(&pass);
+        let batch = self.batch(pass);
+        let part = &mut self.parts[pass.chunk.index()];
+        if gradient.is_none() && !part.chunk.has_head() {
+            return false;
+        }
+        let (mut stash, mut logits) =
+            part.stashes.remove(&pass.microbatch).expect("F comes before B");
+        if let Some(gradient) = gradient {
+            part.chunk.set_gradient(self.backend, &gradient, &mut stash);
+        }
+        let context = context(self.setup, self.backend, &self.angles);
+        let loss = (&batch, self.setup.loss_scale());
+        part.chunk.backward_input(&context, loss, &mut stash, logits.as_mut(), &mut self.scratch);
+        if let Some(before) = pass.chunk.0.checked_sub(1) {
+            let reader = Pass::new(before, pass.microbatch.0);
+            self.gradients.insert(reader, part.chunk.input_gradient(self.backend, &stash));
+        }
+        let accumulate = if part.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
+        part.accumulated += 1;
+        if let Some(logits) = &logits {
+            part.chunk.head_weights(&context, &stash, logits, accumulate);
+        }
+        part.chunk.backward_weights(&context, &batch, &stash, accumulate);
+        true
+    }
+
+    fn step(&mut self, chunk: usize) {
+        let part = &mut self.parts[chunk];
+        let (setup, base) = (self.setup, part.number);
+        let update = PlainUpdate { setup, replica: 0, base, lr: setup.lr_of_update(0, base) };
+        part.floats = part.floats.updated(self.backend, part.chunk.layers_mut(), &update);
+        for (layer, floats) in part.chunk.layers_mut().iter_mut().zip(&part.floats.layers) {
+            layer.set_weights(self.backend, &floats.w);
+        }
+        (part.number, part.accumulated) = (part.number + 1, 0);
+    }
+
+    fn state(&self) -> AsyncState {
+        let mut state = AsyncState::default();
+        for part in &self.parts {
+            state.updates += part.floats.updates;
+            for (layer, floats) in part.chunk.layers().iter().zip(&part.floats.layers) {
+                let LayerFloats { w, m, v, .. } = floats.clone();
+                let (layer, version) = (layer.spec.layer, Step(part.number.into()));
+                state.layers.push((0, LayerImage { layer, version, w, m, v }));
+            }
+        }
+        state
+    }
+}

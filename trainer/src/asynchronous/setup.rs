@@ -1,0 +1,212 @@
+//! What the stages of an asynchronous run are told: the same for all of them, and for the reference.
+
+use zbelastic_kernels::Backend;
+use zbelastic_schedule::asynchronous::{
+    AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, check_async, generate_async,
+};
+use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
+
+use crate::model::{
+    Context, Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, count_bytes,
+    model_layers,
+};
+use crate::optimizer::OptimizerConfig;
+use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
+use crate::stage::{InitialWeights, Injection};
+
+/// Numbers that single methods have beside their schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AsyncKnobs {
+    /// Updates over which PipeMare lets the learning rate of a stage rise to its full height.
+    pub anneal_updates: u64,
+    /// The share of what lies between them by which a model and the reference pull each other
+    /// (AvgPipe).
+    pub elastic_alpha: f32,
+}
+
+/// Who holds what, and what everybody does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AsyncPlan {
+    /// The program of the whole run.
+    pub program: AsyncProgram,
+    /// The layers of each chunk, in model order.
+    pub chunks: Vec<LayerRange>,
+    /// The shape of a minibatch.
+    pub batch: BatchShape,
+}
+
+/// Why an asynchronous plan cannot be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AsyncPlanError {
+    /// More chunks than the model has blocks.
+    #[error("{chunk_count} chunks for {blocks} layers")]
+    Chunks {
+        /// Chunks of all stages.
+        chunk_count: u32,
+        /// The model's blocks.
+        blocks: u32,
+    },
+    /// The schedule does not exist for this size.
+    #[error(transparent)]
+    Generate(#[from] AsyncGenerateError),
+}
+
+impl AsyncPlan {
+    /// A plan with layers spread so that the busiest stage has as little to do as can be.
+    ///
+    /// # Errors
+    /// If there are more chunks than blocks, or the schedule does not exist for this size.
+    pub fn new(
+        model: &ModelConfig,
+        batch: BatchShape,
+        request: AsyncRequest,
+    ) -> Result<Self, AsyncPlanError> {
+        let (blocks, placement) = (model.blocks, request.kind.placement(request.stage_count));
+        let chunk_count = placement.chunk_count();
+        if chunk_count > blocks {
+            return Err(AsyncPlanError::Chunks { chunk_count, blocks });
+        }
+        let program = generate_async(request)?;
+        assert_eq!(check_async(&program), Ok(()), "what is generated is legal");
+        let work: Vec<f64> =
+            layer_work(model, batch.microbatch).iter().map(LayerWork::total).collect();
+        let speeds = vec![1.0; request.stage_count as usize];
+        Ok(Self { program, chunks: partition(&work, &placement, &speeds), batch })
+    }
+
+    /// The chunks of `stage` with their layers.
+    pub fn chunks_of(
+        &self,
+        stage: StageIndex,
+    ) -> impl Iterator<Item = (ChunkIndex, LayerRange)> + '_ {
+        let chunks = self.program.placement.chunks_of(stage);
+        chunks.map(|chunk| (chunk, self.chunks[chunk.index()]))
+    }
+
+    /// What `stage` takes: the state of every pipeline it is part of with the versions kept beside
+    /// it and what a method remembers besides, and what passes keep.
+    #[must_use]
+    pub fn stage_memory<B: Backend>(
+        &self,
+        backend: &B,
+        model: &ModelConfig,
+        stage: StageIndex,
+    ) -> StageMemory {
+        let sizes = Sizes { model, shape: self.batch.microbatch };
+        let live = self.program.live_passes();
+        let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
+        for (chunk, layers) in self.chunks_of(stage) {
+            state += self.chunk_state(backend, model, chunk, layers);
+            let mut pass =
+                count_bytes(backend, |mut make| PassStash::build(&sizes, layers, &mut make));
+            if layers.ids().end == model.layer_count() {
+                pass += count_bytes(backend, |mut make| sizes.logits(&mut make));
+            }
+            stash += pass * u64::from(live[chunk.index()]);
+            // One boundary tensor a microbatch may wait at either end.
+            messages += Bytes::of_f32(2 * sizes.residual()) * u64::from(live[chunk.index()]);
+        }
+        let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
+        if model.family == Family::Llama {
+            let angles = self.batch.microbatch.sequence_len * model.head_width as usize;
+            scratch += Bytes(backend.buffer_bytes(angles));
+        }
+        StageMemory { state, stash, scratch, messages, copies: Bytes(0) }
+    }
+
+    /// Weights of a chunk in all pipelines and versions, with what trains them.
+    fn chunk_state<B: Backend>(
+        &self,
+        backend: &B,
+        model: &ModelConfig,
+        chunk: ChunkIndex,
+        layers: LayerRange,
+    ) -> Bytes {
+        let specs = model_layers(model);
+        let kept = self.program.kept_max(chunk) as u64;
+        let remembered = match self.program.kind {
+            AsyncKind::PipeMare => u64::from(self.program.ahead_of(chunk) > 0),
+            AsyncKind::AvgPipe => 1,
+            AsyncKind::PipeDream
+            | AsyncKind::PipeDream2Bw
+            | AsyncKind::XPipe
+            | AsyncKind::SpecTrain
+            | AsyncKind::WPipe
+            | AsyncKind::AmpNet => 0,
+        };
+        let of_layer = |layer: u32| {
+            let spec = &specs[layer as usize];
+            let trained = LayerState::<B>::bytes(backend, model, spec);
+            let frozen = LayerState::<B>::frozen_bytes(backend, model, spec);
+            let line = trained + frozen * kept;
+            line * u64::from(self.program.replica_count) + Bytes::of_f32(spec.len()) * remembered
+        };
+        layers.ids().map(of_layer).sum()
+    }
+}
+
+/// What every stage is told.
+#[derive(Clone, Debug)]
+pub struct AsyncSetup {
+    /// The model.
+    pub model: ModelConfig,
+    /// The plan.
+    pub plan: AsyncPlan,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The largest norm of a chunk's gradient that is applied as it is.
+    pub clip_norm: Option<f64>,
+    /// Where weights begin.
+    pub weights: InitialWeights,
+    /// Gradients corrupted on purpose, at the first update that a minibatch has a share in.
+    pub injections: Vec<Injection>,
+    /// Numbers of single methods.
+    pub knobs: AsyncKnobs,
+}
+
+impl AsyncSetup {
+    /// The minibatch whose microbatch is the first in the update that makes `base + 1` of version
+    /// `base`: the learning rate is that of its step.
+    #[must_use]
+    pub fn minibatch_of_update(&self, replica: u32, base: u32) -> Step {
+        let program = &self.plan.program;
+        let gradients = u64::from(base) * u64::from(program.update_every);
+        let minibatch = gradients / u64::from(program.microbatch_count);
+        let replicas = u64::from(program.replica_count);
+        Step(minibatch * replicas + u64::from(replica))
+    }
+
+    /// The learning rate of that update by its minibatch, without what a method makes of it.
+    #[must_use]
+    pub fn lr_of_update(&self, replica: u32, base: u32) -> f64 {
+        let minibatch = self.minibatch_of_update(replica, base);
+        self.optimizer.lr_at(minibatch, self.plan.program.minibatch_count.into())
+    }
+
+    /// Whether gradients are corrupted at that update.
+    pub(super) fn injections_at(
+        &self,
+        replica: u32,
+        base: u32,
+    ) -> impl Iterator<Item = &Injection> {
+        let step = self.minibatch_of_update(replica, base);
+        let is_first = base == 0 || self.minibatch_of_update(replica, base - 1) != step;
+        self.injections.iter().filter(move |injection| is_first && injection.strikes(step, 0))
+    }
+
+    /// One over the tokens of an update: the loss is their mean.
+    pub(super) fn loss_scale(&self) -> f32 {
+        let rows = self.plan.batch.microbatch.rows() as f64;
+        (1.0 / (rows * f64::from(self.plan.program.update_every))) as f32
+    }
+}
+
+/// What passes need beside the layers.
+pub(super) fn context<'c, B: Backend>(
+    setup: &'c AsyncSetup,
+    backend: &'c B,
+    angles: &'c Option<B::Buffer>,
+) -> Context<'c, B> {
+    let shape = setup.plan.batch.microbatch;
+    Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
+}

@@ -1,0 +1,434 @@
+//! One stage of an asynchronous run: frames in, the next operation run, frames out.
+//!
+//! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever taken
+//! back: it never blocks, whoever owns it moves its outputs, and the same program gives the same
+//! bits in whatever order frames arrive.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram, Version};
+use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
+use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
+
+use super::dynamic::Region;
+use super::line::{Line, LinePlan};
+use super::setup::{AsyncSetup, context};
+use super::state::AsyncState;
+use crate::data::{Batch, BatchSource};
+use crate::model::{Family, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles};
+use crate::stage::Slots;
+
+/// A boundary tensor on its way from stage to stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AsyncFrame {
+    /// Activation or gradient.
+    pub flow: Flow,
+    /// The pass that reads it.
+    pub pass: Pass,
+    /// `rows` by `width`.
+    pub floats: Vec<f32>,
+}
+
+/// An update that a chunk made, or left out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Updated {
+    /// The version it made.
+    pub version: Version,
+    /// The learning rate.
+    pub lr: f64,
+    /// The norm of the chunk's gradient, before clipping.
+    pub norm: f64,
+    /// What the gradient was multiplied with; `None` if it was not finite and the update left out.
+    pub coefficient: Option<f32>,
+}
+
+/// What should happen elsewhere.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AsyncOutput {
+    /// A boundary tensor for another stage.
+    Frame {
+        /// Where to.
+        to: StageIndex,
+        /// The tensor.
+        frame: AsyncFrame,
+    },
+    /// The sum of cross-entropies over a microbatch, from the stage with the head.
+    Loss {
+        /// The microbatch.
+        microbatch: MicrobatchIndex,
+        /// The sum.
+        loss_sum: f64,
+    },
+    /// A chunk has a new version.
+    Updated(Updated),
+}
+
+/// What came of running the next operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncProgress {
+    /// It ran.
+    Ran(AsyncOp),
+    /// It waits for a frame.
+    Blocked,
+    /// There is none.
+    Finished,
+}
+
+/// Where a stage stands.
+enum Course {
+    /// At this operation of its list.
+    List(usize),
+    /// In a region whose order it finds.
+    Found(Box<Region>),
+}
+
+/// What the passes of a chunk keep.
+struct PassMemory<T> {
+    stashes: Slots<PassStash<T>>,
+    logits: Option<Slots<Logits<T>>>,
+}
+
+/// One stage.
+pub struct AsyncStage<B: Backend, S> {
+    setup: Arc<AsyncSetup>,
+    stage: StageIndex,
+    backend: B,
+    source: S,
+    /// By chunk and pipeline.
+    lines: BTreeMap<(ChunkIndex, u32), Line<B>>,
+    memory: BTreeMap<ChunkIndex, PassMemory<B::Buffer>>,
+    /// The chunks' layers of the reference model (AvgPipe); else empty.
+    references: BTreeMap<ChunkIndex, Vec<Vec<f32>>>,
+    scratch: Scratch<B::Buffer>,
+    angles: Option<B::Buffer>,
+    inbox: BTreeMap<(Flow, Pass), Vec<f32>>,
+    frames_max: usize,
+    /// What the last F or BW left, until a transfer takes it.
+    result: Option<(Flow, Pass, Vec<f32>)>,
+    course: Course,
+    outbox: VecDeque<AsyncOutput>,
+}
+
+impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
+    /// A stage before its first operation.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn new(
+        setup: Arc<AsyncSetup>,
+        stage: StageIndex,
+        backend: B,
+        source: S,
+    ) -> Result<Self, AllocateError> {
+        let (plan, model) = (&setup.plan, &setup.model);
+        let sizes = Sizes { model, shape: plan.batch.microbatch };
+        let (live, specs) = (plan.program.live_passes(), model_layers(model));
+        let mut allocated = Bytes(0);
+        let mut make = |len| {
+            allocated += Bytes(backend.buffer_bytes(len));
+            backend.allocate(len)
+        };
+        let scratch = sizes.scratch(&mut make)?;
+        let (mut lines, mut memory) = (BTreeMap::new(), BTreeMap::new());
+        let mut references = BTreeMap::new();
+        for (chunk, layers) in plan.chunks_of(stage) {
+            let slots = 0..live[chunk.index()];
+            let stashes = slots.clone().map(|_| PassStash::build(&sizes, layers, &mut make));
+            let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
+            let has_head = layers.ids().end == model.layer_count();
+            let logits = has_head.then(|| slots.map(|_| sizes.logits(&mut make)).collect());
+            let logits = logits.transpose()?.map(Slots::new);
+            memory.insert(chunk, PassMemory { stashes, logits });
+            let specs = &specs[layers.ids().start as usize..layers.ids().end as usize];
+            for replica in 0..plan.program.replica_count {
+                let delay = correction_delay(&plan.program, chunk);
+                let kept_max = plan.program.kept_max(chunk);
+                let line = LinePlan { setup: &setup, specs, replica, kept_max, delay };
+                lines.insert((chunk, replica), Line::new(&backend, &line)?);
+            }
+            if plan.program.kind == AsyncKind::AvgPipe {
+                references.insert(chunk, lines[&(chunk, 0)].weights(&backend));
+            }
+        }
+        let angles = match model.family {
+            Family::Gpt2 => None,
+            Family::Llama => Some(rotary_angles(&backend, model, plan.batch.microbatch)?),
+        };
+        if let Some(angles) = &angles {
+            allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
+        }
+        allocated += lines.values().map(|line: &Line<B>| line.taken(&backend)).sum();
+        let floats = references.values().flatten().map(|layer: &Vec<f32>| layer.len()).sum();
+        allocated += Bytes::of_f32(floats);
+        let claim = plan.stage_memory(&backend, model, stage).device();
+        assert_eq!(allocated, claim, "the plan claims what is allocated");
+        let course = first_course(&plan.program, stage);
+        Ok(Self {
+            stage,
+            backend,
+            source,
+            lines,
+            memory,
+            references,
+            scratch,
+            angles,
+            inbox: BTreeMap::new(),
+            frames_max: frames_max(&setup.plan.program, stage),
+            result: None,
+            course,
+            outbox: VecDeque::new(),
+            setup,
+        })
+    }
+
+    /// Takes a frame in.
+    ///
+    /// # Panics
+    /// If it is not what the plan says that a neighbour sends here: frames of one process are our
+    /// own.
+    pub fn handle(&mut self, frame: AsyncFrame) {
+        let AsyncFrame { flow, pass, floats } = frame;
+        let sizes = Sizes { model: &self.setup.model, shape: self.setup.plan.batch.microbatch };
+        assert_eq!(floats.len(), sizes.residual(), "a frame is as long as the plan says");
+        assert!(self.memory.contains_key(&pass.chunk), "{pass:?} is on this stage");
+        let limit = self.frames_max;
+        assert!(self.inbox.len() < limit, "no more than {limit} frames wait");
+        let before = self.inbox.insert((flow, pass), floats);
+        assert!(before.is_none(), "the operand of {pass:?} comes once");
+    }
+
+    /// What should happen elsewhere, in order.
+    pub fn poll_output(&mut self) -> Option<AsyncOutput> {
+        self.outbox.pop_front()
+    }
+
+    /// Runs the next operation.
+    pub fn run_next(&mut self) -> AsyncProgress {
+        let Some(op) = self.next_op() else {
+            return if self.is_finished() {
+                AsyncProgress::Finished
+            } else {
+                AsyncProgress::Blocked
+            };
+        };
+        if let AsyncOp::Transfer(Transfer::Receive, flow, pass) = op
+            && !self.inbox.contains_key(&(flow, pass))
+        {
+            return AsyncProgress::Blocked;
+        }
+        self.run(op);
+        match &mut self.course {
+            Course::List(position) => *position += 1,
+            Course::Found(region) => {
+                region.chosen.pop_front();
+                region.found.push(op);
+            }
+        }
+        AsyncProgress::Ran(op)
+    }
+
+    /// Whether every operation has run.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        match &self.course {
+            Course::List(position) => *position == self.ops().len(),
+            Course::Found(region) => region.is_done(),
+        }
+    }
+
+    /// The order that a dynamic region found; `None` if the stage has a list.
+    #[must_use]
+    pub fn found(&self) -> Option<&[AsyncOp]> {
+        match &self.course {
+            Course::List(_) => None,
+            Course::Found(region) => Some(&region.found),
+        }
+    }
+
+    /// The state of the stage's layers.
+    #[must_use]
+    pub fn state(&self) -> AsyncState {
+        let mut state = AsyncState::default();
+        for ((chunk, replica), line) in &self.lines {
+            let images = line.newest.layers().iter().map(|layer| layer.image(&self.backend));
+            let layers = images.map(|image| (*replica, image)).collect();
+            let ids = self.setup.plan.chunks[chunk.index()].layers();
+            let weights = self.references.get(chunk).filter(|_| *replica == 0);
+            let weights = weights.cloned().unwrap_or_default();
+            let reference = ids.zip(weights).collect();
+            state.extend(AsyncState { layers, reference, updates: line.updates });
+        }
+        state
+    }
+
+    fn ops(&self) -> &[AsyncOp] {
+        &self.setup.plan.program.stages[self.stage.index()]
+    }
+
+    fn next_op(&mut self) -> Option<AsyncOp> {
+        if let Course::List(position) = self.course {
+            return self.ops().get(position).copied();
+        }
+        let Course::Found(region) = &mut self.course else { unreachable!("looked at above") };
+        if region.chosen.is_empty() {
+            let arrived: BTreeSet<(Flow, MicrobatchIndex)> =
+                self.inbox.keys().map(|(flow, pass)| (*flow, pass.microbatch)).collect();
+            region.choose(&arrived);
+        }
+        region.chosen.front().copied()
+    }
+
+    fn run(&mut self, op: AsyncOp) {
+        match op {
+            AsyncOp::Compute(Compute::F, pass, version) => self.forward(pass, version),
+            AsyncOp::Compute(Compute::BW, pass, version) => self.backward(pass, version),
+            AsyncOp::Compute(Compute::B | Compute::W | Compute::WE, ..) => {
+                unreachable!("a checked program does not split the backward pass")
+            }
+            AsyncOp::Transfer(Transfer::Receive, ..) => {}
+            AsyncOp::Transfer(Transfer::Send | Transfer::Local, flow, pass) => {
+                self.pass_on(flow, pass);
+            }
+            AsyncOp::Step(chunk, version) => {
+                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
+                let updated = line.step(&self.setup, &self.backend);
+                assert_eq!(updated.version, version, "versions are counted one by one");
+                self.outbox.push_back(AsyncOutput::Updated(updated));
+            }
+            AsyncOp::Predict(chunk, rule, version) => {
+                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
+                line.predict(&self.setup, &self.backend, rule, version);
+            }
+            AsyncOp::Stash(chunk, version) => {
+                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
+                line.stash(&self.backend);
+            }
+            AsyncOp::Free(chunk, version) => {
+                self.lines.get_mut(&(chunk, version.replica)).expect("a line here").free(version);
+            }
+            AsyncOp::Average(chunk, version) => {
+                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
+                let reference = self.references.get_mut(&chunk).expect("there is a reference");
+                line.average(&self.backend, reference, self.setup.knobs.elastic_alpha);
+            }
+            AsyncOp::Dynamic(..) => unreachable!("a region is run as what it finds"),
+        }
+    }
+
+    fn batch(&self, microbatch: MicrobatchIndex) -> Batch {
+        let program = &self.setup.plan.program;
+        let step = Step(program.minibatch_of(microbatch).into());
+        self.source.training(step, MicrobatchIndex(microbatch.0 % program.microbatch_count))
+    }
+
+    fn forward(&mut self, pass: Pass, version: Version) {
+        let (batch, operand) =
+            (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Forward, pass)));
+        let context = context(&self.setup, &self.backend, &self.angles);
+        let chunk = self.lines[&(pass.chunk, version.replica)].reading(version);
+        let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
+        let stash = memory.stashes.acquire(pass.microbatch);
+        if let Some(input) = operand {
+            chunk.set_input(&self.backend, &input, stash);
+        }
+        let logits = memory.logits.as_mut().map(|slots| slots.acquire(pass.microbatch));
+        match chunk.forward(&context, &batch, stash, logits) {
+            Some(loss_sum) => {
+                let microbatch = pass.microbatch;
+                self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
+            }
+            None => {
+                let output = chunk.output(&self.backend, stash);
+                self.result = Some((Flow::Forward, pass, output));
+            }
+        }
+    }
+
+    fn backward(&mut self, pass: Pass, version: Version) {
+        let (batch, operand) =
+            (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Backward, pass)));
+        let context = context(&self.setup, &self.backend, &self.angles);
+        let line = self.lines.get_mut(&(pass.chunk, version.replica)).expect("a line here");
+        let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
+        let stash = memory.stashes.get(pass.microbatch);
+        let mut logits = memory.logits.as_mut().map(|slots| slots.get(pass.microbatch));
+        let chunk = line.reading(version);
+        if let Some(gradient) = operand {
+            chunk.set_gradient(&self.backend, &gradient, stash);
+        }
+        let loss = (&batch, self.setup.loss_scale());
+        chunk.backward_input(&context, loss, stash, logits.as_deref_mut(), &mut self.scratch);
+        if !chunk.has_embedding() {
+            let output = chunk.input_gradient(&self.backend, stash);
+            self.result = Some((Flow::Backward, pass, output));
+        }
+        // The gradient of the weights reads operands alone, so it goes where the next update is.
+        let accumulate = if line.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
+        line.accumulated += 1;
+        if let Some(logits) = logits {
+            line.newest.head_weights(&context, stash, logits, accumulate);
+        }
+        line.newest.backward_weights(&context, &batch, stash, accumulate);
+        memory.stashes.release(pass.microbatch);
+        if let Some(slots) = &mut memory.logits {
+            slots.release(pass.microbatch);
+        }
+    }
+
+    fn pass_on(&mut self, flow: Flow, pass: Pass) {
+        let (of_flow, of_pass, floats) = self.result.take().expect("a result is passed on at once");
+        assert_eq!((of_flow, of_pass), (flow, pass), "the result that was made last");
+        let neighbour = match flow {
+            Flow::Forward => pass.chunk.0 + 1,
+            Flow::Backward => pass.chunk.0.checked_sub(1).expect("the first chunk has no result"),
+        };
+        let pass = Pass { chunk: ChunkIndex(neighbour), ..pass };
+        let placement = &self.setup.plan.program.placement;
+        let to = placement.stage_of(pass.chunk).expect("a chunk of the model");
+        let frame = AsyncFrame { flow, pass, floats };
+        if to == self.stage {
+            self.handle(frame);
+        } else {
+            self.outbox.push_back(AsyncOutput::Frame { to, frame });
+        }
+    }
+}
+
+/// Frames that may wait for a stage: one for each pass that is alive at either end of a boundary.
+#[must_use]
+pub fn frames_max(program: &AsyncProgram, stage: StageIndex) -> usize {
+    let live = program.live_passes();
+    let of_chunk = |chunk: ChunkIndex| {
+        let before = chunk.index().checked_sub(1).map_or(0, |before| live[before]);
+        (before + live[chunk.index()]) as usize
+    };
+    program.placement.chunks_of(stage).map(of_chunk).sum()
+}
+
+/// How far back, in updates, PipeMare's correction goes: as many microbatches as lie between a
+/// chunk's F and B.
+fn correction_delay(program: &AsyncProgram, chunk: ChunkIndex) -> f64 {
+    match program.kind {
+        AsyncKind::PipeMare => f64::from(program.ahead_of(chunk)) / f64::from(program.update_every),
+        AsyncKind::PipeDream
+        | AsyncKind::PipeDream2Bw
+        | AsyncKind::XPipe
+        | AsyncKind::SpecTrain
+        | AsyncKind::WPipe
+        | AsyncKind::AvgPipe
+        | AsyncKind::AmpNet => 0.0,
+    }
+}
+
+fn first_course(program: &AsyncProgram, stage: StageIndex) -> Course {
+    match program.stages[stage.index()][..] {
+        [AsyncOp::Dynamic(chunk, dynamic)] => {
+            let microbatches = u32::try_from(program.microbatches_total()).expect("checked");
+            let chunk_count = program.placement.chunk_count();
+            Course::Found(Box::new(Region::new(dynamic, chunk, chunk_count, microbatches)))
+        }
+        _ => Course::List(0),
+    }
+}
