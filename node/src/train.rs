@@ -109,11 +109,11 @@ fn train_into(
             })
         }
     };
-    let (final_loss, stop) = reporter.finish();
+    let reporter::Closing { final_loss, causes, stop } = reporter.finish();
     let outcome = trained?;
     // By Ctrl-C, or because nobody takes what is told.
     let is_interrupted = outcome.steps_done < prepared.config.steps;
-    let finished = Finished { outcome, final_loss, is_interrupted };
+    let finished = Finished { outcome, final_loss, causes, is_interrupted };
     let written = summary::write_end(prepared, &finished, folder, reader, out);
     if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();

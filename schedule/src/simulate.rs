@@ -55,6 +55,22 @@ pub fn simulate(
     costs: &Costs,
     step_count: u32,
 ) -> Result<Timeline, SimulateError> {
+    simulate_with(program, costs, step_count, &|_, _| None)
+}
+
+/// The same, with durations of single operations, the same in every step, where `measured` has one.
+///
+/// # Errors
+/// As [`simulate`].
+///
+/// # Panics
+/// If a measured duration is no duration.
+pub fn simulate_with(
+    program: &Program,
+    costs: &Costs,
+    step_count: u32,
+    measured: &dyn Fn(StageIndex, Op) -> Option<f64>,
+) -> Result<Timeline, SimulateError> {
     costs.check(&program.placement)?;
     if !(1..=STEP_COUNT_MAX).contains(&step_count) {
         return Err(SimulateError::StepCount { found: step_count });
@@ -62,7 +78,7 @@ pub fn simulate(
     if step_count > 1 && program.window.is_none() {
         return Err(SimulateError::NotLowered { step_count });
     }
-    let mut clock = Clock::new(program, costs, step_count);
+    let mut clock = Clock::new(program, (costs, measured), step_count);
     walk(program, step_count, |stage, step, op| clock.run(stage, step, op))?;
     Ok(Timeline {
         kind: program.kind,
@@ -81,8 +97,11 @@ struct Ends {
     ran_early: bool,
 }
 
+type Measured<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
+
 struct Clock<'a> {
     costs: &'a Costs,
+    measured: Measured<'a>,
     placement: &'a Placement,
     window: Option<Window>,
     /// By stage: when its last operation ended.
@@ -95,11 +114,16 @@ struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    fn new(program: &'a Program, costs: &'a Costs, step_count: u32) -> Self {
+    fn new(
+        program: &'a Program,
+        (costs, measured): (&'a Costs, Measured<'a>),
+        step_count: u32,
+    ) -> Self {
         let steps = step_count as usize;
         let room = |ops: &Vec<Op>| Vec::with_capacity(ops.len() * steps);
         Self {
             costs,
+            measured,
             placement: &program.placement,
             window: program.window,
             now: vec![0.0; program.stages.len()],
@@ -111,7 +135,9 @@ impl<'a> Clock<'a> {
 
     fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
         let start = self.now[stage.index()].max(self.released(stage, step, op));
-        let end = start + self.duration(step, op);
+        let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
+        assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
+        let end = start + duration;
         self.note(stage, step, op, end);
         self.now[stage.index()] = end;
         self.slices[stage.index()].push(Slice { op, step, start, end });
@@ -211,7 +237,7 @@ impl<'a> Clock<'a> {
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use super::{STEP_COUNT_MAX, SimulateError, simulate};
+    use super::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
     use crate::cost::{ChunkTimes, CostError, Costs};
     use crate::generate::generate;
     use crate::kind::ScheduleKind;
@@ -310,6 +336,19 @@ mod tests {
         let last = slice(&timeline, 1, 0, "1BW0");
         assert_eq!((last.start, last.end), (2.5, 8.5));
         assert_eq!(slice(&timeline, 0, 0, "0BW0").start, 9.0);
+    }
+
+    #[test]
+    fn what_was_measured_counts_and_the_rest_takes_what_it_costs() {
+        let program = lowered(Window::One);
+        let measured = |stage: StageIndex, op: crate::op::Op| {
+            (stage == StageIndex(1) && op.to_string() == "1F0").then_some(4.0)
+        };
+        let found = simulate_with(&program, &unit_costs(&program), 2, &measured).expect("legal");
+        assert_eq!(slice(&found, 1, 0, "1F0").duration(), 4.0);
+        assert_eq!(slice(&found, 1, 1, "1F0").duration(), 4.0);
+        assert_eq!(slice(&found, 1, 0, "1F1").duration(), 1.0);
+        assert_eq!(slice(&found, 0, 0, "0F0").duration(), 1.0);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
 use super::status::MemberRole;
+use crate::train::timing::Causes;
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -173,6 +174,9 @@ pub enum EventKind {
         /// What the schedule says that should be, with what passes took lately.
         #[serde(default)]
         bubble_planned: Option<f64>,
+        /// Where the time of the steps under this plan went, in the mean so far.
+        #[serde(default)]
+        causes: Option<Causes>,
         /// The plan.
         generation: u64,
         /// Its stages.

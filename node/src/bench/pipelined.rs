@@ -70,6 +70,7 @@ pub fn round_on<O: Outfit>(
     let bubbles = Bubbles {
         measured: median(|bubbles| bubbles.measured),
         planned: median(|bubbles| bubbles.planned),
+        causes: counted.last().and_then(|(_, bubbles)| bubbles.causes),
     };
     Ok(PipelineRound { step: total / step_count as u32, bubbles })
 }

@@ -445,6 +445,7 @@ impl Chronicle {
             attempts: self.replays + 1,
             bubble: bubbles.map(|bubbles| bubbles.measured).or_else(|| self.bubble()),
             bubble_planned: bubbles.map(|bubbles| bubbles.planned),
+            causes: bubbles.and_then(|bubbles| bubbles.causes),
             generation: seal.turn.generation.0,
             stages: state.plan().map_or(0, |plan| plan.record.stages.len() as u32),
             eta_s: self.time_left(step).map(|left| left.as_secs_f64()),

@@ -153,6 +153,7 @@ fn step_text(kind: &EventKind) -> Option<String> {
         attempts: _,
         bubble: _,
         bubble_planned: _,
+        causes: _,
     } = kind
     else {
         return None;
@@ -203,6 +204,7 @@ mod tests {
             attempts: 1,
             bubble: None,
             bubble_planned: None,
+            causes: None,
             eta_s: Some(3733.0),
         }
     }

@@ -154,7 +154,7 @@ mod tests {
             lr: 5.9e-4,
             elapsed: Duration::from_millis(412),
             tokens: 52_400,
-            bubbles: Bubbles { measured: 0.021, planned: 0.018 },
+            bubbles: Bubbles { measured: 0.021, planned: 0.018, causes: None },
             attempts: 1,
             generation: 7,
             stage_count: 4,

@@ -15,6 +15,7 @@ use super::folder::RunFolder;
 use super::line::{LineContext, duration_text, rollback_line, step_line};
 use super::mail::Evaluated;
 use super::news::{News, StepRecord};
+use super::timing::Causes;
 use crate::api::{Event, EventKind};
 use crate::commands::events::run_line;
 use crate::failure::Stop;
@@ -37,8 +38,20 @@ pub struct Reporter<'a> {
     tensor_names: Vec<String>,
     /// Step losses lately, for the end of the run.
     losses: VecDeque<f64>,
+    /// Where the time of steps went, as it was told last.
+    causes: Option<Causes>,
     /// What could not be written.
     stop: Option<Stop>,
+}
+
+/// What is left when everything was told.
+pub struct Closing {
+    /// The mean loss of the last steps.
+    pub final_loss: f64,
+    /// Where the time of steps went, if that was told.
+    pub causes: Option<Causes>,
+    /// What could not be written.
+    pub stop: Option<Stop>,
 }
 
 /// Steps whose losses are averaged for the final one.
@@ -54,7 +67,7 @@ impl<'a> Reporter<'a> {
         tensor_names: Vec<String>,
     ) -> Self {
         let (person, losses) = (context.map(Person::new), VecDeque::new());
-        Self { out, folder, person, tensor_names, losses, stop: None }
+        Self { out, folder, person, tensor_names, losses, causes: None, stop: None }
     }
 
     /// Tells one piece of news. Breaks if something cannot be written any more.
@@ -104,6 +117,7 @@ impl<'a> Reporter<'a> {
                 if self.losses.len() > FINAL_STEPS {
                     self.losses.pop_front();
                 }
+                self.causes = record.bubbles.causes.or(self.causes);
                 let line = self.person.as_mut().and_then(|person| person.step_line(record));
                 self.write(&RunEvent::Step(StepEvent::from(record)), line)
             }
@@ -140,10 +154,10 @@ impl<'a> Reporter<'a> {
     }
 
     /// The mean loss of the last steps, and what could not be written.
-    pub fn finish(self) -> (f64, Option<Stop>) {
+    pub fn finish(self) -> Closing {
         self.person.iter().for_each(|person| person.bar.finish_and_clear());
-        let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
-        (mean, self.stop)
+        let final_loss = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
+        Closing { final_loss, causes: self.causes, stop: self.stop }
     }
 }
 

@@ -19,6 +19,7 @@ use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
 use super::prepare::{PlanOfRun, Prepared};
 use super::reporter::Reader;
+use super::timing::Causes;
 use crate::config::WeightSource;
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine::core_count;
@@ -29,6 +30,8 @@ pub struct Finished {
     pub outcome: Outcome,
     /// The mean loss of its last steps.
     pub final_loss: f64,
+    /// Where the time of its steps went.
+    pub causes: Option<Causes>,
     /// Whether it ended before its time.
     pub is_interrupted: bool,
 }
@@ -133,9 +136,22 @@ fn write_ending(
         write!(out, ", {:.3} on held-out text", held_out.loss)?;
     }
     writeln!(out, "; single bytes have an entropy of {entropy:.3}")?;
+    if let Some(causes) = &finished.causes {
+        writeln!(out, "{}", causes_line(causes))?;
+    }
     writeln!(out, "digest  {digest}")?;
     writeln!(out, "files   {}\n", folder.display())?;
     writeln!(out, "{sample}")
+}
+
+/// Where the time of a step went, each cause beside what was planned.
+fn causes_line(causes: &Causes) -> String {
+    let Causes { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = causes;
+    format!(
+        "step    {:.1} ms: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
+         {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest",
+        causes.total_ms()
+    )
 }
 
 fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEvent {
@@ -187,6 +203,7 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
         "steps": outcome.steps_done,
         "interrupted": finished.is_interrupted,
         "final_loss": finished.final_loss,
+        "causes": finished.causes,
         "held_out_loss": held_out_loss(outcome),
         "seconds": outcome.elapsed.as_secs_f64(),
         "digest": outcome.digest.to_string(),

@@ -6,6 +6,10 @@
 //! not work. Passes of a turn that was dropped are no work, so a rollback shows as a bubble. The
 //! plan is simulated with the medians of what passes took lately.
 
+mod causes;
+
+pub use causes::Causes;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -112,6 +116,8 @@ pub struct Bubbles {
     pub measured: f64,
     /// As it is planned, with what passes take on this machine.
     pub planned: f64,
+    /// Where the time of the steps so far went, once there is a plan to hold it against.
+    pub causes: Option<Causes>,
 }
 
 /// Slices that a stage tells at once; a step has fewer, except with thousands of microbatches.
@@ -133,7 +139,15 @@ pub struct Timing {
     passes: BTreeMap<(ChunkIndex, Compute), Samples>,
     steps: Samples,
     commits: Samples,
+    /// Steps that have ended.
+    ended: u32,
+    /// What passes took in the first of them: what the others are held against.
+    profile: Option<Costs>,
+    causes: Option<Causes>,
 }
+
+/// Steps whose times make the profile. The very first ones touch memory for the first time.
+const PROFILED_STEPS: u32 = 4;
 
 impl Timing {
     /// Nothing measured yet.
@@ -145,6 +159,9 @@ impl Timing {
             passes: BTreeMap::new(),
             steps: Samples::default(),
             commits: Samples::default(),
+            ended: 0,
+            profile: None,
+            causes: None,
             setup,
         }
     }
@@ -188,7 +205,21 @@ impl Timing {
             Window::Zero => timeline.bubble_sync(step),
             Window::One => timeline.bubble_span(step),
         };
-        Bubbles { measured: measured_bubble(&extents, window), planned }
+        self.explain(turn);
+        Bubbles { measured: measured_bubble(&extents, window), planned, causes: self.causes }
+    }
+
+    /// Takes the step into the mean of its causes.
+    fn explain(&mut self, turn: Turn) {
+        self.ended += 1;
+        let Some(profile) = &self.profile else {
+            self.profile = (self.ended >= PROFILED_STEPS).then(|| self.costs());
+            return;
+        };
+        let program = &self.setup.plan.program;
+        let Some(found) = causes::causes((program, profile), &self.slices, turn) else { return };
+        let count = self.ended - PROFILED_STEPS - 1;
+        self.causes = Some(self.causes.map_or(found, |mean| mean.mean_with(found, count)));
     }
 
     fn forget_before_step(&mut self, start_us: f64) {
@@ -275,16 +306,25 @@ impl Extent {
     }
 }
 
-fn measured_bubble(extents: &[Extent], window: Window) -> f64 {
-    let longest = |of: fn(&Extent) -> f64| extents.iter().map(of).fold(0.0, f64::max);
-    let total_us = match window {
-        Window::One => longest(|extent| extent.end_us - extent.start_us),
+fn longest(extents: &[Extent], of: fn(&Extent) -> f64) -> f64 {
+    extents.iter().map(of).fold(0.0, f64::max)
+}
+
+/// What a step took, in the measure of its window.
+fn total_us(extents: &[Extent], window: Window) -> f64 {
+    match window {
+        Window::One => longest(extents, |extent| extent.end_us - extent.start_us),
         Window::Zero => {
             let start = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
-            longest(|extent| extent.end_us) - start
+            longest(extents, |extent| extent.end_us) - start
         }
-    };
-    if total_us > 0.0 { (total_us - longest(|extent| extent.work_us)) / total_us } else { 0.0 }
+    }
+}
+
+fn measured_bubble(extents: &[Extent], window: Window) -> f64 {
+    let total_us = total_us(extents, window);
+    let work_us = longest(extents, |extent| extent.work_us);
+    if total_us > 0.0 { (total_us - work_us) / total_us } else { 0.0 }
 }
 
 /// The latest durations of one kind.

@@ -195,6 +195,7 @@ mod tests {
             attempts: 1,
             bubble: None,
             bubble_planned: None,
+            causes: None,
             eta_s: None,
         }
     }

@@ -191,6 +191,7 @@ impl<'a> Conductor<'a> {
             bubbles: Bubbles {
                 measured: self.measured_bubble(elapsed),
                 planned: self.bubble_planned,
+                causes: None,
             },
             attempts: 1,
             generation: 0,

@@ -274,8 +274,15 @@ fn step_record(kind: &EventKind, bubble_planned: f64) -> Option<StepRecord> {
     else {
         return None;
     };
-    let EventKind::Step { attempts, bubble, bubble_planned: measured, generation, stages, .. } =
-        kind
+    let EventKind::Step {
+        attempts,
+        bubble,
+        bubble_planned: measured,
+        causes,
+        generation,
+        stages,
+        ..
+    } = kind
     else {
         return None;
     };
@@ -289,7 +296,7 @@ fn step_record(kind: &EventKind, bubble_planned: f64) -> Option<StepRecord> {
         lr: *lr,
         elapsed,
         tokens: (tokens_per_s * elapsed.as_secs_f64()).round() as u64,
-        bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned },
+        bubbles: Bubbles { measured: bubble.unwrap_or(0.0), planned, causes: *causes },
         attempts: *attempts,
         generation: *generation,
         stage_count: *stages,

@@ -93,7 +93,7 @@ mod planned {
     use super::*;
     use crate::config::{Flag, Sources, load};
 
-    fn timing(kind: ScheduleKind, window: Window) -> Timing {
+    pub fn timing(kind: ScheduleKind, window: Window) -> Timing {
         let flags = vec![Flag::Set("model.preset=tiny".to_owned())];
         let config = load(&Sources { file: None, flags }).expect("legal").config;
         let (model, batch) = (&config.model, config.batch);
@@ -151,5 +151,107 @@ mod planned {
         let slow: &[_] = &[(Compute::F, 2.0), (Compute::BW, 4.0)];
         // The slow last stage waits for nothing but its first F.
         check(ScheduleKind::GPipe, Window::One, [even, slow], 3.0 / 51.0);
+    }
+}
+
+mod explained {
+    use zbelastic_schedule::{Costs, Program, ScheduleKind, simulate_with};
+
+    use super::planned::timing;
+    use super::*;
+
+    /// What a step is like beside the profiled ones.
+    #[derive(Clone, Copy)]
+    struct Step {
+        slower: f64,
+        link_us: f64,
+        verdict_us: f64,
+    }
+
+    const AS_PROFILED: Step = Step { slower: 1.0, link_us: 0.0, verdict_us: 0.0 };
+
+    fn slices_of(program: &Program, turn: Turn, step: Step) -> Vec<Vec<Slice>> {
+        let costs = Costs {
+            link: step.link_us,
+            verdict: step.verdict_us,
+            ..Costs::even(&program.placement, 100.0, 110.0, 80.0, 0.0)
+        };
+        let took = |_: StageIndex, op: Op| match op {
+            Op::Compute(Compute::F, _) => Some(100.0 * step.slower),
+            Op::Compute(Compute::B, _) => Some(110.0 * step.slower),
+            Op::Compute(Compute::W, _) => Some(80.0 * step.slower),
+            Op::Compute(Compute::WE | Compute::BW, _) | Op::Transfer(..) | Op::Update(_) => None,
+        };
+        let timeline = simulate_with(program, &costs, 3, &took).expect("it runs to its end");
+        let offset_us = 1e6 * turn.step.0 as f64;
+        let of_stage = |stage| {
+            let (mut told, mut clock_us) = (Vec::new(), f64::NAN);
+            for slice in timeline.slices(stage).iter().filter(|slice| slice.step == 1) {
+                let (start_us, end_us) = (slice.start + offset_us, slice.end + offset_us);
+                if slice.op == Op::Update(Update::GatePrevious) && start_us > clock_us {
+                    let doing = Doing::Waited(turn);
+                    told.push(Slice { doing, start_us: clock_us, end_us: start_us });
+                }
+                let doing = Doing::Ran(Activity::Op { turn, op: slice.op });
+                told.push(Slice { doing, start_us, end_us });
+                clock_us = end_us;
+            }
+            told
+        };
+        timeline.stages().map(of_stage).collect()
+    }
+
+    /// The mean causes of three steps of this kind, after the profiled ones.
+    fn causes(step: Step) -> Causes {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        let mut found = None;
+        for number in 0..u64::from(PROFILED_STEPS) + 3 {
+            let is_profiled = number < u64::from(PROFILED_STEPS);
+            let turn = turn(number, 0);
+            let slices = slices_of(&program, turn, if is_profiled { AS_PROFILED } else { step });
+            for (stage, slices) in (0..).map(StageIndex).zip(slices) {
+                timing.record(stage, slices);
+            }
+            found = timing.end_step(turn).causes;
+            assert_eq!(found.is_none(), is_profiled);
+        }
+        found.expect("it was held against the profile")
+    }
+
+    #[track_caller]
+    fn near(found: f64, expected: f64) {
+        assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn steps_as_profiled_are_as_planned() {
+        let found = causes(AS_PROFILED);
+        near(found.total_ms(), found.planned_ms);
+        for cause in [found.computation_ms, found.messages_ms, found.verdicts_ms, found.rest_ms] {
+            near(cause, 0.0);
+        }
+    }
+
+    #[test]
+    fn longer_passes_are_computation() {
+        let found = causes(Step { slower: 1.5, ..AS_PROFILED });
+        near(found.computation_ms, 0.5 * found.planned_ms);
+        near(found.messages_ms + found.verdicts_ms + found.rest_ms, 0.0);
+    }
+
+    #[test]
+    fn slow_links_are_messages() {
+        let found = causes(Step { link_us: 70.0, ..AS_PROFILED });
+        assert!(found.messages_ms > 0.05, "{found:?}");
+        near(found.computation_ms + found.verdicts_ms + found.rest_ms, 0.0);
+    }
+
+    #[test]
+    fn late_verdicts_are_verdicts() {
+        let found = causes(Step { verdict_us: 2000.0, ..AS_PROFILED });
+        assert!(found.verdicts_ms > 1.0, "{found:?}");
+        near(found.computation_ms, 0.0);
+        assert!(found.rest_ms.abs() + found.messages_ms < 0.4, "{found:?}");
     }
 }

@@ -1,0 +1,165 @@
+//! Why steps take as long as they do, beside what their plan says.
+//!
+//! The plan is the program simulated with what passes took in the first steps. The same program is
+//! simulated again with what every single pass of a step took, and once more with what messages took:
+//! what each of these adds is what it costs. Waits for verdicts are told by the stages. What is left
+//! is the rest: threads that were not woken, and everything between two operations.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{
+    Compute, Costs, Op, Pass, Placement, Program, Timeline, Window, simulate_with,
+};
+use zbelastic_types::{ChunkIndex, StageIndex};
+
+use super::{Doing, Extent, PLANNED_STEPS, Slice, longest, total_us};
+
+/// Where the time of a step goes, in milliseconds: the sum is what it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Causes {
+    /// What the plan says.
+    pub planned_ms: f64,
+    /// What passes took more or less than in the first steps.
+    pub computation_ms: f64,
+    /// What results took to other stages.
+    pub messages_ms: f64,
+    /// What was waited for verdicts, and for the sums before them.
+    pub verdicts_ms: f64,
+    /// What is left.
+    pub rest_ms: f64,
+}
+
+impl Causes {
+    /// All of it.
+    #[must_use]
+    pub fn total_ms(&self) -> f64 {
+        let Self { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = self;
+        planned_ms + computation_ms + messages_ms + verdicts_ms + rest_ms
+    }
+
+    /// The mean with `count` others, of which this is the mean so far.
+    #[must_use]
+    pub fn mean_with(self, other: Self, count: u32) -> Self {
+        let mean = |a: f64, b: f64| a + (b - a) / f64::from(count + 1);
+        Self {
+            planned_ms: mean(self.planned_ms, other.planned_ms),
+            computation_ms: mean(self.computation_ms, other.computation_ms),
+            messages_ms: mean(self.messages_ms, other.messages_ms),
+            verdicts_ms: mean(self.verdicts_ms, other.verdicts_ms),
+            rest_ms: mean(self.rest_ms, other.rest_ms),
+        }
+    }
+}
+
+/// What is told of a step that `turn` brought to its end.
+pub(super) fn causes(
+    (program, planned): (&Program, &Costs),
+    stages: &[VecDeque<Slice>],
+    turn: Turn,
+) -> Option<Causes> {
+    let passes = passes_of(stages, turn);
+    let extents: Vec<Extent> =
+        stages.iter().filter_map(|slices| Extent::of_step(slices, turn)).collect();
+    let window = program.window?;
+    let measured_us = total_us(&extents, window);
+    let critical = extents.iter().position(|extent| {
+        extent.end_us - extent.start_us >= longest(&extents, |one| one.end_us - one.start_us)
+    })?;
+    let lag_us = lag_us(&program.placement, &passes);
+    let took = |stage: StageIndex, op: Op| match op {
+        Op::Compute(compute, pass) => {
+            let (start, end) = passes.get(&(stage, compute, pass))?;
+            Some(end - start)
+        }
+        Op::Transfer(..) | Op::Update(_) => None,
+    };
+    let span = |costs: &Costs, measured: &dyn Fn(StageIndex, Op) -> Option<f64>| {
+        let timeline = simulate_with(program, costs, PLANNED_STEPS, measured).ok()?;
+        Some(span_of(&timeline, window))
+    };
+    let planned_us = span(planned, &|_, _| None)?;
+    let computed_us = span(planned, &took)?;
+    let carried_us = span(&Costs { link: planned.link + lag_us, ..planned.clone() }, &took)?;
+    let verdicts_us = waited_us(&stages[critical], &extents[critical]);
+    let rest_us = measured_us - carried_us - verdicts_us;
+    Some(Causes {
+        planned_ms: planned_us / 1e3,
+        computation_ms: (computed_us - planned_us) / 1e3,
+        messages_ms: (carried_us - computed_us) / 1e3,
+        verdicts_ms: verdicts_us / 1e3,
+        rest_ms: rest_us / 1e3,
+    })
+}
+
+fn span_of(timeline: &Timeline, window: Window) -> f64 {
+    let step = PLANNED_STEPS - 2;
+    match window {
+        Window::Zero => timeline.makespan(step),
+        Window::One => timeline.cost(step),
+    }
+}
+
+/// When each pass of the turn began and ended.
+type Passes = BTreeMap<(StageIndex, Compute, Pass), (f64, f64)>;
+
+fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
+    let mut passes = Passes::new();
+    for (stage, slices) in (0..).map(StageIndex).zip(stages) {
+        for slice in slices {
+            if let Some((of, compute, pass)) = slice.pass()
+                && of == turn
+            {
+                passes.insert((stage, compute, pass), (slice.start_us, slice.end_us));
+            }
+        }
+    }
+    passes
+}
+
+/// The median time from the end of a pass to the begin of the one that waited for its result on another
+/// stage. Where nobody waited nothing is known.
+fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
+    let mut ends_before: BTreeMap<StageIndex, Vec<f64>> = BTreeMap::new();
+    for ((stage, ..), (_, end)) in passes {
+        ends_before.entry(*stage).or_default().push(*end);
+    }
+    ends_before.values_mut().for_each(|ends| ends.sort_by(f64::total_cmp));
+    let mut lags = Vec::new();
+    for ((stage, compute, pass), (start, _)) in passes {
+        let Some(made_us) = made_us(placement, passes, (*compute, *pass), *stage) else { continue };
+        let ends = &ends_before[stage];
+        let idle_since_us = ends[..ends.partition_point(|end| end <= start)].last();
+        if idle_since_us.is_none_or(|since| *since < made_us) {
+            lags.push((start - made_us).max(0.0));
+        }
+    }
+    lags.sort_by(f64::total_cmp);
+    lags.get(lags.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// When what a pass reads was made, if that was on another stage.
+fn made_us(
+    placement: &Placement,
+    passes: &Passes,
+    (compute, pass): (Compute, Pass),
+    stage: StageIndex,
+) -> Option<f64> {
+    let (chunk, makers) = match compute {
+        Compute::F => (pass.chunk.0.checked_sub(1)?, &[Compute::F][..]),
+        Compute::B | Compute::BW => (pass.chunk.0 + 1, &[Compute::B, Compute::BW][..]),
+        Compute::W | Compute::WE => return None,
+    };
+    let maker = placement.stage_of(ChunkIndex(chunk)).filter(|maker| *maker != stage)?;
+    let made = Pass { chunk: ChunkIndex(chunk), ..pass };
+    makers.iter().find_map(|compute| Some(passes.get(&(maker, *compute, made))?.1))
+}
+
+fn waited_us(slices: &VecDeque<Slice>, extent: &Extent) -> f64 {
+    let within = slices.iter().filter(|slice| match slice.doing {
+        Doing::Waited(_) => slice.start_us >= extent.start_us && slice.end_us <= extent.end_us,
+        Doing::Ran(_) => false,
+    });
+    within.map(|slice| slice.end_us - slice.start_us).sum()
+}
