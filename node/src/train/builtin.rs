@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 36] = pages![
+const PAGES: [(&str, &str); 38] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -38,6 +38,8 @@ const PAGES: [(&str, &str); 36] = pages![
     "decisions/0017-one-loop-a-process-and-threads-for-what-waits.md",
     "decisions/0018-layers-travel-as-bulk-and-frames-as-rules.md",
     "decisions/0019-a-job-is-one-document-in-the-log.md",
+    "decisions/0020-asynchronous-schedules-are-siblings.md",
+    "decisions/0021-a-simulation-chooses-among-solved-orders.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
