@@ -148,7 +148,7 @@ fn write_ending(
 fn causes_line(causes: &Causes) -> String {
     let Causes { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = causes;
     format!(
-        "step    {:.1} ms: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
+        "time    {:.1} ms a step: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
          {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest",
         causes.total_ms()
     )

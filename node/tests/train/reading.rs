@@ -106,6 +106,14 @@ fn the_end_says_what_came_of_it() {
     let place = Place::new();
     let (told, run) = watched(&place, "--steps 6");
     let end = told.iter().position(|line| line.starts_with("✔ 6 steps in ")).expect("an end");
+    let mut told = told;
+    let is_explained = told[end + 2].starts_with("time ");
+    assert_eq!(is_explained, !run.json("run.json")["causes"].is_null(), "{told:#?}");
+    if is_explained {
+        let expected =
+            "time    # ms a step: # as planned, # computation, # messages, # verdicts, # the rest";
+        assert_eq!(shape(&told.remove(end + 2)).replace(['+', '-'], ""), expected);
+    }
     let [before, steps, loss, digest, files, after] = &told[end - 1..end + 5] else { panic!() };
     assert_eq!((before.as_str(), after.as_str()), ("", ""));
     assert_eq!(shape(steps), "✔ # steps in #s, # tok/s");
