@@ -209,6 +209,17 @@ pub enum WindowChoice {
     Fixed(Window),
 }
 
+impl WindowChoice {
+    /// The window that a plan is made for.
+    #[must_use]
+    pub const fn planned(self) -> Window {
+        match self {
+            Self::Auto => Window::One,
+            Self::Fixed(window) => window,
+        }
+    }
+}
+
 /// A configuration with what is worth knowing about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {

@@ -9,7 +9,7 @@ use zbelastic_types::Step;
 
 use crate::data::Batch;
 use crate::model::{
-    Chunk, Context, Family, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
+    Chunk, Context, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
     ModelConfig, PassStash, Scratch, Sizes, model_layers, rotary_angles,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
@@ -119,10 +119,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             logits: if has_head { Some(sizes.logits(&mut make)?) } else { None },
             scratch: sizes.scratch(&mut make)?,
             chunk: Chunk::new(vec![LayerState::new(backend, model, spec, &weights)?]),
-            angles: match model.family {
-                Family::Gpt2 => None,
-                Family::Llama => Some(rotary_angles(backend, model, shape)?),
-            },
+            angles: rotary_angles(backend, model, shape)?,
             batch: Batch { inputs: tokens.clone(), targets: tokens },
             drawn: drawn(sizes.residual()),
             backend,

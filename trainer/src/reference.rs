@@ -12,8 +12,8 @@ use crate::data::BatchSource;
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, Family, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes,
-    model_layers, rotary_angles,
+    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes, model_layers,
+    rotary_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
 use crate::stage::StageSetup;
@@ -59,10 +59,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let stash = PassStash::build(&sizes, all, &mut make)?;
         let logits = sizes.logits(&mut make)?;
         let scratch = sizes.scratch(&mut make)?;
-        let angles = match setup.model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(&backend, &setup.model, shape)?),
-        };
+        let angles = rotary_angles(&backend, &setup.model, shape)?;
         let layers = model_layers(&setup.model)
             .into_iter()
             .map(|spec| {

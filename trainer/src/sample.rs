@@ -8,8 +8,8 @@ use zbelastic_kernels::{AllocateError, Backend, View};
 
 use crate::data::Batch;
 use crate::model::{
-    Chunk, Context, Family, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig,
-    PassStash, Sizes, model_layers, rotary_angles,
+    Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash, Sizes,
+    model_layers, rotary_angles,
 };
 use crate::random::{Purpose, Stream};
 
@@ -49,10 +49,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         let mut make = |len| backend.allocate(len);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let logits = sizes.logits(&mut make)?;
-        let angles = match model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(&backend, model, shape)?),
-        };
+        let angles = rotary_angles(&backend, model, shape)?;
         let layers = model_layers(model).into_iter().zip(weights);
         let layers =
             layers.map(|(spec, weights)| LayerState::frozen(&backend, model, spec, weights));

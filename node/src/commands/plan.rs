@@ -78,9 +78,8 @@ fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
 }
 
 fn measured(config: &RunConfig, threads: usize) -> Result<Pace, Failure> {
-    let out_of_memory =
-        |error: &dyn std::fmt::Display| Failure::new(FailureCode::OutOfResource, error.to_string());
-    let backend = CpuBackend::new(threads).map_err(|error| out_of_memory(&error))?;
+    let backend = CpuBackend::new(threads)
+        .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
     let began = Instant::now();
     let mut clock = || began.elapsed().as_secs_f64();
     let RunConfig { model, batch, optimizer, .. } = config;

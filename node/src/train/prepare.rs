@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
+use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::hf::import_safetensors;
 use zbelastic_trainer::model::{LayerRange, ModelConfig, model_size};
 use zbelastic_trainer::plan::{
@@ -22,7 +22,7 @@ use super::corpus::{AboutText, load_text};
 use super::interrupt::Interrupt;
 use crate::args::TrainArgs;
 use crate::config::{
-    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource, WindowChoice,
+    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource,
     check_needs_no_steps, load, load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
@@ -254,10 +254,7 @@ fn choose_plan(
         kinds,
         chunks_per_stage: config.chunks_per_stage,
         stage_count: worker_count,
-        window: match config.window {
-            WindowChoice::Auto => Window::One,
-            WindowChoice::Fixed(window) => window,
-        },
+        window: config.window.planned(),
         copies,
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),

@@ -9,6 +9,7 @@
 mod causes;
 
 pub use causes::Causes;
+use causes::Profile;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -142,7 +143,7 @@ pub struct Timing {
     /// Steps that have ended.
     ended: u32,
     /// What passes took in the first of them: what the others are held against.
-    profile: Option<Costs>,
+    profile: Option<Profile>,
     causes: Option<Causes>,
 }
 
@@ -205,19 +206,22 @@ impl Timing {
             Window::Zero => timeline.bubble_sync(step),
             Window::One => timeline.bubble_span(step),
         };
-        self.explain(turn);
+        self.explain(turn, &extents);
         Bubbles { measured: measured_bubble(&extents, window), planned, causes: self.causes }
     }
 
     /// Takes the step into the mean of its causes.
-    fn explain(&mut self, turn: Turn) {
+    fn explain(&mut self, turn: Turn, extents: &[Extent]) {
         self.ended += 1;
         let Some(profile) = &self.profile else {
-            self.profile = (self.ended >= PROFILED_STEPS).then(|| self.costs());
+            let program = &self.setup.plan.program;
+            self.profile = (self.ended >= PROFILED_STEPS)
+                .then(|| self.costs())
+                .and_then(|costs| Profile::new(program, costs));
             return;
         };
         let program = &self.setup.plan.program;
-        let Some(found) = causes::causes((program, profile), &self.slices, turn) else { return };
+        let Some(found) = profile.causes(program, (&self.slices, extents), turn) else { return };
         let count = self.ended - PROFILED_STEPS - 1;
         self.causes = Some(self.causes.map_or(found, |mean| mean.mean_with(found, count)));
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::thread;
 
-use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::AllocateError;
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::Corpus;
@@ -12,7 +11,7 @@ use zbelastic_trainer::stage::{
     Activity, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup, Wait,
     Workbench,
 };
-use zbelastic_types::{Attempt, StageIndex, Step};
+use zbelastic_types::StageIndex;
 
 use super::mail::{Evaluated, Mail, Message, StageResult};
 use super::outfit::Outfit;
@@ -63,10 +62,8 @@ impl<O: Outfit> Worker<'_, O> {
 
     fn engine(&self) -> Result<Engine<O>, AllocateError> {
         let bench = self.outfit.bench(&self.setup, self.stage)?;
-        let generation = self.setup.plan.generation;
-        let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
         let (setup, corpus) = (self.setup.clone(), self.corpus.clone());
-        Ok(StageEngine::resume(setup, self.stage, bench, corpus, turn, 0))
+        Ok(StageEngine::begin_run(setup, self.stage, bench, corpus))
     }
 
     fn drive(&self, mut engine: Engine<O>) {

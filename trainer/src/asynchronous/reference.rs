@@ -25,8 +25,7 @@ use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Family, LayerRange, LayerState, Logits, PassStash, Scratch, Sizes, model_layers,
-    rotary_angles,
+    Chunk, LayerRange, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
 };
 use crate::optimizer::clip_coefficient;
 
@@ -164,10 +163,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let mut make = |len| backend.allocate(len);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let (logits, scratch) = (sizes.logits(&mut make)?, sizes.scratch(&mut make)?);
-        let angles = match model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(&backend, model, shape)?),
-        };
+        let angles = rotary_angles(&backend, model, shape)?;
         let first: Vec<Vec<f32>> = model_layers(model)
             .iter()
             .map(|spec| setup.weights.of_layer(spec).into_owned())

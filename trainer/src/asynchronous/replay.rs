@@ -17,7 +17,7 @@ use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Family, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
+    Chunk, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
 };
 
 /// A chunk of the model on its own.
@@ -97,10 +97,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         }
         let shape = setup.plan.batch.microbatch;
         let scratch = Sizes { model, shape }.scratch(&mut |len| backend.allocate(len))?;
-        let angles = match model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(backend, model, shape)?),
-        };
+        let angles = rotary_angles(backend, model, shape)?;
         let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
     }

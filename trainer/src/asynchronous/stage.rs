@@ -17,7 +17,7 @@ use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::{Batch, BatchSource};
-use crate::model::{Family, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles};
+use crate::model::{Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles};
 use crate::stage::Slots;
 
 /// A boundary tensor on its way from stage to stage.
@@ -152,10 +152,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 references.insert(chunk, lines[&(chunk, 0)].weights(&backend));
             }
         }
-        let angles = match model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(&backend, model, plan.batch.microbatch)?),
-        };
+        let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
         if let Some(angles) = &angles {
             allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
         }

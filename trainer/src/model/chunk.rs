@@ -3,7 +3,7 @@
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
 use zbelastic_types::{Bytes, LayerId, LayerRange};
 
-use super::config::{LayerKind, ModelConfig};
+use super::config::{Family, LayerKind, ModelConfig};
 use super::layers::{
     AttentionStash, Context, HeadStash, Logits, MicrobatchShape, MlpStash, Scratch, Sizes,
     embed_forward, embed_weights,
@@ -265,7 +265,7 @@ fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
     backend.download(View::new(buffer, 0..backend.len(buffer)))
 }
 
-/// Rotary angles of every position, as [`Backend::rotate`] takes them.
+/// Rotary angles of every position, as [`Backend::rotate`] takes them, if the model's family has them.
 ///
 /// # Errors
 /// If the device's memory does not hold them.
@@ -273,7 +273,11 @@ pub fn rotary_angles<B: Backend>(
     backend: &B,
     model: &ModelConfig,
     shape: MicrobatchShape,
-) -> Result<B::Buffer, AllocateError> {
+) -> Result<Option<B::Buffer>, AllocateError> {
+    match model.family {
+        Family::Gpt2 => return Ok(None),
+        Family::Llama => {}
+    }
     let width = model.head_width as usize;
     let mut angles = Vec::with_capacity(shape.sequence_len * width);
     for position in 0..shape.sequence_len {
@@ -286,5 +290,5 @@ pub fn rotary_angles<B: Backend>(
     }
     let mut buffer = backend.allocate(angles.len())?;
     backend.upload(&angles, ViewMut::new(&mut buffer, 0..angles.len()));
-    Ok(buffer)
+    Ok(Some(buffer))
 }

@@ -268,9 +268,7 @@ impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
         source: S,
     ) -> Result<Self, AllocateError> {
         let bench = Bench::new(&setup, stage, backend)?;
-        let generation = setup.plan.generation;
-        let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
-        Ok(Self::resume(setup, stage, bench, source, turn, 0))
+        Ok(Self::begin_run(setup, stage, bench, source))
     }
 
     /// The layers on this stage, in model order within each chunk.
@@ -286,6 +284,13 @@ impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
 }
 
 impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    /// A stage at the beginning of a run, with layers that are there.
+    pub fn begin_run(setup: Arc<StageSetup>, stage: StageIndex, bench: W, source: S) -> Self {
+        let generation = setup.plan.generation;
+        let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
+        Self::resume(setup, stage, bench, source, turn, 0)
+    }
+
     /// A stage that goes on with `turn` after `updates` updates, with layers that are there.
     ///
     /// # Panics

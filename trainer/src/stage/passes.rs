@@ -17,8 +17,8 @@ use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, Family, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig,
-    PassStash, Scratch, Sizes, model_layers, rotary_angles,
+    Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash,
+    Scratch, Sizes, model_layers, rotary_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
@@ -84,10 +84,7 @@ impl<B: Backend> Bench<B> {
             };
             chunks.insert(chunk, chunk_bench);
         }
-        let angles = match model.family {
-            Family::Gpt2 => None,
-            Family::Llama => Some(rotary_angles(&backend, model, plan.batch.microbatch)?),
-        };
+        let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
         if let Some(angles) = &angles {
             allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
         }

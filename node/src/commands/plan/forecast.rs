@@ -7,7 +7,7 @@ use zbelastic_schedule::{ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Refusal, choose, span_lower_bound};
 use zbelastic_types::Bytes;
 
-use crate::config::{NodeSpec, NodesSpec, RunConfig, WindowChoice};
+use crate::config::{NodeSpec, NodesSpec, RunConfig};
 use crate::failure::{Detail, Failure, FailureCode};
 
 /// What a forecast is made from.
@@ -129,7 +129,7 @@ impl<'a> Forecast<'a> {
 
     /// The window of the plan.
     pub fn window(&self) -> Window {
-        window(self.outlook.config)
+        self.outlook.config.window.planned()
     }
 
     /// From one stage to another, in seconds.
@@ -142,13 +142,6 @@ impl<'a> Forecast<'a> {
 const LOST_MAX: usize = 2;
 /// Machines of which every pair is tried; of more, the fastest are taken to be lost.
 const PAIRS_OF_MAX: usize = 12;
-
-fn window(config: &RunConfig) -> Window {
-    match config.window {
-        WindowChoice::Auto => Window::One,
-        WindowChoice::Fixed(window) => window,
-    }
-}
 
 /// Whether a stage must fit into its node.
 #[derive(Clone, Copy, PartialEq)]
@@ -199,7 +192,7 @@ impl<'a> Site<'a> {
             kinds,
             chunks_per_stage: config.chunks_per_stage,
             stage_count,
-            window: window(config),
+            window: config.window.planned(),
             copies: copies_at(config.elastic.copies, stage_count),
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,

@@ -53,44 +53,65 @@ impl Causes {
     }
 }
 
-/// What is told of a step that `turn` brought to its end.
-pub(super) fn causes(
-    (program, planned): (&Program, &Costs),
-    stages: &[VecDeque<Slice>],
-    turn: Turn,
-) -> Option<Causes> {
-    let passes = passes_of(stages, turn);
-    let extents: Vec<Extent> =
-        stages.iter().filter_map(|slices| Extent::of_step(slices, turn)).collect();
-    let window = program.window?;
-    let measured_us = total_us(&extents, window);
-    let critical = extents.iter().position(|extent| {
-        extent.end_us - extent.start_us >= longest(&extents, |one| one.end_us - one.start_us)
-    })?;
-    let lag_us = lag_us(&program.placement, &passes);
-    let took = |stage: StageIndex, op: Op| match op {
-        Op::Compute(compute, pass) => {
-            let (start, end) = passes.get(&(stage, compute, pass))?;
-            Some(end - start)
+/// What later steps are held against.
+pub(super) struct Profile {
+    costs: Costs,
+    /// What a step takes by them.
+    planned_us: f64,
+}
+
+impl Profile {
+    /// The profile of a program that runs to its end.
+    pub(super) fn new(program: &Program, costs: Costs) -> Option<Self> {
+        let planned_us = span_us(program, &costs, &|_, _| None)?;
+        Some(Self { costs, planned_us })
+    }
+
+    /// What is told of a step that `turn` brought to its end, if every stage has an extent.
+    pub(super) fn causes(
+        &self,
+        program: &Program,
+        (stages, extents): (&[VecDeque<Slice>], &[Extent]),
+        turn: Turn,
+    ) -> Option<Causes> {
+        if extents.len() != stages.len() {
+            return None;
         }
-        Op::Transfer(..) | Op::Update(_) => None,
-    };
-    let span = |costs: &Costs, measured: &dyn Fn(StageIndex, Op) -> Option<f64>| {
-        let timeline = simulate_with(program, costs, PLANNED_STEPS, measured).ok()?;
-        Some(span_of(&timeline, window))
-    };
-    let planned_us = span(planned, &|_, _| None)?;
-    let computed_us = span(planned, &took)?;
-    let carried_us = span(&Costs { link: planned.link + lag_us, ..planned.clone() }, &took)?;
-    let verdicts_us = waited_us(&stages[critical], &extents[critical]);
-    let rest_us = measured_us - carried_us - verdicts_us;
-    Some(Causes {
-        planned_ms: planned_us / 1e3,
-        computation_ms: (computed_us - planned_us) / 1e3,
-        messages_ms: (carried_us - computed_us) / 1e3,
-        verdicts_ms: verdicts_us / 1e3,
-        rest_ms: rest_us / 1e3,
-    })
+        let passes = passes_of(stages, turn);
+        let span = |extent: &Extent| extent.end_us - extent.start_us;
+        let critical = extents.iter().position(|extent| span(extent) >= longest(extents, span))?;
+        let lag_us = lag_us(&program.placement, &passes);
+        let took = |stage: StageIndex, op: Op| match op {
+            Op::Compute(compute, pass) => {
+                let (start, end) = passes.get(&(stage, compute, pass))?;
+                Some(end - start)
+            }
+            Op::Transfer(..) | Op::Update(_) => None,
+        };
+        let Self { costs, planned_us } = self;
+        let computed_us = span_us(program, costs, &took)?;
+        let slow = Costs { link: costs.link + lag_us, ..costs.clone() };
+        let carried_us = span_us(program, &slow, &took)?;
+        let verdicts_us = waited_us(&stages[critical], &extents[critical]);
+        let rest_us = total_us(extents, program.window?) - carried_us - verdicts_us;
+        Some(Causes {
+            planned_ms: planned_us / 1e3,
+            computation_ms: (computed_us - planned_us) / 1e3,
+            messages_ms: (carried_us - computed_us) / 1e3,
+            verdicts_ms: verdicts_us / 1e3,
+            rest_ms: rest_us / 1e3,
+        })
+    }
+}
+
+/// What a step of a run takes with these costs, where nothing was measured.
+fn span_us(
+    program: &Program,
+    costs: &Costs,
+    measured: &dyn Fn(StageIndex, Op) -> Option<f64>,
+) -> Option<f64> {
+    let timeline = simulate_with(program, costs, PLANNED_STEPS, measured).ok()?;
+    Some(span_of(&timeline, program.window?))
 }
 
 fn span_of(timeline: &Timeline, window: Window) -> f64 {
