@@ -16,6 +16,7 @@ mod pipeline;
 mod policy;
 mod problem;
 mod rounds;
+mod stepwise;
 mod waves;
 
 pub use problem::{ChunkCosts, Owner, Problem, StageCosts};
@@ -187,7 +188,7 @@ const RULES_MIN: usize = 8;
 /// such, so what is tried for one is bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
 /// Rules that are tried for a small problem before the best of them are changed.
-const SMALL_RULES_MAX: usize = 30;
+const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
 
@@ -247,7 +248,9 @@ fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
 fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let mut allowance = Allowance::new(pipeline);
     let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
-    for rules in policy::rules(pipeline).take(tries(pipeline).clamp(RULES_MIN, most)) {
+    for rules in
+        policy::rules(pipeline, best.lower_bound).take(tries(pipeline).clamp(RULES_MIN, most))
+    {
         let board = policy::by_rules(pipeline, &rules, &allowance);
         if best.take(board, Some(rules)) {
             return;

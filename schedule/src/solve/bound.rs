@@ -14,6 +14,7 @@
 
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
+use super::stepwise;
 
 /// No order of the problem costs less.
 pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
@@ -26,7 +27,7 @@ pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
             .max(stage.by_memory())
             .max(stage.through_others(&stages, &heads));
     }
-    bound
+    bound.max(stepwise::lower_bound(pipeline, bound))
 }
 
 /// By stage: how long it stands still after its last F in any order.
