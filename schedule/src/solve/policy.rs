@@ -156,7 +156,7 @@ impl<'a> Allowance<'a> {
     /// Orders that cost more than this are given up.
     pub(super) fn lower_to(&mut self, cost: f64) {
         for (stage, idle_max) in self.idle_max.iter_mut().enumerate() {
-            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.work(stage);
+            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.least(stage);
         }
     }
 

@@ -84,7 +84,7 @@ impl<'a> Steps<'a> {
     /// that costs no more than `cost`; `None` if there is no such order.
     fn forwards_first(&self, cost: f64) -> Option<Vec<u32>> {
         let slack = cost * SLACK;
-        let idle_max = |stage| cost - self.pipeline.work(stage) - self.elsewhere[stage] + slack;
+        let idle_max = |stage| cost - self.pipeline.least(stage) - self.elsewhere[stage] + slack;
         let (counts, is_possible) = self.walk(slack, idle_max);
         is_possible.then_some(counts)
     }
