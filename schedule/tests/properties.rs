@@ -292,6 +292,13 @@ fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem>
     (1..=stages_max).prop_flat_map(sized)
 }
 
+/// Two chunks a stage or three, dealt round.
+fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+    let sized =
+        move |(stages, chunks)| problem(Placement::looped(stages, chunks), microbatches_max);
+    (1..=stages_max, 2..=3_u32).prop_flat_map(sized)
+}
+
 /// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
 fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
     let timeline =
@@ -336,13 +343,32 @@ proptest! {
             generate(ScheduleKind::ZbV, stage_count, problem.microbatch_count).expect("legal");
         check_bound(&problem, &program)?;
     }
+
+    #[test]
+    fn no_replay_over_a_loop_costs_less_than_the_bound(
+        problem in looped(5, 10),
+        kind in prop::sample::select(vec![
+            ScheduleKind::Gis, ScheduleKind::Po, ScheduleKind::LoopedBfs, ScheduleKind::Interleaved,
+        ]),
+    ) {
+        let size = PipelineSize {
+            stage_count: problem.limits.len() as u32,
+            chunks_per_stage: problem.placement.chunks_per_stage(),
+            microbatch_count: problem.microbatch_count,
+        };
+        if let Ok(program) = generate_sized(kind, size) {
+            check_bound(&problem, &program)?;
+        }
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn what_is_solved_is_an_order_that_fits(problem in prop_oneof![line(5, 9), vee(5, 9)]) {
+    fn what_is_solved_is_an_order_that_fits(
+        problem in prop_oneof![line(5, 9), vee(5, 9), looped(4, 8)],
+    ) {
         let found = solve(&problem).expect("legal");
         prop_assert_eq!(check(&found.program), Ok(()));
         let cost = cost_of(&problem, &found.program).expect("memory holds it");

@@ -11,6 +11,7 @@ use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::placement::{Placement, PlacementShape};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::solve::kind_of_shape;
 
 /// Why a file is no program. Rows and columns count from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,11 +122,7 @@ fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> 
         let made = generate_sized(*kind, size);
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
     };
-    let any = match placement.shape() {
-        PlacementShape::Line => ScheduleKind::ZbAuto,
-        PlacementShape::Vee => ScheduleKind::ZbV,
-        PlacementShape::Loop => ScheduleKind::Gis,
-    };
+    let any = kind_of_shape(placement.shape());
     ScheduleKind::ALL.into_iter().find(is_equal).unwrap_or(any)
 }
 

@@ -1,5 +1,5 @@
-//! What is to be solved: a pipeline with one chunk a stage, or two in a vee, each chunk with times
-//! of its own.
+//! What is to be solved: a pipeline with one chunk a stage, two in a vee, or several dealt round,
+//! each chunk with times of its own.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use super::SolveError;
 use crate::cost::{ChunkTimes, Costs};
 use crate::memory::{ChunkMemory, peak_memory};
-use crate::placement::{Placement, PlacementShape};
+use crate::placement::Placement;
 use crate::program::{Program, Window};
 use crate::timeline::Timeline;
 
@@ -40,7 +40,7 @@ pub struct StageCosts {
 /// A pipeline whose operations are to be put into an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// Which stage holds which chunk: a line or a vee.
+    /// Which stage holds which chunk.
     pub placement: Placement,
     /// By chunk, in model order.
     pub chunks: Vec<ChunkCosts>,
@@ -212,10 +212,6 @@ impl Problem {
     }
 
     fn check_counts(&self) -> Result<(), SolveError> {
-        let shape = self.placement.shape();
-        if shape == PlacementShape::Loop {
-            return Err(SolveError::Shape { found: shape });
-        }
         if self.microbatch_count == 0 {
             return Err(SolveError::NoMicrobatch);
         }

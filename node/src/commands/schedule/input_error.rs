@@ -96,11 +96,13 @@ pub enum InputError {
     /// A problem that has no solution.
     #[error(transparent)]
     Solve(#[from] SolveError),
-    /// A schedule whose bound is not known.
-    #[error("{kind} deals its chunks round the stages, and no bound is known for that")]
-    Looped {
-        /// The schedule.
-        kind: ScheduleKind,
+    /// Microbatches that cannot be shared.
+    #[error("{copies} copies cannot share {found} microbatches evenly")]
+    Copies {
+        /// Copies of the pipeline.
+        copies: u32,
+        /// Microbatches of a step.
+        found: u32,
     },
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
@@ -142,8 +144,9 @@ impl InputError {
                 .why("what B leaves is what W needs: both say the same")
                 .hint("leave out --mb or --mw"),
             Self::Solve(error) => solve_hint(detail, error),
-            Self::Looped { .. } => {
-                detail.at("--kind").hint("`zbelastic schedule simulate` times it")
+            Self::Copies { copies, found } => {
+                let above = found.next_multiple_of(*copies);
+                detail.at("--data-parallel").hint(format!("--microbatches {above}"))
             }
             Self::NegativeMemory { .. } => {
                 detail.at("--mb").why("B cannot give back more than F kept")
@@ -163,7 +166,7 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
             detail.at("--mw").hint(format!("--mw {after_forward} or less"))
         }
         SolveError::NoMicrobatch => detail.at("--microbatches"),
-        SolveError::Shape { .. } | SolveError::Count { .. } | SolveError::Number { .. } => detail,
+        SolveError::Count { .. } | SolveError::Number { .. } => detail,
     }
 }
 
