@@ -1,14 +1,13 @@
 //! Gives a program times: every operation starts as early as list order and dependencies allow.
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
-//! lowering. Does not model: links that carry one message at a time, memory that runs out, compute
+//! lowering. The gradient of a replica takes as long to its twin as any message, one hop. Does not model: links that carry one message at a time, memory that runs out, compute
 //! slowed down by communication.
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::boundary::chunk_before;
 use crate::cost::{CostError, Costs};
-use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
+use crate::op::{Compute, Flow, Op, Pass, Reduction, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -110,6 +109,8 @@ struct Clock<'a> {
     ends: Vec<PassTable<Ends>>,
     /// By step, then by stage.
     reports: Vec<Vec<f64>>,
+    /// By step, then by chunk: when its own gradient left for its twin.
+    told: Vec<Vec<f64>>,
     slices: Vec<Vec<Slice>>,
 }
 
@@ -129,6 +130,7 @@ impl<'a> Clock<'a> {
             now: vec![0.0; program.stages.len()],
             ends: vec![PassTable::new(program, Ends::default()); steps],
             reports: vec![vec![0.0; program.stages.len()]; steps],
+            told: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
             slices: program.stages.iter().map(room).collect(),
         }
     }
@@ -161,12 +163,22 @@ impl<'a> Clock<'a> {
                 Some(Window::Zero) | None => 0.0,
             },
             Op::Update(Update::Report | Update::Commit) => 0.0,
+            Op::Reduce(Reduction::Send | Reduction::Local, _) => 0.0,
+            Op::Reduce(Reduction::Receive | Reduction::Add, chunk) => {
+                self.twin_arrival(step, chunk)
+            }
         }
+    }
+
+    /// When the twin's gradient is where `chunk` is: a gradient takes as long as any message.
+    fn twin_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
+        let twin = self.placement.twin_of(chunk).expect("the walk visits no other");
+        self.told[step as usize][twin.index()] + self.hop(twin, chunk)
     }
 
     /// When the operand of `pass` is on its stage: the end of the pass before it, and a hop.
     fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
-        let Some(chunk) = chunk_before(self.placement, pass.chunk, flow) else { return 0.0 };
+        let Some(chunk) = self.placement.chunk_before(pass.chunk, flow) else { return 0.0 };
         let before = self.ends(step, Pass { chunk, ..pass });
         let end = match flow {
             Flow::Forward => before.forward,
@@ -205,6 +217,7 @@ impl<'a> Clock<'a> {
             Op::Compute(Compute::W, pass) => times(pass).w,
             Op::Update(Update::Step) => self.costs.step,
             Op::Transfer(..)
+            | Op::Reduce(..)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
             ) => 0.0,
@@ -217,8 +230,12 @@ impl<'a> Clock<'a> {
             Op::Compute(Compute::B | Compute::BW, pass) => self.ends_mut(step, pass).backward = end,
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
+            Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
+                self.told[step as usize][chunk.index()] = end;
+            }
             Op::Compute(Compute::W, _)
             | Op::Transfer(..)
+            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
         }

@@ -119,12 +119,16 @@ pub enum SolveError {
     },
 }
 
-/// What every order of a problem costs at least: the longest span of a stage.
+/// What every order of a problem costs at least: the longest span of a stage. Over two replicas that
+/// is no more than the work of the busiest stage.
 ///
 /// # Errors
-/// As [`solve`].
+/// As [`solve`], but for placements with two replicas.
 pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     problem.check()?;
+    if problem.placement.replica_count() > 1 {
+        return Ok(problem.work_max());
+    }
     Ok(bound::lower_bound(&Pipeline::new(problem)))
 }
 
@@ -140,12 +144,16 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// Never, as long as one microbatch fits.
 pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     problem.check()?;
+    let shape = problem.placement.shape();
+    if shape == PlacementShape::Cross {
+        return Err(SolveError::Shape { found: shape });
+    }
     let pipeline = Pipeline::new(problem);
     let mut best = Best::new(bound::lower_bound(&pipeline));
-    match problem.placement.shape() {
+    match shape {
         PlacementShape::Line => try_rounds(&pipeline, &mut best),
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
-        PlacementShape::Loop => unreachable!("it was checked"),
+        PlacementShape::Loop | PlacementShape::Cross => unreachable!("it was checked"),
     }
     if !best.is_optimal() {
         try_rules(&pipeline, &mut best);
@@ -309,7 +317,7 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
     let orders = board.into_orders().into_iter();
     let stages = orders.map(|order| order.into_iter().map(&mut op).collect()).collect();
     let kind = match problem.placement.shape() {
-        PlacementShape::Line | PlacementShape::Loop => ScheduleKind::ZbAuto,
+        PlacementShape::Line | PlacementShape::Loop | PlacementShape::Cross => ScheduleKind::ZbAuto,
         PlacementShape::Vee => ScheduleKind::ZbV,
     };
     let Problem { placement, microbatch_count, .. } = problem;

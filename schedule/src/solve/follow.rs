@@ -9,7 +9,7 @@ use crate::program::Program;
 pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
     let put = |op: &Op| match *op {
         Op::Compute(compute, pass) => Some(Put { compute, chunk: pass.chunk.0 }),
-        Op::Transfer(..) | Op::Update(_) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => None,
     };
     program.stages.iter().map(|ops| ops.iter().filter_map(put).collect()).collect()
 }
