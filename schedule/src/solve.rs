@@ -67,6 +67,12 @@ fn reaches(cost: f64, bound: f64) -> bool {
 /// Why a problem has no solution.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
+    /// A placement for which no order is looked for.
+    #[error("expected the chunks of one model, found a {found}")]
+    Shape {
+        /// Its shape.
+        found: PlacementShape,
+    },
     /// A list that has not an entry for each.
     #[error("expected {expected} {name}, found {found}")]
     Count {
@@ -115,12 +121,16 @@ pub enum SolveError {
     },
 }
 
-/// What every order of a problem costs at least.
+/// What every order of a problem costs at least. Over two replicas that is no more than the work of
+/// the busiest stage.
 ///
 /// # Errors
-/// As [`solve`].
+/// As [`solve`], but for placements with two replicas.
 pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     problem.check()?;
+    if problem.placement.replica_count() > 1 {
+        return Ok(problem.work_max());
+    }
     Ok(bound::lower_bound(&Pipeline::new(problem)))
 }
 
@@ -137,12 +147,17 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// Never, as long as one microbatch fits.
 pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     problem.check()?;
+    let shape = problem.placement.shape();
+    if problem.placement.replica_count() > 1 {
+        return Err(SolveError::Shape { found: shape });
+    }
     let pipeline = Pipeline::new(problem);
     let mut best = Best::new(bound::lower_bound(&pipeline));
-    match problem.placement.shape() {
+    match shape {
         PlacementShape::Line => try_rounds(&pipeline, &mut best),
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
         PlacementShape::Loop => try_by_hand(&pipeline, &mut best, &OVER_A_LOOP),
+        PlacementShape::Cross => unreachable!("it was checked"),
     }
     if !best.is_optimal() {
         try_rules(&pipeline, &mut best);
@@ -322,6 +337,7 @@ pub const fn kind_of_shape(shape: PlacementShape) -> ScheduleKind {
         PlacementShape::Line => ScheduleKind::ZbAuto,
         PlacementShape::Vee => ScheduleKind::ZbV,
         PlacementShape::Loop => ScheduleKind::Gis,
+        PlacementShape::Cross => ScheduleKind::Chimera,
     }
 }
 
@@ -379,6 +395,10 @@ mod tests {
     #[test]
     fn what_is_no_problem_is_named() {
         let legal = problem(CHUNK);
+        let cross = Problem { placement: Placement::cross(1), ..legal.clone() };
+        let cross = Problem { limits: vec![f64::INFINITY], ..cross };
+        let found = PlacementShape::Cross;
+        assert_eq!(solve(&cross), Err(SolveError::Shape { found }));
         let short = SolveError::Count { name: "chunks", expected: 4, found: 2 };
         refused(&Problem { placement: Placement::vee(2), ..legal.clone() }, short);
         let short = SolveError::Count { name: "limits", expected: 2, found: 1 };

@@ -22,9 +22,11 @@ fn options() -> impl Strategy<Value = LowerOptions> {
 }
 
 /// A program of up to 6 stages, with 2 to 4 chunks each where their number is free. A schedule that
-/// does not exist for the microbatches drawn gets the next number that it exists for.
+/// does not exist for the microbatches or stages drawn gets the next number that it exists for.
 fn program() -> impl Strategy<Value = Program> {
     (kind(), 1..=6u32, 2..=4u32, 1..=20u32).prop_map(|(kind, stages, chunks, microbatches)| {
+        let stages =
+            if kind == ScheduleKind::Chimera { stages.next_multiple_of(2) } else { stages };
         let chunks_per_stage = match kind.chunk_counts() {
             ChunkCounts::Exactly(count) => count,
             ChunkCounts::AtLeast(_) => chunks,
@@ -78,11 +80,11 @@ fn times_of(timeline: &Timeline) -> BTreeMap<(u32, Compute, Pass), (f64, f64)> {
 fn dependencies(program: &Program, compute: Compute, pass: Pass) -> Vec<(Compute, Pass)> {
     let Pass { chunk, microbatch } = pass;
     let neighbour = |chunk: u32| Pass::new(chunk, microbatch.0);
-    let last = program.placement.last_chunk();
+    let placement = &program.placement;
     match compute {
-        Compute::F if chunk.0 == 0 => vec![],
+        Compute::F if placement.is_first(chunk) => vec![],
         Compute::F => vec![(Compute::F, neighbour(chunk.0 - 1))],
-        Compute::B | Compute::BW if chunk == last => vec![(Compute::F, pass)],
+        Compute::B | Compute::BW if placement.is_last(chunk) => vec![(Compute::F, pass)],
         Compute::B | Compute::BW => vec![(Compute::B, neighbour(chunk.0 + 1))],
         Compute::W | Compute::WE => vec![(Compute::B, pass)],
     }
@@ -207,7 +209,7 @@ proptest! {
     fn memory_stays_within_what_the_schedule_promises(
         program in program(), kept_by_b in 0.0..1.0f64,
     ) {
-        let per_stage = f64::from(program.placement.chunks_per_stage());
+        let per_stage = 1.0 / program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 1.0 / per_stage,
             after_input_gradient: kept_by_b / per_stage,
@@ -234,6 +236,8 @@ proptest! {
             ScheduleKind::DualPipeV => stages + 0.5,
             ScheduleKind::Interleaved => stages + (stages - 1.0) / per_stage,
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
+            ScheduleKind::Gems => 1.0,
+            ScheduleKind::Chimera => stages,
         };
         for peak in peak_memory(&program, &chunks) {
             prop_assert!(peak <= promise.min(microbatches) + 1e-9);

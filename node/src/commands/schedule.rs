@@ -53,7 +53,9 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
     ];
     for (path, form) in forms {
         if let Some(path) = path {
-            write_to(path, &pytorch::write(&replay.program, form), out)?;
+            let text = pytorch::write(&replay.program, form)
+                .map_err(|error| input_error::failure(vec![error.into()]))?;
+            write_to(path, &text, out)?;
         }
     }
     if let Some(path) = &args.trace {

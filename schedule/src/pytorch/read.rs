@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
-use crate::boundary::{chunk_after, receive_before, transfer_after};
+use crate::boundary::{receive_before, transfer_after};
 use crate::generate::{PipelineSize, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
@@ -261,7 +261,7 @@ fn check_exchanges(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
     for (sender, ops) in rows.iter().enumerate() {
         for op in ops {
             let Op::Transfer(Transfer::Send, flow, pass) = *op else { continue };
-            let next = chunk_after(placement, pass.chunk, flow).expect("a checked send");
+            let next = placement.chunk_after(pass.chunk, flow).expect("a checked send");
             let receiver = placement.stage_of(next).expect("a chunk has a stage").index();
             let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk: next, ..pass });
             under_way.entry((sender, receiver)).or_default().push(receive);

@@ -14,7 +14,9 @@ pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
             Op::Compute(Compute::F, pass) => (&[Compute::F], pass),
             Op::Compute(Compute::B, pass) => (&[Compute::B], pass),
             Op::Compute(Compute::W, pass) => (&[Compute::W], pass),
-            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) => return Vec::new(),
+            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
+                return Vec::new();
+            }
         };
         let put = |compute: &Compute| Put { compute: *compute, chunk: pass.chunk.0 };
         computes.iter().map(put).collect()

@@ -39,7 +39,9 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
         | ScheduleKind::OneFOneBV
-        | ScheduleKind::DualPipeV => return Vec::new(),
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
@@ -76,7 +78,7 @@ fn with_early_first(times: &ChunkTimes) -> ChunkTimes {
 const fn depth(shape: PlacementShape) -> u32 {
     match shape {
         PlacementShape::Line => 2,
-        PlacementShape::Loop | PlacementShape::Vee => 1,
+        PlacementShape::Loop | PlacementShape::Vee | PlacementShape::Cross => 1,
     }
 }
 

@@ -49,6 +49,9 @@ pub enum InputError {
         /// Why not.
         source: pytorch::ReadError,
     },
+    /// The program has no file of PyTorch's.
+    #[error(transparent)]
+    WritePyTorch(#[from] pytorch::WriteError),
     /// The program breaks rules.
     #[error("{} broken rules", violations.len())]
     Violations {
@@ -134,6 +137,9 @@ impl InputError {
             Self::Violations { path, violations } => {
                 return violation_details(&path.display().to_string(), violations);
             }
+            Self::WritePyTorch(_) => {
+                detail.at("--pytorch").hint("--svg, --trace or --ascii draw it")
+            }
             Self::Window { .. } => detail.at("--window"),
             Self::Number { flag, .. } => detail.at(*flag),
             Self::Length { flag, .. } => {
@@ -166,7 +172,7 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
             detail.at("--mw").hint(format!("--mw {after_forward} or less"))
         }
         SolveError::NoMicrobatch => detail.at("--microbatches"),
-        SolveError::Count { .. } | SolveError::Number { .. } => detail,
+        SolveError::Shape { .. } | SolveError::Count { .. } | SolveError::Number { .. } => detail,
     }
 }
 
@@ -198,6 +204,13 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
         GenerateError::FewMicrobatches { least, .. } => {
             detail.at("--microbatches").hint(format!("--microbatches {least} or more"))
         }
+        GenerateError::OddStages { found, .. } => detail
+            .at("--stages")
+            .why("two directions meet in one slot of the middle stage")
+            .hint(match found - 1 {
+                0 => "--stages 2".to_owned(),
+                below => format!("--stages {below} or {}", found + 1),
+            }),
         GenerateError::UnevenGroups { stage_count, microbatch_count } => {
             let above = microbatch_count.next_multiple_of(*stage_count);
             detail.at("--microbatches").hint(match above - stage_count {

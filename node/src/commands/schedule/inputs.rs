@@ -274,7 +274,7 @@ impl StageMemory {
 /// One entry a chunk, made of its stage and of the chunk's share of that stage.
 fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
     let placement = &program.placement;
-    let share = 1.0 / f64::from(placement.chunks_per_stage());
+    let share = placement.chunk_share();
     let stage_of = |chunk| placement.stage_of(chunk).expect("the chunk exists").index();
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
@@ -413,8 +413,8 @@ mod tests {
         check_wrong(
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
-             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v\n  \
-             try: zb-h1",
+             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, \
+             gems, chimera\n  try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",
@@ -434,6 +434,12 @@ mod tests {
             "--kind dualpipe-v --stages 4 --microbatches 6",
             "  --microbatches: dualpipe-v with 4 stages needs 8 microbatches or more, found 6
   try: --microbatches 8 or more",
+        );
+        check_wrong(
+            "--kind chimera --stages 3 --microbatches 6",
+            "  --stages: chimera needs an even number of stages, found 3
+  why: two directions meet in one slot of the middle stage
+  try: --stages 2 or 4",
         );
         check_wrong(
             &format!("{ZB_V} --chunks 3"),
