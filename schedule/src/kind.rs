@@ -56,6 +56,9 @@ pub enum ScheduleKind {
     /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
     #[serde(rename = "dualpipe-v")]
     DualPipeV,
+    /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
+    #[serde(rename = "seq1f1b")]
+    Seq1F1B,
 }
 
 /// How many chunks a stage may hold.
@@ -97,7 +100,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -113,6 +116,7 @@ impl ScheduleKind {
         Self::VMin,
         Self::OneFOneBV,
         Self::DualPipeV,
+        Self::Seq1F1B,
     ];
 
     /// The name under which a person asks for it.
@@ -134,6 +138,7 @@ impl ScheduleKind {
             Self::VMin => "v-min",
             Self::OneFOneBV => "1f1b-v",
             Self::DualPipeV => "dualpipe-v",
+            Self::Seq1F1B => "seq1f1b",
         }
     }
 
@@ -147,6 +152,35 @@ impl ScheduleKind {
         }
     }
 
+    /// Whether a microbatch's sequences may be cut into slices.
+    #[must_use]
+    pub const fn is_sliced(self) -> bool {
+        match self {
+            Self::Seq1F1B => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::OneFOneBV
+            | Self::DualPipeV => false,
+        }
+    }
+
+    /// Slices of a microbatch if nobody says how many.
+    #[must_use]
+    pub const fn slice_count(self) -> u32 {
+        if self.is_sliced() { 2 } else { 1 }
+    }
+
     /// Whether B and W are separate operations, if only of some passes.
     #[must_use]
     pub const fn splits_backward(self) -> bool {
@@ -155,7 +189,8 @@ impl ScheduleKind {
             | Self::OneFOneB
             | Self::Interleaved
             | Self::LoopedBfs
-            | Self::OneFOneBV => false,
+            | Self::OneFOneBV
+            | Self::Seq1F1B => false,
             Self::ZbH1
             | Self::ZbH2
             | Self::ZbAuto
@@ -184,9 +219,12 @@ impl ScheduleKind {
     #[must_use]
     pub const fn shape(self) -> PlacementShape {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
-                PlacementShape::Line
-            }
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::Seq1F1B => PlacementShape::Line,
             Self::Interleaved | Self::LoopedBfs | Self::Gis | Self::GisH | Self::Po => {
                 PlacementShape::Loop
             }

@@ -3,12 +3,13 @@
 use crate::op::Pass;
 use crate::program::{PASS_COUNT_MAX, Program};
 
-/// A cell for every chunk and microbatch. A pass the program does not have has no cell, so readers
+/// A cell for every chunk, microbatch and slice. A pass the program does not have has no cell, so readers
 /// of unchecked programs cannot go astray.
 #[derive(Clone)]
 pub(crate) struct PassTable<T> {
     cells: Vec<T>,
     microbatch_count: u32,
+    slice_count: u32,
 }
 
 impl<T: Copy> PassTable<T> {
@@ -21,7 +22,8 @@ impl<T: Copy> PassTable<T> {
         let pass_count = program.pass_count();
         assert!(pass_count <= PASS_COUNT_MAX, "{pass_count} passes are more than {PASS_COUNT_MAX}");
         let cells = vec![cell; usize::try_from(pass_count).expect("the limit fits an address")];
-        Self { cells, microbatch_count: program.microbatch_count }
+        let Program { microbatch_count, slice_count, .. } = *program;
+        Self { cells, microbatch_count, slice_count }
     }
 
     /// The cell of `pass`.
@@ -36,14 +38,18 @@ impl<T: Copy> PassTable<T> {
 
     /// Every pass with its cell, chunk by chunk.
     pub fn iter(&self) -> impl Iterator<Item = (Pass, T)> + '_ {
-        let microbatches = self.microbatch_count;
-        let pass = move |position: u32| Pass::new(position / microbatches, position % microbatches);
-        (0u32..).map(pass).zip(self.cells.iter().copied())
+        let (microbatches, slices) = (self.microbatch_count, self.slice_count);
+        let pass = move |position: u32| {
+            let microbatch = position / slices;
+            Pass::sliced(microbatch / microbatches, microbatch % microbatches, position % slices)
+        };
+        self.cells.iter().zip(0u32..).map(move |(cell, position)| (pass(position), *cell))
     }
 
     fn position(&self, pass: Pass) -> Option<usize> {
-        let microbatches = self.microbatch_count as usize;
-        let microbatch = pass.microbatch.index();
-        (microbatch < microbatches).then(|| pass.chunk.index() * microbatches + microbatch)
+        let (microbatches, slices) = (self.microbatch_count as usize, self.slice_count as usize);
+        let (microbatch, slice) = (pass.microbatch.index(), pass.slice.index());
+        (microbatch < microbatches && slice < slices)
+            .then(|| (pass.chunk.index() * microbatches + microbatch) * slices + slice)
     }
 }

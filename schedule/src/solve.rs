@@ -317,6 +317,7 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
         kind,
         placement: placement.clone(),
         microbatch_count: *microbatch_count,
+        slice_count: 1,
         window: None,
         stages,
     }

@@ -17,7 +17,7 @@ use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{Timeline, simulate};
 
 use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
-use crate::failure::{Failure, Stop, cannot_write};
+use crate::failure::{Detail, Failure, Stop, cannot_write};
 use inputs::{ProblemText, Replay};
 use task::{Answer, Task};
 
@@ -53,7 +53,8 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
     ];
     for (path, form) in forms {
         if let Some(path) = path {
-            write_to(path, &pytorch::write(&replay.program, form), out)?;
+            let file = pytorch::write(&replay.program, form).map_err(no_pytorch_file)?;
+            write_to(path, &file, out)?;
         }
     }
     if let Some(path) = &args.trace {
@@ -61,6 +62,13 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
         write_to(path, &chrome_trace::write_trace(&tracks), out)?;
     }
     Ok(())
+}
+
+fn no_pytorch_file(error: pytorch::WriteError) -> Failure {
+    let detail = Detail::new(error.to_string())
+        .at("--pytorch")
+        .hint("`zbelastic schedule simulate .. --program-text`, which zbelastic reads again");
+    Failure::usage("the schedule", vec![detail])
 }
 
 fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
@@ -78,7 +86,7 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
         args.stages.zip(args.microbatches).expect("required without --csv");
     let SolveArgs { times, memory, mem_limit, .. } = args;
     let mem_limit = mem_limit.as_deref();
-    let text = ProblemText { stages, microbatches, times, memory, mem_limit };
+    let text = ProblemText { stages, microbatches, slices: args.slices, times, memory, mem_limit };
     let task = Task::new(&text, args.kind.as_deref()).map_err(input_error::failure)?;
     let Answer { problem, solution, fits, took } = task.answer();
     let found = fits.then(|| report::Found::new(&solution, took));

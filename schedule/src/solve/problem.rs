@@ -102,7 +102,7 @@ impl Problem {
             ChunkTimes { f, b, w, w_early: 0.0 }
         };
         let chunks = self.chunks.iter().map(times).collect();
-        Costs { chunks, link: self.link, verdict: 0.0, step: 0.0 }
+        Costs { chunks, slice_shares: Vec::new(), link: self.link, verdict: 0.0, step: 0.0 }
     }
 
     /// What its passes keep, in model order; a WE gives nothing back.

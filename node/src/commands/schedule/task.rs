@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    PipelineSize, PlacementShape, Problem, ScheduleKind, Solution, check_size, generate,
-    lower_bound, simulate, solve_any,
+    ChunkCosts, PipelineSize, PlacementShape, Problem, ScheduleKind, Solution, check_size,
+    generate_sized, lower_bound, simulate, solve_any,
 };
 
 use super::input_error::InputError;
@@ -21,8 +21,8 @@ const SOLVED: [ScheduleKind; 2] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV];
 pub struct Task {
     /// The same stages over each placement that is allowed.
     problems: Vec<Problem>,
-    /// A schedule to replay; none if one is to be found.
-    replayed: Option<ScheduleKind>,
+    /// A schedule to replay, and its size; none if one is to be found.
+    replayed: Option<(ScheduleKind, PipelineSize)>,
 }
 
 /// What came of it.
@@ -55,10 +55,10 @@ impl Task {
             if kind.shape() == PlacementShape::Loop {
                 return Err(wrong(InputError::Looped { kind: *kind }));
             }
-            check_size(*kind, PipelineSize::of(*kind, text.stages, text.microbatches))
-                .map_err(|error| wrong(error.into()))?;
+            check_size(*kind, size_of(*kind, text)).map_err(|error| wrong(error.into()))?;
         }
         let replayed = kinds.iter().copied().find(|kind| !SOLVED.contains(kind));
+        let replayed = replayed.map(|kind| (kind, size_of(kind, text)));
         Ok(Self { problems: kinds.into_iter().map(over).collect(), replayed })
     }
 
@@ -68,12 +68,11 @@ impl Task {
         let began = Instant::now();
         let solution = match self.replayed {
             None => solve_any(&self.problems).expect(CHECKED),
-            Some(kind) => {
+            Some((kind, size)) => {
                 let problem = &self.problems[0];
-                let (stages, microbatches) = (problem.limits.len(), problem.microbatch_count);
-                let program = generate(kind, stages as u32, microbatches).expect(CHECKED);
+                let program = generate_sized(kind, size).expect(CHECKED);
                 let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
-                let lower_bound = lower_bound(problem).expect(CHECKED);
+                let lower_bound = lower_bound(&of_slices(problem, size)).expect(CHECKED);
                 Solution { program, cost: timeline.cost(0), lower_bound }
             }
         };
@@ -82,5 +81,28 @@ impl Task {
         let problem = self.problems.iter().find(is_its).expect("it is over one of the placements");
         let fits = problem.holds(&solution.program);
         Answer { problem, solution, fits, took }
+    }
+}
+
+fn size_of(kind: ScheduleKind, text: &ProblemText<'_>) -> PipelineSize {
+    let size = PipelineSize::of(kind, text.stages, text.microbatches);
+    PipelineSize { slice_count: text.slices.unwrap_or(size.slice_count), ..size }
+}
+
+/// The same with slices in the place of microbatches, and nothing said of how slices of one
+/// microbatch depend on each other: no order of slices is below its bound.
+fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
+    let share = 1.0 / f64::from(size.slice_count);
+    let cut = |chunk: &ChunkCosts| ChunkCosts {
+        f: chunk.f * share,
+        b: chunk.b * share,
+        w: chunk.w * share,
+        after_forward: chunk.after_forward * share,
+        after_input_gradient: chunk.after_input_gradient * share,
+    };
+    Problem {
+        chunks: problem.chunks.iter().map(cut).collect(),
+        microbatch_count: size.microbatch_count * size.slice_count,
+        ..problem.clone()
     }
 }
