@@ -25,9 +25,12 @@ pub struct Costs {
     /// The share of a microbatch's times that each of its slices takes, adding up to one; empty if
     /// all take the same. Later slices attend to more, so they take longer.
     pub slice_shares: Vec<f64>,
-    /// From the end of a pass to the arrival of its result on another stage. Latency only: a link
-    /// carries any number of messages at once.
+    /// From when a result has left its stage to when it is on another one.
     pub link: f64,
+    /// How long a result keeps the way to another stage from those after it: a message's bytes over
+    /// the bandwidth. Each pair of stages has a way in each direction, which carries one at a time.
+    /// A slice's result has its part of a microbatch's bytes, and takes its part of this.
+    pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
     /// STEP, the same on every stage.
@@ -88,7 +91,8 @@ impl Costs {
         let share = |time: f64| time / chunks_per_stage;
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
-        Self { chunks, slice_shares: Vec::new(), link, verdict: 0.0, step: 0.0 }
+        let slice_shares = Vec::new();
+        Self { chunks, slice_shares, link, occupancy: 0.0, verdict: 0.0, step: 0.0 }
     }
 
     /// The share of a microbatch's times that one of `slice_count` slices takes.
@@ -104,7 +108,12 @@ impl Costs {
         if self.chunks.len() != expected as usize {
             return Err(CostError::ChunkCount { expected, found: self.chunks.len() });
         }
-        check_durations([("link", self.link), ("verdict", self.verdict), ("step", self.step)])?;
+        check_durations([
+            ("link", self.link),
+            ("occupancy", self.occupancy),
+            ("verdict", self.verdict),
+            ("step", self.step),
+        ])?;
         for (chunk, times) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let ChunkTimes { f, b, w, w_early } = *times;
             check_durations([("f", f), ("b", b), ("w", w), ("w_early", w_early)])?;

@@ -35,7 +35,8 @@ pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve, solve_any,
+    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
+    solve_any,
 };
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

@@ -1,12 +1,14 @@
 //! Gives a program times: every operation starts as early as list order and dependencies allow.
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
-//! lowering. Does not model: links that carry one message at a time, memory that runs out, compute
-//! slowed down by communication.
+//! lowering. Results leave a stage one after another, in the order in which they were made, if they
+//! go to the same stage. Does not model: memory that runs out, compute slowed down by communication.
+
+use std::collections::BTreeMap;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::boundary::chunk_before;
+use crate::boundary::{chunk_after, chunk_before};
 use crate::cost::{CostError, Costs};
 use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
 use crate::pass_table::PassTable;
@@ -90,7 +92,8 @@ pub fn simulate_with(
     })
 }
 
-/// When the parts of a pass ended. Read only after they were written: the walk sees to that.
+/// When the results of a pass had left its stage: at its end, or later if they had to wait for those
+/// before them. Read only after they were written: the walk sees to that.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     forward: f64,
@@ -110,6 +113,8 @@ struct Clock<'a> {
     now: Vec<f64>,
     /// By step.
     ends: Vec<PassTable<Ends>>,
+    /// By the stages that a way leads from and to: when it is free.
+    ways: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage.
     reports: Vec<Vec<f64>>,
     slices: Vec<Vec<Slice>>,
@@ -131,6 +136,7 @@ impl<'a> Clock<'a> {
             window: program.window,
             now: vec![0.0; program.stages.len()],
             ends: vec![PassTable::new(program, Ends::default()); steps],
+            ways: BTreeMap::new(),
             reports: vec![vec![0.0; program.stages.len()]; steps],
             slices: program.stages.iter().map(room).collect(),
         }
@@ -167,7 +173,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// When the operand of `pass` is on its stage: the end of the pass before it, and a hop.
+    /// When the operand of `pass` is on its stage: it left the stage before, and a hop.
     fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
         let Some(chunk) = chunk_before(self.placement, pass.chunk, flow) else { return 0.0 };
         let before = self.ends(step, Pass { chunk, ..pass });
@@ -176,6 +182,21 @@ impl<'a> Clock<'a> {
             Flow::Backward => before.backward,
         };
         end + self.hop(chunk, pass.chunk)
+    }
+
+    /// When the result that a pass has at `end` has left its stage.
+    fn leaves(&mut self, flow: Flow, pass: Pass, end: f64) -> f64 {
+        let to = chunk_after(self.placement, pass.chunk, flow);
+        let to = to.and_then(|chunk| self.placement.stage_of(chunk));
+        let from = self.placement.stage_of(pass.chunk).expect("a visited pass has a stage");
+        match to {
+            Some(to) if to != from && self.costs.occupancy > 0.0 => {
+                let free = self.ways.entry((from, to)).or_default();
+                *free = free.max(end) + self.costs.occupancy / f64::from(self.slice_count);
+                *free
+            }
+            Some(_) | None => end,
+        }
     }
 
     fn hop(&self, from: ChunkIndex, to: ChunkIndex) -> f64 {
@@ -222,8 +243,14 @@ impl<'a> Clock<'a> {
 
     fn note(&mut self, stage: StageIndex, step: u32, op: Op, end: f64) {
         match op {
-            Op::Compute(Compute::F, pass) => self.ends_mut(step, pass).forward = end,
-            Op::Compute(Compute::B | Compute::BW, pass) => self.ends_mut(step, pass).backward = end,
+            Op::Compute(Compute::F, pass) => {
+                let end = self.leaves(Flow::Forward, pass, end);
+                self.ends_mut(step, pass).forward = end;
+            }
+            Op::Compute(Compute::B | Compute::BW, pass) => {
+                let end = self.leaves(Flow::Backward, pass, end);
+                self.ends_mut(step, pass).backward = end;
+            }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
             Op::Compute(Compute::W, _)
@@ -350,6 +377,20 @@ mod tests {
         };
         check(vec![], [0.5, 0.5]);
         check(vec![0.25, 0.75], [0.25, 0.75]);
+    }
+
+    #[test]
+    fn a_way_carries_one_result_at_a_time() {
+        let program = program(ScheduleKind::GPipe);
+        let mut costs = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.5);
+        costs.occupancy = 3.0;
+        let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+        let start = |stage, op| slice(&timeline, stage, 0, op).start;
+        // The first leaves from 1 to 4, the second, made at 2, from 4 to 7.
+        assert_eq!((start(1, "1F0"), start(1, "1F1")), (4.5, 7.5));
+        // Gradients go the other way, and last longer than their way is kept.
+        assert_eq!((start(1, "1BW0"), start(0, "0BW0")), (8.5, 18.0));
+        assert_eq!((start(1, "1BW1"), start(0, "0BW1")), (14.5, 24.0));
     }
 
     #[test]

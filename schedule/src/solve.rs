@@ -3,7 +3,7 @@
 //!
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
 //! hand-made ZB-V over a vee) and [`policy`]; what they cost is the longest span of a stage, the
-//! zero-bubble paper's measure. The search ends as soon as an order costs what [`bound`] says that
+//! zero-bubble paper's measure, or the time until all have the verdict, if no step is left open. The search ends as soon as an order costs what [`bound`] says that
 //! every order costs: then it is optimal, and the answer says so. Otherwise it says how far from
 //! optimal it is at most.
 
@@ -16,9 +16,10 @@ mod pipeline;
 mod policy;
 mod problem;
 mod rounds;
+mod stepwise;
 mod waves;
 
-pub use problem::{ChunkCosts, Owner, Problem, StageCosts};
+pub use problem::{ChunkCosts, Ending, Owner, Problem, StageCosts};
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -37,7 +38,8 @@ use problem::TOLERANCE;
 pub struct Solution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// The longest span of a stage.
+    /// What a step costs, by what ends it ([`Ending`]): the longest span of a stage, or the time from
+    /// the first start to the verdict.
     pub cost: f64,
     /// What every order costs at least.
     pub lower_bound: f64,
@@ -119,7 +121,7 @@ pub enum SolveError {
     },
 }
 
-/// What every order of a problem costs at least: the longest span of a stage.
+/// What every order of a problem costs at least.
 ///
 /// # Errors
 /// As [`solve`].
@@ -187,7 +189,7 @@ const RULES_MIN: usize = 8;
 /// such, so what is tried for one is bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
 /// Rules that are tried for a small problem before the best of them are changed.
-const SMALL_RULES_MAX: usize = 30;
+const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
 
@@ -247,7 +249,9 @@ fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
 fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let mut allowance = Allowance::new(pipeline);
     let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
-    for rules in policy::rules(pipeline).take(tries(pipeline).clamp(RULES_MIN, most)) {
+    for rules in
+        policy::rules(pipeline, best.lower_bound).take(tries(pipeline).clamp(RULES_MIN, most))
+    {
         let board = policy::by_rules(pipeline, &rules, &allowance);
         if best.take(board, Some(rules)) {
             return;
@@ -337,7 +341,9 @@ mod tests {
             chunks: vec![CHUNK, chunk],
             limits: vec![4.0; 2],
             link: 0.0,
+            occupancy: 0.0,
             microbatch_count: 3,
+            ending: Ending::default(),
         }
     }
 
@@ -390,7 +396,10 @@ mod tests {
         let of = |chunk: ChunkCosts, limit: f64, link: f64, microbatch_count: u32| {
             let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
             let placement = Placement::line(3);
-            solve(&Problem { placement, chunks, limits, link, microbatch_count }).expect("legal")
+            let (occupancy, ending) = (0.0, Ending::default());
+            let problem =
+                Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending };
+            solve(&problem).expect("legal")
         };
         let found = of(ChunkCosts { f: 0.0, b: 0.0, w: 0.0, ..CHUNK }, 4.0, 0.0, 4);
         assert_eq!((found.cost, found.gap()), (0.0, 0.0));

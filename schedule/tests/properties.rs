@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, Op, Pass,
-    PipelineSize, Placement, Problem, Program, ScheduleKind, Slice, Timeline, Update, Window,
+    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions, Op,
+    Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice, Timeline, Update, Window,
     check, check_size, generate, generate_sized, live_passes, lower, lower_bound, peak_memory,
     simulate, solve,
 };
@@ -53,13 +53,13 @@ fn chunk_times() -> impl Strategy<Value = ChunkTimes> {
 /// Times of 24 chunks: as many as the largest program has. Every chunk has its own.
 fn costs() -> impl Strategy<Value = Costs> {
     let chunks = prop::collection::vec(chunk_times(), 24);
-    (chunks, 0.0..3.0, 0.0..30.0, 0.0..5.0).prop_map(|(chunks, link, verdict, step)| Costs {
-        chunks,
-        slice_shares: Vec::new(),
-        link,
-        verdict,
-        step,
-    })
+    let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
+    (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
+        |(chunks, link, occupancy, verdict, step)| {
+            let slice_shares = Vec::new();
+            Costs { chunks, slice_shares, link, occupancy, verdict, step }
+        },
+    )
 }
 
 fn run(program: &Program, costs: &Costs, steps: u32) -> Timeline {
@@ -263,16 +263,29 @@ fn chunk_costs() -> impl Strategy<Value = ChunkCosts> {
 fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Value = Problem> {
     let chunks = prop::collection::vec(chunk_costs(), placement.chunk_count() as usize);
     let rooms = prop::collection::vec(1.0..8.0, placement.stage_count() as usize);
-    (chunks, rooms, 0.0..3.0, 1..=microbatches_max).prop_map(
-        move |(chunks, rooms, link, microbatch_count): (Vec<ChunkCosts>, Vec<f64>, _, _)| {
+    let occupancy = prop_oneof![Just(0.0), 0.0..6.0];
+    let links = (0.0..3.0, occupancy);
+    let ending = ending(placement.stage_count() as usize);
+    (chunks, rooms, links, 1..=microbatches_max, ending).prop_map(
+        move |(chunks, rooms, (link, occupancy), microbatch_count, ending)| {
+            let rooms: Vec<f64> = rooms;
             let limit = |(stage, room): (u32, f64)| {
                 let kept = placement.chunks_of(StageIndex(stage));
                 room * kept.map(|chunk| chunks[chunk.index()].after_forward).sum::<f64>()
             };
             let limits = (0..).zip(rooms).map(limit).collect();
-            Problem { placement: placement.clone(), chunks, limits, link, microbatch_count }
+            let placement = placement.clone();
+            Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending }
         },
     )
+}
+
+/// With a step left open, as mostly, or with none.
+fn ending(stage_count: usize) -> impl Strategy<Value = Ending> {
+    let window = prop_oneof![2 => Just(Window::One), 1 => Just(Window::Zero)];
+    let after = prop::collection::vec(0.0..6.0, stage_count);
+    let after = prop_oneof![2 => Just(Vec::new()), 1 => after];
+    (window, 0.0..6.0, after).prop_map(|(window, verdict, after)| Ending { window, verdict, after })
 }
 
 fn line(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
@@ -289,7 +302,7 @@ fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem>
 fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
     let timeline =
         simulate(program, &problem.costs(), 1).ok().filter(|_| problem.holds(program))?;
-    Some(timeline.cost(0))
+    Some(problem.cost(&timeline))
 }
 
 /// Whether what a program costs is not below the bound, with the memory there is if that holds it,

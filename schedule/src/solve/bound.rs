@@ -1,5 +1,5 @@
 //! A lower bound on what any order of a step costs: the longest span of a stage, from the start of
-//! its first forward pass to the end of its last weight gradient.
+//! its first forward pass to the end of its last weight gradient, and what the step's ending adds.
 //!
 //! Three things take time on every stage, whatever the order. Its own work, with what it must wait
 //! before its first B (the *head*: a microbatch has to go through the rest of the model and back,
@@ -14,6 +14,7 @@
 
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
+use super::stepwise;
 
 /// No order of the problem costs less.
 pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
@@ -21,12 +22,11 @@ pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
     let heads: Vec<f64> = stages.iter().map(Stage::head).collect();
     let mut bound = 0.0_f64;
     for (stage, head) in stages.iter().zip(&heads) {
-        bound = bound
-            .max(stage.alone(*head))
-            .max(stage.by_memory())
-            .max(stage.through_others(&stages, &heads));
+        let span =
+            stage.alone(*head).max(stage.by_memory()).max(stage.through_others(&stages, &heads));
+        bound = bound.max(span + pipeline.beside(stage.index));
     }
-    bound
+    bound.max(stepwise::lower_bound(pipeline, bound))
 }
 
 /// By stage: how long it stands still after its last F in any order.

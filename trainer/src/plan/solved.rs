@@ -2,8 +2,8 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkTimes, PlacementShape, Problem, Program, ScheduleKind, generate, lower_bound,
-    solve,
+    ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, ScheduleKind, generate,
+    lower_bound, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -106,7 +106,9 @@ fn problem<B: Backend>(
         chunks,
         limits,
         link: request.pace.link,
+        occupancy: 0.0,
         microbatch_count: request.batch.microbatch_count,
+        ending: Ending::default(),
     }
 }
 
@@ -155,7 +157,9 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         chunks: pace.chunk_times(placement, &plan.chunks).into_iter().map(costs).collect(),
         limits: vec![f64::INFINITY; placement.stage_count() as usize],
         link: pace.link,
+        occupancy: 0.0,
         microbatch_count: plan.batch.microbatch_count,
+        ending: Ending::default(),
     };
     Some(lower_bound(&problem).expect("a pace has times"))
 }

@@ -58,7 +58,8 @@ fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
     let (program, (times, link)) = (program?, times?);
     let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
     let chunks = times.of_chunks(&program);
-    let costs = Costs { chunks, slice_shares, link, verdict: verdict?, step: step? };
+    let (verdict, step) = (verdict?, step?);
+    let costs = Costs { chunks, slice_shares, link, occupancy: 0.0, verdict, step };
     let program = lowered(program, window);
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.

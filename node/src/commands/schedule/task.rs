@@ -102,6 +102,7 @@ fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
     };
     Problem {
         chunks: problem.chunks.iter().map(cut).collect(),
+        occupancy: problem.occupancy * share,
         microbatch_count: size.microbatch_count * size.slice_count,
         ..problem.clone()
     }
