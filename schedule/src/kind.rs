@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::offload::OffloadChunks;
 use crate::placement::{Placement, PlacementShape};
 
 /// A schedule by name.
@@ -56,6 +57,16 @@ pub enum ScheduleKind {
     /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
     #[serde(rename = "dualpipe-v")]
     DualPipeV,
+    /// The order of PipeOffload, and the first half of a stage's chunks leave its memory between F
+    /// and B (Wan et al., ICML 2025).
+    #[serde(rename = "po-half")]
+    PoHalf,
+    /// The same, and all chunks may leave (ibid.).
+    #[serde(rename = "po-full")]
+    PoFull,
+    /// The same, and so much leaves as a limit asks for, or as makes memory smallest (ibid.).
+    #[serde(rename = "po-selective")]
+    PoSelective,
 }
 
 /// How many chunks a stage may hold.
@@ -97,7 +108,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -113,6 +124,9 @@ impl ScheduleKind {
         Self::VMin,
         Self::OneFOneBV,
         Self::DualPipeV,
+        Self::PoHalf,
+        Self::PoFull,
+        Self::PoSelective,
     ];
 
     /// The name under which a person asks for it.
@@ -134,6 +148,9 @@ impl ScheduleKind {
             Self::VMin => "v-min",
             Self::OneFOneBV => "1f1b-v",
             Self::DualPipeV => "dualpipe-v",
+            Self::PoHalf => "po-half",
+            Self::PoFull => "po-full",
+            Self::PoSelective => "po-selective",
         }
     }
 
@@ -165,7 +182,35 @@ impl ScheduleKind {
             | Self::Po
             | Self::VHalf
             | Self::VMin
-            | Self::DualPipeV => true,
+            | Self::DualPipeV
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => true,
+        }
+    }
+
+    /// Which of the chunks of a stage that holds `held` leave its memory; none if it offloads nothing.
+    #[must_use]
+    pub const fn offload_chunks(self, held: u32) -> Option<OffloadChunks> {
+        match self {
+            Self::PoHalf => Some(OffloadChunks::First(held.div_ceil(2))),
+            Self::PoFull => Some(OffloadChunks::First(held)),
+            Self::PoSelective => Some(OffloadChunks::Chosen),
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::OneFOneBV
+            | Self::DualPipeV => None,
         }
     }
 
@@ -187,9 +232,14 @@ impl ScheduleKind {
             Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
                 PlacementShape::Line
             }
-            Self::Interleaved | Self::LoopedBfs | Self::Gis | Self::GisH | Self::Po => {
-                PlacementShape::Loop
-            }
+            Self::Interleaved
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => PlacementShape::Loop,
             Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
                 PlacementShape::Vee
             }

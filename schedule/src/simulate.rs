@@ -1,14 +1,16 @@
 //! Gives a program times: every operation starts as early as list order and dependencies allow.
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
-//! lowering. Does not model: links that carry one message at a time, memory that runs out, compute
+//! lowering. Copies run on a lane of their own beside the passes of their stage, in the order of the
+//! list: a stage waits at OFFLOAD until the copy is done, and a pass waits for its RELOAD, not the
+//! stage. Does not model: links that carry one message at a time, memory that runs out, compute
 //! slowed down by communication.
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::boundary::chunk_before;
-use crate::cost::{CostError, Costs};
-use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
+use crate::cost::{CopyLanes, CostError, Costs};
+use crate::op::{Compute, Flow, Memory, Op, Pass, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -95,6 +97,26 @@ struct Ends {
     forward: f64,
     backward: f64,
     ran_early: bool,
+    /// When what left is back.
+    reload: f64,
+}
+
+/// When the lanes of a stage's copies are free.
+#[derive(Clone, Copy, Default)]
+struct Copies {
+    out: f64,
+    back: f64,
+}
+
+impl Copies {
+    /// The lane that a copy takes, when it is free.
+    fn free(self, lanes: CopyLanes, memory: Memory) -> f64 {
+        match (lanes, memory) {
+            (CopyLanes::Alternating, _) => self.out.max(self.back),
+            (CopyLanes::Duplex, Memory::Reload) => self.back,
+            (CopyLanes::Duplex, Memory::Offload | Memory::Drop) => self.out,
+        }
+    }
 }
 
 type Measured<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
@@ -106,6 +128,8 @@ struct Clock<'a> {
     window: Option<Window>,
     /// By stage: when its last operation ended.
     now: Vec<f64>,
+    /// By stage: when its last copy ended.
+    copies: Vec<Copies>,
     /// By step.
     ends: Vec<PassTable<Ends>>,
     /// By step, then by stage.
@@ -127,6 +151,7 @@ impl<'a> Clock<'a> {
             placement: &program.placement,
             window: program.window,
             now: vec![0.0; program.stages.len()],
+            copies: vec![Copies::default(); program.stages.len()],
             ends: vec![PassTable::new(program, Ends::default()); steps],
             reports: vec![vec![0.0; program.stages.len()]; steps],
             slices: program.stages.iter().map(room).collect(),
@@ -134,6 +159,9 @@ impl<'a> Clock<'a> {
     }
 
     fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
+        if let Op::Memory(memory, pass) = op {
+            return self.run_memory(stage, step, (memory, pass));
+        }
         let start = self.now[stage.index()].max(self.released(stage, step, op));
         let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
         assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
@@ -143,12 +171,42 @@ impl<'a> Clock<'a> {
         self.slices[stage.index()].push(Slice { op, step, start, end });
     }
 
+    fn run_memory(&mut self, stage: StageIndex, step: u32, (memory, pass): (Memory, Pass)) {
+        let (now, op) = (self.now[stage.index()], Op::Memory(memory, pass));
+        let ends = self.ends(step, pass);
+        let free = self.copies[stage.index()].free(self.costs.memory.lanes, memory);
+        let start = match memory {
+            Memory::Offload => free.max(ends.forward),
+            Memory::Reload => free.max(now),
+            Memory::Drop => now,
+        };
+        let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
+        assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
+        let end = start + duration;
+        match memory {
+            Memory::Offload => {
+                self.copies[stage.index()].out = end;
+                self.now[stage.index()] = now.max(end);
+            }
+            Memory::Reload => {
+                self.copies[stage.index()].back = end;
+                self.ends_mut(step, pass).reload = end;
+            }
+            Memory::Drop => {}
+        }
+        self.slices[stage.index()].push(Slice { op, step, start, end });
+    }
+
     /// When what `op` depends on has arrived from elsewhere. What its own stage did is over: its
     /// list is run in order.
     fn released(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
         match op {
             Op::Compute(Compute::F, pass) => self.arrival(step, Flow::Forward, pass),
-            Op::Compute(Compute::B | Compute::BW, pass) => self.arrival(step, Flow::Backward, pass),
+            Op::Compute(Compute::B | Compute::BW, pass) => {
+                let reload = self.ends(step, pass).reload;
+                self.arrival(step, Flow::Backward, pass).max(reload)
+            }
+            Op::Compute(Compute::R, pass) => self.ends(step, pass).reload,
             Op::Compute(Compute::W | Compute::WE, _) => 0.0,
             Op::Transfer(Transfer::Receive, flow, pass) => self.arrival(step, flow, pass),
             Op::Transfer(Transfer::Send | Transfer::Local, ..) => 0.0,
@@ -161,6 +219,7 @@ impl<'a> Clock<'a> {
                 Some(Window::Zero) | None => 0.0,
             },
             Op::Update(Update::Report | Update::Commit) => 0.0,
+            Op::Memory(..) => unreachable!("copies run on lanes of their own"),
         }
     }
 
@@ -204,6 +263,10 @@ impl<'a> Clock<'a> {
             }
             Op::Compute(Compute::W, pass) => times(pass).w,
             Op::Update(Update::Step) => self.costs.step,
+            Op::Compute(Compute::R, pass) => self.costs.memory_times(pass.chunk).recompute,
+            Op::Memory(Memory::Offload, pass) => self.costs.memory_times(pass.chunk).offload,
+            Op::Memory(Memory::Reload, pass) => self.costs.memory_times(pass.chunk).reload,
+            Op::Memory(Memory::Drop, _) => 0.0,
             Op::Transfer(..)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
@@ -217,8 +280,9 @@ impl<'a> Clock<'a> {
             Op::Compute(Compute::B | Compute::BW, pass) => self.ends_mut(step, pass).backward = end,
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
-            Op::Compute(Compute::W, _)
+            Op::Compute(Compute::W | Compute::R, _)
             | Op::Transfer(..)
+            | Op::Memory(..)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
         }
@@ -238,7 +302,7 @@ mod tests {
     use zbelastic_types::StageIndex;
 
     use super::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
-    use crate::cost::{ChunkTimes, CostError, Costs};
+    use crate::cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes};
     use crate::generate::generate;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
@@ -336,6 +400,52 @@ mod tests {
         let last = slice(&timeline, 1, 0, "1BW0");
         assert_eq!((last.start, last.end), (2.5, 8.5));
         assert_eq!(slice(&timeline, 0, 0, "0BW0").start, 9.0);
+    }
+
+    /// One stage, three microbatches; a pass takes 1, a copy out 3, a copy back 2, R half of F.
+    fn moved(lanes: CopyLanes) -> Timeline {
+        let text = "program gpipe line stages 1 chunks 1 microbatches 3 window -
+            stage 0: 0F0 0F1 0DROP1 0OFFLOAD0 0F2 0RELOAD0 0BW2 0R1 0BW1 0BW0";
+        let program: Program = text.parse().expect("the text is a program");
+        let mut costs = Costs::even(&program.placement, 1.0, 0.5, 0.5, 0.0);
+        let times = MemoryTimes { recompute: 0.5, offload: 3.0, reload: 2.0 };
+        costs.memory = MemoryCosts { lanes, chunks: vec![times] };
+        simulate(&program, &costs, 1).expect("the program is legal")
+    }
+
+    #[test]
+    fn copies_run_beside_passes_and_are_waited_for() {
+        let timeline = moved(CopyLanes::Alternating);
+        let times = |op| {
+            let slice = slice(&timeline, 0, 0, op);
+            (slice.start, slice.end)
+        };
+        // The copy begins when F0 is done, and the stage waits for it where it stands.
+        assert_eq!(times("0OFFLOAD0"), (1.0, 4.0));
+        assert_eq!(times("0F2"), (4.0, 5.0));
+        // The stage goes on while it comes back, and only its pass waits.
+        assert_eq!(times("0RELOAD0"), (5.0, 7.0));
+        assert_eq!(times("0BW2"), (5.0, 6.0));
+        assert_eq!(times("0R1"), (6.0, 6.5));
+        assert_eq!(times("0BW1"), (6.5, 7.5));
+        assert_eq!(times("0BW0"), (7.5, 8.5));
+        assert_eq!(timeline.work(StageIndex(0), 0), 6.5, "R is work, copies are not");
+    }
+
+    #[test]
+    fn a_lane_carries_one_copy_at_a_time_or_one_each_way() {
+        let text = "program gpipe line stages 1 chunks 1 microbatches 3 window -
+            stage 0: 0F0 0OFFLOAD0 0F1 0F2 0RELOAD0 0OFFLOAD1 0BW2 0BW0 0RELOAD1 0BW1";
+        let program: Program = text.parse().expect("the text is a program");
+        let start = |lanes, op| {
+            let mut costs = Costs::even(&program.placement, 1.0, 0.5, 0.5, 0.0);
+            let times = MemoryTimes { recompute: 0.0, offload: 1.0, reload: 4.0 };
+            costs.memory = MemoryCosts { lanes, chunks: vec![times] };
+            slice(&simulate(&program, &costs, 1).expect("legal"), 0, 0, op).start
+        };
+        assert_eq!(start(CopyLanes::Alternating, "0OFFLOAD1"), 8.0);
+        assert_eq!(start(CopyLanes::Duplex, "0OFFLOAD1"), 3.0);
+        assert_eq!(start(CopyLanes::Duplex, "0RELOAD0"), 4.0);
     }
 
     #[test]

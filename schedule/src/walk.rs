@@ -135,6 +135,7 @@ impl<'a> Walk<'a> {
                 self.is_done(step, flow, pass)
             }
             Op::Update(update) => self.is_update_ready(stage, step, update),
+            Op::Memory(_, pass) => self.is_done(step, Flow::Forward, pass),
         }
     }
 
@@ -149,6 +150,7 @@ impl<'a> Walk<'a> {
                 self.is_done(step, Flow::Forward, pass) && from(Flow::Backward)
             }
             Compute::W | Compute::WE => self.is_done(step, Flow::Backward, pass),
+            Compute::R => self.is_done(step, Flow::Forward, pass),
         }
     }
 
@@ -184,8 +186,9 @@ impl<'a> Walk<'a> {
                 self.finish_pass(step, Flow::Backward, pass);
             }
             Op::Update(Update::Report) => self.finish_report(stage, step),
-            Op::Compute(Compute::W | Compute::WE, _)
+            Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
+            | Op::Memory(..)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
         }

@@ -136,7 +136,10 @@ fn microbatches_run_through(kind: ScheduleKind, size: PipelineSize) -> u64 {
         | ScheduleKind::Gis
         | ScheduleKind::GisH
         | ScheduleKind::Po
-        | ScheduleKind::DualPipeV => size.microbatch_count,
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => size.microbatch_count,
     };
     u64::from(count)
 }

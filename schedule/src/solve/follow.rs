@@ -9,7 +9,7 @@ use crate::program::Program;
 pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
     let put = |op: &Op| match *op {
         Op::Compute(compute, pass) => Some(Put { compute, chunk: pass.chunk.0 }),
-        Op::Transfer(..) | Op::Update(_) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
     };
     program.stages.iter().map(|ops| ops.iter().filter_map(put).collect()).collect()
 }
@@ -35,7 +35,7 @@ pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, orders: &[Vec<Put>]) -> Opt
                     due.push(pipeline.stage_of(chunk + 1));
                 }
                 Compute::B if chunk > 0 => due.push(pipeline.stage_of(chunk - 1)),
-                Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
+                Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE | Compute::R => {}
             }
         }
     }
@@ -48,6 +48,6 @@ fn has_come(board: &Board<'_>, compute: Compute, chunk: usize) -> bool {
         Compute::F => board.arrival_f(chunk) < f64::INFINITY,
         Compute::B => board.arrival_b(chunk) < f64::INFINITY,
         Compute::W => board.pending(chunk) > 0,
-        Compute::BW | Compute::WE => false,
+        Compute::BW | Compute::WE | Compute::R => false,
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::SolveError;
-use crate::cost::{ChunkTimes, Costs};
+use crate::cost::{ChunkTimes, Costs, MemoryCosts};
 use crate::memory::{ChunkMemory, peak_memory};
 use crate::placement::{Placement, PlacementShape};
 use crate::program::Program;
@@ -102,7 +102,7 @@ impl Problem {
             ChunkTimes { f, b, w, w_early: 0.0 }
         };
         let chunks = self.chunks.iter().map(times).collect();
-        Costs { chunks, link: self.link, verdict: 0.0, step: 0.0 }
+        Costs { chunks, link: self.link, verdict: 0.0, step: 0.0, memory: MemoryCosts::default() }
     }
 
     /// What its passes keep, in model order; a WE gives nothing back.
@@ -110,6 +110,7 @@ impl Problem {
     pub fn memory(&self) -> Vec<ChunkMemory> {
         let kept = |chunk: &ChunkCosts| ChunkMemory {
             after_forward: chunk.after_forward,
+            after_drop: chunk.after_forward,
             after_input_gradient: chunk.after_input_gradient,
             after_early_weights: chunk.after_input_gradient,
         };

@@ -1,6 +1,7 @@
 //! Replays of the hand-made schedules, and solved ones, against figures of another implementation: a small table
 //! that travels with the package, and a large one where it is at hand.
 
+mod offloaded;
 mod solved;
 mod table;
 
@@ -28,9 +29,16 @@ fn kind_of(row: &Row<'_>) -> Option<ScheduleKind> {
     }
 }
 
-/// Schedules without rows. What is solved is held against others in `solved.rs`.
-const NOT_REPLAYED: [ScheduleKind; 3] =
-    [ScheduleKind::ZbAuto, ScheduleKind::LoopedBfs, ScheduleKind::DualPipeV];
+/// Schedules without rows. What is solved is held against others in `solved.rs`, what is copied in
+/// `offloaded.rs`.
+const NOT_REPLAYED: [ScheduleKind; 6] = [
+    ScheduleKind::ZbAuto,
+    ScheduleKind::LoopedBfs,
+    ScheduleKind::DualPipeV,
+    ScheduleKind::PoHalf,
+    ScheduleKind::PoFull,
+    ScheduleKind::PoSelective,
+];
 
 /// Checks the rows of our schedules and says how many there were of each.
 fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
@@ -82,6 +90,7 @@ fn peak(
     let share = |memory: f64| memory / f64::from(program.placement.chunks_per_stage());
     let chunk = ChunkMemory {
         after_forward: share(after_forward),
+        after_drop: 0.0,
         after_input_gradient: share(after_input_gradient),
         after_early_weights: 0.0,
     };

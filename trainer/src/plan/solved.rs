@@ -39,7 +39,10 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
         | ScheduleKind::OneFOneBV
-        | ScheduleKind::DualPipeV => return Vec::new(),
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();

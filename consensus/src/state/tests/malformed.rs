@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    Compute, Flow, Op, Pass, Placement, PlacementShape, Program, ScheduleKind, Transfer, Update,
-    Window,
+    Compute, Flow, Memory, Op, Pass, Placement, PlacementShape, Program, ScheduleKind, Transfer,
+    Update, Window,
 };
 use zbelastic_types::{Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
@@ -55,8 +55,15 @@ fn number() -> impl Strategy<Value = u32> {
 
 fn ops() -> impl Strategy<Value = Op> {
     let pass = || (number(), number()).prop_map(|(chunk, microbatch)| Pass::new(chunk, microbatch));
-    let compute =
-        prop::sample::select(vec![Compute::F, Compute::B, Compute::W, Compute::WE, Compute::BW]);
+    let compute = prop::sample::select(vec![
+        Compute::F,
+        Compute::B,
+        Compute::W,
+        Compute::WE,
+        Compute::BW,
+        Compute::R,
+    ]);
+    let memory = prop::sample::select(vec![Memory::Offload, Memory::Reload, Memory::Drop]);
     let transfer = prop::sample::select(vec![Transfer::Send, Transfer::Receive, Transfer::Local]);
     let flow = prop::sample::select(vec![Flow::Forward, Flow::Backward]);
     let update = prop::sample::select(vec![
@@ -71,6 +78,7 @@ fn ops() -> impl Strategy<Value = Op> {
         (transfer, flow, pass())
             .prop_map(|(transfer, flow, pass)| Op::Transfer(transfer, flow, pass)),
         update.prop_map(Op::Update),
+        (memory, pass()).prop_map(|(memory, pass)| Op::Memory(memory, pass)),
     ]
 }
 

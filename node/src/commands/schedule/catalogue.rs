@@ -49,6 +49,10 @@ fn entry(kind: ScheduleKind) -> Entry {
         ScheduleKind::DualPipeV => {
             ("(p-1)(F+B-W)/2", "p+1/2", "DeepSeek-AI, DualPipe, 2025; without overlap")
         }
+        ScheduleKind::PoHalf => ("< (p-1)(F+B+W)", "< ((v+2)p/8+4)/v", "Wan et al., ICML 2025"),
+        ScheduleKind::PoFull | ScheduleKind::PoSelective => {
+            ("< (p-1)(F+B+W)", "< 5/v", "Wan et al., ICML 2025")
+        }
     };
     let chunks_per_stage = kind.chunk_counts().least();
     Entry {
@@ -147,6 +151,8 @@ mod tests {
             "p+(p-1)/v" => 5.5,
             "(p+(v-1)p/2)/v" => 3.0,
             "< (p+(v-1)(p/2+2))/v" => 4.0,
+            "< ((v+2)p/8+4)/v" => 3.0,
+            "< 5/v" => 2.5,
             "p/2+1" => 3.0,
             "(p+1)/3+1" => 2.0,
             "2p/3+1" => 3.0,
@@ -171,6 +177,7 @@ mod tests {
             let share = 1.0 / f64::from(program.placement.chunks_per_stage());
             let chunk = ChunkMemory {
                 after_forward: share,
+                after_drop: share,
                 after_input_gradient: share,
                 after_early_weights: share,
             };

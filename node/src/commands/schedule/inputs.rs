@@ -5,8 +5,9 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, PipelineSize, Problem, Program,
-    ScheduleKind, StageCosts, Window, check, check_size, generate_sized, lower,
+    ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, MemoryCosts, MemoryTimes,
+    OffloadChunks, OffloadRequest, PipelineSize, Problem, Program, ScheduleKind, StageCosts,
+    Window, check, check_size, generate_sized, lower, offload, recompute,
 };
 use zbelastic_types::ChunkIndex;
 
@@ -30,7 +31,7 @@ pub struct Replay {
 /// The replay that was asked for.
 pub fn replay(args: &ProgramArgs) -> Result<Replay, Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(args, &mut reading);
+    let replay = read_replay(args, None, &mut reading);
     reading.finish(replay)
 }
 
@@ -39,7 +40,8 @@ pub fn replay_with_memory(
     args: &SimulateArgs,
 ) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(&args.program, &mut reading);
+    let kept = Kept { memory: &args.memory, limit: args.mem_limit.as_deref() };
+    let replay = read_replay(&args.program, Some(kept), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
     let both = replay.zip(memory).map(|(replay, memory)| {
         let chunks = memory.of_chunks(&replay.program);
@@ -48,21 +50,88 @@ pub fn replay_with_memory(
     reading.finish(both)
 }
 
-fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
+/// What passes keep, and what there is for it.
+struct Kept<'a> {
+    memory: &'a MemoryArgs,
+    limit: Option<&'a str>,
+}
+
+fn read_replay(
+    args: &ProgramArgs,
+    kept: Option<Kept<'_>>,
+    reading: &mut Reading,
+) -> Option<Replay> {
     let program = read_program(args, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     let times = read_times(&args.times, reading);
     let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
     let step = reading.number("--step", &args.step, Numbers::FromZero);
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
+    let round_trip = args.offload.as_ref();
+    let round_trip = round_trip.map(|text| reading.list("--offload", text, Numbers::FromZero));
     let (program, (times, link)) = (program?, times?);
+    let round_trip = match round_trip {
+        Some(asked) => asked?,
+        None => times.sums(),
+    };
     let chunks = times.of_chunks(&program);
-    let costs = Costs { chunks, link, verdict: verdict?, step: step? };
-    let program = lowered(program, window);
+    let memory =
+        MemoryCosts { chunks: memory_times(&program, &chunks, &round_trip), ..Default::default() };
+    let costs = Costs { chunks, link, verdict: verdict?, step: step?, memory };
+    let own_window = program.window;
+    let program = if args.recompute { recompute(&program) } else { program };
+    let program = offloaded(args, program, &costs, kept, reading)?;
+    // What lost its transfers gets them again.
+    let own_window = own_window.filter(|_| program.window.is_none());
+    let program = lowered(program, window.or(own_window));
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// What R and copies take: R as long as F, a copy half of the way out and back.
+fn memory_times(program: &Program, chunks: &[ChunkTimes], round_trip: &[f64]) -> Vec<MemoryTimes> {
+    let one_way = of_chunks(program, |stage, share| round_trip[stage] * share / 2.0);
+    let times = |(chunk, way): (&ChunkTimes, f64)| MemoryTimes {
+        recompute: chunk.f,
+        offload: way,
+        reload: way,
+    };
+    chunks.iter().zip(one_way).map(times).collect()
+}
+
+/// The program with copies for these times, if its schedule has any or they are asked for. A program
+/// that was read keeps those that it has.
+fn offloaded(
+    args: &ProgramArgs,
+    program: Program,
+    costs: &Costs,
+    kept: Option<Kept<'_>>,
+    reading: &mut Reading,
+) -> Option<Program> {
+    let of_kind = || program.kind.offload_chunks(program.placement.chunks_per_stage());
+    let chunks = match args.offload_chunks {
+        Some(first) => OffloadChunks::First(first),
+        None if args.program.is_some() => return Some(program),
+        None => match of_kind() {
+            Some(chunks) => chunks,
+            None => return Some(program),
+        },
+    };
+    let stage_count = program.placement.stage_count() as usize;
+    let (memory, limits) = match kept {
+        None => (StageMemory::even(stage_count), None),
+        Some(Kept { memory, limit }) => {
+            let limits = limit.map(|text| reading.list("--mem-limit", text, Numbers::FromZero));
+            let memory = read_memory(memory, &mut Reading::of(reading.stage_count));
+            (memory?, limits.map_or(Some(None), |limits| limits.map(Some))?)
+        }
+    };
+    let memory = memory.of_chunks(&program);
+    let limits = limits.as_deref();
+    let request = OffloadRequest { costs, memory: &memory, chunks, limits };
+    Some(offload(&program, request).expect("a checked program reaches its end at checked times"))
 }
 
 /// What passes take on each stage, and the way from one to another.
@@ -192,6 +261,12 @@ struct StageTimes {
 }
 
 impl StageTimes {
+    /// F, B and W of each stage.
+    fn sums(&self) -> Vec<f64> {
+        let both = self.f.iter().zip(&self.b).map(|(f, b)| f + b);
+        both.zip(&self.w).map(|(sum, w)| sum + w).collect()
+    }
+
     fn of_chunks(&self, program: &Program) -> Vec<ChunkTimes> {
         of_chunks(program, |stage, share| ChunkTimes {
             f: self.f[stage] * share,
@@ -205,13 +280,21 @@ impl StageTimes {
 /// What a microbatch keeps, by stage.
 struct StageMemory {
     after_f: Vec<f64>,
+    after_d: Vec<f64>,
     after_b: Vec<f64>,
 }
 
 impl StageMemory {
+    /// One for each microbatch, from F to W.
+    fn even(stage_count: usize) -> Self {
+        let (one, none) = (vec![1.0; stage_count], vec![0.0; stage_count]);
+        Self { after_f: one.clone(), after_d: none, after_b: one }
+    }
+
     fn of_chunks(&self, program: &Program) -> Vec<ChunkMemory> {
         of_chunks(program, |stage, share| ChunkMemory {
             after_forward: self.after_f[stage] * share,
+            after_drop: self.after_d[stage] * share,
             after_input_gradient: self.after_b[stage] * share,
             after_early_weights: self.after_b[stage] * share,
         })
@@ -234,12 +317,14 @@ fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> 
     };
     let change = optional("--mb", &args.mb);
     let after_b = optional("--mw", &args.mw);
+    let after_d = args.md.as_ref().map(|text| reading.list("--md", text, Numbers::FromZero));
     if reading.error_count() > errors {
         return None;
     }
     let after_f = after_f?;
     let after_b = reading.keep(kept_after_b(&after_f, change, after_b))?;
-    Some(StageMemory { after_f, after_b })
+    let after_d = after_d.map_or_else(|| Some(vec![0.0; after_f.len()]), |asked| asked)?;
+    Some(StageMemory { after_f, after_d, after_b })
 }
 
 /// What each stage keeps from B to W. What W gives back, said as a negative number, is the same.
@@ -360,8 +445,8 @@ mod tests {
         check_wrong(
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
-             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v\n  \
-             try: zb-h1",
+             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, \
+             po-half, po-full, po-selective\n  try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",

@@ -154,7 +154,7 @@ impl Row<'_> {
         let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
         let times =
             TimesArgs { f: or("f", "1"), b: or("b", "1"), w: or("w", "1"), comm: or("comm", "0") };
-        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw") };
+        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: None };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
             text.parse::<u32>().map_err(|_| {

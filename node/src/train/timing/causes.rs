@@ -86,7 +86,7 @@ impl Profile {
                 let (start, end) = passes.get(&(stage, compute, pass))?;
                 Some(end - start)
             }
-            Op::Transfer(..) | Op::Update(_) => None,
+            Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
         };
         let Self { costs, planned_us } = self;
         let computed_us = span_us(program, costs, &took)?;
@@ -170,7 +170,7 @@ fn made_us(
     let (chunk, makers) = match compute {
         Compute::F => (pass.chunk.0.checked_sub(1)?, &[Compute::F][..]),
         Compute::B | Compute::BW => (pass.chunk.0 + 1, &[Compute::B, Compute::BW][..]),
-        Compute::W | Compute::WE => return None,
+        Compute::W | Compute::WE | Compute::R => return None,
     };
     let maker = placement.stage_of(ChunkIndex(chunk)).filter(|maker| *maker != stage)?;
     let made = Pass { chunk: ChunkIndex(chunk), ..pass };
