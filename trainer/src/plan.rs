@@ -8,6 +8,7 @@ mod solved;
 mod work;
 
 pub use choose::{AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
+pub(crate) use memory::kept_passes;
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
-use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer, live_passes};
+use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
 
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
@@ -23,7 +23,7 @@ use crate::model::{
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::stage_memory;
+use crate::plan::{kept_passes, stage_memory};
 
 /// A chunk with the memory its passes work in.
 struct ChunkBench<B: Backend> {
@@ -59,7 +59,7 @@ impl<B: Backend> Bench<B> {
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let sizes = Sizes { model, shape: plan.batch.microbatch };
-        let live = live_passes(&plan.program);
+        let live = kept_passes(&plan.program);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
@@ -68,7 +68,7 @@ impl<B: Backend> Bench<B> {
         let scratch = sizes.scratch(&mut make)?;
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
-            let PassesLive { slots, early_slots } = live[chunk.index()];
+            let PassesLive { slots, early_slots, .. } = live[chunk.index()];
             let has_head = layers.ids().end == model.layer_count();
             let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
             let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
@@ -394,6 +394,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
             }
+            Compute::R => {}
             Compute::WE => self.bench.head_weights(pass),
             Compute::W => self.bench.backward_weights(pass, &batch),
             Compute::BW => {
