@@ -47,9 +47,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         // Every replica has the same weights: one is enough.
         chunks.retain(|chunk| placement.replica_of(*chunk) == 0);
         let passes = groups.flat_map(|group| {
-            chunks.iter().flat_map(move |chunk| {
-                group.iter().map(|i| Pass { chunk: *chunk, microbatch: MicrobatchIndex(*i) })
-            })
+            chunks.iter().flat_map(move |chunk| group.iter().map(|i| Pass::new(chunk.0, *i)))
         });
         passes.collect()
     }
