@@ -274,7 +274,10 @@ impl Device {
                 self.waits_since.get_or_insert((began, turn));
                 false
             }
-            Some(Progress::Blocked(Wait::Frame { .. } | Wait::Prefix) | Progress::Finished)
+            Some(
+                Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
+                | Progress::Finished,
+            )
             | None => false,
         };
         self.deliver()?;

@@ -19,7 +19,7 @@ pub struct StageMemory {
     pub stash: Bytes,
     /// What lives within one pass.
     pub scratch: Bytes,
-    /// Boundary tensors in flight to this stage.
+    /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep.
     pub copies: Bytes,
@@ -119,6 +119,10 @@ pub fn stage_memory<B: Backend>(
         let pass = pass_memory(backend, &sizes, layers);
         stash += pass.stash * u64::from(slots) + pass.logits * u64::from(early_slots);
         messages += pass.message * u64::from(slots);
+        if plan.placement().twin_of(chunk).is_some() {
+            let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
+            messages += Bytes::of_f32(floats);
+        }
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {
