@@ -150,7 +150,15 @@ fn stage_setup(
     };
     let (kind, window) = (ScheduleKind::OneFOneB, Window::One);
     let (stage_count, chunks_per_stage) = (1, None);
-    let request = PlanRequest { model: &model, batch, kind, chunks_per_stage, stage_count, window };
+    let request = PlanRequest {
+        model: &model,
+        batch,
+        kind,
+        chunks_per_stage,
+        slice_count: None,
+        stage_count,
+        window,
+    };
     let plan = Plan::new(request).expect("one stage runs anything");
     StageSetup {
         plan,

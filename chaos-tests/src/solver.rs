@@ -43,7 +43,15 @@ impl Solver {
         let plans = kinds.into_iter().find_map(|kind| {
             let (model, batch, chunks_per_stage) = (&self.model, self.batch, None);
             let stage_count = count;
-            let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+            let request = PlanRequest {
+                model,
+                batch,
+                kind,
+                chunks_per_stage,
+                slice_count: None,
+                stage_count,
+                window,
+            };
             Plan::new(request).ok()
         });
         let nodes = request.nodes.len();

@@ -2,18 +2,19 @@
 //!
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
 //! then AdamW in place. What this yields is right by being plain; [`crate::stage`] must yield the
-//! same bits.
+//! same bits. Slices, like microbatches, are a part of the arithmetic: a plan that has them is
+//! compared with a loop that has them.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_types::{MicrobatchIndex, Step};
+use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
-use crate::data::BatchSource;
+use crate::data::{Batch, BatchSource};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes, model_layers,
-    rotary_angles,
+    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, model_layers,
+    slice_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
 use crate::stage::StageSetup;
@@ -24,13 +25,19 @@ pub struct Reference<B: Backend, S> {
     backend: B,
     source: S,
     model: Chunk<B>,
-    stash: PassStash<B::Buffer>,
-    logits: Logits<B::Buffer>,
+    /// By slice.
+    slices: Vec<SliceBench<B::Buffer>>,
     scratch: Scratch<B::Buffer>,
-    angles: Option<B::Buffer>,
     updates: u64,
     /// Steps behind it, those that were skipped included.
     version: Step,
+}
+
+/// What passes over a slice work in.
+struct SliceBench<T> {
+    stash: PassStash<T>,
+    logits: Logits<T>,
+    angles: Option<T>,
 }
 
 /// What a step showed.
@@ -52,14 +59,18 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// # Errors
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
-        let shape = setup.plan.batch.microbatch;
-        let sizes = Sizes { model: &setup.model, shape };
+        let sizes = setup.plan.pass_sizes(&setup.model);
         let mut make = |len| backend.allocate(len);
         let all = LayerRange::new(0, setup.model.layer_count());
-        let stash = PassStash::build(&sizes, all, &mut make)?;
-        let logits = sizes.logits(&mut make)?;
+        let mut slices = Vec::new();
+        for slice in (0..setup.plan.program.slice_count).map(SliceIndex) {
+            slices.push(SliceBench {
+                stash: PassStash::build(&sizes, all, &mut make)?,
+                logits: sizes.logits(&mut make)?,
+                angles: slice_angles(&backend, &setup.model, sizes.shape, slice)?,
+            });
+        }
         let scratch = sizes.scratch(&mut make)?;
-        let angles = rotary_angles(&backend, &setup.model, shape)?;
         let layers = model_layers(&setup.model)
             .into_iter()
             .map(|spec| {
@@ -69,18 +80,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             .collect::<Result<_, _>>()?;
         let model = Chunk::new(layers);
         let setup = setup.clone();
-        Ok(Self {
-            setup,
-            backend,
-            source,
-            model,
-            stash,
-            logits,
-            scratch,
-            angles,
-            updates: 0,
-            version: Step(0),
-        })
+        Ok(Self { setup, backend, source, model, slices, scratch, updates: 0, version: Step(0) })
     }
 
     /// One step; `is_skipped` reads the batch and leaves the state alone.
@@ -88,7 +88,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let batch = self.setup.plan.batch;
         let mut loss_sum = 0.0;
         for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
-            loss_sum += self.microbatch(step, microbatch, PassOrder::Apart);
+            self.microbatch(step, microbatch, PassOrder::Apart, &mut loss_sum);
         }
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
@@ -104,9 +104,10 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// against it.
     pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
         let batch = self.setup.plan.batch;
-        let microbatches = (0..batch.microbatch_count).map(MicrobatchIndex);
-        let loss_sum: f64 =
-            microbatches.map(|index| self.microbatch(step, index, PassOrder::Together)).sum();
+        let mut loss_sum = 0.0;
+        for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
+            self.microbatch(step, microbatch, PassOrder::Together, &mut loss_sum);
+        }
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
         self.updates += 1;
@@ -120,26 +121,62 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
     }
 
-    fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex, order: PassOrder) -> f64 {
+    /// All passes of a microbatch: its slices forward in turn, each adding its loss, and backward in
+    /// reverse, each adding its gradient.
+    fn microbatch(
+        &mut self,
+        step: Step,
+        microbatch: MicrobatchIndex,
+        order: PassOrder,
+        loss_sum: &mut f64,
+    ) {
         let batch = self.source.training(step, microbatch);
+        self.forward(&batch, loss_sum);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
-        let context = context(&self.setup, &self.backend, &self.angles);
-        let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
-        let loss = self.model.forward(&context, &batch, stash, Some(logits));
-        let is_first = microbatch == MicrobatchIndex(0);
-        let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
-        let scaled = (&batch, scale);
-        match order {
-            PassOrder::Apart => {
-                self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
-                self.model.head_weights(&context, stash, logits, accumulate);
-                self.model.backward_weights(&context, &batch, stash, accumulate);
-            }
-            PassOrder::Together => {
-                self.model.backward(&context, scaled, stash, logits, scratch, accumulate);
+        for slice in (0..self.slices.len()).rev() {
+            let tokens = slice_of(&self.setup, &batch, slice);
+            let (before, own) = self.slices.split_at_mut(slice);
+            let mut earlier: Vec<&mut PassStash<B::Buffer>> =
+                before.iter_mut().map(|slice| &mut slice.stash).collect();
+            let SliceBench { stash, logits, angles } = &mut own[0];
+            let context = context(&self.setup, &self.backend, slice, angles);
+            let is_first = microbatch == MicrobatchIndex(0) && context.place.is_last();
+            let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
+            let (model, scratch, scaled) = (&mut self.model, &mut self.scratch, (&tokens, scale));
+            match order {
+                PassOrder::Apart => {
+                    let (earlier, with_logits) = (&mut earlier, Some(&mut *logits));
+                    model.backward_input_slice(
+                        &context,
+                        scaled,
+                        earlier,
+                        stash,
+                        with_logits,
+                        scratch,
+                    );
+                    model.head_weights(&context, stash, logits, accumulate);
+                    model.backward_weights(&context, &tokens, stash, accumulate);
+                }
+                PassOrder::Together => {
+                    let earlier = &mut earlier;
+                    model.backward(&context, scaled, earlier, stash, logits, scratch, accumulate);
+                }
             }
         }
-        loss.expect("the whole model has a loss")
+    }
+
+    /// F of all slices, each of which adds its loss.
+    fn forward(&mut self, batch: &Batch, loss_sum: &mut f64) {
+        for slice in 0..self.slices.len() {
+            let tokens = slice_of(&self.setup, batch, slice);
+            let (before, own) = self.slices.split_at_mut(slice);
+            let earlier: Vec<&mut PassStash<B::Buffer>> =
+                before.iter_mut().map(|slice| &mut slice.stash).collect();
+            let SliceBench { stash, logits, angles } = &mut own[0];
+            let context = context(&self.setup, &self.backend, slice, angles);
+            let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
+            *loss_sum += loss.expect("the whole model has a loss");
+        }
     }
 
     /// Tensor by tensor in model order, in f64.
@@ -185,20 +222,28 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let (mut loss_sum, mut tokens) = (0.0, 0);
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
-            let context = context(&self.setup, &self.backend, &self.angles);
-            let logits = Some(&mut self.logits);
-            loss_sum += self.model.forward(&context, &batch, &mut self.stash, logits)?;
+            self.forward(&batch, &mut loss_sum);
             tokens += batch.targets.len();
         }
         (tokens > 0).then(|| loss_sum / tokens as f64)
     }
 
     /// The logits of one batch, `rows` by vocabulary.
-    pub fn logits(&mut self, batch: &crate::data::Batch) -> Vec<f32> {
-        let context = context(&self.setup, &self.backend, &self.angles);
-        self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
-        let logits = self.logits.values();
-        self.backend.download(View::new(logits, 0..self.backend.len(logits)))
+    pub fn logits(&mut self, batch: &Batch) -> Vec<f32> {
+        self.forward(batch, &mut 0.0);
+        let read = |slice: &SliceBench<B::Buffer>| {
+            let logits = slice.logits.values();
+            self.backend.download(View::new(logits, 0..self.backend.len(logits)))
+        };
+        let slices: Vec<Vec<f32>> = self.slices.iter().map(read).collect();
+        let vocabulary = self.setup.model.vocabulary as usize;
+        let shape = self.setup.plan.pass_shape();
+        let of_sequence = shape.sequence_len * vocabulary;
+        let sequences = 0..shape.sequences;
+        let rows = sequences.flat_map(|sequence| {
+            slices.iter().flat_map(move |slice| &slice[sequence * of_sequence..][..of_sequence])
+        });
+        rows.copied().collect()
     }
 
     /// The layers.
@@ -235,8 +280,16 @@ enum PassOrder {
 fn context<'c, B: Backend>(
     setup: &'c StageSetup,
     backend: &'c B,
+    slice: usize,
     angles: &'c Option<B::Buffer>,
 ) -> Context<'c, B> {
-    let shape = setup.plan.batch.microbatch;
-    Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
+    let plan = &setup.plan;
+    let place = plan.place(SliceIndex(slice as u32));
+    let (model, shape) = (&setup.model, plan.pass_shape());
+    Context { backend, model, shape, place, angles: angles.as_ref() }
+}
+
+fn slice_of(setup: &StageSetup, batch: &Batch, slice: usize) -> Batch {
+    let (plan, slice) = (&setup.plan, SliceIndex(slice as u32));
+    batch.slice(plan.batch.microbatch.sequence_len, slice, plan.program.slice_count)
 }

@@ -396,6 +396,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         batch: config.batch,
         kind,
         chunks_per_stage: None,
+        slice_count: None,
         stage_count: 1,
         window: Window::One,
     };

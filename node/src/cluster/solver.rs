@@ -168,6 +168,7 @@ fn search(
         batch: config.batch,
         kinds,
         chunks_per_stage: config.chunks_per_stage,
+        slice_count: None,
         stage_count: question.stage_count,
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_types::{ChunkIndex, MicrobatchIndex, Step};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex, Step};
 
 use super::engine::{Activity, Output, Progress, StageEngine, Wait};
 use super::frame::{Frame, Lap};
@@ -43,8 +43,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let all: Vec<u32> = (0..count as u32).collect();
         let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
         let chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
+        let slice_count = self.setup.plan.program.slice_count;
         let passes = groups.flat_map(|group| {
-            chunks.iter().flat_map(move |chunk| group.iter().map(|i| Pass::new(chunk.0, *i)))
+            let parts =
+                group.iter().flat_map(move |i| (0..slice_count).map(move |slice| (*i, slice)));
+            chunks.iter().flat_map(move |chunk| {
+                parts.clone().map(|(i, slice)| Pass::sliced(chunk.0, i, slice))
+            })
         });
         passes.collect()
     }
@@ -74,7 +79,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             return self.run_next();
         };
         let awaited = match pass.chunk.0 {
-            0 => self.receipt_before(pass.microbatch).map(|pass| (Flow::Backward, pass)),
+            0 => self.receipt_before(pass).map(|pass| (Flow::Backward, pass)),
             _ => Some((Flow::Forward, pass)),
         };
         if let Some((flow, pass)) = awaited
@@ -95,12 +100,15 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// The receipt that must be here before the first chunk reads `microbatch`: the last chunk is
+    /// The receipt that must be here before the first chunk begins a microbatch: the last chunk is
     /// done with the one as many before as a step has. So no more frames are under way than in a
     /// step. None is needed where one stage holds both ends, whose list keeps that order.
-    fn receipt_before(&self, microbatch: MicrobatchIndex) -> Option<Pass> {
+    fn receipt_before(&self, pass: Pass) -> Option<Pass> {
+        if pass.slice > SliceIndex(0) {
+            return None;
+        }
         let window = self.setup.plan.batch.microbatch_count;
-        let before = microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
+        let before = pass.microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
         Some(Pass::new(0, before))
     }
 
@@ -120,7 +128,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     fn run_held_out(&mut self, pass: Pass) {
-        if let Some(receipt) = self.receipt_before(pass.microbatch).filter(|_| pass.chunk.0 == 0) {
+        if let Some(receipt) = self.receipt_before(pass).filter(|_| pass.chunk.0 == 0) {
             self.inbox.take(self.turn, Lap::Evaluation, Flow::Backward, receipt);
         }
         let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
@@ -128,9 +136,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
             self.with_evaluation(|evaluation| {
                 evaluation.loss_sum += loss;
-                evaluation.token_count += batch.targets.len() as u64;
             });
-            self.give_receipt(pass.microbatch);
+            if pass.slice.0 + 1 == self.setup.plan.program.slice_count {
+                self.with_evaluation(|evaluation| {
+                    evaluation.token_count += batch.targets.len() as u64;
+                });
+                self.give_receipt(pass.microbatch);
+            }
             return;
         }
         let floats = self.bench.take_result(Flow::Forward, pass);
