@@ -40,6 +40,7 @@ const PAGES: [(&str, &str); 38] = pages![
     "decisions/0019-a-job-is-one-document-in-the-log.md",
     "decisions/0020-asynchronous-schedules-are-siblings.md",
     "decisions/0021-a-simulation-chooses-among-solved-orders.md",
+    "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
