@@ -83,12 +83,11 @@ pub enum CostError {
 }
 
 impl Costs {
-    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks, and a hop between
+    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop between
     /// stages takes `link`. Verdict, step and early weights take no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
-        let chunks_per_stage = f64::from(placement.chunks_per_stage());
-        let share = |time: f64| time / chunks_per_stage;
+        let share = |time: f64| time * placement.chunk_share();
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
         let slice_shares = Vec::new();

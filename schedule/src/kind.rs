@@ -56,6 +56,12 @@ pub enum ScheduleKind {
     /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
     #[serde(rename = "dualpipe-v")]
     DualPipeV,
+    /// Two replicas in opposite directions, one microbatch after the other (Jain et al., SC 2020).
+    #[serde(rename = "gems")]
+    Gems,
+    /// Two replicas in opposite directions, 1F1B in both at once (Li and Hoefler, SC 2021).
+    #[serde(rename = "chimera")]
+    Chimera,
     /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
     #[serde(rename = "seq1f1b")]
     Seq1F1B,
@@ -100,7 +106,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -116,6 +122,8 @@ impl ScheduleKind {
         Self::VMin,
         Self::OneFOneBV,
         Self::DualPipeV,
+        Self::Gems,
+        Self::Chimera,
         Self::Seq1F1B,
     ];
 
@@ -138,6 +146,8 @@ impl ScheduleKind {
             Self::VMin => "v-min",
             Self::OneFOneBV => "1f1b-v",
             Self::DualPipeV => "dualpipe-v",
+            Self::Gems => "gems",
+            Self::Chimera => "chimera",
             Self::Seq1F1B => "seq1f1b",
         }
     }
@@ -148,7 +158,7 @@ impl ScheduleKind {
         match self.shape() {
             PlacementShape::Line => ChunkCounts::Exactly(1),
             PlacementShape::Loop => ChunkCounts::AtLeast(2),
-            PlacementShape::Vee => ChunkCounts::Exactly(2),
+            PlacementShape::Vee | PlacementShape::Cross => ChunkCounts::Exactly(2),
         }
     }
 
@@ -171,7 +181,9 @@ impl ScheduleKind {
             | Self::VHalf
             | Self::VMin
             | Self::OneFOneBV
-            | Self::DualPipeV => false,
+            | Self::DualPipeV
+            | Self::Gems
+            | Self::Chimera => false,
         }
     }
 
@@ -190,6 +202,8 @@ impl ScheduleKind {
             | Self::Interleaved
             | Self::LoopedBfs
             | Self::OneFOneBV
+            | Self::Gems
+            | Self::Chimera
             | Self::Seq1F1B => false,
             Self::ZbH1
             | Self::ZbH2
@@ -215,6 +229,15 @@ impl ScheduleKind {
         placement.expect("a kind's own chunks form its shape")
     }
 
+    /// How many times the model is there: gradients of a step are first summed within each replica.
+    #[must_use]
+    pub const fn replica_count(self) -> u32 {
+        match self.shape() {
+            PlacementShape::Line | PlacementShape::Loop | PlacementShape::Vee => 1,
+            PlacementShape::Cross => 2,
+        }
+    }
+
     /// How the schedule lays chunks over stages.
     #[must_use]
     pub const fn shape(self) -> PlacementShape {
@@ -231,6 +254,7 @@ impl ScheduleKind {
             Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
                 PlacementShape::Vee
             }
+            Self::Gems | Self::Chimera => PlacementShape::Cross,
         }
     }
 }

@@ -92,7 +92,8 @@ impl Program {
         (0..).map(StageIndex).zip(self.stages.iter().map(Vec::as_slice))
     }
 
-    /// Chunks times microbatches times slices: each is passed forward and backward once. No number
+    /// Chunks times microbatches times slices: each is passed forward and backward once. Where there
+    /// are two replicas only half of them are passes, but readers set memory aside for all. No number
     /// beyond the largest that can be counted.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
@@ -209,6 +210,7 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
         "line" => Some(PlacementShape::Line),
         "loop" => Some(PlacementShape::Loop),
         "vee" => Some(PlacementShape::Vee),
+        "cross" => Some(PlacementShape::Cross),
         _ => None,
     }
 }

@@ -22,10 +22,12 @@ fn options() -> impl Strategy<Value = LowerOptions> {
 }
 
 /// A program of up to 6 stages, with 2 to 4 chunks each where their number is free, and as many
-/// slices. A schedule that
-/// does not exist for the microbatches drawn gets the next number that it exists for.
+/// slices. A schedule that does not exist for the microbatches or stages drawn gets the next number
+/// that it exists for.
 fn program() -> impl Strategy<Value = Program> {
     (kind(), 1..=6u32, 2..=4u32, 1..=20u32).prop_map(|(kind, stages, chunks, microbatches)| {
+        let stages =
+            if kind == ScheduleKind::Chimera { stages.next_multiple_of(2) } else { stages };
         let chunks_per_stage = match kind.chunk_counts() {
             ChunkCounts::Exactly(count) => count,
             ChunkCounts::AtLeast(_) => chunks,
@@ -83,11 +85,11 @@ fn times_of(timeline: &Timeline) -> BTreeMap<(u32, Compute, Pass), (f64, f64)> {
 fn dependencies(program: &Program, compute: Compute, pass: Pass) -> Vec<(Compute, Pass)> {
     let Pass { chunk, .. } = pass;
     let neighbour = |chunk: u32| Pass { chunk: ChunkIndex(chunk), ..pass };
-    let last = program.placement.last_chunk();
+    let placement = &program.placement;
     match compute {
-        Compute::F if chunk.0 == 0 => vec![],
+        Compute::F if placement.is_first(chunk) => vec![],
         Compute::F => vec![(Compute::F, neighbour(chunk.0 - 1))],
-        Compute::B | Compute::BW if chunk == last => vec![(Compute::F, pass)],
+        Compute::B | Compute::BW if placement.is_last(chunk) => vec![(Compute::F, pass)],
         Compute::B | Compute::BW => vec![(Compute::B, neighbour(chunk.0 + 1))],
         Compute::W | Compute::WE => vec![(Compute::B, pass)],
     }
@@ -212,7 +214,7 @@ proptest! {
     fn memory_stays_within_what_the_schedule_promises(
         program in program(), kept_by_b in 0.0..1.0f64,
     ) {
-        let per_stage = f64::from(program.placement.chunks_per_stage());
+        let per_stage = 1.0 / program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 1.0 / per_stage,
             after_input_gradient: kept_by_b / per_stage,
@@ -239,6 +241,8 @@ proptest! {
             ScheduleKind::DualPipeV => stages + 0.5,
             ScheduleKind::Interleaved => stages + (stages - 1.0) / per_stage,
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
+            ScheduleKind::Gems => 1.0,
+            ScheduleKind::Chimera => stages,
             ScheduleKind::Seq1F1B => 1.0 + (stages - 1.0) / f64::from(program.slice_count),
         };
         for peak in peak_memory(&program, &chunks) {
@@ -298,6 +302,13 @@ fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem>
     (1..=stages_max).prop_flat_map(sized)
 }
 
+/// Two chunks a stage or three, dealt round.
+fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+    let sized =
+        move |(stages, chunks)| problem(Placement::looped(stages, chunks), microbatches_max);
+    (1..=stages_max, 2..=3_u32).prop_flat_map(sized)
+}
+
 /// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
 fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
     let timeline =
@@ -342,13 +353,33 @@ proptest! {
             generate(ScheduleKind::ZbV, stage_count, problem.microbatch_count).expect("legal");
         check_bound(&problem, &program)?;
     }
+
+    #[test]
+    fn no_replay_over_a_loop_costs_less_than_the_bound(
+        problem in looped(5, 10),
+        kind in prop::sample::select(vec![
+            ScheduleKind::Gis, ScheduleKind::Po, ScheduleKind::LoopedBfs, ScheduleKind::Interleaved,
+        ]),
+    ) {
+        let size = PipelineSize {
+            stage_count: problem.limits.len() as u32,
+            chunks_per_stage: problem.placement.chunks_per_stage(),
+            microbatch_count: problem.microbatch_count,
+            slice_count: 1,
+        };
+        if let Ok(program) = generate_sized(kind, size) {
+            check_bound(&problem, &program)?;
+        }
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn what_is_solved_is_an_order_that_fits(problem in prop_oneof![line(5, 9), vee(5, 9)]) {
+    fn what_is_solved_is_an_order_that_fits(
+        problem in prop_oneof![line(5, 9), vee(5, 9), looped(4, 8)],
+    ) {
         let found = solve(&problem).expect("legal");
         prop_assert_eq!(check(&found.program), Ok(()));
         let cost = cost_of(&problem, &found.program).expect("memory holds it");

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 38] = pages![
+const PAGES: [(&str, &str); 39] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",

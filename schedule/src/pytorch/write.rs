@@ -3,8 +3,9 @@
 use zbelastic_types::StageIndex;
 
 use super::{Form, action};
-use crate::boundary::{chunk_after, transfer_after};
+use crate::boundary::transfer_after;
 use crate::cost::Costs;
+use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::program::Program;
 use crate::simulate::simulate;
@@ -12,6 +13,12 @@ use crate::simulate::simulate;
 /// Why a program has no file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
+    /// The model is there twice; a file's stages make up one.
+    #[error("{kind} has two replicas of the model, and a file of PyTorch's names stages of one")]
+    Replicas {
+        /// The schedule.
+        kind: ScheduleKind,
+    },
     /// An action there is on a whole microbatch.
     #[error(
         "files of PyTorch know no slices of a microbatch, expected a program of 1 slice, found {found}"
@@ -28,7 +35,7 @@ pub enum WriteError {
 /// others wait behind it.
 ///
 /// # Errors
-/// If microbatches are cut into slices.
+/// If there are two replicas of the model, or if microbatches are cut into slices.
 ///
 /// # Panics
 /// If the program does not reach its end.
@@ -37,6 +44,9 @@ pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
         return Err(WriteError::Slices { found: program.slice_count });
     }
     let placement = &program.placement;
+    if placement.replica_count() > 1 {
+        return Err(WriteError::Replicas { kind: program.kind });
+    }
     let mut rows = vec![Vec::new(); program.stages.len()];
     for (stage, op) in in_order_of_time(program) {
         rows[stage.index()].extend(action(op));
@@ -46,7 +56,7 @@ pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
             continue;
         };
         rows[stage.index()].extend(action(send));
-        let chunk = chunk_after(placement, pass.chunk, flow).expect("a send has a reader");
+        let chunk = placement.chunk_after(pass.chunk, flow).expect("a send has a reader");
         let reader = placement.stage_of(chunk).expect("a chunk has a stage");
         let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk, ..pass });
         rows[reader.index()].extend(action(receive));

@@ -50,8 +50,9 @@ pub(super) struct Board<'a> {
     arrivals_b: Vec<f64>,
     /// By chunk and microbatch: when its B ends.
     ends_b: Vec<f64>,
-    /// By stage: when the ways from it to the stage before it and to the one after it are free.
-    ways: Vec<[f64; 2]>,
+    /// By stage: when the ways from it are free, to the stage before it, to the one after it, and
+    /// to the other end of the pipeline.
+    ways: Vec<[f64; 3]>,
 }
 
 impl<'a> Board<'a> {
@@ -67,7 +68,7 @@ impl<'a> Board<'a> {
             arrivals_f: vec![NEVER; cells],
             arrivals_b: vec![NEVER; cells],
             ends_b: vec![NEVER; cells],
-            ways: vec![[0.0; 2]; stage_count],
+            ways: vec![[0.0; 3]; stage_count],
         }
     }
 
@@ -180,7 +181,14 @@ impl<'a> Board<'a> {
         if occupancy == 0.0 || from == to {
             return end + hop;
         }
-        let way = &mut self.ways[from][usize::from(to > from)];
+        let direction = if to + 1 == from {
+            0
+        } else if from + 1 == to {
+            1
+        } else {
+            2
+        };
+        let way = &mut self.ways[from][direction];
         let leaves = way.max(end);
         *way = leaves + occupancy;
         leaves + hop

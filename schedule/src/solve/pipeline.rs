@@ -28,7 +28,7 @@ impl<'a> Pipeline<'a> {
         let chunk_count = problem.chunks.len();
         let stage_of = |chunk: usize| match problem.placement.shape() {
             PlacementShape::Line | PlacementShape::Loop => chunk % stage_count,
-            PlacementShape::Vee => chunk.min(chunk_count - 1 - chunk),
+            PlacementShape::Vee | PlacementShape::Cross => chunk.min(chunk_count - 1 - chunk),
         };
         let stage_of: Vec<usize> = (0..chunk_count).map(stage_of).collect();
         let mut chunks_of = vec![Vec::with_capacity(2); stage_count];

@@ -1,5 +1,5 @@
-//! What is to be solved: a pipeline with one chunk a stage, or two in a vee, each chunk with times
-//! of its own.
+//! What is to be solved: a pipeline with one chunk a stage, two in a vee, or several dealt round,
+//! each chunk with times of its own.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use super::SolveError;
 use crate::cost::{ChunkTimes, Costs};
 use crate::memory::{ChunkMemory, peak_memory};
-use crate::placement::{Placement, PlacementShape};
+use crate::placement::Placement;
 use crate::program::{Program, Window};
 use crate::timeline::Timeline;
 
@@ -40,7 +40,7 @@ pub struct StageCosts {
 /// A pipeline whose operations are to be put into an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// Which stage holds which chunk: a line or a vee.
+    /// Which stage holds which chunk.
     pub placement: Placement,
     /// By chunk, in model order.
     pub chunks: Vec<ChunkCosts>,
@@ -102,16 +102,16 @@ impl Problem {
         microbatch_count: u32,
     ) -> Self {
         assert_eq!(stages.len(), placement.stage_count() as usize, "one entry a stage");
-        let count = f64::from(placement.chunk_count() / placement.stage_count());
+        let share = placement.chunk_share();
         let shared = |stage: StageIndex| {
             let ChunkCosts { f, b, w, after_forward, after_input_gradient } =
                 stages[stage.index()].chunks;
             ChunkCosts {
-                f: f / count,
-                b: b / count,
-                w: w / count,
-                after_forward: after_forward / count,
-                after_input_gradient: after_input_gradient / count,
+                f: f * share,
+                b: b * share,
+                w: w * share,
+                after_forward: after_forward * share,
+                after_input_gradient: after_input_gradient * share,
             }
         };
         let holders =
@@ -176,6 +176,18 @@ impl Problem {
         peaks.into_iter().zip(&self.limits).all(fits)
     }
 
+    /// What the busiest stage computes in a step.
+    pub(super) fn work_max(&self) -> f64 {
+        let mut work = vec![0.0; self.limits.len()];
+        for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
+            let stage = self.placement.stage_of(chunk).expect("it was counted");
+            let replica = self.placement.replica_of(chunk);
+            let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
+            work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
+        }
+        work.into_iter().fold(0.0, f64::max)
+    }
+
     /// Whether it is one that can be solved.
     ///
     /// # Errors
@@ -197,7 +209,12 @@ impl Problem {
         let mut needed = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
-            needed[stage.index()] += costs.after_forward;
+            // A microbatch runs through one replica.
+            let needed = &mut needed[stage.index()];
+            *needed = match self.placement.replica_count() {
+                1 => *needed + costs.after_forward,
+                _ => f64::max(*needed, costs.after_forward),
+            };
         }
         for ((stage, limit), needed) in (0..).map(StageIndex).zip(&self.limits).zip(needed) {
             if limit.is_nan() || *limit < 0.0 {
@@ -212,10 +229,6 @@ impl Problem {
     }
 
     fn check_counts(&self) -> Result<(), SolveError> {
-        let shape = self.placement.shape();
-        if shape == PlacementShape::Loop {
-            return Err(SolveError::Shape { found: shape });
-        }
         if self.microbatch_count == 0 {
             return Err(SolveError::NoMicrobatch);
         }

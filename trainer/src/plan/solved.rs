@@ -40,6 +40,8 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::VMin
         | ScheduleKind::OneFOneBV
         | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera
         | ScheduleKind::Seq1F1B => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
@@ -77,7 +79,7 @@ fn with_early_first(times: &ChunkTimes) -> ChunkTimes {
 const fn depth(shape: PlacementShape) -> u32 {
     match shape {
         PlacementShape::Line => 2,
-        PlacementShape::Loop | PlacementShape::Vee => 1,
+        PlacementShape::Loop | PlacementShape::Vee | PlacementShape::Cross => 1,
     }
 }
 
