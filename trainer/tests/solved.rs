@@ -28,6 +28,7 @@ fn chosen(
         batch: BATCH,
         kinds: &[kind],
         chunks_per_stage: None,
+        slice_count: None,
         stage_count: speeds.len() as u32,
         window: Window::One,
         copies: 0,

@@ -258,7 +258,9 @@ impl Timing {
         costs.memory.chunks.clear();
         for (chunk, times) in (0..).map(ChunkIndex).zip(&mut costs.chunks) {
             let samples = |compute| self.passes.get(&(chunk, compute));
-            let median = |compute| samples(compute).map_or(0.0, Samples::median);
+            let slices = f64::from(plan.program.slice_count);
+            // A pass is over a slice, times are those of a microbatch.
+            let median = |compute| slices * samples(compute).map_or(0.0, Samples::median);
             let w_early = median(Compute::WE);
             *times = ChunkTimes {
                 f: median(Compute::F),

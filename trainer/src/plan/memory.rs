@@ -107,7 +107,7 @@ pub fn stage_memory<B: Backend>(
     plan: &Plan,
     stage: StageIndex,
 ) -> StageMemory {
-    let sizes = Sizes { model, shape: plan.batch.microbatch };
+    let sizes = plan.pass_sizes(model);
     let specs = model_layers(model);
     let live = kept_passes(&plan.program);
     let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
@@ -126,8 +126,9 @@ pub fn stage_memory<B: Backend>(
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {
-        let angles = plan.batch.microbatch.sequence_len * model.head_width as usize;
-        scratch += Bytes(backend.buffer_bytes(angles));
+        let angles = plan.pass_shape().sequence_len * model.head_width as usize;
+        let slices = u64::from(plan.program.slice_count);
+        scratch += Bytes(slices * backend.buffer_bytes(angles));
     }
     StageMemory { state, stash, scratch, messages, copies: Bytes(0) }
 }

@@ -102,6 +102,7 @@ mod planned {
             batch,
             kind,
             chunks_per_stage: None,
+            slice_count: None,
             stage_count: 2,
             window,
         });
