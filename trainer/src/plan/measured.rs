@@ -74,6 +74,11 @@ impl StageSample {
         sample
     }
 
+    /// The work of F, of B and of W.
+    fn works(&self) -> [f64; 3] {
+        [self.work.f, self.work.b, self.work.w]
+    }
+
     /// Whether something can be read from it: it was given work, and took time.
     fn is_telling(&self) -> bool {
         let times = [self.times.passes(), self.times.update, self.said];
@@ -101,17 +106,12 @@ pub struct Calibration {
 #[must_use]
 pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>>)> {
     let telling = || stages.iter().filter(|stage| stage.is_telling());
-    let sums = |of: &dyn Fn(&StageSample) -> [f64; 3]| {
-        telling().map(of).fold([0.0; 3], |sum, add| [0, 1, 2].map(|pass| sum[pass] + add[pass]))
-    };
-    let times = sums(&|stage| stage.times.split(stage.work));
-    let works = sums(&|stage| [stage.work.f, stage.work.b, stage.work.w]);
-    let rate = [0, 1, 2].map(|pass| times[pass] / works[pass].max(f64::MIN_POSITIVE));
-    let pace = |stage: &StageSample| {
-        let work = [stage.work.f, stage.work.b, stage.work.w];
-        let as_others: f64 = [0, 1, 2].map(|pass| work[pass] * rate[pass]).iter().sum();
-        as_others / stage.times.passes()
-    };
+    let mut rates = Rates::new(telling(), |stage| stage.said);
+    for _ in 0..ROUNDS {
+        let before = rates;
+        rates = Rates::new(telling(), |stage| before.speed(stage));
+    }
+    let pace = |stage: &StageSample| rates.speed(stage);
     let middle = median(telling().map(|stage| pace(stage) / stage.said).collect())?;
     let speed = |stage: &StageSample| stage.is_telling().then(|| pace(stage) / middle);
     let speeds: Vec<Option<f64>> = stages.iter().map(speed).collect();
@@ -119,8 +119,41 @@ pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>
         Some(stage.times.update * (*speed)? / stage.weights.max(1.0))
     };
     let update_us = median(stages.iter().zip(&speeds).filter_map(update).collect())?;
-    let [f_us, b_us, w_us] = rate.map(|rate| rate / middle);
+    let [f_us, b_us, w_us] = rates.0.map(|rate| rate / middle);
     Some((Calibration { f_us, b_us, w_us, update_us }, speeds))
+}
+
+/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
+/// agree; were they to agree at all, a few leave nothing that could be measured.
+const ROUNDS: u32 = 12;
+
+/// What an operation of F, of B and of W takes on a machine of speed 1.
+#[derive(Clone, Copy)]
+struct Rates([f64; 3]);
+
+impl Rates {
+    /// From stages whose speeds are given: without these a slow one with much W makes W look slow.
+    fn new<'a>(
+        stages: impl Iterator<Item = &'a StageSample>,
+        speed: impl Fn(&StageSample) -> f64,
+    ) -> Self {
+        let (mut times, mut works) = ([0.0; 3], [0.0; 3]);
+        for stage in stages {
+            let (took, work) = (stage.times.split(stage.work), stage.works());
+            for pass in 0..3 {
+                times[pass] += took[pass] * speed(stage);
+                works[pass] += work[pass];
+            }
+        }
+        Self([0, 1, 2].map(|pass| times[pass] / works[pass].max(f64::MIN_POSITIVE)))
+    }
+
+    /// How fast a stage was.
+    fn speed(&self, stage: &StageSample) -> f64 {
+        let work = stage.works();
+        let as_others: f64 = [0, 1, 2].map(|pass| work[pass] * self.0[pass]).iter().sum();
+        as_others / stage.times.passes()
+    }
 }
 
 /// The middle one; of an even number the upper of the two, so that of two machines the slower one
@@ -214,6 +247,30 @@ mod tests {
         let (_, speeds) = calibrate(&stages).expect("they tell something");
         assert_eq!(speeds, [Some(1.0), Some(0.25)], "of two, the slower one is slow");
     }
+
+    /// Stages that differ in what they have most of, as one with the head does, and in speed.
+    #[test]
+    fn speeds_and_what_passes_cost_are_told_apart() {
+        let shaped = |work: [f64; 3], speed: f64| {
+            let [f, b, w] = work;
+            let times = StageTimes { f: f / speed, b: 2.0 * b / speed, w: 5.0 * w / speed, ..ZERO };
+            let work = LayerWork { f, b, w, w_early: 0.0 };
+            StageSample { work, weights: 1.0, said: 1.0, times }
+        };
+        let stages = [
+            shaped([1.0, 2.0, 0.5], 1.0),
+            shaped([1.0, 1.5, 1.0], 0.3),
+            shaped([2.0, 2.0, 3.0], 1.0),
+        ];
+        let (found, speeds) = calibrate(&stages).expect("they tell something");
+        for (found, speed) in speeds.iter().zip([1.0, 0.3, 1.0]) {
+            let found = found.expect("it tells something");
+            assert!((found / speed - 1.0).abs() < 1e-3, "{found}, expected {speed}");
+        }
+        assert!((found.w_us / found.f_us / 5.0 - 1.0).abs() < 1e-3, "{found:?}");
+    }
+
+    const ZERO: StageTimes = StageTimes { f: 0.0, b: 0.0, w: 0.0, bw: 0.0, update: 0.0 };
 
     #[test]
     fn a_machine_as_fast_as_it_says_is_the_measure_of_others() {
