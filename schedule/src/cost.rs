@@ -22,9 +22,11 @@ pub struct ChunkTimes {
 pub struct Costs {
     /// One entry a chunk, in model order.
     pub chunks: Vec<ChunkTimes>,
-    /// From the end of a pass to the arrival of its result on another stage. Latency only: a link
-    /// carries any number of messages at once.
+    /// From when a result has left its stage to when it is on another one.
     pub link: f64,
+    /// How long a result keeps the way to another stage from those after it: a message's bytes over
+    /// the bandwidth. Each pair of stages has a way in each direction, which carries one at a time.
+    pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
     /// STEP, the same on every stage.
@@ -63,15 +65,14 @@ pub enum CostError {
 }
 
 impl Costs {
-    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks, and a hop between
+    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop between
     /// stages takes `link`. Verdict, step and early weights take no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
-        let chunks_per_stage = f64::from(placement.chunks_per_stage());
-        let share = |time: f64| time / chunks_per_stage;
+        let share = |time: f64| time * placement.chunk_share();
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
-        Self { chunks, link, verdict: 0.0, step: 0.0 }
+        Self { chunks, link, occupancy: 0.0, verdict: 0.0, step: 0.0 }
     }
 
     pub(crate) fn check(&self, placement: &Placement) -> Result<(), CostError> {
@@ -79,7 +80,12 @@ impl Costs {
         if self.chunks.len() != expected as usize {
             return Err(CostError::ChunkCount { expected, found: self.chunks.len() });
         }
-        check_durations([("link", self.link), ("verdict", self.verdict), ("step", self.step)])?;
+        check_durations([
+            ("link", self.link),
+            ("occupancy", self.occupancy),
+            ("verdict", self.verdict),
+            ("step", self.step),
+        ])?;
         for (chunk, times) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let ChunkTimes { f, b, w, w_early } = *times;
             check_durations([("f", f), ("b", b), ("w", w), ("w_early", w_early)])?;

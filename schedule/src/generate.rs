@@ -4,6 +4,7 @@
 //! the solver's question. Every generator lets a chunk's weight gradients run in microbatch order,
 //! because the sum of a gradient must not depend on the schedule.
 
+mod bidirectional;
 mod breadth_first;
 mod dual_pipe_v;
 mod grid;
@@ -45,7 +46,8 @@ pub fn generate(
 /// # Errors
 /// If there is no stage, no microbatch or too many of them, if a stage of `kind` does not hold so
 /// many chunks, if `kind` is interleaved and the microbatches do not form whole groups of one a
-/// stage, or if it is DualPipeV and they are fewer than two a stage.
+/// stage, if it is DualPipeV and they are fewer than two a stage, if it has two replicas and there is
+/// one microbatch alone, or if it is Chimera and the stages are odd.
 pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
     check_size(kind, size)?;
     let PipelineSize { stage_count, chunks_per_stage, microbatch_count } = size;
@@ -69,6 +71,8 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         ScheduleKind::VMin => v_pattern::program_ops(size, v_pattern::min),
         ScheduleKind::OneFOneBV => one_f_one_b_v::program_ops(size),
         ScheduleKind::DualPipeV => each(&|stage| dual_pipe_v::stage_ops(size, stage)),
+        ScheduleKind::Gems => each(&|stage| bidirectional::gems(size, stage)),
+        ScheduleKind::Chimera => each(&|stage| bidirectional::chimera(size, stage)),
     };
     let chunk_count = stage_count * chunks_per_stage;
     Ok(Program {
@@ -144,6 +148,19 @@ mod tests {
                  3BW3 0B2 0W2 0B3 0W3",
                 "stage 1: 1F0 2F0 1F1 2F1 1F2 2BW0 2F2 1BW0 1F3 2BW1 2F3 1BW1 \
                  2BW2 1BW2 2B3 1B3 2W3 1W3",
+            ],
+        );
+        check(
+            ScheduleKind::Gems,
+            (2, 3),
+            ["stage 0: 0F0 0BW0 3F1 3BW1 0F2 0BW2", "stage 1: 1F0 1BW0 2F1 2BW1 1F2 1BW2"],
+        );
+        check(
+            ScheduleKind::Chimera,
+            (4, 4),
+            [
+                "stage 0: 0F0 0F2 7F1 7BW1 7F3 7BW3 0BW0 0BW2",
+                "stage 1: 1F0 6F1 1F2 6F3 6BW1 1BW0 6BW3 1BW2",
             ],
         );
         check(

@@ -56,6 +56,12 @@ pub enum ScheduleKind {
     /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
     #[serde(rename = "dualpipe-v")]
     DualPipeV,
+    /// Two replicas in opposite directions, one microbatch after the other (Jain et al., SC 2020).
+    #[serde(rename = "gems")]
+    Gems,
+    /// Two replicas in opposite directions, 1F1B in both at once (Li and Hoefler, SC 2021).
+    #[serde(rename = "chimera")]
+    Chimera,
 }
 
 /// How many chunks a stage may hold.
@@ -97,7 +103,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -113,6 +119,8 @@ impl ScheduleKind {
         Self::VMin,
         Self::OneFOneBV,
         Self::DualPipeV,
+        Self::Gems,
+        Self::Chimera,
     ];
 
     /// The name under which a person asks for it.
@@ -134,6 +142,8 @@ impl ScheduleKind {
             Self::VMin => "v-min",
             Self::OneFOneBV => "1f1b-v",
             Self::DualPipeV => "dualpipe-v",
+            Self::Gems => "gems",
+            Self::Chimera => "chimera",
         }
     }
 
@@ -143,7 +153,7 @@ impl ScheduleKind {
         match self.shape() {
             PlacementShape::Line => ChunkCounts::Exactly(1),
             PlacementShape::Loop => ChunkCounts::AtLeast(2),
-            PlacementShape::Vee => ChunkCounts::Exactly(2),
+            PlacementShape::Vee | PlacementShape::Cross => ChunkCounts::Exactly(2),
         }
     }
 
@@ -155,7 +165,9 @@ impl ScheduleKind {
             | Self::OneFOneB
             | Self::Interleaved
             | Self::LoopedBfs
-            | Self::OneFOneBV => false,
+            | Self::OneFOneBV
+            | Self::Gems
+            | Self::Chimera => false,
             Self::ZbH1
             | Self::ZbH2
             | Self::ZbAuto
@@ -180,6 +192,15 @@ impl ScheduleKind {
         placement.expect("a kind's own chunks form its shape")
     }
 
+    /// How many times the model is there: gradients of a step are first summed within each replica.
+    #[must_use]
+    pub const fn replica_count(self) -> u32 {
+        match self.shape() {
+            PlacementShape::Line | PlacementShape::Loop | PlacementShape::Vee => 1,
+            PlacementShape::Cross => 2,
+        }
+    }
+
     /// How the schedule lays chunks over stages.
     #[must_use]
     pub const fn shape(self) -> PlacementShape {
@@ -193,6 +214,7 @@ impl ScheduleKind {
             Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
                 PlacementShape::Vee
             }
+            Self::Gems | Self::Chimera => PlacementShape::Cross,
         }
     }
 }

@@ -30,12 +30,13 @@ pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_s
 pub use kind::{ChunkCounts, ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
 pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
-pub use op::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
+pub use op::{Compute, Flow, Op, OpParseError, Pass, Reduction, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve, solve_any,
+    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
+    solve_any,
 };
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

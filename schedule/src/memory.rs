@@ -119,7 +119,7 @@ mod tests {
     /// A stage keeps 100 after F and 30 after B, divided among its chunks.
     fn check_peaks(kind: ScheduleKind, expected: [f64; STAGES as usize]) {
         let program = program(kind);
-        let share = 1.0 / f64::from(program.placement.chunks_per_stage());
+        let share = program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 100.0 * share,
             after_input_gradient: 30.0 * share,
@@ -137,6 +137,8 @@ mod tests {
         check_peaks(ScheduleKind::ZbH1, [400.0, 330.0, 260.0, 190.0]);
         check_peaks(ScheduleKind::ZbH2, [700.0, 560.0, 420.0, 280.0]);
         check_peaks(ScheduleKind::ZbV, [400.0; 4]);
+        check_peaks(ScheduleKind::Gems, [100.0; 4]);
+        check_peaks(ScheduleKind::Chimera, [300.0, 400.0, 400.0, 300.0]);
     }
 
     #[test]

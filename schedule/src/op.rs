@@ -75,6 +75,17 @@ pub enum Flow {
     Backward,
 }
 
+impl Flow {
+    /// The other way.
+    #[must_use]
+    pub const fn reverse(self) -> Self {
+        match self {
+            Self::Forward => Self::Backward,
+            Self::Backward => Self::Forward,
+        }
+    }
+}
+
 /// How a boundary tensor changes hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Transfer {
@@ -101,6 +112,20 @@ pub enum Update {
     Commit,
 }
 
+/// How the gradients of two replicas of a chunk become one: each holder tells the other its own,
+/// which is summed over the microbatches of its replica, and both add the two in one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Reduction {
+    /// The chunk's own gradient leaves for the stage that holds its twin.
+    Send,
+    /// The twin's gradient arrives from another stage.
+    Receive,
+    /// The chunk's own gradient is handed to its twin on the same stage.
+    Local,
+    /// Replica 0's gradient and replica 1's are added: from here on both chunks have the same.
+    Add,
+}
+
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Op {
@@ -110,6 +135,8 @@ pub enum Op {
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
     Update(Update),
+    /// The gradients of a chunk's two replicas become one.
+    Reduce(Reduction, ChunkIndex),
 }
 
 impl Op {
@@ -118,6 +145,16 @@ impl Op {
     pub const fn pass(self) -> Option<Pass> {
         match self {
             Self::Compute(_, pass) | Self::Transfer(_, _, pass) => Some(pass),
+            Self::Update(_) | Self::Reduce(..) => None,
+        }
+    }
+
+    /// The chunk the operation is on, if it is on one.
+    #[must_use]
+    pub const fn chunk(self) -> Option<ChunkIndex> {
+        match self {
+            Self::Compute(_, pass) | Self::Transfer(_, _, pass) => Some(pass.chunk),
+            Self::Reduce(_, chunk) => Some(chunk),
             Self::Update(_) => None,
         }
     }
@@ -127,7 +164,7 @@ impl Op {
     pub const fn accumulates(self) -> bool {
         match self {
             Self::Compute(compute, _) => compute.accumulates(),
-            Self::Transfer(..) | Self::Update(_) => false,
+            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) => false,
         }
     }
 }
@@ -157,6 +194,13 @@ const UPDATE_TEXT: [(Update, &str); 5] = [
     (Update::Commit, "COMMIT"),
 ];
 
+const REDUCTION_TEXT: [(Reduction, &str); 4] = [
+    (Reduction::Send, "SEND_G"),
+    (Reduction::Receive, "RECV_G"),
+    (Reduction::Local, "LOCAL_G"),
+    (Reduction::Add, "REDUCE"),
+];
+
 fn lookup<K: PartialEq>(table: &[(K, &'static str)], key: &K) -> &'static str {
     table.iter().find(|(k, _)| k == key).expect("the table names every variant").1
 }
@@ -182,6 +226,9 @@ impl fmt::Display for Op {
                 (row.expect("the table names every pair").2, pass)
             }
             Self::Update(update) => return update.fmt(f),
+            Self::Reduce(reduction, chunk) => {
+                return write!(f, "{chunk}{}", lookup(&REDUCTION_TEXT, reduction));
+            }
         };
         write!(f, "{}{letters}{}", pass.chunk, pass.microbatch)
     }
@@ -190,7 +237,7 @@ impl fmt::Display for Op {
 /// Why a word is no operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpParseError {
-    /// Neither an update nor of the form chunk, letters, microbatch.
+    /// Neither an update, nor a reduction, nor of the form chunk, letters, microbatch.
     #[error(
         "`{word}` is no operation: expected an update such as REPORT, \
          or a chunk, letters and a microbatch such as 2F0"
@@ -225,6 +272,10 @@ impl FromStr for Op {
         let form = || OpParseError::Form { word: word.to_owned() };
         let letters_at = word.find(|c: char| !c.is_ascii_digit()).ok_or_else(form)?;
         let (chunk, rest) = word.split_at(letters_at);
+        if let Some((reduction, _)) = REDUCTION_TEXT.iter().find(|row| row.1 == rest) {
+            let chunk = chunk.parse().map_err(|_| form())?;
+            return Ok(Self::Reduce(*reduction, ChunkIndex(chunk)));
+        }
         let digits_at = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(form)?;
         let (letters, microbatch) = rest.split_at(digits_at);
         let pass =
@@ -241,7 +292,8 @@ impl FromStr for Op {
 
 #[cfg(test)]
 mod tests {
-    use super::{Compute, Flow, Op, OpParseError, Pass, Transfer, Update};
+    use super::{Compute, Flow, Op, OpParseError, Pass, Reduction, Transfer, Update};
+    use zbelastic_types::ChunkIndex;
 
     #[test]
     fn text_and_operation_are_inverses() {
@@ -255,6 +307,8 @@ mod tests {
         check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
         check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
+        check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
+        check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
     }
 
     #[test]
@@ -265,6 +319,7 @@ mod tests {
         check("17", form("17"));
         check("F0", form("F0"));
         check("0F", form("0F"));
+        check("REDUCE", form("REDUCE"));
         check("0F0x", form("0F0x"));
         check("99999999999F0", form("99999999999F0"));
         let letters = OpParseError::Letters { word: "0X1".into(), letters: "X".into() };

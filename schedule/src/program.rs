@@ -59,7 +59,8 @@ impl Program {
         (0..).map(StageIndex).zip(self.stages.iter().map(Vec::as_slice))
     }
 
-    /// Chunks times microbatches: each is passed forward and backward once.
+    /// Chunks times microbatches: each is passed forward and backward once. Where there are two
+    /// replicas only half of them are passes, but readers set memory aside for all.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
         u64::from(self.placement.chunk_count()) * u64::from(self.microbatch_count)
@@ -170,6 +171,7 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
         "line" => Some(PlacementShape::Line),
         "loop" => Some(PlacementShape::Loop),
         "vee" => Some(PlacementShape::Vee),
+        "cross" => Some(PlacementShape::Cross),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ pub mod ascii;
 pub mod chrome_trace;
 pub mod svg;
 
-use crate::op::{Compute, Op};
+use crate::op::{Compute, Op, Reduction};
 use crate::timeline::Timeline;
 
 const PASS_NAMES: [(Compute, &str); 5] = [
@@ -26,6 +26,11 @@ fn pass_names(timeline: &Timeline) -> impl Iterator<Item = (Compute, &'static st
 /// Whether a stage holds more than one chunk.
 fn has_later_chunks(timeline: &Timeline) -> bool {
     timeline.placement().chunk_count() > timeline.placement().stage_count()
+}
+
+/// Whether gradients of replicas are added.
+fn has_reductions(timeline: &Timeline) -> bool {
+    timeline.all_slices().any(|slice| matches!(slice.op, Op::Reduce(Reduction::Add, _)))
 }
 
 /// What a drawing says about its timeline in one line. Of several steps the last is measured, as

@@ -166,6 +166,62 @@ fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
     assert_eq!(chunks_kept(&program), 13.0);
 }
 
+/// Microbatches whose activations a stage keeps, by stage.
+fn microbatches_kept(program: &zbelastic_schedule::Program) -> Vec<f64> {
+    let one =
+        ChunkMemory { after_forward: 1.0, after_input_gradient: 1.0, after_early_weights: 1.0 };
+    peak_memory(program, &vec![one; program.placement.chunk_count() as usize])
+}
+
+/// Li and Hoefler, SC 2021, table 2 and figure 2: p - 2 slots of the length of F, as long as BW takes
+/// one as well, however many units there are; and from p/2 + 1 to p microbatches kept.
+#[test]
+fn two_directions_leave_half_of_a_bubble() {
+    let slot = Times { f: 6.0, b: 4.0, w: 2.0 };
+    for half in 1..=4 {
+        let (p, stages) = (f64::from(2 * half), 2 * half);
+        for microbatches in [stages, 2 * stages, 5 * stages] {
+            let timeline = replay(ScheduleKind::Chimera, stages, microbatches, slot);
+            let n = f64::from(microbatches);
+            assert_eq!(timeline.cost(0), (2.0 * n + p - 2.0) * slot.f, "{stages} {microbatches}");
+            let rate = (p - 2.0) / (2.0 * n + p - 2.0);
+            assert!((timeline.bubble_span(0) - rate).abs() < 1e-12);
+            let program = generate(ScheduleKind::Chimera, stages, microbatches).expect("legal");
+            let side = |stage: u32| stage.min(stages - 1 - stage);
+            let expected: Vec<f64> =
+                (0..stages).map(|stage| f64::from(half + 1 + side(stage))).collect();
+            assert_eq!(microbatches_kept(&program), expected, "{stages} {microbatches}");
+        }
+        // Whatever the microbatches, no direction is in the way of the other.
+        for microbatches in 2..6 * stages {
+            let timeline = replay(ScheduleKind::Chimera, stages, microbatches, slot);
+            let most = (f64::from(microbatches.div_ceil(stages) * stages) * 2.0 + p - 2.0) * slot.f;
+            assert!(timeline.cost(0) <= most, "{stages} {microbatches}");
+        }
+    }
+}
+
+/// The same paper's formula for GEMS, where BW takes twice as long as F: a bubble rate of
+/// (p - 1)/(p + 1/2) as the microbatches grow, and one microbatch kept. For an even number of them it
+/// is exact.
+#[test]
+fn one_microbatch_after_the_other_idles_most_of_the_time() {
+    for stages in 1..=8 {
+        let p = f64::from(stages);
+        let times = Times { f: 2.0, b: 2.0, w: 2.0 };
+        let timeline = replay(ScheduleKind::Gems, stages, 12, times);
+        let rate = (p - 1.0) / (p + 0.5);
+        assert!((timeline.bubble_span(0) - rate).abs() < 1e-12, "{stages}");
+        for times in [EQUAL, REAL] {
+            let timeline = replay(ScheduleKind::Gems, stages, 12, times);
+            let expected = 12.0 * (p * (times.b + times.w) + times.f);
+            assert!((timeline.cost(0) - expected).abs() < 1e-9, "{stages}");
+        }
+        let program = generate(ScheduleKind::Gems, stages, 12).expect("legal");
+        assert_eq!(microbatches_kept(&program), vec![1.0; stages as usize]);
+    }
+}
+
 /// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and what
 /// one of its pipelines waits is more than half filled by the other.
 #[test]

@@ -285,7 +285,7 @@ impl Device {
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
         match activity {
-            Activity::Op { op: Op::Compute(..) | Op::Update(_), .. } => {
+            Activity::Op { op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..), .. } => {
                 self.step.busy += now - began;
                 self.log(Doing::Ran(activity), began, now);
             }

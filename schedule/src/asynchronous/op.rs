@@ -269,9 +269,9 @@ impl FromStr for AsyncOp {
                 Ok(Self::Compute(compute, pass, version))
             }
             (Op::Transfer(transfer, flow, pass), None) => Ok(Self::Transfer(transfer, flow, pass)),
-            (Op::Compute(..), None) | (Op::Transfer(..), Some(_)) | (Op::Update(_), _) => {
-                Err(no_version())
-            }
+            (Op::Compute(..), None)
+            | (Op::Transfer(..), Some(_))
+            | (Op::Update(_) | Op::Reduce(..), _) => Err(no_version()),
         }
     }
 }

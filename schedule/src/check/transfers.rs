@@ -14,7 +14,7 @@ pub(super) fn not_lowered(program: &Program, findings: &mut Findings) {
     for (stage, op) in ops_of(program) {
         match op {
             Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW, _) => {}
-            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) => {
+            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
                 findings.add(Violation::NotLowered { stage, op });
             }
         }
@@ -67,7 +67,7 @@ pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
                 *asked = true;
             }
             let is_asked = match op {
-                Op::Compute(..) | Op::Update(_) => true,
+                Op::Compute(..) | Op::Update(_) | Op::Reduce(..) => true,
                 Op::Transfer(Transfer::Receive, ..) => {
                     asked.get_mut(op).is_some_and(|asked| *asked)
                 }
@@ -101,7 +101,8 @@ impl<T: Copy> ReceiveTable<T> {
             Op::Transfer(Transfer::Receive, Flow::Backward, pass) => self.backward.get_mut(pass),
             Op::Transfer(Transfer::Send | Transfer::Local, ..)
             | Op::Compute(..)
-            | Op::Update(_) => None,
+            | Op::Update(_)
+            | Op::Reduce(..) => None,
         }
     }
 }
@@ -122,6 +123,7 @@ mod tests {
         check("1SEND_B0");
         check("REPORT");
         check("1WE0");
+        check("1REDUCE");
     }
 
     #[test]

@@ -43,6 +43,21 @@ pub enum Violation {
         /// Microbatches in a step.
         microbatch_count: u32,
     },
+    /// An operation on a microbatch that runs through the other replica.
+    #[error(
+        "stage {stage}: {op} is on a chunk of replica {found}; its microbatch runs through \
+         replica {expected}"
+    )]
+    OtherReplica {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// The microbatch's replica.
+        expected: u32,
+        /// The chunk's replica.
+        found: u32,
+    },
     /// A pass has not exactly one F.
     #[error("chunk {}, microbatch {}: expected one F, found {found}", pass.chunk, pass.microbatch)]
     ForwardCount {
@@ -187,6 +202,26 @@ pub enum Violation {
         accumulation: Option<Op>,
         /// What stands before it, from the gate on, at most two operations.
         found: Vec<Op>,
+    },
+    /// What makes one gradient of a chunk and its twin is not there, or too often.
+    #[error("expected {op} {expected} times, found it {found} times")]
+    ReductionCount {
+        /// The operation, on its chunk.
+        op: Op,
+        /// How often it belongs into a step.
+        expected: u32,
+        /// How often it was found.
+        found: u32,
+    },
+    /// A gradient is told or added to its twin's before it is complete, or told after.
+    #[error("stage {stage}: expected {op} before {after}, found it after")]
+    ReductionOrder {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that comes too late.
+        op: Op,
+        /// The operation on the same chunk that should have come later.
+        after: Op,
     },
     /// The stages come to a point where each waits for another, or for nothing that comes.
     #[error(transparent)]

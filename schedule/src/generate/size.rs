@@ -84,6 +84,14 @@ pub enum GenerateError {
         /// The microbatches asked for.
         found: u32,
     },
+    /// On an odd number of stages the two directions would meet in one slot.
+    #[error("{kind} needs an even number of stages, found {found}")]
+    OddStages {
+        /// The schedule asked for.
+        kind: ScheduleKind,
+        /// The stages asked for.
+        found: u32,
+    },
 }
 
 /// Whether a schedule has a program of that size.
@@ -110,12 +118,36 @@ pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), Generate
     if kind == ScheduleKind::Interleaved && !microbatch_count.is_multiple_of(stage_count) {
         return Err(GenerateError::UnevenGroups { stage_count, microbatch_count });
     }
-    let least = dual_pipe_v::microbatches_least(stage_count);
-    if kind == ScheduleKind::DualPipeV && microbatch_count < least {
-        let found = microbatch_count;
+    if kind == ScheduleKind::Chimera && !stage_count.is_multiple_of(2) {
+        return Err(GenerateError::OddStages { kind, found: stage_count });
+    }
+    let (least, found) = (microbatches_least(kind, stage_count), microbatch_count);
+    if found < least {
         return Err(GenerateError::FewMicrobatches { kind, stage_count, least, found });
     }
     Ok(())
+}
+
+/// The fewest microbatches that a schedule exists for: each replica has one.
+fn microbatches_least(kind: ScheduleKind, stage_count: u32) -> u32 {
+    match kind {
+        ScheduleKind::DualPipeV => dual_pipe_v::microbatches_least(stage_count),
+        ScheduleKind::Gems | ScheduleKind::Chimera => 2,
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::Interleaved
+        | ScheduleKind::ZbH1
+        | ScheduleKind::ZbH2
+        | ScheduleKind::ZbAuto
+        | ScheduleKind::ZbV
+        | ScheduleKind::LoopedBfs
+        | ScheduleKind::Gis
+        | ScheduleKind::GisH
+        | ScheduleKind::Po
+        | ScheduleKind::VHalf
+        | ScheduleKind::VMin
+        | ScheduleKind::OneFOneBV => 1,
+    }
 }
 
 /// Microbatches that a generator goes through, those it leaves out again among them.
@@ -136,7 +168,9 @@ fn microbatches_run_through(kind: ScheduleKind, size: PipelineSize) -> u64 {
         | ScheduleKind::Gis
         | ScheduleKind::GisH
         | ScheduleKind::Po
-        | ScheduleKind::DualPipeV => size.microbatch_count,
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera => size.microbatch_count,
     };
     u64::from(count)
 }
@@ -166,9 +200,15 @@ mod tests {
             check(kind, (2, 0), Err(GenerateError::MicrobatchCount { found: 0 }));
             let found = TEXT_COUNT_MAX + 1;
             check(kind, (1, found), Err(GenerateError::MicrobatchCount { found }));
-            let found = 1;
-            let few = GenerateError::FewMicrobatches { kind, stage_count: 1, least: 2, found };
-            check(kind, (1, 1), if kind == ScheduleKind::DualPipeV { Err(few) } else { Ok(()) });
+            let few = GenerateError::FewMicrobatches { kind, stage_count: 1, least: 2, found: 1 };
+            let expected = if kind == ScheduleKind::Chimera {
+                Err(GenerateError::OddStages { kind, found: 1 })
+            } else if [ScheduleKind::DualPipeV, ScheduleKind::Gems].contains(&kind) {
+                Err(few)
+            } else {
+                Ok(())
+            };
+            check(kind, (1, 1), expected);
         }
     }
 
@@ -210,6 +250,18 @@ mod tests {
         check(ScheduleKind::Interleaved, (4, 6), Err(uneven));
         check(ScheduleKind::Interleaved, (4, 8), Ok(()));
         check(ScheduleKind::Interleaved, (1, 7), Ok(()));
+    }
+
+    #[test]
+    fn each_replica_needs_a_microbatch_and_chimera_pairs_of_stages() {
+        for (kind, stage_count) in [(ScheduleKind::Gems, 3), (ScheduleKind::Chimera, 4)] {
+            let few = GenerateError::FewMicrobatches { kind, stage_count, least: 2, found: 1 };
+            check(kind, (stage_count, 1), Err(few));
+            check(kind, (stage_count, 2), Ok(()));
+        }
+        let kind = ScheduleKind::Chimera;
+        check(kind, (3, 4), Err(GenerateError::OddStages { kind, found: 3 }));
+        check(ScheduleKind::Gems, (1, 2), Ok(()));
     }
 
     #[test]

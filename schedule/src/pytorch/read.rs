@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
-use crate::boundary::{chunk_after, receive_before, transfer_after};
+use crate::boundary::{receive_before, transfer_after};
 use crate::generate::{PipelineSize, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::placement::{Placement, PlacementShape};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::solve::kind_of_shape;
 
 /// Why a file is no program. Rows and columns count from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,11 +122,7 @@ fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> 
         let made = generate_sized(*kind, size);
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
     };
-    let any = match placement.shape() {
-        PlacementShape::Line => ScheduleKind::ZbAuto,
-        PlacementShape::Vee => ScheduleKind::ZbV,
-        PlacementShape::Loop => ScheduleKind::Gis,
-    };
+    let any = kind_of_shape(placement.shape());
     ScheduleKind::ALL.into_iter().find(is_equal).unwrap_or(any)
 }
 
@@ -264,7 +261,7 @@ fn check_exchanges(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
     for (sender, ops) in rows.iter().enumerate() {
         for op in ops {
             let Op::Transfer(Transfer::Send, flow, pass) = *op else { continue };
-            let next = chunk_after(placement, pass.chunk, flow).expect("a checked send");
+            let next = placement.chunk_after(pass.chunk, flow).expect("a checked send");
             let receiver = placement.stage_of(next).expect("a chunk has a stage").index();
             let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk: next, ..pass });
             under_way.entry((sender, receiver)).or_default().push(receive);

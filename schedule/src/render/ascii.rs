@@ -2,8 +2,8 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, headline, pass_names};
-use crate::op::{Compute, Op, Pass, Update};
+use super::{end, has_later_chunks, has_reductions, headline, pass_names};
+use crate::op::{Compute, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
@@ -89,9 +89,11 @@ fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
         let mark = match slice.op {
             Op::Update(Update::Step) => 'S',
             Op::Update(Update::GatePrevious | Update::GateThis) => 'G',
-            Op::Compute(..) | Op::Transfer(..) | Op::Update(Update::Report | Update::Commit) => {
-                continue;
-            }
+            Op::Reduce(Reduction::Add, _) => 'R',
+            Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
+            | Op::Update(Update::Report | Update::Commit) => continue,
         };
         let (from, to) = (scale.column(slice.start), scale.column(slice.end));
         row[from..to.max(from + 1)].fill(mark);
@@ -106,7 +108,8 @@ fn legend(timeline: &Timeline, has_marks: bool) -> String {
         entries.push("lower case: later chunk");
     }
     if has_marks {
-        entries.push("below: G gate, S step");
+        let marks = ["below: G gate, S step", "below: G gate, R reduce, S step"];
+        entries.push(marks[usize::from(has_reductions(timeline))]);
     }
     format!("{:<8} {}\n", "", entries.join(" | "))
 }

@@ -2,7 +2,7 @@
 //! Format", phases `X` and `M`), and the tracks of a timeline in it.
 
 use super::short;
-use crate::op::{Compute, Op, Update};
+use crate::op::{Compute, Op, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// One line of a trace.
@@ -88,7 +88,9 @@ pub fn category(op: Op) -> Option<&'static str> {
         Op::Compute(Compute::BW, _) => Some("both gradients"),
         Op::Update(Update::GatePrevious | Update::GateThis) => Some("gate"),
         Op::Update(Update::Report | Update::Step | Update::Commit) => Some("update"),
-        Op::Transfer(..) => None,
+        Op::Reduce(Reduction::Add, _) => Some("reduce"),
+        Op::Transfer(..)
+        | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => None,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, headline, pass_names, short};
-use crate::op::{Compute, Op, Pass, Update};
+use super::{end, has_later_chunks, has_reductions, headline, pass_names, short};
+use crate::op::{Compute, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// Lengths are in pixels.
@@ -27,7 +27,7 @@ const STEP_WIDTH_MIN: f64 = 3.0;
 const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
 .number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
-.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.later{fill-opacity:.5}.step{fill:#444}\
+.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
 .gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
@@ -85,6 +85,9 @@ impl<'a> Picture<'a> {
         if self.timeline.all_slices().any(|slice| matches!(slice.op, Op::Update(_))) {
             entries.extend([("gate".to_owned(), "gate"), ("step".to_owned(), "step")]);
         }
+        if has_reductions(self.timeline) {
+            entries.push(("reduce".to_owned(), "reduce"));
+        }
         let (mut svg, mut x) = (String::new(), MARGIN);
         for (class, name) in entries {
             let (top, baseline, text_x) = (TITLE_HEIGHT + 4.0, TITLE_HEIGHT + 14.0, x + 17.0);
@@ -120,7 +123,9 @@ impl<'a> Picture<'a> {
                 (self.pass_class(stage, compute, pass), 0.0, pass.microbatch.to_string())
             }
             Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
+            Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Transfer(..)
+            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
             ) => return None,

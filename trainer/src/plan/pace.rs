@@ -52,6 +52,7 @@ impl Pace {
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
             link: self.link,
+            occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
         }

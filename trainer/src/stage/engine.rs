@@ -442,6 +442,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
             Op::Update(update) => self.run_update(update),
+            Op::Reduce(..) => unreachable!("a plan has one replica of the model"),
         };
         if let Some(wait) = wait {
             return Progress::Blocked(wait);

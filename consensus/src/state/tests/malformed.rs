@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    Compute, Flow, Op, Pass, Placement, PlacementShape, Program, ScheduleKind, Transfer, Update,
-    Window,
+    Compute, Flow, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind, Transfer,
+    Update, Window,
 };
-use zbelastic_types::{Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
 use crate::codec;
 use crate::entry::Entry;
@@ -66,18 +66,30 @@ fn ops() -> impl Strategy<Value = Op> {
         Update::GateThis,
         Update::Commit,
     ]);
+    let reduction = prop::sample::select(vec![
+        Reduction::Send,
+        Reduction::Receive,
+        Reduction::Local,
+        Reduction::Add,
+    ]);
     prop_oneof![
         (compute, pass()).prop_map(|(compute, pass)| Op::Compute(compute, pass)),
         (transfer, flow, pass())
             .prop_map(|(transfer, flow, pass)| Op::Transfer(transfer, flow, pass)),
         update.prop_map(Op::Update),
+        (reduction, number())
+            .prop_map(|(reduction, chunk)| Op::Reduce(reduction, ChunkIndex(chunk))),
     ]
 }
 
 fn edits_of_programs() -> impl Strategy<Value = ProgramEdit> {
     let (stage, at) = (|| 0..4_usize, || 0..40_usize);
-    let shape =
-        prop::sample::select(vec![PlacementShape::Line, PlacementShape::Loop, PlacementShape::Vee]);
+    let shape = prop::sample::select(vec![
+        PlacementShape::Line,
+        PlacementShape::Loop,
+        PlacementShape::Vee,
+        PlacementShape::Cross,
+    ]);
     let window = prop::sample::select(vec![None, Some(Window::Zero), Some(Window::One)]);
     prop_oneof![
         6 => (stage(), at(), ops())

@@ -20,6 +20,8 @@ struct Entry {
     chunks_per_stage: u32,
     /// Whether a stage may hold more.
     more_chunks: bool,
+    /// How often the model is there.
+    replicas: u32,
     /// Versions of a chunk's weights that a stage keeps, temporary ones included.
     weight_versions: &'static str,
     synchronous: bool,
@@ -49,6 +51,8 @@ fn entry(kind: ScheduleKind) -> Entry {
         ScheduleKind::DualPipeV => {
             ("(p-1)(F+B-W)/2", "p+1/2", "DeepSeek-AI, DualPipe, 2025; without overlap")
         }
+        ScheduleKind::Gems => ("m(p-1)(B+W)", "1", "Jain et al., SC 2020"),
+        ScheduleKind::Chimera => ("(p-2)F if F = B+W", "p", "Li and Hoefler, SC 2021"),
     };
     let chunks_per_stage = kind.chunk_counts().least();
     Entry {
@@ -57,6 +61,7 @@ fn entry(kind: ScheduleKind) -> Entry {
         peak_activations,
         chunks_per_stage,
         more_chunks: kind.chunk_counts().allow(chunks_per_stage + 1),
+        replicas: kind.replica_count(),
         weight_versions: "1",
         synchronous: true,
         source,
@@ -81,6 +86,7 @@ fn async_entry(kind: AsyncKind) -> Entry {
         peak_activations,
         chunks_per_stage: kind.chunks_per_stage(),
         more_chunks: false,
+        replicas: 1,
         weight_versions,
         synchronous: false,
         source,
@@ -117,7 +123,7 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
         "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks); F, B, W: times of a \
          whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
          activations a stage keeps;\np/2 of gis-h is rounded up, the quotients of v-half, v-min and \
-         1f1b-v down. versions: of its weights\n(n pipelines). sync: trains to the same bits as one \
+         1f1b-v down; gems with an even number of microbatches. gems and chimera hold the\nmodel twice, a chunk of each. versions: of its weights (n pipelines). sync: trains to the same bits as one \
          process; the others to those of one\nprocess with the same staleness, see docs/schedules.md."
     )?;
     Ok(())
@@ -151,6 +157,8 @@ mod tests {
             "(p+1)/3+1" => 2.0,
             "2p/3+1" => 3.0,
             "p+1/2" => 4.5,
+            "m(p-1)(B+W)" => 8.0 * 3.0 * 19.0,
+            "1" => 1.0,
             other => panic!("{other}"),
         }
     }
@@ -168,7 +176,7 @@ mod tests {
     fn the_list_says_what_simulation_says() {
         for kind in ScheduleKind::ALL {
             let program = generate(kind, 4, 8).expect("legal");
-            let share = 1.0 / f64::from(program.placement.chunks_per_stage());
+            let share = program.placement.chunk_share();
             let chunk = ChunkMemory {
                 after_forward: share,
                 after_input_gradient: share,

@@ -49,6 +49,9 @@ pub enum InputError {
         /// Why not.
         source: pytorch::ReadError,
     },
+    /// The program has no file of PyTorch's.
+    #[error(transparent)]
+    WritePyTorch(#[from] pytorch::WriteError),
     /// The program breaks rules.
     #[error("{} broken rules", violations.len())]
     Violations {
@@ -96,11 +99,13 @@ pub enum InputError {
     /// A problem that has no solution.
     #[error(transparent)]
     Solve(#[from] SolveError),
-    /// A schedule whose bound is not known.
-    #[error("{kind} deals its chunks round the stages, and no bound is known for that")]
-    Looped {
-        /// The schedule.
-        kind: ScheduleKind,
+    /// Microbatches that cannot be shared.
+    #[error("{copies} copies cannot share {found} microbatches evenly")]
+    Copies {
+        /// Copies of the pipeline.
+        copies: u32,
+        /// Microbatches of a step.
+        found: u32,
     },
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
@@ -132,6 +137,9 @@ impl InputError {
             Self::Violations { path, violations } => {
                 return violation_details(&path.display().to_string(), violations);
             }
+            Self::WritePyTorch(_) => {
+                detail.at("--pytorch").hint("--svg, --trace or --ascii draw it")
+            }
             Self::Window { .. } => detail.at("--window"),
             Self::Number { flag, .. } => detail.at(*flag),
             Self::Length { flag, .. } => {
@@ -142,8 +150,9 @@ impl InputError {
                 .why("what B leaves is what W needs: both say the same")
                 .hint("leave out --mb or --mw"),
             Self::Solve(error) => solve_hint(detail, error),
-            Self::Looped { .. } => {
-                detail.at("--kind").hint("`zbelastic schedule simulate` times it")
+            Self::Copies { copies, found } => {
+                let above = found.next_multiple_of(*copies);
+                detail.at("--data-parallel").hint(format!("--microbatches {above}"))
             }
             Self::NegativeMemory { .. } => {
                 detail.at("--mb").why("B cannot give back more than F kept")
@@ -195,6 +204,13 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
         GenerateError::FewMicrobatches { least, .. } => {
             detail.at("--microbatches").hint(format!("--microbatches {least} or more"))
         }
+        GenerateError::OddStages { found, .. } => detail
+            .at("--stages")
+            .why("two directions meet in one slot of the middle stage")
+            .hint(match found - 1 {
+                0 => "--stages 2".to_owned(),
+                below => format!("--stages {below} or {}", found + 1),
+            }),
         GenerateError::UnevenGroups { stage_count, microbatch_count } => {
             let above = microbatch_count.next_multiple_of(*stage_count);
             detail.at("--microbatches").hint(match above - stage_count {

@@ -4,18 +4,20 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    PipelineSize, PlacementShape, Problem, ScheduleKind, Solution, check_size, generate,
+    PipelineSize, Placement, Problem, ScheduleKind, Solution, Window, check_size, generate_sized,
     lower_bound, simulate, solve_any,
 };
 
 use super::input_error::InputError;
 use super::inputs::{self, ProblemText};
 
-/// Asks for the better of what is found for each of [`SOLVED`].
+/// Asks for the best of what is found over several placements.
 const ANY: &str = "auto";
-/// Kinds that are solved for; others are replayed. Of two that cost the same the first is better: it
-/// sends half as much.
-const SOLVED: [ScheduleKind; 2] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV];
+/// Asks for an order of chunks that are dealt round.
+const LOOP: &str = "loop";
+/// The schedules that name any order over their placement. Of those that cost the same the first is
+/// better: it sends least.
+const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, ScheduleKind::Gis];
 
 /// A legal question.
 pub struct Task {
@@ -23,6 +25,8 @@ pub struct Task {
     problems: Vec<Problem>,
     /// A schedule to replay; none if one is to be found.
     replayed: Option<ScheduleKind>,
+    /// Which steps may be open, if that was said.
+    window: Option<Window>,
 }
 
 /// What came of it.
@@ -39,27 +43,48 @@ pub struct Answer<'a> {
 }
 
 impl Task {
-    /// The question of a person who wants `kind`, or ZB auto if nothing is said.
-    pub fn new(text: &ProblemText<'_>, kind: Option<&str>) -> Result<Self, Vec<InputError>> {
+    /// The question of a person who wants `kind`, or ZB auto if nothing is said, with so many chunks
+    /// a stage where that is free.
+    pub fn new(
+        text: &ProblemText<'_>,
+        kind: Option<&str>,
+        chunks: Option<u32>,
+    ) -> Result<Self, Vec<InputError>> {
         let stages = inputs::stages(text)?;
-        let over = |kind: ScheduleKind| stages.over(kind);
-        // On a line what is wrong is told in whole stages, as it was said.
         let wrong = |error: InputError| vec![error];
-        over(ScheduleKind::ZbAuto).check().map_err(|error| wrong(error.into()))?;
-        let kinds = match kind {
-            None => vec![ScheduleKind::ZbAuto],
-            Some(ANY) => SOLVED.to_vec(),
-            Some(name) => vec![name.parse().map_err(|error| wrong(InputError::Kind(error)))?],
-        };
-        for kind in &kinds {
-            if kind.shape() == PlacementShape::Loop {
-                return Err(wrong(InputError::Looped { kind: *kind }));
+        let line = PipelineSize::of(ScheduleKind::ZbAuto, text.stages, stages.microbatch_count());
+        let placement = ScheduleKind::ZbAuto.placement(text.stages);
+        // On a line what is wrong is told in whole stages, as it was said.
+        stages.over(placement).check().map_err(|error| wrong(error.into()))?;
+        let [on_line, over_vee, dealt_round] = SOLVED;
+        let (kinds, replayed) = match kind {
+            None => (vec![on_line], None),
+            Some(ANY) if chunks.is_some() => (SOLVED.to_vec(), None),
+            Some(ANY) => (vec![on_line, over_vee], None),
+            Some(LOOP) => (vec![dealt_round], None),
+            Some(name) => {
+                let kind = name.parse().map_err(|error| wrong(InputError::Kind(error)))?;
+                let is_solved = kind == on_line || kind == over_vee;
+                (vec![kind], (!is_solved).then_some(kind))
             }
-            check_size(*kind, PipelineSize::of(*kind, text.stages, text.microbatches))
-                .map_err(|error| wrong(error.into()))?;
+        };
+        let mut problems = Vec::with_capacity(kinds.len());
+        for kind in kinds {
+            let least = kind.chunk_counts().least();
+            let is_free = kind.chunk_counts().allow(least + 1) || replayed.is_some();
+            let chunks_per_stage = chunks.filter(|_| is_free).unwrap_or(least);
+            let size = PipelineSize { chunks_per_stage, ..line };
+            check_size(kind, size).map_err(|error| wrong(error.into()))?;
+            let chunk_count = size.stage_count * chunks_per_stage;
+            let placement = Placement::of_shape(kind.shape(), size.stage_count, chunk_count);
+            problems.push(stages.over(placement.expect("its size was checked")));
         }
-        let replayed = kinds.iter().copied().find(|kind| !SOLVED.contains(kind));
-        Ok(Self { problems: kinds.into_iter().map(over).collect(), replayed })
+        Ok(Self { problems, replayed, window: stages.window() })
+    }
+
+    /// Which steps may be open, if that was said.
+    pub fn window(&self) -> Option<Window> {
+        self.window
     }
 
     /// Finds it.
@@ -70,11 +95,15 @@ impl Task {
             None => solve_any(&self.problems).expect(CHECKED),
             Some(kind) => {
                 let problem = &self.problems[0];
-                let (stages, microbatches) = (problem.limits.len(), problem.microbatch_count);
-                let program = generate(kind, stages as u32, microbatches).expect(CHECKED);
+                let size = PipelineSize {
+                    stage_count: problem.placement.stage_count(),
+                    chunks_per_stage: problem.placement.chunks_per_stage(),
+                    microbatch_count: problem.microbatch_count,
+                };
+                let program = generate_sized(kind, size).expect(CHECKED);
                 let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
                 let lower_bound = lower_bound(problem).expect(CHECKED);
-                Solution { program, cost: timeline.cost(0), lower_bound }
+                Solution { program, cost: problem.cost(&timeline), lower_bound }
             }
         };
         let took = began.elapsed();
