@@ -478,6 +478,7 @@ impl Controller {
                 self.want_data(&job.job);
                 self.use_store(&job.job);
                 self.paces.set_job(job.name);
+                self.tell_paces();
                 self.chronicle.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
