@@ -7,6 +7,7 @@
 
 mod passes;
 mod reductions;
+mod slices;
 mod transfers;
 mod updates;
 mod violation;
@@ -47,6 +48,7 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
     let mut findings = Findings::default();
     pass_count(program, &mut findings);
     list_count(program, &mut findings);
+    slices::slice_count(program, &mut findings);
     if findings.0.is_empty() {
         let rules = [
             passes::foreign_chunk,
@@ -67,6 +69,9 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             updates::update_tail,
             updates::gate_place,
             stuck,
+            slices::slice_range,
+            slices::forward_slices,
+            slices::backward_slices,
         ];
         for rule in rules {
             rule(program, &mut findings);
@@ -88,6 +93,7 @@ pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
         transfers::operand_count,
         transfers::stray_transfer,
         stuck,
+        slices::slice_range,
     ];
     for rule in rules {
         rule(program, findings);
@@ -179,6 +185,11 @@ mod tests {
         "program 1f1b line stages 2 chunks 2 microbatches 2 window -
         stage 0: 0F0 0F1 0BW0 0BW1
         stage 1: 1F0 1BW0 1F1 1BW1";
+
+    /// Two slices, split backward.
+    pub(super) const SLICED: &str =
+        "program seq1f1b line stages 1 chunks 1 microbatches 2 slices 2 window -
+        stage 0: 0F0.0 0F0.1 0B0.1 0F1.0 0B0.0 0W0.1 0W0.0 0F1.1 0B1.1 0W1.1 0B1.0 0W1.0";
 
     pub(super) fn op(text: &str) -> Op {
         text.parse().expect("the word is an operation")

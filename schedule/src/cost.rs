@@ -1,10 +1,10 @@
 //! How long the operations of a program take.
 
-use zbelastic_types::ChunkIndex;
+use zbelastic_types::{ChunkIndex, SliceIndex};
 
 use crate::placement::Placement;
 
-/// Durations of one chunk's passes, for one microbatch.
+/// Durations of one chunk's passes, for one microbatch with all its slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkTimes {
     /// The forward pass.
@@ -22,10 +22,14 @@ pub struct ChunkTimes {
 pub struct Costs {
     /// One entry a chunk, in model order.
     pub chunks: Vec<ChunkTimes>,
+    /// The share of a microbatch's times that each of its slices takes, adding up to one; empty if
+    /// all take the same. Later slices attend to more, so they take longer.
+    pub slice_shares: Vec<f64>,
     /// From when a result has left its stage to when it is on another one.
     pub link: f64,
     /// How long a result keeps the way to another stage from those after it: a message's bytes over
     /// the bandwidth. Each pair of stages has a way in each direction, which carries one at a time.
+    /// A slice's result has its part of a microbatch's bytes, and takes its part of this.
     pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
@@ -62,6 +66,20 @@ pub enum CostError {
         /// The share said to run early.
         w_early: f64,
     },
+    /// The number of slices is not the program's.
+    #[error("expected shares of {expected} slices, found {found}")]
+    SliceCount {
+        /// The program's slices.
+        expected: u32,
+        /// The slices with a share.
+        found: usize,
+    },
+    /// The slices of a microbatch do not make up a microbatch.
+    #[error("expected shares of slices that add up to 1, found {sum}")]
+    SliceShares {
+        /// What they add up to.
+        sum: f64,
+    },
 }
 
 impl Costs {
@@ -72,10 +90,19 @@ impl Costs {
         let share = |time: f64| time * placement.chunk_share();
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
-        Self { chunks, link, occupancy: 0.0, verdict: 0.0, step: 0.0 }
+        let slice_shares = Vec::new();
+        Self { chunks, slice_shares, link, occupancy: 0.0, verdict: 0.0, step: 0.0 }
     }
 
-    pub(crate) fn check(&self, placement: &Placement) -> Result<(), CostError> {
+    /// The share of a microbatch's times that one of `slice_count` slices takes.
+    pub(crate) fn slice_share(&self, slice: SliceIndex, slice_count: u32) -> f64 {
+        match self.slice_shares.get(slice.index()) {
+            Some(share) => *share,
+            None => 1.0 / f64::from(slice_count),
+        }
+    }
+
+    pub(crate) fn check(&self, placement: &Placement, slice_count: u32) -> Result<(), CostError> {
         let expected = placement.chunk_count();
         if self.chunks.len() != expected as usize {
             return Err(CostError::ChunkCount { expected, found: self.chunks.len() });
@@ -93,9 +120,30 @@ impl Costs {
                 return Err(CostError::EarlyShare { chunk, w, w_early });
             }
         }
+        self.check_slices(slice_count)
+    }
+
+    fn check_slices(&self, expected: u32) -> Result<(), CostError> {
+        let found = self.slice_shares.len();
+        if found == 0 {
+            return Ok(());
+        }
+        if found != expected as usize {
+            return Err(CostError::SliceCount { expected, found });
+        }
+        for share in &self.slice_shares {
+            check_durations([("the share of a slice", *share)])?;
+        }
+        let sum: f64 = self.slice_shares.iter().sum();
+        if (sum - 1.0).abs() > SHARES_SUM_ERROR_MAX {
+            return Err(CostError::SliceShares { sum });
+        }
         Ok(())
     }
 }
+
+/// How far from one shares may add up to: more than rounding does, less than anybody sees.
+const SHARES_SUM_ERROR_MAX: f64 = 1e-6;
 
 fn check_durations<const N: usize>(durations: [(&'static str, f64); N]) -> Result<(), CostError> {
     let legal = |found: f64| found.is_finite() && found >= 0.0;
@@ -125,7 +173,7 @@ mod tests {
         let check = |change: fn(&mut Costs), expected: Result<(), CostError>| {
             let mut costs = Costs::even(&placement, 1.0, 1.0, 1.0, 0.0);
             change(&mut costs);
-            assert_eq!(costs.check(&placement), expected);
+            assert_eq!(costs.check(&placement, 2), expected);
         };
         check(|_| {}, Ok(()));
         let count = CostError::ChunkCount { expected: 2, found: 1 };
@@ -138,5 +186,12 @@ mod tests {
         let chunk = ChunkIndex(1);
         let share = CostError::EarlyShare { chunk, w: 1.0, w_early: 1.5 };
         check(|costs| costs.chunks[1].w_early = 1.5, Err(share));
+        check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
+        let count = CostError::SliceCount { expected: 2, found: 3 };
+        check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));
+        let negative = CostError::Duration { name: "the share of a slice", found: -0.5 };
+        check(|costs| costs.slice_shares = vec![-0.5, 1.5], Err(negative));
+        let sum = CostError::SliceShares { sum: 1.25 };
+        check(|costs| costs.slice_shares = vec![0.5, 0.75], Err(sum));
     }
 }

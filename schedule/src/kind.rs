@@ -62,6 +62,9 @@ pub enum ScheduleKind {
     /// Two replicas in opposite directions, 1F1B in both at once (Li and Hoefler, SC 2021).
     #[serde(rename = "chimera")]
     Chimera,
+    /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
+    #[serde(rename = "seq1f1b")]
+    Seq1F1B,
 }
 
 /// How many chunks a stage may hold.
@@ -103,7 +106,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -121,6 +124,7 @@ impl ScheduleKind {
         Self::DualPipeV,
         Self::Gems,
         Self::Chimera,
+        Self::Seq1F1B,
     ];
 
     /// The name under which a person asks for it.
@@ -144,6 +148,7 @@ impl ScheduleKind {
             Self::DualPipeV => "dualpipe-v",
             Self::Gems => "gems",
             Self::Chimera => "chimera",
+            Self::Seq1F1B => "seq1f1b",
         }
     }
 
@@ -157,6 +162,37 @@ impl ScheduleKind {
         }
     }
 
+    /// Whether a microbatch's sequences may be cut into slices.
+    #[must_use]
+    pub const fn is_sliced(self) -> bool {
+        match self {
+            Self::Seq1F1B => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::OneFOneBV
+            | Self::DualPipeV
+            | Self::Gems
+            | Self::Chimera => false,
+        }
+    }
+
+    /// Slices of a microbatch if nobody says how many.
+    #[must_use]
+    pub const fn slice_count(self) -> u32 {
+        if self.is_sliced() { 2 } else { 1 }
+    }
+
     /// Whether B and W are separate operations, if only of some passes.
     #[must_use]
     pub const fn splits_backward(self) -> bool {
@@ -167,7 +203,8 @@ impl ScheduleKind {
             | Self::LoopedBfs
             | Self::OneFOneBV
             | Self::Gems
-            | Self::Chimera => false,
+            | Self::Chimera
+            | Self::Seq1F1B => false,
             Self::ZbH1
             | Self::ZbH2
             | Self::ZbAuto
@@ -205,9 +242,12 @@ impl ScheduleKind {
     #[must_use]
     pub const fn shape(self) -> PlacementShape {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
-                PlacementShape::Line
-            }
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::Seq1F1B => PlacementShape::Line,
             Self::Interleaved | Self::LoopedBfs | Self::Gis | Self::GisH | Self::Po => {
                 PlacementShape::Loop
             }

@@ -40,6 +40,7 @@ pub fn lower(program: &Program, options: LowerOptions) -> Program {
         kind: program.kind,
         placement: placement.clone(),
         microbatch_count: program.microbatch_count,
+        slice_count: program.slice_count,
         window: Some(options.window),
         stages: program.stages.iter().map(lower_stage).collect(),
     }

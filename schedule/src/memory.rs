@@ -8,7 +8,8 @@ use crate::op::{Compute, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
-/// What one pass of a chunk keeps, in any one unit of memory. After W or BW it keeps nothing.
+/// What the passes of a chunk keep for one microbatch, in any one unit of memory; each slice keeps
+/// an equal share of it. After W or BW nothing is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkMemory {
     /// From F to B or BW: the activations.
@@ -28,6 +29,7 @@ pub struct ChunkMemory {
 pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
     let mut kept_by_pass = PassTable::new(program, 0.0);
+    let slices = f64::from(program.slice_count);
     let mut peak_of_stage = |ops: &[Op]| {
         let (mut kept, mut peak) = (0.0, 0.0);
         for op in ops {
@@ -44,7 +46,8 @@ pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
             *cell = after;
             peak = f64::max(peak, kept);
         }
-        peak
+        // Divided once, so that shares add up.
+        peak / slices
     };
     program.lists().map(|(_, ops)| peak_of_stage(ops)).collect()
 }

@@ -3,28 +3,75 @@
 //! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
 //! B the half of the backward pass that yields the gradient of the input, W the half that yields
 //! the gradient of the weights, BW both in one. An operation on a chunk is written
-//! `<chunk><letters><microbatch>`, as in `2F0` or `3SEND_F1`.
+//! `<chunk><letters><microbatch>`, as in `2F0` or `3SEND_F1`; in a program with slices the slice
+//! follows after a point, as in `2F0.1`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex};
 
-/// One chunk's share of one microbatch.
+/// One chunk's share of one microbatch, or of one slice of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "PassForm", into = "PassForm")]
 pub struct Pass {
     /// The piece of the model that works.
     pub chunk: ChunkIndex,
     /// The microbatch it works on.
     pub microbatch: MicrobatchIndex,
+    /// The slice of the microbatch's sequences; number 0 where they are not sliced.
+    pub slice: SliceIndex,
+}
+
+/// A pass as it is stored and travels. The number of its slice is the upper half of a number whose
+/// lower half is the microbatch: so a pass without slices has the bytes that it had before there
+/// were any.
+#[derive(Serialize, Deserialize)]
+struct PassForm {
+    chunk: ChunkIndex,
+    microbatch: u64,
+}
+
+impl From<Pass> for PassForm {
+    fn from(pass: Pass) -> Self {
+        let microbatch = u64::from(pass.slice.0) << 32 | u64::from(pass.microbatch.0);
+        Self { chunk: pass.chunk, microbatch }
+    }
+}
+
+impl From<PassForm> for Pass {
+    fn from(form: PassForm) -> Self {
+        Self::sliced(form.chunk.0, form.microbatch as u32, (form.microbatch >> 32) as u32)
+    }
 }
 
 impl Pass {
-    /// The pass of chunk number `chunk` over microbatch number `microbatch`.
+    /// The pass of chunk number `chunk` over microbatch number `microbatch`, or over its first slice.
     #[must_use]
     pub const fn new(chunk: u32, microbatch: u32) -> Self {
-        Self { chunk: ChunkIndex(chunk), microbatch: MicrobatchIndex(microbatch) }
+        Self::sliced(chunk, microbatch, 0)
+    }
+
+    /// The pass of chunk number `chunk` over slice number `slice` of microbatch number `microbatch`.
+    #[must_use]
+    pub const fn sliced(chunk: u32, microbatch: u32, slice: u32) -> Self {
+        Self {
+            chunk: ChunkIndex(chunk),
+            microbatch: MicrobatchIndex(microbatch),
+            slice: SliceIndex(slice),
+        }
+    }
+
+    /// The microbatch as it is written: with the slice behind a point if there are `slice_count` of
+    /// them and not one.
+    #[must_use]
+    pub fn microbatch_text(self, slice_count: u32) -> String {
+        if slice_count > 1 || self.slice > SliceIndex(0) {
+            format!("{}.{}", self.microbatch, self.slice)
+        } else {
+            self.microbatch.to_string()
+        }
     }
 }
 
@@ -167,6 +214,24 @@ impl Op {
             Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) => false,
         }
     }
+
+    /// The operation as a program with `slice_count` slices writes it. Without that knowledge, as in
+    /// the message of an error, [`fmt::Display`] leaves slice 0 out.
+    #[must_use]
+    pub fn text(self, slice_count: u32) -> String {
+        let (letters, pass) = match self {
+            Self::Compute(compute, pass) => (lookup(&COMPUTE_TEXT, &compute), pass),
+            Self::Transfer(transfer, flow, pass) => {
+                let row = TRANSFER_TEXT.iter().find(|(t, w, _)| *t == transfer && *w == flow);
+                (row.expect("the table names every pair").2, pass)
+            }
+            Self::Update(update) => return update.to_string(),
+            Self::Reduce(reduction, chunk) => {
+                return format!("{chunk}{}", lookup(&REDUCTION_TEXT, &reduction));
+            }
+        };
+        format!("{}{letters}{}", pass.chunk, pass.microbatch_text(slice_count))
+    }
 }
 
 const COMPUTE_TEXT: [(Compute, &str); 5] = [
@@ -219,18 +284,7 @@ impl fmt::Display for Update {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (letters, pass) = match self {
-            Self::Compute(compute, pass) => (lookup(&COMPUTE_TEXT, compute), pass),
-            Self::Transfer(transfer, flow, pass) => {
-                let row = TRANSFER_TEXT.iter().find(|(t, w, _)| t == transfer && w == flow);
-                (row.expect("the table names every pair").2, pass)
-            }
-            Self::Update(update) => return update.fmt(f),
-            Self::Reduce(reduction, chunk) => {
-                return write!(f, "{chunk}{}", lookup(&REDUCTION_TEXT, reduction));
-            }
-        };
-        write!(f, "{}{letters}{}", pass.chunk, pass.microbatch)
+        f.write_str(&self.text(1))
     }
 }
 
@@ -277,9 +331,10 @@ impl FromStr for Op {
             return Ok(Self::Reduce(*reduction, ChunkIndex(chunk)));
         }
         let digits_at = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(form)?;
-        let (letters, microbatch) = rest.split_at(digits_at);
-        let pass =
-            Pass::new(chunk.parse().map_err(|_| form())?, microbatch.parse().map_err(|_| form())?);
+        let (letters, numbers) = rest.split_at(digits_at);
+        let (microbatch, slice) = numbers.split_once('.').unwrap_or((numbers, "0"));
+        let number = |digits: &str| digits.parse().map_err(|_| form());
+        let pass = Pass::sliced(number(chunk)?, number(microbatch)?, number(slice)?);
         if let Some((compute, _)) = COMPUTE_TEXT.iter().find(|(_, text)| *text == letters) {
             return Ok(Self::Compute(*compute, pass));
         }
@@ -309,6 +364,19 @@ mod tests {
         check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
         check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
         check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
+        check("2BW0.1", Op::Compute(Compute::BW, Pass::sliced(2, 0, 1)));
+        check(
+            "2RECV_F10.3",
+            Op::Transfer(Transfer::Receive, Flow::Forward, Pass::sliced(2, 10, 3)),
+        );
+    }
+
+    #[test]
+    fn slice_zero_is_written_where_there_are_others() {
+        let op: Op = "2F0.0".parse().expect("an operation");
+        assert_eq!(op, Op::Compute(Compute::F, Pass::new(2, 0)));
+        assert_eq!((op.text(1), op.text(2)), ("2F0".to_owned(), "2F0.0".to_owned()));
+        assert_eq!(Op::Update(Update::Step).text(2), "STEP");
     }
 
     #[test]
@@ -322,6 +390,8 @@ mod tests {
         check("REDUCE", form("REDUCE"));
         check("0F0x", form("0F0x"));
         check("99999999999F0", form("99999999999F0"));
+        check("0F0.", form("0F0."));
+        check("0F0.1.1", form("0F0.1.1"));
         let letters = OpParseError::Letters { word: "0X1".into(), letters: "X".into() };
         check("0X1", Err(letters));
     }

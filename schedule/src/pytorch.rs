@@ -59,7 +59,7 @@ fn action(op: Op) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{Form, WriteError, read, write};
-    use crate::generate::generate;
+    use crate::generate::{PipelineSize, generate, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::program::Window;
@@ -67,6 +67,9 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for kind in ScheduleKind::ALL {
+            if kind.is_sliced() {
+                continue;
+            }
             for (stages, microbatches) in [(1, 2), (2, 4), (4, 8)] {
                 let Ok(program) = generate(kind, stages, microbatches) else { continue };
                 let lowered =
@@ -88,6 +91,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn slices_are_not_theirs() {
+        let size = PipelineSize::of(ScheduleKind::Seq1F1B, 2, 2);
+        let check = |slice_count, expected: Option<&str>| {
+            let size = PipelineSize { slice_count, ..size };
+            let program = generate_sized(ScheduleKind::Seq1F1B, size).expect("legal");
+            let written = write(&program, Form::ComputeOnly);
+            let refused = WriteError::Slices { found: slice_count };
+            assert_eq!(written, expected.map(str::to_owned).ok_or(refused));
+        };
+        check(1, Some("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"));
+        check(2, None);
     }
 
     #[test]

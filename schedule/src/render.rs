@@ -42,16 +42,25 @@ fn headline(timeline: &Timeline) -> String {
         steps => format!(", the last of {steps} steps"),
     };
     format!(
-        "{}, {} stages, {} microbatches{of_steps}: longest span {}, makespan {}, \
+        "{}, {} stages, {} microbatches{}{of_steps}: longest span {}, makespan {}, \
          bubble_span {:.2} %, bubble_sync {:.2} %",
         timeline.kind(),
         timeline.placement().stage_count(),
         timeline.microbatch_count(),
+        of_slices(timeline),
         short(timeline.cost(step)),
         short(timeline.makespan(step)),
         100.0 * timeline.bubble_span(step),
         100.0 * timeline.bubble_sync(step),
     )
+}
+
+/// The slices of a microbatch, where there are several.
+fn of_slices(timeline: &Timeline) -> String {
+    match timeline.slice_count() {
+        1 => String::new(),
+        slices => format!(" of {slices} slices"),
+    }
 }
 
 /// A time with at most three digits after the point.

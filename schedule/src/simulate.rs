@@ -74,7 +74,7 @@ pub fn simulate_with(
     step_count: u32,
     measured: &dyn Fn(StageIndex, Op) -> Option<f64>,
 ) -> Result<Timeline, SimulateError> {
-    costs.check(&program.placement)?;
+    costs.check(&program.placement, program.slice_count)?;
     if !(1..=STEP_COUNT_MAX).contains(&step_count) {
         return Err(SimulateError::StepCount { found: step_count });
     }
@@ -87,6 +87,7 @@ pub fn simulate_with(
         kind: program.kind,
         placement: program.placement.clone(),
         microbatch_count: program.microbatch_count,
+        slice_count: program.slice_count,
         step_count,
         slices: clock.slices,
     })
@@ -107,6 +108,7 @@ struct Clock<'a> {
     costs: &'a Costs,
     measured: Measured<'a>,
     placement: &'a Placement,
+    slice_count: u32,
     window: Option<Window>,
     /// By stage: when its last operation ended.
     now: Vec<f64>,
@@ -133,6 +135,7 @@ impl<'a> Clock<'a> {
             costs,
             measured,
             placement: &program.placement,
+            slice_count: program.slice_count,
             window: program.window,
             now: vec![0.0; program.stages.len()],
             ends: vec![PassTable::new(program, Ends::default()); steps],
@@ -205,7 +208,7 @@ impl<'a> Clock<'a> {
         match to {
             Some(to) if to != from && self.costs.occupancy > 0.0 => {
                 let free = self.ways.entry((from, to)).or_default();
-                *free = free.max(end) + self.costs.occupancy;
+                *free = free.max(end) + self.costs.occupancy / f64::from(self.slice_count);
                 *free
             }
             Some(_) | None => end,
@@ -229,7 +232,13 @@ impl<'a> Clock<'a> {
         reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
     }
 
+    /// What a pass over a whole microbatch takes, and of it the share of its slice.
     fn duration(&self, step: u32, op: Op) -> f64 {
+        let share = |pass: Pass| self.costs.slice_share(pass.slice, self.slice_count);
+        op.pass().map_or(1.0, share) * self.whole_duration(step, op)
+    }
+
+    fn whole_duration(&self, step: u32, op: Op) -> f64 {
         let times = |pass: Pass| self.costs.chunks[pass.chunk.index()];
         match op {
             Op::Compute(Compute::F, pass) => times(pass).f,
@@ -374,6 +383,21 @@ mod tests {
         assert_eq!(duration(1, "1WE0"), 3.0);
         assert_eq!(duration(1, "1W0"), 2.0);
         assert_eq!(duration(0, "0W0"), 5.0);
+    }
+
+    #[test]
+    fn slices_take_their_shares_of_a_microbatch() {
+        let program = program(ScheduleKind::Seq1F1B);
+        let even = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.0);
+        let check = |slice_shares, expected: [f64; 2]| {
+            let costs = Costs { slice_shares, ..even.clone() };
+            let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+            let duration = |op| slice(&timeline, 1, 0, op).duration();
+            assert_eq!([duration("1F1"), duration("1F1.1")], expected);
+            assert_eq!([duration("1BW0"), duration("1BW0.1")], expected.map(|time| 6.0 * time));
+        };
+        check(vec![], [0.5, 0.5]);
+        check(vec![0.25, 0.75], [0.25, 0.75]);
     }
 
     #[test]

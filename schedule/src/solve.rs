@@ -249,6 +249,7 @@ fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[Sch
         stage_count: placement.stage_count(),
         chunks_per_stage: placement.chunks_per_stage(),
         microbatch_count: pipeline.microbatch_count(),
+        slice_count: 1,
     };
     for kind in kinds {
         let Ok(program) = generate_sized(*kind, size) else { continue };
@@ -361,6 +362,7 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
         kind,
         placement: placement.clone(),
         microbatch_count: *microbatch_count,
+        slice_count: 1,
         window: None,
         stages,
     }

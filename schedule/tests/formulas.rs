@@ -77,6 +77,7 @@ fn check_chunks(
             stage_count: stages,
             chunks_per_stage: chunks,
             microbatch_count: rounds * stages,
+            slice_count: 1,
         };
         let program = generate_sized(kind, size).expect("the size is legal");
         for times in [EQUAL, REAL, SHORT_W] {
@@ -111,8 +112,12 @@ fn more_chunks_leave_smaller_bubbles() {
 #[test]
 fn smaller_groups_keep_less_and_leave_larger_bubbles() {
     for (stages, chunks) in (1..=4).flat_map(|half| (2..=5).map(move |v| (2 * half, v))) {
-        let size =
-            |m| PipelineSize { stage_count: stages, chunks_per_stage: chunks, microbatch_count: m };
+        let size = |m| PipelineSize {
+            stage_count: stages,
+            chunks_per_stage: chunks,
+            microbatch_count: m,
+            slice_count: 1,
+        };
         let (p, v) = (f64::from(stages), f64::from(chunks));
         for m in [stages, 3 * stages] {
             let program = generate_sized(ScheduleKind::GisH, size(m)).expect("legal");
@@ -155,6 +160,43 @@ fn a_vee_keeps_half_a_third_or_two_thirds() {
     check(ScheduleKind::VHalf, |p| p / 2 + 1, 1.5);
     check(ScheduleKind::VMin, |p| (p + 1) / 3 + 1, 1.875);
     check(ScheduleKind::OneFOneBV, |p| 2 * p / 3 + 1, 2.375);
+}
+
+/// Slices leave a bubble and a ramp of activations that are as much smaller as they are.
+#[test]
+fn slices_leave_a_share_of_the_bubble() {
+    let kind = ScheduleKind::Seq1F1B;
+    for (stages, slices) in (1..=8).flat_map(|p| (1..=6).map(move |n| (p, n))) {
+        let (p, n) = (f64::from(stages), f64::from(slices));
+        for microbatches in [2, stages.max(2), 4 * stages] {
+            let size = PipelineSize {
+                slice_count: slices,
+                ..PipelineSize::of(kind, stages, microbatches)
+            };
+            let program = generate_sized(kind, size).expect("the size is legal");
+            let kept = (stages - 1 + slices).min(microbatches * slices);
+            assert_eq!(chunks_kept(&program), f64::from(kept) / n, "{size:?}");
+            if microbatches * slices < stages - 1 + slices {
+                continue;
+            }
+            for Times { f, b, w } in [EQUAL, REAL, SHORT_W] {
+                let costs = Costs::even(&program.placement, f, b, w, 0.0);
+                let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
+                let whole = f + b + w;
+                let expected = f64::from(microbatches) * whole + (p - 1.0) * whole / n;
+                let found = timeline.cost(0);
+                assert!((found - expected).abs() < 1e-9, "{size:?}: {found}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_slice_is_no_slice() {
+    let size = PipelineSize { slice_count: 1, ..PipelineSize::of(ScheduleKind::Seq1F1B, 4, 7) };
+    let one = generate_sized(ScheduleKind::Seq1F1B, size).expect("the size is legal");
+    let plain = generate(ScheduleKind::OneFOneB, 4, 7).expect("the size is legal");
+    assert_eq!(one.stages, plain.stages);
 }
 
 #[test]

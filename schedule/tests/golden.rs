@@ -83,6 +83,16 @@ fn a_timeline_has_its_text() {
 }
 
 #[test]
+fn slices_have_their_text_picture_and_trace() {
+    let program = lowered(ScheduleKind::Seq1F1B, 3, 3);
+    let timeline = timeline(&program, 1, |costs| costs.slice_shares = vec![0.4, 0.6]);
+    check("seq1f1b.ascii.txt", &ascii::draw(&timeline, 144));
+    check("seq1f1b.svg", &svg::draw(&timeline));
+    let tracks = chrome_trace::timeline_tracks(&timeline, 1500.0);
+    check("seq1f1b.trace.json", &chrome_trace::write_trace(&tracks));
+}
+
+#[test]
 fn a_timeline_that_does_not_fit_keeps_its_letters() {
     let program = lowered(ScheduleKind::Interleaved, 2, 12);
     check("interleaved-narrow.ascii.txt", &ascii::draw(&timeline(&program, 1, |_| {}), 60));

@@ -9,7 +9,7 @@ use zbelastic_schedule::{
     check, check_size, generate, generate_sized, live_passes, lower, lower_bound, peak_memory,
     simulate, solve,
 };
-use zbelastic_types::StageIndex;
+use zbelastic_types::{ChunkIndex, StageIndex};
 
 fn kind() -> impl Strategy<Value = ScheduleKind> {
     prop::sample::select(ScheduleKind::ALL.to_vec())
@@ -21,8 +21,9 @@ fn options() -> impl Strategy<Value = LowerOptions> {
         .prop_map(|(window, early_head_weights)| LowerOptions { window, early_head_weights })
 }
 
-/// A program of up to 6 stages, with 2 to 4 chunks each where their number is free. A schedule that
-/// does not exist for the microbatches or stages drawn gets the next number that it exists for.
+/// A program of up to 6 stages, with 2 to 4 chunks each where their number is free, and as many
+/// slices. A schedule that does not exist for the microbatches or stages drawn gets the next number
+/// that it exists for.
 fn program() -> impl Strategy<Value = Program> {
     (kind(), 1..=6u32, 2..=4u32, 1..=20u32).prop_map(|(kind, stages, chunks, microbatches)| {
         let stages =
@@ -35,6 +36,7 @@ fn program() -> impl Strategy<Value = Program> {
             stage_count: stages,
             chunks_per_stage,
             microbatch_count,
+            slice_count: if kind.is_sliced() { chunks } else { 1 },
         });
         let size = sizes.take(20).find(|size| check_size(kind, *size).is_ok());
         generate_sized(kind, size.expect("one of twenty is legal")).expect("the size is legal")
@@ -55,7 +57,10 @@ fn costs() -> impl Strategy<Value = Costs> {
     let chunks = prop::collection::vec(chunk_times(), 24);
     let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
     (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
-        |(chunks, link, occupancy, verdict, step)| Costs { chunks, link, occupancy, verdict, step },
+        |(chunks, link, occupancy, verdict, step)| {
+            let slice_shares = Vec::new();
+            Costs { chunks, slice_shares, link, occupancy, verdict, step }
+        },
     )
 }
 
@@ -78,8 +83,8 @@ fn times_of(timeline: &Timeline) -> BTreeMap<(u32, Compute, Pass), (f64, f64)> {
 
 /// The passes that must have ended, and their results arrived, before this one may start.
 fn dependencies(program: &Program, compute: Compute, pass: Pass) -> Vec<(Compute, Pass)> {
-    let Pass { chunk, microbatch } = pass;
-    let neighbour = |chunk: u32| Pass::new(chunk, microbatch.0);
+    let Pass { chunk, .. } = pass;
+    let neighbour = |chunk: u32| Pass { chunk: ChunkIndex(chunk), ..pass };
     let placement = &program.placement;
     match compute {
         Compute::F if placement.is_first(chunk) => vec![],
@@ -238,12 +243,13 @@ proptest! {
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
             ScheduleKind::Gems => 1.0,
             ScheduleKind::Chimera => stages,
+            ScheduleKind::Seq1F1B => 1.0 + (stages - 1.0) / f64::from(program.slice_count),
         };
         for peak in peak_memory(&program, &chunks) {
             prop_assert!(peak <= promise.min(microbatches) + 1e-9);
         }
         let most = live_passes(&program).iter().map(|live| live.slots).max();
-        prop_assert!(most.is_some_and(|slots| slots <= m));
+        prop_assert!(most.is_some_and(|slots| slots <= m * program.slice_count));
     }
 }
 
@@ -359,6 +365,7 @@ proptest! {
             stage_count: problem.limits.len() as u32,
             chunks_per_stage: problem.placement.chunks_per_stage(),
             microbatch_count: problem.microbatch_count,
+            slice_count: 1,
         };
         if let Ok(program) = generate_sized(kind, size) {
             check_bound(&problem, &program)?;

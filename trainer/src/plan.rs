@@ -130,7 +130,8 @@ impl PlanRequest<'_> {
     fn size(&self) -> PipelineSize {
         let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
-        PipelineSize { chunks_per_stage, ..size }
+        // A stage runs whole microbatches: a schedule that could cut them runs with one slice.
+        PipelineSize { chunks_per_stage, slice_count: 1, ..size }
     }
 
     /// Where chunks stand.

@@ -76,6 +76,13 @@ pub struct ProgramArgs {
     /// Chunks a stage holds, where the schedule leaves that free [default: the least it has].
     #[arg(long, value_name = "V", conflicts_with = "program")]
     pub chunks: Option<u32>,
+    /// Slices that a microbatch's sequences are cut into, where the schedule cuts them [default: 2].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub slices: Option<u32>,
+    /// What the slices of a microbatch take beside each other, one number a slice; later slices
+    /// attend to more [default: all the same].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub slice_times: Option<String>,
     /// Program to read instead, as text or as a file of PyTorch's pipelining; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
@@ -157,6 +164,9 @@ pub struct SolveArgs {
     /// Microbatches of a step.
     #[arg(long, value_name = "M", required_unless_present = "csv")]
     pub microbatches: Option<u32>,
+    /// Slices of a microbatch, for a schedule that cuts them and is replayed [default: 2].
+    #[arg(long, value_name = "N", conflicts_with = "csv")]
+    pub slices: Option<u32>,
     /// A table of problems to solve instead, a row each; - is standard input. Its answer is the same
     /// table with results.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["stages", "microbatches", "json"])]

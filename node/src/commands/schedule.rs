@@ -80,7 +80,8 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
         args.stages.zip(args.microbatches).expect("required without --csv");
     let SolveArgs { times, memory, mem_limit, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
-    let text = ProblemText { stages, microbatches, times, memory, mem_limit, ending };
+    let slices = args.slices;
+    let text = ProblemText { stages, microbatches, slices, times, memory, mem_limit, ending };
     let task = Task::new(&text, kind.as_deref(), *chunks).map_err(input_error::failure)?;
     let Answer { problem, solution, fits, took } = task.answer();
     let found = fits.then(|| report::Found::new(&solution, took));

@@ -115,6 +115,7 @@ fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
             .at("schedule.kind")
             .why("interleaved deals microbatches in groups of one a worker")
             .hint(uneven_hint(batch, *stage_count, *microbatch_count, workers)),
+        GenerateError::SliceCount { .. } => detail.at("schedule.slices"),
     }
 }
 

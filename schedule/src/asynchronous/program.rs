@@ -116,6 +116,7 @@ impl AsyncProgram {
             kind: ScheduleKind::OneFOneB,
             placement: self.placement.clone(),
             microbatch_count: microbatch_count.expect("the limit fits"),
+            slice_count: 1,
             window: Some(Window::Zero),
             stages: self.stages.iter().map(plain).collect(),
         }

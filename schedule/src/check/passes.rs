@@ -1,6 +1,8 @@
 //! Rules about arithmetic: each pass is there, once, on its stage, in an order that is legal.
 
-use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+use std::cmp::Reverse;
+
+use zbelastic_types::ChunkIndex;
 
 use super::{Findings, Violation, ops_of};
 use crate::op::{Compute, Op, Pass};
@@ -96,7 +98,8 @@ pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// Every gradient is summed in microbatch order, which makes its bits independent of the schedule.
+/// Every gradient is summed in microbatch order, and within a microbatch from its last slice to its
+/// first, which makes its bits independent of the schedule.
 ///
 /// A chunk sums two parts: the share that WE may run early, and the rest. Each has an order of its
 /// own. W and BW add to the rest, and also to the early share of a pass that has no WE.
@@ -122,17 +125,18 @@ pub(super) fn accumulation_order(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// The latest microbatch added to each part of a chunk's gradient.
+/// The latest pass added to each part of a chunk's gradient.
 #[derive(Clone, Copy, Default)]
 struct Parts {
-    early: Option<MicrobatchIndex>,
-    rest: Option<MicrobatchIndex>,
+    early: Option<Pass>,
+    rest: Option<Pass>,
 }
 
-/// The later microbatch that was added before `pass`, if there is one.
-fn add_to(latest: &mut Option<MicrobatchIndex>, pass: Pass) -> Option<MicrobatchIndex> {
-    let after = latest.filter(|latest| *latest > pass.microbatch);
-    *latest = (*latest).max(Some(pass.microbatch));
+/// The pass that was added before `pass` and belongs behind it, if there is one.
+fn add_to(latest: &mut Option<Pass>, pass: Pass) -> Option<Pass> {
+    let place = |pass: &Pass| (pass.microbatch, Reverse(pass.slice));
+    let after = latest.filter(|latest| place(latest) > place(&pass));
+    *latest = after.or(Some(pass));
     after
 }
 
@@ -164,7 +168,7 @@ fn count(program: &Program) -> PassTable<Counts> {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+    use zbelastic_types::{ChunkIndex, StageIndex};
 
     use crate::check::Violation;
     use crate::check::tests::{CROSS, FUSED, SPLIT, find, op};
@@ -250,7 +254,7 @@ mod tests {
     #[test]
     fn gradients_are_summed_in_microbatch_order() {
         let order = |stage, late: &str| {
-            let (op, after) = (op(late), MicrobatchIndex(1));
+            let (op, after) = (op(late), Pass::new(stage, 1));
             Violation::AccumulationOrder { stage: StageIndex(stage), op, after }
         };
         find(SPLIT, "1W0 1W1", "1W1 1W0", order(1, "1W0"));

@@ -62,6 +62,7 @@ mod tests {
                 stage_count: stages,
                 chunks_per_stage: 2,
                 microbatch_count: microbatches,
+                slice_count: 1,
             };
             for stage in 0..stages {
                 let taken: BTreeSet<u64> =

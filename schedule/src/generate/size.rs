@@ -13,14 +13,17 @@ pub struct PipelineSize {
     pub chunks_per_stage: u32,
     /// Microbatches of a step.
     pub microbatch_count: u32,
+    /// Slices of a microbatch; 1 where they are not cut.
+    pub slice_count: u32,
 }
 
 impl PipelineSize {
-    /// A pipeline with as many chunks as `kind` has if nobody says how many.
+    /// A pipeline with as many chunks and slices as `kind` has if nobody says how many.
     #[must_use]
     pub const fn of(kind: ScheduleKind, stage_count: u32, microbatch_count: u32) -> Self {
         let chunks_per_stage = kind.chunk_counts().least();
-        Self { stage_count, chunks_per_stage, microbatch_count }
+        let slice_count = kind.slice_count();
+        Self { stage_count, chunks_per_stage, microbatch_count, slice_count }
     }
 }
 
@@ -55,7 +58,8 @@ pub enum GenerateError {
     },
     /// More passes than any reader of a program accepts.
     #[error(
-        "a program has at most {PASS_COUNT_MAX} passes (chunks times microbatches), found {found}"
+        "a program has at most {PASS_COUNT_MAX} passes (chunks times microbatches times slices), \
+         found {found}"
     )]
     PassCount {
         /// The passes the generator would run through.
@@ -92,6 +96,22 @@ pub enum GenerateError {
         /// The stages asked for.
         found: u32,
     },
+    /// A number of slices that the schedule does not have.
+    #[error("{kind} {}, found {found}", slices_text(*kind))]
+    SliceCount {
+        /// The schedule asked for.
+        kind: ScheduleKind,
+        /// The slices asked for.
+        found: u32,
+    },
+}
+
+fn slices_text(kind: ScheduleKind) -> String {
+    if kind.is_sliced() {
+        format!("cuts a microbatch into 1 to {TEXT_COUNT_MAX} slices")
+    } else {
+        "does not cut microbatches into slices: expected 1 slice".to_owned()
+    }
 }
 
 /// Whether a schedule has a program of that size.
@@ -99,7 +119,7 @@ pub enum GenerateError {
 /// # Errors
 /// As [`generate_sized`](super::generate_sized).
 pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), GenerateError> {
-    let PipelineSize { stage_count, chunks_per_stage, microbatch_count } = size;
+    let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;
     let expected = kind.chunk_counts();
     if !expected.allow(chunks_per_stage) || chunks_per_stage > TEXT_COUNT_MAX {
         return Err(GenerateError::ChunkCount { kind, expected, found: chunks_per_stage });
@@ -111,7 +131,12 @@ pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), Generate
     if !(1..=TEXT_COUNT_MAX).contains(&microbatch_count) {
         return Err(GenerateError::MicrobatchCount { found: microbatch_count });
     }
-    let found = u64::from(stage_count * chunks_per_stage) * microbatches_run_through(kind, size);
+    let slices_max = if kind.is_sliced() { TEXT_COUNT_MAX } else { 1 };
+    if !(1..=slices_max).contains(&slice_count) {
+        return Err(GenerateError::SliceCount { kind, found: slice_count });
+    }
+    let microbatches = microbatches_run_through(kind, size);
+    let found = u64::from(stage_count * chunks_per_stage) * microbatches * u64::from(slice_count);
     if found > PASS_COUNT_MAX {
         return Err(GenerateError::PassCount { found });
     }
@@ -146,7 +171,8 @@ fn microbatches_least(kind: ScheduleKind, stage_count: u32) -> u32 {
         | ScheduleKind::Po
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
-        | ScheduleKind::OneFOneBV => 1,
+        | ScheduleKind::OneFOneBV
+        | ScheduleKind::Seq1F1B => 1,
     }
 }
 
@@ -170,7 +196,8 @@ fn microbatches_run_through(kind: ScheduleKind, size: PipelineSize) -> u64 {
         | ScheduleKind::Po
         | ScheduleKind::DualPipeV
         | ScheduleKind::Gems
-        | ScheduleKind::Chimera => size.microbatch_count,
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B => size.microbatch_count,
     };
     u64::from(count)
 }
@@ -242,6 +269,25 @@ mod tests {
         // ZB-V runs through 2p - 1 microbatches even when asked for one.
         let found = 2 * 2048 * 4095;
         check(ScheduleKind::ZbV, (2048, 1), Err(GenerateError::PassCount { found }));
+    }
+
+    #[test]
+    fn slices_are_for_schedules_that_have_them() {
+        let check_slices = |kind, slice_count, expected| {
+            let size = PipelineSize { slice_count, ..PipelineSize::of(kind, 2, 4) };
+            check_sized(kind, size, expected);
+        };
+        let refused = |kind, found| Err(GenerateError::SliceCount { kind, found });
+        let (plain, sliced) = (ScheduleKind::OneFOneB, ScheduleKind::Seq1F1B);
+        check_slices(plain, 1, Ok(()));
+        check_slices(plain, 2, refused(plain, 2));
+        check_slices(sliced, 1, Ok(()));
+        check_slices(sliced, 64, Ok(()));
+        check_slices(sliced, 0, refused(sliced, 0));
+        check_slices(sliced, TEXT_COUNT_MAX + 1, refused(sliced, TEXT_COUNT_MAX + 1));
+        let size = PipelineSize { slice_count: 4097, ..PipelineSize::of(sliced, 2, 512) };
+        let found = PASS_COUNT_MAX + 2 * 512;
+        check_sized(sliced, size, Err(GenerateError::PassCount { found }));
     }
 
     #[test]

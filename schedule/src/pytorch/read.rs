@@ -112,12 +112,12 @@ pub fn read(text: &str) -> Result<Program, ReadError> {
     let compute = |row: Vec<Op>| row.into_iter().filter(|op| !is_transfer(op)).collect();
     let stages: Vec<Vec<Op>> = rows.into_iter().map(compute).collect();
     let kind = kind_of(&placement, microbatch_count, &stages);
-    Ok(Program { kind, placement, microbatch_count, window: None, stages })
+    Ok(Program { kind, placement, microbatch_count, slice_count: 1, window: None, stages })
 }
 
 fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> ScheduleKind {
     let (stage_count, chunks_per_stage) = (placement.stage_count(), placement.chunks_per_stage());
-    let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage };
+    let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage, slice_count: 1 };
     let is_equal = |kind: &ScheduleKind| {
         let made = generate_sized(*kind, size);
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)

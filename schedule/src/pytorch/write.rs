@@ -19,6 +19,14 @@ pub enum WriteError {
         /// The schedule.
         kind: ScheduleKind,
     },
+    /// An action there is on a whole microbatch.
+    #[error(
+        "files of PyTorch know no slices of a microbatch, expected a program of 1 slice, found {found}"
+    )]
+    Slices {
+        /// Slices of a microbatch.
+        found: u32,
+    },
 }
 
 /// The file of a program that [`crate::check`] accepts. With communication, a send stands right behind
@@ -27,11 +35,14 @@ pub enum WriteError {
 /// others wait behind it.
 ///
 /// # Errors
-/// If there are two replicas of the model.
+/// If there are two replicas of the model, or if microbatches are cut into slices.
 ///
 /// # Panics
 /// If the program does not reach its end.
 pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
+    if program.slice_count > 1 {
+        return Err(WriteError::Slices { found: program.slice_count });
+    }
     let placement = &program.placement;
     if placement.replica_count() > 1 {
         return Err(WriteError::Replicas { kind: program.kind });

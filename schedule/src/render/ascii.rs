@@ -3,14 +3,15 @@
 use zbelastic_types::StageIndex;
 
 use super::{end, has_later_chunks, has_reductions, headline, pass_names};
-use crate::op::{Compute, Op, Pass, Reduction, Update};
+use crate::op::{Compute, Op, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
 ///
 /// Every pass takes a share of the row that is proportional to its time, at least one character.
 /// If there is room, the shortest pass gets a whole number of characters, so that equal times look
-/// equal. A microbatch's number is written where it fits whole, and left out otherwise.
+/// equal. A microbatch's number, with its slice behind a point, is written where it fits whole, and
+/// left out otherwise.
 #[must_use]
 pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let scale = Scale::new(timeline, columns);
@@ -64,7 +65,8 @@ fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
         let Op::Compute(compute, pass) = slice.op else { continue };
         let (from, to) = (scale.column(slice.start), scale.column(slice.end));
         let cells = &mut row[from.min(scale.width)..to.max(from + 1).min(scale.width)];
-        let label = label(compute, pass, cells.len(), Some(pass.chunk) == first_chunk);
+        let number = pass.microbatch_text(timeline.slice_count());
+        let label = label(compute, &number, cells.len(), Some(pass.chunk) == first_chunk);
         for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' '))) {
             *cell = letter;
         }
@@ -74,10 +76,10 @@ fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
 
 /// Letters and number; without room for both, the letters; without room for these, the first. A
 /// number is never cut, because what is left of it would be another number.
-fn label(compute: Compute, pass: Pass, room: usize, is_first_chunk: bool) -> String {
+fn label(compute: Compute, number: &str, room: usize, is_first_chunk: bool) -> String {
     let letters = compute.to_string();
     let letters = if is_first_chunk { letters } else { letters.to_lowercase() };
-    let whole = format!("{letters}{}", pass.microbatch);
+    let whole = format!("{letters}{number}");
     if whole.len() <= room { whole } else { letters }
 }
 

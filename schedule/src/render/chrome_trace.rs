@@ -1,7 +1,7 @@
 //! The trace format that Perfetto and Chrome read: JSON with one event a slice ("Trace Event
 //! Format", phases `X` and `M`), and the tracks of a timeline in it.
 
-use super::short;
+use super::{of_slices, short};
 use crate::op::{Compute, Op, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
@@ -57,19 +57,21 @@ pub fn write_trace(tracks: &[Track]) -> String {
 pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
     let trace_slice = |slice: &Slice| {
         let category = category(slice.op)?;
+        let op = slice.op.text(timeline.slice_count());
         let name = match timeline.step_count() {
-            1 => slice.op.to_string(),
-            _ => format!("{} step {}", slice.op, slice.step + 1),
+            1 => op,
+            _ => format!("{op} step {}", slice.step + 1),
         };
         let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
         Some(TraceSlice { name, category, start_us, duration_us })
     };
     let track = |stage| Track {
         process: format!(
-            "{}, {} stages, {} microbatches",
+            "{}, {} stages, {} microbatches{}",
             timeline.kind(),
             timeline.placement().stage_count(),
-            timeline.microbatch_count()
+            timeline.microbatch_count(),
+            of_slices(timeline)
         ),
         thread: format!("stage {stage}"),
         slices: timeline.slices(stage).iter().filter_map(trace_slice).collect(),

@@ -59,7 +59,11 @@ impl<'a> Picture<'a> {
             slices.filter(|slice| matches!(slice.op, Op::Compute(..))).count()
         };
         let passes = timeline.stages().map(passes).max().unwrap_or(0);
-        let plot_width = (passes as f64 * PASS_WIDTH).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
+        let pass_width = match timeline.slice_count() {
+            1 => PASS_WIDTH,
+            _ => PASS_WIDTH + 2.0 * DIGIT_WIDTH,
+        };
+        let plot_width = (passes as f64 * pass_width).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
         Self { timeline, time_end: end(timeline), plot_width }
     }
 
@@ -120,7 +124,8 @@ impl<'a> Picture<'a> {
     fn slice_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
         let (class, width_min, number) = match slice.op {
             Op::Compute(compute, pass) => {
-                (self.pass_class(stage, compute, pass), 0.0, pass.microbatch.to_string())
+                let number = pass.microbatch_text(self.timeline.slice_count());
+                (self.pass_class(stage, compute, pass), 0.0, number)
             }
             Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
@@ -135,7 +140,7 @@ impl<'a> Picture<'a> {
         let mut svg = format!(
             "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
              height=\"{ROW_HEIGHT}\"/>",
-            tooltip(slice)
+            self.tooltip(slice)
         );
         let has_room = number.len() as f64 * DIGIT_WIDTH + 2.0 <= width;
         if has_room && !number.is_empty() {
@@ -146,6 +151,13 @@ impl<'a> Picture<'a> {
         }
         svg.push_str("</g>\n");
         Some(svg)
+    }
+
+    fn tooltip(&self, slice: &Slice) -> String {
+        let op = slice.op.text(self.timeline.slice_count());
+        let (start, end) = (short(slice.start), short(slice.end));
+        let text = format!("{op} step {}: {start} to {end}", slice.step);
+        format!("<title>{}</title>", escape(&text))
     }
 
     fn pass_class(&self, stage: StageIndex, compute: Compute, pass: Pass) -> String {
@@ -162,7 +174,7 @@ impl<'a> Picture<'a> {
             format!(
                 "<line class=\"gate\" x1=\"{x:.2}\" y1=\"{top}\" x2=\"{x:.2}\" y2=\"{bottom}\">\
                  {}</line>\n",
-                tooltip(slice)
+                self.tooltip(slice)
             )
         })
     }
@@ -198,12 +210,6 @@ impl<'a> Picture<'a> {
 /// Also the name of the style.
 fn class_of(compute: Compute) -> String {
     compute.to_string().to_lowercase()
-}
-
-fn tooltip(slice: &Slice) -> String {
-    let text =
-        format!("{} step {}: {} to {}", slice.op, slice.step, short(slice.start), short(slice.end));
-    format!("<title>{}</title>", escape(&text))
 }
 
 /// The next of 1, 2, 5, 10, 20, 50.. (or their tenths) that is at least `interval_min`.

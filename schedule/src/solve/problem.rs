@@ -131,7 +131,7 @@ impl Problem {
         };
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
-        Costs { chunks, link, occupancy, verdict: 0.0, step: 0.0 }
+        Costs { chunks, slice_shares: Vec::new(), link, occupancy, verdict: 0.0, step: 0.0 }
     }
 
     /// What a step of arithmetic costs that was simulated with these costs, by what ends it.

@@ -29,12 +29,13 @@ fn kind_of(row: &Row<'_>) -> Option<ScheduleKind> {
 }
 
 /// Schedules without rows. What is solved is held against others in `solved.rs`.
-const NOT_REPLAYED: [ScheduleKind; 5] = [
+const NOT_REPLAYED: [ScheduleKind; 6] = [
     ScheduleKind::ZbAuto,
     ScheduleKind::LoopedBfs,
     ScheduleKind::DualPipeV,
     ScheduleKind::Gems,
     ScheduleKind::Chimera,
+    ScheduleKind::Seq1F1B,
 ];
 
 /// Checks the rows of our schedules and says how many there were of each.
@@ -53,7 +54,8 @@ fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
 
 fn check_row(kind: ScheduleKind, row: &Row<'_>) {
     let [p, v, m] = ["p", "v", "m"].map(|name| row.count(name));
-    let size = PipelineSize { stage_count: p, chunks_per_stage: v, microbatch_count: m };
+    let size =
+        PipelineSize { stage_count: p, chunks_per_stage: v, microbatch_count: m, slice_count: 1 };
     let [f, b, w, link] = ["t_f", "t_b", "t_w", "t_comm"].map(|name| row.number(name));
     let program = generate_sized(kind, size).unwrap_or_else(|error| panic!("{kind}: {error}"));
     let costs = Costs::even(&program.placement, f, b, w, link);

@@ -51,6 +51,7 @@ impl Pace {
         };
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
+            slice_shares: Vec::new(),
             link: self.link,
             occupancy: 0.0,
             verdict: self.verdict,

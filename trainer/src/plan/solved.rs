@@ -41,7 +41,8 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::OneFOneBV
         | ScheduleKind::DualPipeV
         | ScheduleKind::Gems
-        | ScheduleKind::Chimera => return Vec::new(),
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();

@@ -28,6 +28,7 @@ enum ProgramEdit {
     RepeatList { stage: usize },
     Placement(PlacementShape, u32, u32),
     Microbatches(u32),
+    Slices(u32),
     Window(Option<Window>),
     Kind(ScheduleKind),
 }
@@ -54,7 +55,10 @@ fn number() -> impl Strategy<Value = u32> {
 }
 
 fn ops() -> impl Strategy<Value = Op> {
-    let pass = || (number(), number()).prop_map(|(chunk, microbatch)| Pass::new(chunk, microbatch));
+    let pass = || {
+        (number(), number(), prop_oneof![8 => Just(0), 1 => number()])
+            .prop_map(|(chunk, microbatch, slice)| Pass::sliced(chunk, microbatch, slice))
+    };
     let compute =
         prop::sample::select(vec![Compute::F, Compute::B, Compute::W, Compute::WE, Compute::BW]);
     let transfer = prop::sample::select(vec![Transfer::Send, Transfer::Receive, Transfer::Local]);
@@ -104,6 +108,7 @@ fn edits_of_programs() -> impl Strategy<Value = ProgramEdit> {
         1 => stage().prop_map(|stage| ProgramEdit::RepeatList { stage }),
         2 => (shape, 0..6_u32, 0..9_u32).prop_map(|(s, p, c)| ProgramEdit::Placement(s, p, c)),
         1 => number().prop_map(ProgramEdit::Microbatches),
+        1 => number().prop_map(ProgramEdit::Slices),
         1 => window.prop_map(ProgramEdit::Window),
         1 => prop::sample::select(ScheduleKind::ALL.to_vec()).prop_map(ProgramEdit::Kind),
     ]
@@ -172,6 +177,7 @@ fn edit_program(program: &mut Program, edit: ProgramEdit) {
             program.placement = placement.unwrap_or_else(|_| program.placement.clone());
         }
         ProgramEdit::Microbatches(count) => program.microbatch_count = count,
+        ProgramEdit::Slices(count) => program.slice_count = count,
         ProgramEdit::Window(window) => program.window = window,
         ProgramEdit::Kind(kind) => program.kind = kind,
     }

@@ -22,6 +22,8 @@ struct Entry {
     more_chunks: bool,
     /// How often the model is there.
     replicas: u32,
+    /// What a microbatch is cut into if nobody says how many; 1 where it is not.
+    slices: u32,
     /// Versions of a chunk's weights that a stage keeps, temporary ones included.
     weight_versions: &'static str,
     synchronous: bool,
@@ -53,6 +55,7 @@ fn entry(kind: ScheduleKind) -> Entry {
         }
         ScheduleKind::Gems => ("m(p-1)(B+W)", "1", "Jain et al., SC 2020"),
         ScheduleKind::Chimera => ("(p-2)F if F = B+W", "p", "Li and Hoefler, SC 2021"),
+        ScheduleKind::Seq1F1B => ("(p-1)(F+B+W)/n", "1+(p-1)/n", "Sun et al., NAACL 2025"),
     };
     let chunks_per_stage = kind.chunk_counts().least();
     Entry {
@@ -62,6 +65,7 @@ fn entry(kind: ScheduleKind) -> Entry {
         chunks_per_stage,
         more_chunks: kind.chunk_counts().allow(chunks_per_stage + 1),
         replicas: kind.replica_count(),
+        slices: kind.slice_count(),
         weight_versions: "1",
         synchronous: true,
         source,
@@ -87,6 +91,7 @@ fn async_entry(kind: AsyncKind) -> Entry {
         chunks_per_stage: kind.chunks_per_stage(),
         more_chunks: false,
         replicas: 1,
+        slices: 1,
         weight_versions,
         synchronous: false,
         source,
@@ -120,8 +125,8 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     }
     writeln!(
         out,
-        "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks); F, B, W: times of a \
-         whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
+        "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks), n slices of a \
+         microbatch\n(2, --slices); F, B, W: times of a whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
          activations a stage keeps;\np/2 of gis-h is rounded up, the quotients of v-half, v-min and \
          1f1b-v down; gems with an even number of microbatches. gems and chimera hold the\nmodel twice, a chunk of each. versions: of its weights (n pipelines). sync: trains to the same bits as one \
          process; the others to those of one\nprocess with the same staleness, see docs/schedules.md."
@@ -135,12 +140,12 @@ mod tests {
 
     use super::entry;
 
-    /// The formulas of the list at p = 4, v = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
+    /// The formulas of the list at p = 4, v = 2, n = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
     /// that say no more.
     fn value(formula: &str) -> f64 {
         match formula {
             "(p-1)(F+B+W)" => 3.0 * 29.0,
-            "(p-1)(F+B+W)/v" => 3.0 * 14.5,
+            "(p-1)(F+B+W)/v" | "(p-1)(F+B+W)/n" => 3.0 * 14.5,
             "(p-1)(F+B)/v" => 3.0 * 10.5,
             "((p-1)(F+B)+(v-1)(F+B-W)p/2)/v" => (3.0 * 21.0 + 2.0 * 13.0) / 2.0,
             "< (p-1)(F+B+W)" => 3.0 * 29.0,
@@ -159,6 +164,7 @@ mod tests {
             "p+1/2" => 4.5,
             "m(p-1)(B+W)" => 8.0 * 3.0 * 19.0,
             "1" => 1.0,
+            "1+(p-1)/n" => 2.5,
             other => panic!("{other}"),
         }
     }

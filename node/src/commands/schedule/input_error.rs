@@ -86,6 +86,14 @@ pub enum InputError {
         /// Values found.
         found: usize,
     },
+    /// Not a time for each slice.
+    #[error("expected {expected} numbers, one a slice and not all 0, found `{found}`")]
+    SliceTimes {
+        /// The slices of a microbatch.
+        expected: u32,
+        /// What was found.
+        found: String,
+    },
     /// Memory that does not add up.
     #[error("--mf plus --mb is {sum} on stage {stage}, but --mw is {after_b}")]
     MemorySum {
@@ -138,13 +146,16 @@ impl InputError {
                 return violation_details(&path.display().to_string(), violations);
             }
             Self::WritePyTorch(_) => {
-                detail.at("--pytorch").hint("--svg, --trace or --ascii draw it")
+                let hint =
+                    "`schedule simulate .. --program-text` writes it, and zbelastic reads that";
+                detail.at("--pytorch").hint(hint)
             }
             Self::Window { .. } => detail.at("--window"),
             Self::Number { flag, .. } => detail.at(*flag),
             Self::Length { flag, .. } => {
                 detail.at(*flag).hint("one value for all stages, or one a stage, with commas")
             }
+            Self::SliceTimes { .. } => detail.at("--slice-times"),
             Self::MemorySum { .. } => detail
                 .at("--mb")
                 .why("what B leaves is what W needs: both say the same")
@@ -211,6 +222,11 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
                 0 => "--stages 2".to_owned(),
                 below => format!("--stages {below} or {}", found + 1),
             }),
+        GenerateError::SliceCount { kind, .. } => detail.at("--slices").hint(if kind.is_sliced() {
+            format!("--slices 1 to {TEXT_COUNT_MAX}")
+        } else {
+            format!("--kind {}, or leave out --slices", ScheduleKind::Seq1F1B)
+        }),
         GenerateError::UnevenGroups { stage_count, microbatch_count } => {
             let above = microbatch_count.next_multiple_of(*stage_count);
             detail.at("--microbatches").hint(match above - stage_count {

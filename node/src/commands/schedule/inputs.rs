@@ -56,14 +56,32 @@ fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
     let step = reading.number("--step", &args.step, Numbers::FromZero);
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
     let (program, times) = (program?, times?);
+    let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
     let chunks = times.of_chunks(&program);
     let StageTimes { link, occupancy, .. } = times;
-    let costs = Costs { chunks, link, occupancy, verdict: verdict?, step: step? };
+    let (verdict, step) = (verdict?, step?);
+    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step };
     let program = lowered(program, window);
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// The share of a microbatch's times that each slice takes; nothing if all take the same.
+fn read_slice_shares(
+    args: &ProgramArgs,
+    slice_count: u32,
+    reading: &mut Reading,
+) -> Option<Vec<f64>> {
+    let Some(text) = &args.slice_times else { return Some(Vec::new()) };
+    let times = reading.numbers("--slice-times", text, Numbers::FromZero)?;
+    let sum: f64 = times.iter().sum();
+    if times.len() != slice_count as usize || sum == 0.0 {
+        let found = text.clone();
+        return reading.keep(Err(InputError::SliceTimes { expected: slice_count, found }));
+    }
+    Some(times.into_iter().map(|time| time / sum).collect())
 }
 
 /// What passes take on each stage, and the way from one to another.
@@ -82,6 +100,8 @@ pub struct ProblemText<'a> {
     pub stages: u32,
     /// Microbatches.
     pub microbatches: u32,
+    /// Slices of each; as many as the schedule has if nobody says.
+    pub slices: Option<u32>,
     /// What passes take.
     pub times: &'a TimesArgs,
     /// What microbatches keep.
@@ -212,7 +232,8 @@ fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
     let kind: ScheduleKind = reading.keep(kind.parse().map_err(InputError::from))?;
     let size = PipelineSize::of(kind, stages, microbatches);
     let chunks_per_stage = args.chunks.unwrap_or(size.chunks_per_stage);
-    let size = PipelineSize { chunks_per_stage, ..size };
+    let slice_count = args.slices.unwrap_or(size.slice_count);
+    let size = PipelineSize { chunks_per_stage, slice_count, ..size };
     reading.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
@@ -389,6 +410,37 @@ mod tests {
         check("--mf 6 --mb -4 --mw 2", 2.0);
     }
 
+    #[test]
+    fn slices_are_as_many_and_take_as_much_as_asked_for() {
+        let check = |flags: &str, slices: u32, shares: &[f64]| {
+            let flags = format!("--kind seq1f1b --stages 2 --microbatches 4 {flags}");
+            let (replay, _) = read(&flags).expect("legal");
+            assert_eq!(replay.program.slice_count, slices);
+            assert_eq!(replay.costs.slice_shares, shares);
+        };
+        check("", 2, &[]);
+        check("--slices 3", 3, &[]);
+        check("--slices 3 --slice-times 1,1,2", 3, &[0.25, 0.25, 0.5]);
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 1",
+            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `1`",
+        );
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 0,0",
+            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `0,0`",
+        );
+        check_wrong(
+            "--kind 1f1b --stages 2 --microbatches 4 --slices 2",
+            "  --slices: 1f1b does not cut microbatches into slices: expected 1 slice, found 2
+  try: --kind seq1f1b, or leave out --slices",
+        );
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slices 0",
+            "  --slices: seq1f1b cuts a microbatch into 1 to 65536 slices, found 0
+  try: --slices 1 to 65536",
+        );
+    }
+
     fn check_wrong(flags: &str, expected: &str) {
         let Err(errors) = read(flags) else { panic!("{flags} is wrong") };
         let details = failure(errors).details;
@@ -414,7 +466,7 @@ mod tests {
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
              zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, \
-             gems, chimera\n  try: zb-h1",
+             gems, chimera, seq1f1b\n  try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",

@@ -200,6 +200,7 @@ impl Row<'_> {
         let text = ProblemText {
             stages: count("p")?,
             microbatches: count("m")?,
+            slices: None,
             times: &times,
             memory: &memory,
             mem_limit: mem_limit.as_deref(),

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    PipelineSize, Placement, Problem, ScheduleKind, Solution, Window, check_size, generate_sized,
-    lower_bound, simulate, solve_any,
+    ChunkCosts, PipelineSize, Placement, Problem, ScheduleKind, Solution, Window, check_size,
+    generate_sized, lower_bound, simulate, solve_any,
 };
 
 use super::input_error::InputError;
@@ -23,8 +23,8 @@ const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, Sche
 pub struct Task {
     /// The same stages over each placement that is allowed.
     problems: Vec<Problem>,
-    /// A schedule to replay; none if one is to be found.
-    replayed: Option<ScheduleKind>,
+    /// A schedule to replay, and its size; none if one is to be found.
+    replayed: Option<(ScheduleKind, PipelineSize)>,
     /// Which steps may be open, if that was said.
     window: Option<Window>,
 }
@@ -52,7 +52,6 @@ impl Task {
     ) -> Result<Self, Vec<InputError>> {
         let stages = inputs::stages(text)?;
         let wrong = |error: InputError| vec![error];
-        let line = PipelineSize::of(ScheduleKind::ZbAuto, text.stages, stages.microbatch_count());
         let placement = ScheduleKind::ZbAuto.placement(text.stages);
         // On a line what is wrong is told in whole stages, as it was said.
         stages.over(placement).check().map_err(|error| wrong(error.into()))?;
@@ -69,17 +68,22 @@ impl Task {
             }
         };
         let mut problems = Vec::with_capacity(kinds.len());
+        let mut replayed_size = None;
         for kind in kinds {
-            let least = kind.chunk_counts().least();
-            let is_free = kind.chunk_counts().allow(least + 1) || replayed.is_some();
-            let chunks_per_stage = chunks.filter(|_| is_free).unwrap_or(least);
-            let size = PipelineSize { chunks_per_stage, ..line };
+            let own = PipelineSize::of(kind, text.stages, stages.microbatch_count());
+            let is_free = replayed.is_some() || kind.chunk_counts().allow(own.chunks_per_stage + 1);
+            let size = PipelineSize {
+                chunks_per_stage: chunks.filter(|_| is_free).unwrap_or(own.chunks_per_stage),
+                slice_count: text.slices.unwrap_or(own.slice_count),
+                ..own
+            };
             check_size(kind, size).map_err(|error| wrong(error.into()))?;
-            let chunk_count = size.stage_count * chunks_per_stage;
+            replayed_size = replayed.map(|kind| (kind, size));
+            let chunk_count = size.stage_count * size.chunks_per_stage;
             let placement = Placement::of_shape(kind.shape(), size.stage_count, chunk_count);
             problems.push(stages.over(placement.expect("its size was checked")));
         }
-        Ok(Self { problems, replayed, window: stages.window() })
+        Ok(Self { problems, replayed: replayed_size, window: stages.window() })
     }
 
     /// Which steps may be open, if that was said.
@@ -93,16 +97,11 @@ impl Task {
         let began = Instant::now();
         let solution = match self.replayed {
             None => solve_any(&self.problems).expect(CHECKED),
-            Some(kind) => {
+            Some((kind, size)) => {
                 let problem = &self.problems[0];
-                let size = PipelineSize {
-                    stage_count: problem.placement.stage_count(),
-                    chunks_per_stage: problem.placement.chunks_per_stage(),
-                    microbatch_count: problem.microbatch_count,
-                };
                 let program = generate_sized(kind, size).expect(CHECKED);
                 let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
-                let lower_bound = lower_bound(problem).expect(CHECKED);
+                let lower_bound = lower_bound(&of_slices(problem, size)).expect(CHECKED);
                 Solution { program, cost: problem.cost(&timeline), lower_bound }
             }
         };
@@ -111,5 +110,24 @@ impl Task {
         let problem = self.problems.iter().find(is_its).expect("it is over one of the placements");
         let fits = problem.holds(&solution.program);
         Answer { problem, solution, fits, took }
+    }
+}
+
+/// The same with slices in the place of microbatches, and nothing said of how slices of one
+/// microbatch depend on each other: no order of slices is below its bound.
+fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
+    let share = 1.0 / f64::from(size.slice_count);
+    let cut = |chunk: &ChunkCosts| ChunkCosts {
+        f: chunk.f * share,
+        b: chunk.b * share,
+        w: chunk.w * share,
+        after_forward: chunk.after_forward * share,
+        after_input_gradient: chunk.after_input_gradient * share,
+    };
+    Problem {
+        chunks: problem.chunks.iter().map(cut).collect(),
+        occupancy: problem.occupancy * share,
+        microbatch_count: size.microbatch_count * size.slice_count,
+        ..problem.clone()
     }
 }
