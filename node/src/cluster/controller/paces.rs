@@ -138,13 +138,17 @@ impl Controller {
         // The plan in force is judged by this from now on: what has been said need not be said again.
         (self.paces.known, self.paces.planned) = (found.clone(), found);
         self.paces.is_told = false;
-        match judgement {
-            Judgement::Within => {}
-            Judgement::Replan(drift) => self.paces.drift = Some(plan_reason(&drift, &nodes)),
-            Judgement::NoBetter(drift) | Judgement::TooLate(drift) => {
-                let reason = plan_reason(&drift, &nodes);
-                self.journal.log(format!("the plan stays, for that is too little: {reason}"));
-            }
+        if let Some(drift) = judgement.drift() {
+            let (reason, slack) = (plan_reason(drift, &nodes), 100.0 * drift.slack);
+            let outcome = match judgement {
+                Judgement::Replan(_) => "another plan is wanted",
+                Judgement::NoBetter(_) => "the plan stays, for no other is much better",
+                Judgement::TooLate(_) => "the plan stays, for too few steps are left",
+                Judgement::Within => "the plan stays",
+            };
+            self.journal.log(format!("{outcome}: {reason}; its slack was {slack:.0} %"));
+            let is_wanted = matches!(judgement, Judgement::Replan(_));
+            self.paces.drift = is_wanted.then_some(reason);
         }
         self.tell_paces();
     }
