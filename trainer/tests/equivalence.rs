@@ -175,7 +175,7 @@ fn other_orders_equal_the_reference() {
             );
         }
     }
-    assert_eq!(runs, 99, "a size that exists was left out, or there are more");
+    assert_eq!(runs, 141, "a size that exists was left out, or there are more");
 }
 
 /// Plans with several chunks a stage, as far as they exist, and how many chunks those are.

@@ -274,7 +274,10 @@ impl Device {
                 self.waits_since.get_or_insert((began, turn));
                 false
             }
-            Some(Progress::Blocked(Wait::Frame { .. } | Wait::Prefix) | Progress::Finished)
+            Some(
+                Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
+                | Progress::Finished,
+            )
             | None => false,
         };
         self.deliver()?;
@@ -285,7 +288,10 @@ impl Device {
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
         match activity {
-            Activity::Op { op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..), .. } => {
+            Activity::Op {
+                op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
+                ..
+            } => {
                 self.step.busy += now - began;
                 self.log(Doing::Ran(activity), began, now);
             }

@@ -6,7 +6,7 @@ use std::fmt;
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::SolveError;
-use crate::cost::{ChunkTimes, Costs};
+use crate::cost::{ChunkTimes, Costs, MemoryCosts};
 use crate::memory::{ChunkMemory, peak_memory};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -131,7 +131,8 @@ impl Problem {
         };
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
-        Costs { chunks, slice_shares: Vec::new(), link, occupancy, verdict: 0.0, step: 0.0 }
+        let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+        Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step: 0.0, memory }
     }
 
     /// What a step of arithmetic costs that was simulated with these costs, by what ends it.
@@ -159,6 +160,7 @@ impl Problem {
     pub fn memory(&self) -> Vec<ChunkMemory> {
         let kept = |chunk: &ChunkCosts| ChunkMemory {
             after_forward: chunk.after_forward,
+            after_drop: chunk.after_forward,
             after_input_gradient: chunk.after_input_gradient,
             after_early_weights: chunk.after_input_gradient,
         };
@@ -176,8 +178,8 @@ impl Problem {
         peaks.into_iter().zip(&self.limits).all(fits)
     }
 
-    /// What the busiest stage computes in a step.
-    pub(super) fn work_max(&self) -> f64 {
+    /// What no order of a step is below: the busiest stage computes, and does what is behind it.
+    pub(super) fn work_bound(&self) -> f64 {
         let mut work = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
@@ -185,7 +187,13 @@ impl Problem {
             let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
             work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
         }
-        work.into_iter().fold(0.0, f64::max)
+        let Ending { window, verdict, after } = &self.ending;
+        let after = after.iter().copied().chain(std::iter::repeat(0.0));
+        let longest = work.iter().zip(after).map(|(work, after)| work + after).fold(0.0, f64::max);
+        match window {
+            Window::One => longest,
+            Window::Zero => longest + verdict,
+        }
     }
 
     /// Whether it is one that can be solved.

@@ -281,8 +281,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         match op {
             AsyncOp::Compute(Compute::F, pass, version) => self.forward(pass, version),
             AsyncOp::Compute(Compute::BW, pass, version) => self.backward(pass, version),
-            AsyncOp::Compute(Compute::B | Compute::W | Compute::WE, ..) => {
-                unreachable!("a checked program does not split the backward pass")
+            AsyncOp::Compute(Compute::B | Compute::W | Compute::WE | Compute::R, ..) => {
+                unreachable!("a checked program has F and BW alone")
             }
             AsyncOp::Transfer(Transfer::Receive, ..) => {}
             AsyncOp::Transfer(Transfer::Send | Transfer::Local, flow, pass) => {

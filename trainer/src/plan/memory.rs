@@ -2,7 +2,7 @@
 //! when it is.
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{PassesLive, live_passes};
+use zbelastic_schedule::{Compute, Op, PassesLive, Program, live_passes};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::Plan;
@@ -19,7 +19,7 @@ pub struct StageMemory {
     pub stash: Bytes,
     /// What lives within one pass.
     pub scratch: Bytes,
-    /// Boundary tensors in flight to this stage.
+    /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep.
     pub copies: Bytes,
@@ -89,6 +89,16 @@ pub(super) fn pass_memory<B: Backend>(
     }
 }
 
+/// The passes that are alive at once if everything is kept: what a program moves or makes again stays
+/// where it is.
+#[must_use]
+pub(crate) fn kept_passes(program: &Program) -> Vec<PassesLive> {
+    let is_kept = |op: &&Op| !matches!(op, Op::Memory(..) | Op::Compute(Compute::R, _));
+    let of_stage = |ops: &Vec<Op>| ops.iter().filter(is_kept).copied().collect();
+    let stages = program.stages.iter().map(of_stage).collect();
+    live_passes(&Program { stages, ..program.clone() })
+}
+
 /// What `stage` takes under `plan`, without copies of others.
 #[must_use]
 pub fn stage_memory<B: Backend>(
@@ -99,16 +109,20 @@ pub fn stage_memory<B: Backend>(
 ) -> StageMemory {
     let sizes = Sizes { model, shape: plan.batch.microbatch };
     let specs = model_layers(model);
-    let live = live_passes(&plan.program);
+    let live = kept_passes(&plan.program);
     let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
-        let PassesLive { slots, early_slots } = live[chunk.index()];
+        let PassesLive { slots, early_slots, .. } = live[chunk.index()];
         let pass = pass_memory(backend, &sizes, layers);
         stash += pass.stash * u64::from(slots) + pass.logits * u64::from(early_slots);
         messages += pass.message * u64::from(slots);
+        if plan.placement().twin_of(chunk).is_some() {
+            let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
+            messages += Bytes::of_f32(floats);
+        }
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {

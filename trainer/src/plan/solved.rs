@@ -42,7 +42,10 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::DualPipeV
         | ScheduleKind::Gems
         | ScheduleKind::Chimera
-        | ScheduleKind::Seq1F1B => return Vec::new(),
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();

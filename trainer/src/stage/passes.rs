@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
-use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer, live_passes};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Placement, Transfer};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
 
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
@@ -23,7 +23,7 @@ use crate::model::{
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::stage_memory;
+use crate::plan::{kept_passes, stage_memory};
 
 /// A chunk with the memory its passes work in.
 struct ChunkBench<B: Backend> {
@@ -40,6 +40,7 @@ pub struct Bench<B: Backend> {
     backend: B,
     model: ModelConfig,
     shape: MicrobatchShape,
+    placement: Placement,
     chunks: BTreeMap<ChunkIndex, ChunkBench<B>>,
     scratch: Scratch<B::Buffer>,
     angles: Option<B::Buffer>,
@@ -59,7 +60,7 @@ impl<B: Backend> Bench<B> {
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let sizes = Sizes { model, shape: plan.batch.microbatch };
-        let live = live_passes(&plan.program);
+        let live = kept_passes(&plan.program);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
@@ -68,7 +69,7 @@ impl<B: Backend> Bench<B> {
         let scratch = sizes.scratch(&mut make)?;
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
-            let PassesLive { slots, early_slots } = live[chunk.index()];
+            let PassesLive { slots, early_slots, .. } = live[chunk.index()];
             let has_head = layers.ids().end == model.layer_count();
             let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
             let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
@@ -95,11 +96,13 @@ impl<B: Backend> Bench<B> {
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
+        let placement = plan.placement().clone();
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
         Ok(Self {
             backend,
             model,
             shape,
+            placement,
             chunks,
             scratch,
             angles,
@@ -116,9 +119,26 @@ impl<B: Backend> Bench<B> {
         &self.backend
     }
 
-    /// The layers on this stage, in model order within each chunk.
+    /// The layers that this stage speaks for, in model order within each chunk: all it has, but
+    /// for those of a second replica.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.chunks.values().flat_map(|bench| bench.chunk.layers())
+        self.layers_of_replica(|replica| replica == 0)
+    }
+
+    /// The layers of second replicas, for which other stages speak.
+    pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+        self.layers_of_replica(|replica| replica > 0)
+    }
+
+    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &LayerState<B>> {
+        let chunks =
+            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
+        chunks.flat_map(|(_, bench)| bench.chunk.layers())
+    }
+
+    /// How many microbatches of a step a chunk sees.
+    fn microbatches_of(&self, chunk: ChunkIndex, microbatch_count: u32) -> u32 {
+        self.placement.microbatches_of(self.placement.replica_of(chunk), microbatch_count)
     }
 
     /// Takes layers that travelled here, in the order of chunks.
@@ -183,10 +203,13 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
-        for bench in self.chunks.values_mut() {
-            assert_eq!(bench.accumulated, microbatch_count, "every microbatch is in the gradient");
+        let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
+        for chunk in chunks {
+            let expected = self.microbatches_of(chunk, microbatch_count);
+            let bench = self.chunks.get_mut(&chunk).expect("listed above");
+            assert_eq!(bench.accumulated, expected, "every microbatch is in the gradient");
             if bench.chunk.has_head() {
-                assert_eq!(bench.head_accumulated, microbatch_count, "in the head's as well");
+                assert_eq!(bench.head_accumulated, expected, "in the head's as well");
             }
             (bench.accumulated, bench.head_accumulated) = (0, 0);
         }
@@ -225,7 +248,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn version(&self) -> Step {
-        let mut versions = self.layers().map(LayerState::version);
+        let mut versions = self.layers().chain(self.twin_layers()).map(LayerState::version);
         let first = versions.next().expect("a stage has layers");
         assert!(versions.all(|version| version == first), "layers of a stage go together");
         first
@@ -240,12 +263,12 @@ impl<B: Backend> Workbench for Bench<B> {
         found.map(|layer| layer.image(&self.backend))
     }
 
+    fn twin_images(&self) -> Vec<LayerImage> {
+        self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
+    }
+
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
-        let read = |layer: &LayerState<B>| {
-            let all = View::new(&layer.g, 0..layer.spec.len());
-            (layer.spec.layer, self.backend.download(all))
-        };
-        self.layers().map(read).collect()
+        self.layers().map(|layer| (layer.spec.layer, self.gradient_of(layer))).collect()
     }
 
     /// F; yields the loss if the chunk has the head.
@@ -292,8 +315,9 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// W of the head's matrix, after which nobody reads the logits.
     fn head_weights(&mut self, pass: Pass) {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
         let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(pass.microbatch, &mut bench.head_accumulated);
+        let accumulate = next_in_order(turn, &mut bench.head_accumulated);
         let stash = bench.stashes.get(pass.microbatch);
         let logits = bench.logits.get(pass.microbatch);
         bench.chunk.head_weights(&context, stash, logits, accumulate);
@@ -302,15 +326,41 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// W of what is left, after which nobody reads the stash.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
         let (_, bench, _) = self.context(pass.chunk);
-        if bench.chunk.has_head() && bench.head_accumulated == pass.microbatch.0 {
+        if bench.chunk.has_head() && bench.head_accumulated == turn {
             self.head_weights(pass);
         }
         let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(pass.microbatch, &mut bench.accumulated);
+        let accumulate = next_in_order(turn, &mut bench.accumulated);
         let stash = bench.stashes.get(pass.microbatch);
         bench.chunk.backward_weights(&context, batch, stash, accumulate);
         bench.stashes.release(pass.microbatch);
+    }
+
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.len()).sum()
+    }
+
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        let layers = self.chunks[&chunk].chunk.layers().iter();
+        layers.flat_map(|layer| self.gradient_of(layer)).collect()
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        let is_first = self.placement.replica_of(chunk) == 0;
+        let own = self.partial(chunk);
+        assert_eq!(own.len(), twin.len(), "twins have the same layers");
+        let (first, second) = if is_first { (&own[..], twin) } else { (twin, &own[..]) };
+        let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+        let bench = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let mut start = 0;
+        for layer in bench.chunk.layers_mut() {
+            let end = start + layer.spec.len();
+            let to = ViewMut::new(&mut layer.g, 0..end - start);
+            self.backend.upload(&sum[start..end], to);
+            start = end;
+        }
     }
 
     /// What the last F or B left.
@@ -326,6 +376,10 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
+    fn gradient_of(&self, layer: &LayerState<B>) -> Vec<f32> {
+        self.backend.download(View::new(&layer.g, 0..layer.spec.len()))
+    }
+
     fn with_update(
         &mut self,
         order: UpdateOrder,
@@ -340,11 +394,12 @@ impl<B: Backend> Bench<B> {
     }
 }
 
-/// The order rule: gradients add up in microbatch order, whenever W runs.
-fn next_in_order(microbatch: MicrobatchIndex, accumulated: &mut u32) -> Accumulate {
-    assert_eq!(microbatch.0, *accumulated, "W adds microbatches in order");
+/// The order rule: gradients add up in microbatch order, whenever W runs. `turn` counts the
+/// microbatches of one replica.
+fn next_in_order(turn: u32, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(turn, *accumulated, "W adds microbatches in order");
     *accumulated += 1;
-    if microbatch.0 == 0 { Accumulate::Start } else { Accumulate::Add }
+    if turn == 0 { Accumulate::Start } else { Accumulate::Add }
 }
 
 fn build_layers<B: Backend>(
@@ -372,11 +427,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// The operand of a pass, if it comes from another chunk.
     fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Vec<f32>> {
         let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
-        let is_end = match flow {
-            Flow::Forward => pass.chunk.0 == 0,
-            Flow::Backward => pass.chunk == self.setup.plan.placement().last_chunk(),
-        };
-        assert_eq!(operand.is_none(), is_end, "the operand of {pass:?} was received");
+        let before = self.setup.plan.placement().chunk_before(pass.chunk, flow);
+        assert_eq!(operand.is_none(), before.is_none(), "the operand of {pass:?} was received");
         operand
     }
 
@@ -394,6 +446,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
             }
+            Compute::R => {}
             Compute::WE => self.bench.head_weights(pass),
             Compute::W => self.bench.backward_weights(pass, &batch),
             Compute::BW => {
@@ -410,21 +463,22 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         flow: Flow,
         pass: Pass,
     ) -> Option<Wait> {
-        let neighbour = match flow {
-            Flow::Forward => ChunkIndex(pass.chunk.0 + 1),
-            Flow::Backward => ChunkIndex(pass.chunk.0.wrapping_sub(1)),
+        let reader = || {
+            let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
+            Pass { chunk: after.expect("a result that is passed on has a reader"), ..pass }
         };
-        let reader = Pass { chunk: neighbour, ..pass };
         match transfer {
             Transfer::Receive => {
                 let is_here = self.inbox.has(self.turn, Lap::Training, flow, pass);
                 return (!is_here).then_some(Wait::Frame { flow, pass });
             }
             Transfer::Send => {
+                let reader = reader();
                 let floats = self.bench.take_result(flow, pass);
                 self.send_frame(flow, reader, Lap::Training, floats);
             }
             Transfer::Local => {
+                let reader = reader();
                 let floats = self.bench.take_result(flow, pass);
                 let frame =
                     Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, floats };
