@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
+use zbelastic_consensus::member::Resources;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, LayerWork, Plan, PlanRequest, layer_work, partition};
 use zbelastic_trainer::stage::StageSetup;
+use zbelastic_types::NodeId;
 
 use crate::options::Options;
 
@@ -18,7 +20,8 @@ pub struct Solver {
     model: ModelConfig,
     batch: BatchShape,
     kind: ScheduleKind,
-    found: BTreeMap<(u32, Window), Solution>,
+    /// By speeds of the nodes used, where they are not alike.
+    found: BTreeMap<(u32, Window, Vec<u32>), Solution>,
 }
 
 impl Solver {
@@ -36,7 +39,9 @@ impl Solver {
     pub fn solve(&mut self, request: &SolveRequest) -> Result<Solution, Unsolvable> {
         let count = (request.nodes.len() as u32).min(self.model.blocks);
         let window = request.window;
-        if let Some(found) = self.found.get(&(count, window)) {
+        let speeds = speeds(&request.nodes[..count as usize]);
+        let key = (count, window, speeds.clone());
+        if let Some(found) = self.found.get(&key) {
             return Ok(found.clone());
         }
         // No other schedule trains to the bits of slices.
@@ -54,13 +59,28 @@ impl Solver {
                 stage_count,
                 window,
             };
-            Plan::new(request).ok()
+            let plan = Plan::new(request).ok()?;
+            if speeds.is_empty() { Some(plan) } else { cut_by_speed(request, &plan, &speeds) }
         });
         let nodes = request.nodes.len();
         let plan = plans.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
         let solution = Solution { program, chunks, op_ticks_max: OP_TICKS_MAX };
-        self.found.insert((count, window), solution.clone());
+        self.found.insert(key, solution.clone());
         Ok(solution)
     }
+}
+
+/// In thousandths; none if all are alike, as they are where nothing was measured.
+fn speeds(nodes: &[(NodeId, Resources)]) -> Vec<u32> {
+    let speeds: Vec<u32> = nodes.iter().map(|(_, brought)| brought.speed_permille).collect();
+    if speeds.windows(2).all(|pair| pair[0] == pair[1]) { Vec::new() } else { speeds }
+}
+
+/// The same schedule, with less for who is slow.
+fn cut_by_speed(request: PlanRequest<'_>, plan: &Plan, speeds: &[u32]) -> Option<Plan> {
+    let work = layer_work(request.model, request.batch.microbatch);
+    let work: Vec<f64> = work.iter().map(LayerWork::total).collect();
+    let speeds: Vec<f64> = speeds.iter().map(|permille| f64::from(*permille)).collect();
+    Plan::with_chunks(request, partition(&work, plan.placement(), &speeds)).ok()
 }

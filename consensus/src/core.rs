@@ -23,7 +23,9 @@ use zbelastic_types::{ClusterId, NodeId};
 
 use crate::codec::{self, DecodeError};
 use crate::contact::{Contact, Contacts};
-use crate::duty::{Action, Duties, DutyTiming, NoPlan, Solution, SolveRequest, Unsolvable};
+use crate::duty::{
+    Action, Duties, DutyTiming, Measured, NoPlan, Solution, SolveRequest, Unsolvable,
+};
 use crate::entry::Entry;
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
@@ -120,6 +122,8 @@ pub enum Input {
         /// The node.
         node: NodeId,
     },
+    /// What the work of the plan in force was found to take, for whoever leads.
+    Measured(Box<Measured>),
     /// A person orders something.
     Command(Command),
 }
@@ -369,6 +373,11 @@ impl Core {
                     duties.handle_closed(&self.state, node);
                 }
                 Ok(())
+            }
+            Input::Measured(measured) => {
+                let leader = self.raft.status().leader;
+                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
+                Ok(duties.handle_measured(&self.state, *measured)?)
             }
             Input::Command(command) => self.take_order(command).map(|_| ()),
         }

@@ -7,6 +7,7 @@ mod blame;
 mod draft;
 mod gone;
 mod inbox;
+mod pace;
 mod planning;
 mod refusal;
 mod restore;
@@ -35,6 +36,7 @@ use crate::validation::Turn;
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
 pub use gone::EPHEMERAL_TICKS_MAX;
 pub use inbox::HELD_VERSIONS_MAX;
+pub use pace::Measured;
 pub use planning::Need;
 pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
@@ -169,6 +171,7 @@ pub struct Duties {
     changes: Vec<MemberChange>,
     sealing: Option<Sealing>,
     planning: draft::Planning,
+    paces: pace::Paces,
     ready: BTreeMap<StageIndex, ReadyRecord>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
     /// Why the plan of this generation must go, if it must.
@@ -201,6 +204,7 @@ impl Duties {
             changes: Vec::new(),
             sealing: None,
             planning: draft::Planning::default(),
+            paces: pace::Paces::default(),
             ready: BTreeMap::new(),
             saved: BTreeMap::new(),
             trouble: None,

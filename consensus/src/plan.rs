@@ -145,6 +145,51 @@ pub enum PlanReason {
         /// Ticks the last verdicts were waited for.
         wait_ticks: u32,
     },
+    /// Things take so much longer, or shorter, than the plan was made for that another one is
+    /// better.
+    Drifted {
+        /// What drifted furthest.
+        part: DriftedPart,
+        /// Microseconds it was planned with: of a stage, all passes of a microbatch.
+        expected_us: u64,
+        /// Microseconds it was found to take.
+        found_us: u64,
+        /// The share of a step's time that the new plan saves, in thousandths.
+        gain_permille: u32,
+    },
+}
+
+/// What takes longer or shorter than a plan was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DriftedPart {
+    /// A stage's passes.
+    Stage {
+        /// Which.
+        stage: StageIndex,
+        /// The node that stood there.
+        node: NodeId,
+    },
+    /// Messages between stages.
+    Links,
+}
+
+impl PlanReason {
+    /// Whether the plan before is given up for what it takes, and for nothing else.
+    #[must_use]
+    pub const fn is_drift(&self) -> bool {
+        match self {
+            Self::Drifted { .. } => true,
+            Self::First
+            | Self::Lost { .. }
+            | Self::Joined { .. }
+            | Self::Draining { .. }
+            | Self::Stalled { .. }
+            | Self::LoadFailed { .. }
+            | Self::Contradiction { .. }
+            | Self::Rewound
+            | Self::WindowSwitched { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for PlanReason {
@@ -167,6 +212,19 @@ impl fmt::Display for PlanReason {
                     Window::One => 1,
                 }
             ),
+            Self::Drifted { part, expected_us, found_us, gain_permille } => {
+                match part {
+                    DriftedPart::Stage { stage, node } => write!(f, "stage {stage} (node {node})")?,
+                    DriftedPart::Links => write!(f, "a message between stages")?,
+                }
+                let [expected, found] = [expected_us, found_us].map(|us| *us as f64 / 1e3);
+                let gain = f64::from(*gain_permille) / 10.0;
+                write!(
+                    f,
+                    " drifted: takes {found:.2} ms, {expected:.2} ms planned; another plan saves \
+                     {gain:.1} % of a step"
+                )
+            }
         }
     }
 }

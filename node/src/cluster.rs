@@ -21,6 +21,7 @@ pub mod journal;
 mod keeper;
 mod moves;
 mod own_address;
+mod pace;
 mod peers;
 mod recovery;
 mod shelf;

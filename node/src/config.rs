@@ -154,6 +154,19 @@ pub struct ElasticConfig {
     pub detect_timeout: Duration,
     /// Other nodes that hold each update before it is sealed.
     pub copies: u32,
+    /// Whether a plan that does not fit what is measured is given up for another.
+    #[serde(default)]
+    pub replan: ReplanPolicy,
+}
+
+/// Whether a plan follows what its work is found to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReplanPolicy {
+    /// It is given up when times drift beyond its slack and another one pays.
+    #[default]
+    Drift,
+    /// It stays until nodes come or go.
+    Never,
 }
 
 /// What a worker does when its machine is about to be taken away.

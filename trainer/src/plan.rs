@@ -1,13 +1,21 @@
 //! A plan: who holds which layers, and the program they run.
 
 mod choose;
+mod drift;
+mod measured;
 mod memory;
 mod pace;
 mod partition;
 mod solved;
 mod work;
 
-pub use choose::{AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
+pub use choose::{
+    AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose, plan_period,
+};
+pub use drift::{
+    Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,
+};
+pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
 pub(crate) use memory::kept_passes;
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;

@@ -289,7 +289,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | PlanReason::Joined { .. }
             | PlanReason::Draining { .. }
             | PlanReason::LoadFailed { .. }
-            | PlanReason::Rewound => {}
+            | PlanReason::Rewound
+            | PlanReason::Drifted { .. } => {}
         }
         let Some(before) = self.checker.plan_before(plan) else { return };
         let (old, new) = (before.stages.len(), plan.stages.len());

@@ -99,3 +99,57 @@ pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes
     play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }
+
+/// Times are no part of what is computed: whatever is found, who is slow gets less to do, and the
+/// bits are those of a run in which nobody looked.
+#[test]
+pub fn who_is_found_slow_gets_less_to_do_and_the_same_bits_come_out() {
+    for (copies, index) in [(1, 0), (1, 1), (0, 1)] {
+        let mut play = Play::new(Cast { copies, ..Cast::default() });
+        play.run_until(Goal::Sealed(4));
+        let slow = play.stage(index);
+        let before = play.layer_count(slow);
+        play.find_slow(slow, 300);
+        play.run_until(Goal::Planned);
+        play.finish();
+        assert!(play.layer_count(slow) < before, "{before} layers before");
+        assert_eq!(play.stage(index), slow, "who is there stays where it is");
+        assert!(play.redone().len() <= 1, "steps begun twice: {:?}", play.redone());
+        play.expect(Claim::Plans(2));
+        play.expect(Claim::MovedAhead);
+        play.expect(Claim::NoRewind);
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
+/// What was found dies with the leader that was told; the one that follows finds it again, or not.
+#[test]
+pub fn a_leader_that_dies_with_what_was_found_costs_nobody_anything() {
+    let mut play = Play::new(Cast::default());
+    play.run_until(Goal::Sealed(4));
+    let slow = play.stage(1);
+    let before = play.layer_count(slow);
+    play.hold(Mail::Following);
+    play.find_slow(slow, 300);
+    play.crash(play.leader());
+    play.release(Mail::Following);
+    play.finish();
+    assert_eq!(play.layer_count(slow), before);
+    play.expect(Claim::Plans(1));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// The plan without it is made at once, and what was found of the others holds.
+#[test]
+pub fn a_slow_worker_that_is_lost_is_planned_out_like_any_other() {
+    let mut play = Play::new(Cast { workers: 4, ..Cast::default() });
+    play.run_until(Goal::Sealed(4));
+    let slow = play.stage(1);
+    play.find_slow(slow, 300);
+    play.run_until(Goal::Planned);
+    play.crash(slow);
+    play.finish();
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}

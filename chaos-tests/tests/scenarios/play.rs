@@ -20,9 +20,11 @@ use chaos_tests::random::{Draws, Purpose};
 use chaos_tests::solver::Solver;
 use chaos_tests::store::Store;
 use zbelastic_consensus::core::{Command, Core, Input};
+use zbelastic_consensus::duty::Measured;
 use zbelastic_consensus::job::{JobChange, JobPhase};
+use zbelastic_consensus::plan::{DriftedPart, PlanReason, PlanRecord};
 use zbelastic_consensus::seat::SeatInput;
-use zbelastic_consensus::state::PlanPhase;
+use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_trainer::stage::Workbench;
 use zbelastic_types::{ClusterId, NodeId, Step};
@@ -230,6 +232,29 @@ impl Play {
     /// A worker's sums are wrong from now on.
     pub fn spoil_for_good(&mut self, node: NodeId) {
         self.workers[&node].faults.borrow_mut().always_wrong = true;
+    }
+
+    /// Whoever times the work for the leader finds a worker to have this speed, and another plan
+    /// to be better. The times are made up; the plan that follows is not.
+    pub fn find_slow(&mut self, node: NodeId, speed_permille: u32) {
+        let stage = self.plan().stage_indices().find(|stage| self.stage(stage.index()) == node);
+        let part = DriftedPart::Stage { stage: stage.expect("it has a stage"), node };
+        let (expected_us, found_us) = (u64::from(speed_permille), 1000);
+        let drift = Some(PlanReason::Drifted { part, expected_us, found_us, gain_permille: 100 });
+        let (generation, speeds) = (self.plan().generation, [(node, speed_permille)].into());
+        let measured = Box::new(Measured { generation, speeds, drift });
+        self.controller_input(self.leader(), Input::Measured(measured));
+    }
+
+    /// Layers that a worker trains under the plan in force.
+    pub fn layer_count(&self, node: NodeId) -> usize {
+        let plan = self.plan();
+        let stages = plan.stage_indices().filter(|stage| self.stage(stage.index()) == node);
+        stages.map(|stage| plan.layers_of(stage).count()).sum()
+    }
+
+    fn plan(&self) -> &PlanRecord {
+        &self.state().and_then(State::plan).expect("there is a plan").record
     }
 
     /// Stages of the plan in force.

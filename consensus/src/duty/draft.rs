@@ -10,6 +10,7 @@ use super::planning::Need;
 use super::{Solution, Unsolvable};
 use crate::member::Holder;
 use crate::message::HeldLayer;
+use crate::plan::PlanReason;
 use crate::rehearsal::Rehearsal;
 use crate::state::State;
 
@@ -24,6 +25,8 @@ pub(super) struct Basis {
     /// The open step, for a plan that begins with it.
     pub(super) open: Option<Step>,
     pub(super) window: Option<Window>,
+    /// What the plan in force does not fit, for one that is to fit it.
+    pub(super) drift: Option<PlanReason>,
 }
 
 /// A plan under way.

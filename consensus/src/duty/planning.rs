@@ -117,6 +117,9 @@ impl Duties {
         if spare > 0 && has_room && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }
+        if let Some(reason) = self.paces.drift(plan.generation) {
+            return Some(reason.clone());
+        }
         let steps = state.open_turn().step.0.saturating_sub(plan.from_step.0);
         if spec.window != WindowPolicy::Auto || steps < STEPS_BEFORE_SWITCH {
             return None;
@@ -220,7 +223,7 @@ impl Duties {
         let window = window_of(&spec, plan, basis.window);
         self.planning.number += 1;
         let number = self.planning.number;
-        let resources = |holder: &Holder| (holder.node, state.members()[&holder.node].resources);
+        let resources = |holder: &Holder| (holder.node, self.paces.resources(state, holder));
         let request = nodes.iter().map(resources).collect();
         self.planning.draft = Some(Draft {
             number,
@@ -331,8 +334,11 @@ impl Duties {
         let draft = self.planning.draft.as_ref()?;
         let used = draft.nodes.get(..solution.program.placement.stage_count() as usize);
         let is_same_window = solution.program.window == plan.window();
-        if used.is_some_and(|used| used == plan.stages && is_same_window) {
+        let is_same_work = solution.chunks == plan.chunks && solution.program == plan.program;
+        let changes_nothing = is_same_window && (is_same_work || !reason.is_drift());
+        if used.is_some_and(|used| used == plan.stages && changes_nothing) {
             self.planning.settle();
+            self.paces.forget_drift();
             return None;
         }
         let from = Step(state.open_turn().step.0 + PLANNED_AHEAD);
@@ -359,7 +365,7 @@ impl Duties {
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
         let copies = self.copies_of(state, solution.program.placement.stage_count());
-        let resources = |holder: &Holder| state.members()[&holder.node].resources;
+        let resources = |holder: &Holder| self.paces.resources(state, holder);
         let spec = state.running_spec()?;
         let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies), spec);
         let sources = sources_in(plan, following, spec.layer_count());
@@ -499,6 +505,10 @@ fn basis_of(state: &State, need: &Need) -> Basis {
         open: is_now.then_some(state.open_turn().step),
         window: match need {
             Need::Planned(PlanReason::WindowSwitched { window, .. }) => Some(*window),
+            Need::Planned(_) | Need::Now(_) => None,
+        },
+        drift: match need {
+            Need::Planned(reason) if reason.is_drift() => Some(reason.clone()),
             Need::Planned(_) | Need::Now(_) => None,
         },
     }

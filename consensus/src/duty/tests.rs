@@ -3,6 +3,7 @@
 mod ahead;
 mod bench;
 mod blame;
+mod drift;
 mod gone;
 mod hands;
 mod last;

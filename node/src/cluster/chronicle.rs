@@ -10,7 +10,7 @@ use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{LossReason, MemberChange, Role};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{Change, State};
-use zbelastic_consensus::validation::Seal;
+use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_schedule::Window;
 use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step, TensorIndex};
 
@@ -20,7 +20,7 @@ use super::stopwatch::Stopwatch;
 use super::wire::layer_bytes;
 use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use crate::train::line::{reason_text, tokens_per_s};
-use crate::train::timing::{Bubbles, Slice};
+use crate::train::timing::{Bubbles, Slice, StepMeasure};
 
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
@@ -54,6 +54,8 @@ pub struct Chronicle {
     pub moves: Moves,
     /// Since when the plan in force runs.
     runs_since: Option<Instant>,
+    /// What was waited for it.
+    last_pause: Option<Duration>,
     /// How long stages had nothing to run before a verdict, step by step, the newest last.
     verdict_waits: VecDeque<Duration>,
     held_out: Option<(u64, f64)>,
@@ -183,6 +185,18 @@ impl Chronicle {
     /// A stage told what it did when.
     pub fn note_slices(&mut self, of: (Generation, StageIndex), slices: Vec<Slice>) {
         self.stopwatch.record(of, slices);
+    }
+
+    /// What the step took that a turn brought to its end, if all stages told of it.
+    #[must_use]
+    pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
+        self.stopwatch.measure(turn)
+    }
+
+    /// From the last seal before the plan in force to when it ran.
+    #[must_use]
+    pub const fn last_pause(&self) -> Option<Duration> {
+        self.last_pause
     }
 
     /// The last steps as the text of a trace file, if there is something to draw.
@@ -348,13 +362,14 @@ impl Chronicle {
             (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
         }
         self.runs_since = Some(now);
+        self.last_pause = since.map(|since| now - since);
         vec![EventKind::Running {
             generation: now_runs.0,
             layers_moved: moved.layers,
             bytes_moved: Bytes(moved.bytes),
             bytes_floor: self.bytes_floor,
             moved_ms: moved.time().map(milliseconds),
-            pause_ms: since.map(|since| milliseconds(now - since)),
+            pause_ms: self.last_pause.map(milliseconds),
         }]
     }
 

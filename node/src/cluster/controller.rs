@@ -9,6 +9,7 @@ mod checkpoints;
 mod data;
 mod joins;
 mod orders;
+mod paces;
 mod pieces;
 mod status;
 
@@ -42,7 +43,7 @@ use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
 use super::peers::Peers;
 use super::shelf::Shelf;
-use super::solver::{Solved, Solver};
+use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
 use super::tick::TICK;
 use super::wire::{self, BulkKey, NodeMessage};
@@ -95,8 +96,8 @@ pub struct ControllerParts {
 pub struct ControllerInbox {
     /// What becomes of its records.
     pub written: mpsc::Receiver<Written>,
-    /// Plans that were found.
-    pub solved: mpsc::Receiver<Solved>,
+    /// Plans that were found, and what was said of those in force.
+    pub solved: mpsc::Receiver<SolverAnswer>,
     /// What happens on the lanes.
     pub events: EventQueue,
     /// What becomes of what is stored.
@@ -126,6 +127,8 @@ struct Controller {
     /// Connections that ended because somebody broke a rule.
     breaches: Breaches,
     chronicle: Chronicle,
+    /// How fast nodes and links were found to be.
+    paces: paces::Paces,
     /// Orders of people that wait for what was proposed for them.
     orders: orders::Orders,
     /// Strangers that wait for the use of their token to be agreed.
@@ -160,7 +163,7 @@ pub async fn run(
             _ = ticks.tick() => controller.handle_tick(),
             Some(written) = inbox.written.recv() => controller.handle_written(written),
             Some(event) = inbox.events.next() => controller.handle_event(event),
-            Some(solved) = inbox.solved.recv() => controller.handle_solved(solved),
+            Some(answer) = inbox.solved.recv() => controller.handle_solver(answer),
             Some(arrived) = arrived.recv() => controller.handle_arrived(arrived),
             Some(kept) = inbox.kept.recv() => controller.handle_kept(kept),
             Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
@@ -200,6 +203,7 @@ impl Controller {
             journal,
             breaches: Breaches::default(),
             chronicle: Chronicle::default(),
+            paces: paces::Paces::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
             uploads: data::Uploads::default(),
@@ -325,9 +329,13 @@ impl Controller {
         }
     }
 
-    fn handle_solved(&mut self, solved: Solved) {
-        let Solved { number, solution } = solved;
-        self.tell_core(Input::Solved { number, solution: Box::new(solution) });
+    fn handle_solver(&mut self, answer: SolverAnswer) {
+        match answer {
+            SolverAnswer::Solved(Solved { number, solution }) => {
+                self.tell_core(Input::Solved { number, solution: Box::new(solution) });
+            }
+            SolverAnswer::Reviewed(reviewed) => self.handle_reviewed(*reviewed),
+        }
     }
 
     fn handle_arrived(&mut self, arrived: Arrived) {
@@ -351,6 +359,7 @@ impl Controller {
         self.look_at_certificate();
         self.answer_late_orders();
         self.look_at_quorum();
+        self.tell_paces();
         let controllers = self.peers.follow(&self.transport, &self.core.state().contacts());
         if let Some(controllers) = controllers {
             self.setup.home.remember(&self.setup.identity, controllers);
@@ -437,6 +446,7 @@ impl Controller {
             let kind = self.with_digest(kind);
             self.journal.tell(kind);
         }
+        self.note_pace(change);
         match change {
             Change::Checkpoint { version, .. } => self.note_checkpoint(*version),
             Change::Access(outcome) => self.note_access(outcome),
@@ -467,6 +477,8 @@ impl Controller {
             Ok(job) => {
                 self.want_data(&job.job);
                 self.use_store(&job.job);
+                self.paces.set_job(job.name);
+                self.tell_paces();
                 self.chronicle.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),

@@ -1,6 +1,9 @@
 //! Plans, found off the event loop. The leader asks, gets an answer, and proposes it; what is not on
 //! the way of anybody is to look ahead: the plans for one node less and one more are found before
-//! they are needed, so that a loss does not wait for a search.
+//! they are needed, so that a loss does not wait for a search. What is not on anybody's way either is
+//! to judge the plan in force by what its work takes.
+
+mod review;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,16 +12,17 @@ use std::thread;
 use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
 use zbelastic_consensus::job::JobSpec;
-use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::plan::{AUTO_KINDS, ChooseRequest, Pace, Plan, choose, layer_work};
+use zbelastic_trainer::plan::{AUTO_KINDS, Choice, ChooseRequest, Pace, Plan, choose, layer_work};
 use zbelastic_types::{Bytes, LayerRange, NodeId};
 
 use super::document::{JobDocument, NamedJob};
+use super::pace::{Known, Seated};
 use super::tick::ticks_of_seconds;
 use crate::config::ScheduleChoice;
+pub use review::{Review, Reviewed};
 
 /// Requests that wait at once: a leader asks for one at a time, and gives up those before it.
 const REQUESTS_MAX: usize = 4;
@@ -34,6 +38,10 @@ const PATIENCE: f64 = 10.0;
 /// thread waiting, with room.
 const OP_SECONDS_MIN: f64 = 1.0;
 
+/// Nodes of which the loss of each is looked ahead to; of more, the loss of the first ones, who
+/// mostly are like the others.
+const LOSSES_MAX: usize = 8;
+
 /// A plan, or that there is none.
 pub struct Solved {
     /// As in the request.
@@ -42,9 +50,25 @@ pub struct Solved {
     pub solution: Result<Solution, Unsolvable>,
 }
 
+/// What the thread answers.
+pub enum Answer {
+    /// To a request for a plan.
+    Solved(Solved),
+    /// To a review.
+    Reviewed(Box<Reviewed>),
+}
+
+/// What the thread is asked.
+enum Ask {
+    Solve(Box<SolveRequest>),
+    Review(Box<Review>),
+    /// Plans are made with this from now on.
+    Know(Box<Known>),
+}
+
 /// The thread that looks for plans.
 pub struct Solver {
-    requests: SyncSender<SolveRequest>,
+    asks: SyncSender<Ask>,
 }
 
 impl Solver {
@@ -52,53 +76,101 @@ impl Solver {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start() -> std::io::Result<(Self, mpsc::Receiver<Solved>)> {
-        let (requests, inbox) = sync_channel(REQUESTS_MAX);
+    pub fn start() -> std::io::Result<(Self, mpsc::Receiver<Answer>)> {
+        let (asks, inbox) = sync_channel(REQUESTS_MAX);
         let (answers, outbox) = mpsc::channel(REQUESTS_MAX);
         let search = move || Search::default().serve(&inbox, &answers);
         thread::Builder::new().name("solver".to_owned()).spawn(search)?;
-        Ok((Self { requests }, outbox))
+        Ok((Self { asks }, outbox))
     }
 
     /// Asks for a plan. With too many waiting the request is dropped: the leader asks again.
     pub fn ask(&self, request: SolveRequest) {
-        let _ = self.requests.try_send(request);
+        let _ = self.asks.try_send(Ask::Solve(Box::new(request)));
+    }
+
+    /// Has a plan judged. Yields whether somebody will.
+    pub fn review(&self, review: Review) -> bool {
+        self.asks.try_send(Ask::Review(Box::new(review))).is_ok()
+    }
+
+    /// Has plans made with what is known now. Yields whether they will be.
+    pub fn know(&self, known: Known) -> bool {
+        self.asks.try_send(Ask::Know(Box::new(known))).is_ok()
     }
 }
 
-/// What a plan depends on, beside the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What a plan depends on, beside the job and what counted work takes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Question {
     stage_count: u32,
     is_ahead: bool,
     bytes_max: Option<Bytes>,
+    /// By stage, in thousandths of a reference device's.
+    speeds: Vec<u32>,
+    /// Of a boundary tensor, in whole microseconds.
+    hop_us: u64,
+}
+
+impl Question {
+    fn new(nodes: &[Seated], window: Window, pace: &Pace) -> Self {
+        Self {
+            stage_count: nodes.len() as u32,
+            is_ahead: window == Window::One,
+            bytes_max: least_memory(nodes),
+            speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
+            hop_us: pace.link.round() as u64,
+        }
+    }
 }
 
 #[derive(Default)]
 struct Search {
     job: Option<NamedJob>,
+    known: Known,
     found: BTreeMap<Question, Result<Solution, String>>,
 }
 
 impl Search {
-    fn serve(mut self, requests: &Receiver<SolveRequest>, answers: &mpsc::Sender<Solved>) {
-        while let Ok(request) = requests.recv() {
-            let solution = self.solve(&request);
-            if answers.blocking_send(Solved { number: request.number, solution }).is_err() {
+    fn serve(mut self, asks: &Receiver<Ask>, answers: &mpsc::Sender<Answer>) {
+        while let Ok(ask) = asks.recv() {
+            let is_heard = match ask {
+                Ask::Solve(request) => {
+                    let solution = self.solve(&request);
+                    let solved = Solved { number: request.number, solution };
+                    let is_heard = answers.blocking_send(Answer::Solved(solved)).is_ok();
+                    self.look_ahead(&request);
+                    is_heard
+                }
+                Ask::Review(review) => self.review(*review).is_none_or(|reviewed| {
+                    answers.blocking_send(Answer::Reviewed(Box::new(reviewed))).is_ok()
+                }),
+                Ask::Know(known) => {
+                    self.known = *known;
+                    self.found.clear();
+                    true
+                }
+            };
+            if !is_heard {
                 return;
             }
-            self.look_ahead(&request);
         }
+    }
+
+    /// Nothing is said of a plan whose job cannot be read: it is told where it is worked on.
+    fn review(&mut self, review: Review) -> Option<Reviewed> {
+        let document = self.document(&review.spec).ok()?;
+        Some(review.judge(&document))
     }
 
     fn solve(&mut self, request: &SolveRequest) -> Result<Solution, Unsolvable> {
         let nodes = request.nodes.len();
         let unsolvable = |reason: String| Unsolvable { nodes, reason };
         let document = self.document(&request.spec).map_err(unsolvable)?;
-        let most = (nodes as u32).min(document.config.model.blocks);
+        let most = nodes.min(document.config.model.blocks as usize);
         let mut reason = "nobody is there".to_owned();
         for count in (1..=most).rev() {
-            match self.plan_for(request, count) {
+            match self.plan_for(request.window, &request.nodes[..count]) {
                 Ok(solution) => return Ok(solution),
                 Err(why) => reason = why,
             }
@@ -117,28 +189,35 @@ impl Search {
         Ok(job)
     }
 
-    /// Plans for one node less, two less, and one more, unless a request comes in between: they are
-    /// found in milliseconds, so none is interrupted.
+    /// Plans for one node less, whichever it is, two less, and one more, unless a request comes in
+    /// between: they are found in milliseconds, so none is interrupted. Of nodes that are alike it
+    /// does not matter which one goes, and one plan is found for all.
     fn look_ahead(&mut self, request: &SolveRequest) {
-        let count = request.nodes.len() as u32;
+        let SolveRequest { nodes, window, .. } = request;
+        let without = |gone: usize| {
+            let others = nodes.iter().enumerate().filter(|(index, _)| *index != gone);
+            others.map(|(_, seat)| *seat).collect::<Vec<Seated>>()
+        };
+        let mut ahead: Vec<Vec<Seated>> = (0..nodes.len()).take(LOSSES_MAX).map(without).collect();
+        ahead.push(nodes[..nodes.len().saturating_sub(2)].to_vec());
+        let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
+        ahead.push(nodes.iter().copied().chain(another).collect());
         let blocks = self.job.as_ref().map_or(0, |named| named.job.config.model.blocks);
-        for count in [count.saturating_sub(1), count.saturating_sub(2), count + 1] {
-            if (1..=blocks).contains(&count) {
-                let _ = self.plan_for(request, count);
+        for nodes in ahead {
+            if (1..=blocks as usize).contains(&nodes.len()) {
+                let _ = self.plan_for(*window, &nodes);
             }
         }
     }
 
-    fn plan_for(&mut self, request: &SolveRequest, stage_count: u32) -> Result<Solution, String> {
-        let nodes: Vec<_> = request.nodes.iter().take(stage_count as usize).collect();
-        let bytes_max = least_memory(&nodes);
-        let is_ahead = request.window == Window::One;
-        let question = Question { stage_count, is_ahead, bytes_max };
+    fn plan_for(&mut self, window: Window, nodes: &[Seated]) -> Result<Solution, String> {
+        let Some(named) = &self.job else { return Err("there is no job".to_owned()) };
+        let pace = self.known.pace(&named.job.config, nodes);
+        let question = Question::new(nodes, window, &pace);
         if let Some(found) = self.found.get(&question) {
             return found.clone();
         }
-        let Some(named) = &self.job else { return Err("there is no job".to_owned()) };
-        let found = search(&named.job, question, request.window, &nodes);
+        let found = search(&named.job, &question, window, (&pace, nodes));
         if self.found.len() >= REMEMBERED_MAX {
             self.found.pop_last();
         }
@@ -147,16 +226,29 @@ impl Search {
     }
 }
 
-fn least_memory(nodes: &[&(NodeId, Resources)]) -> Option<Bytes> {
+fn least_memory(nodes: &[Seated]) -> Option<Bytes> {
     nodes.iter().map(|(_, resources)| resources.memory).filter(|memory| memory.0 > 0).min()
 }
 
 fn search(
     document: &JobDocument,
-    question: Question,
+    question: &Question,
     window: Window,
-    nodes: &[&(NodeId, Resources)],
+    (pace, nodes): (&Pace, &[Seated]),
 ) -> Result<Solution, String> {
+    let choice = choice(document, question, window, pace)?;
+    let op_ticks_max = op_ticks_max(document, &choice.plan.chunks, nodes);
+    let Plan { program, chunks, .. } = choice.plan;
+    Ok(Solution { program, chunks, op_ticks_max })
+}
+
+/// The best plan at a pace.
+fn choice(
+    document: &JobDocument,
+    question: &Question,
+    window: Window,
+    pace: &Pace,
+) -> Result<Choice, String> {
     let config = &document.config;
     let limit = config.stage_bytes_max.into_iter().chain(question.bytes_max).min();
     let limits = vec![limit; question.stage_count as usize];
@@ -173,7 +265,7 @@ fn search(
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
         stage_bytes_max: &limits,
-        pace: &Pace::estimated(&config.model, config.batch.microbatch),
+        pace,
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
     // What was asked for may not exist for every number of stages; the run must go on with any.
@@ -186,21 +278,14 @@ fn search(
         }
         choose(&backend, ChooseRequest { kinds: &AUTO_KINDS, chunks_per_stage: None, ..request })
     });
-    let choice = choice.map_err(|refusals| {
+    choice.map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
         reasons.collect::<Vec<_>>().join("; ")
-    })?;
-    let op_ticks_max = op_ticks_max(document, &choice.plan.chunks, nodes);
-    let Plan { program, chunks, .. } = choice.plan;
-    Ok(Solution { program, chunks, op_ticks_max })
+    })
 }
 
 /// Ticks after which an operation hangs: so many times what it should take on the slowest node.
-fn op_ticks_max(
-    document: &JobDocument,
-    chunks: &[LayerRange],
-    nodes: &[&(NodeId, Resources)],
-) -> u32 {
+fn op_ticks_max(document: &JobDocument, chunks: &[LayerRange], nodes: &[Seated]) -> u32 {
     let config = &document.config;
     let work = layer_work(&config.model, config.batch.microbatch);
     let of_chunk =

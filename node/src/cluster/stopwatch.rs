@@ -1,5 +1,5 @@
 //! Where the time of a plan's steps goes: what stages tell of their work, measured in the way of a
-//! run in one process, and drawn as its trace. Nothing of it decides anything.
+//! run in one process, and drawn as its trace. A plan is reviewed by it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
 
 use super::document::NamedJob;
-use crate::train::timing::{Bubbles, SLICES_TOLD_MAX, Slice, Timing};
+use crate::train::timing::{Bubbles, SLICES_TOLD_MAX, Slice, StepMeasure, Timing};
 use crate::train::trace::trace;
 
 /// Operations of a program, over all stages, up to which its bubble is planned anew at each step:
@@ -49,6 +49,13 @@ impl Stopwatch {
         let (generation, timing) = self.plan.as_mut()?;
         (turn.generation == *generation && self.is_small && timing.has_all_of(turn))
             .then(|| timing.end_step(turn))
+    }
+
+    /// What the step took that a turn brought to its end, if all stages told of it.
+    #[must_use]
+    pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
+        let (generation, timing) = self.plan.as_ref()?;
+        (turn.generation == *generation).then(|| timing.measure(turn)).flatten()
     }
 
     /// The last steps of the plan as the text of a trace file.

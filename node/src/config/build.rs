@@ -98,6 +98,7 @@ fn elastic(reader: &Reader<'_>) -> ElasticConfig {
         on_notice: reader.choice(Key::OnNotice),
         detect_timeout: time(Key::DetectTimeout),
         copies: reader.size(Key::UpdateCopies),
+        replan: reader.choice(Key::Replan),
     }
 }
 

@@ -134,6 +134,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::OnNotice => word(elastic.on_notice),
         Key::DetectTimeout => text(&duration_word(elastic.detect_timeout)),
         Key::UpdateCopies => size(elastic.copies),
+        Key::Replan => word(elastic.replan),
     };
     Some(value)
 }

@@ -14,7 +14,7 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
-use super::{NoticePolicy, ScheduleChoice, WindowChoice};
+use super::{NoticePolicy, ReplanPolicy, ScheduleChoice, WindowChoice};
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
 /// What a key has when nothing is said.
@@ -214,6 +214,8 @@ keys! {
     DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"700ms\"");
     /// Other nodes that hold each update before it is sealed: as many may be lost at once.
     UpdateCopies: "elastic.copies", Count(0, UPDATE_COPIES_MAX), Literal("1");
+    /// When a plan is given up for what is measured: if times drift beyond its slack, or never.
+    Replan: "elastic.replan", Word(words::<ReplanPolicy>), Literal("\"drift\"");
 }
 
 /// The sections in the order of the table, each with what it is about.

@@ -13,8 +13,8 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use zbelastic_types::Bytes;
 
 use super::{
-    CheckpointConfig, ElasticConfig, Flag, Key, Loaded, Note, NoticePolicy, ScheduleChoice,
-    Sources, WeightSource, WindowChoice, flag_value, load, load_document,
+    CheckpointConfig, ElasticConfig, Flag, Key, Loaded, Note, NoticePolicy, ReplanPolicy,
+    ScheduleChoice, Sources, WeightSource, WindowChoice, flag_value, load, load_document,
 };
 use crate::failure::{Failure, FailureCode};
 
@@ -227,18 +227,19 @@ fn what_a_cluster_does_has_defaults_and_limits() {
     let config = load(&Sources::default()).expect("legal").config;
     let CheckpointConfig { every, keep_last, folder, copies } = config.checkpoint;
     assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
-    let ElasticConfig { min_nodes, settle, on_notice, detect_timeout, copies } = config.elastic;
+    let ElasticConfig { min_nodes, settle, on_notice, .. } = config.elastic;
+    let ElasticConfig { detect_timeout, copies, replan, .. } = config.elastic;
     assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
     assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_millis(700)));
-    assert_eq!(copies, 1);
+    assert_eq!((copies, replan), (1, ReplanPolicy::Drift));
     let text = "[checkpoint]\nevery = 2048\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
                 min_nodes = 64\nsettle = \"1m\"\non_notice = \"ignore\"\n\
-                detect_timeout = \"240ms\"\ncopies = 2\n";
+                detect_timeout = \"240ms\"\ncopies = 2\nreplan = \"never\"\n";
     let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
     assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
     assert_eq!(config.checkpoint.folder, Some("/c".into()));
     assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (64, NoticePolicy::Ignore));
-    assert_eq!(config.elastic.copies, 2);
+    assert_eq!((config.elastic.copies, config.elastic.replan), (2, ReplanPolicy::Never));
     let again = load_document("again", &config.effective()).expect("legal").config;
     assert_eq!(again, config);
 }

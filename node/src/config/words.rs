@@ -6,7 +6,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 
-use super::{NoticePolicy, ScheduleChoice, WindowChoice};
+use super::{NoticePolicy, ReplanPolicy, ScheduleChoice, WindowChoice};
 
 /// A choice that is written as a word.
 pub trait Named: Copy + PartialEq {
@@ -72,5 +72,11 @@ impl Named for WindowChoice {
 impl Named for NoticePolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drain", Self::Drain), ("ignore", Self::Ignore)]
+    }
+}
+
+impl Named for ReplanPolicy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("drift", Self::Drift), ("never", Self::Never)]
     }
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 40] = pages![
+const PAGES: [(&str, &str); 41] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -42,6 +42,7 @@ const PAGES: [(&str, &str); 40] = pages![
     "decisions/0021-a-simulation-chooses-among-solved-orders.md",
     "decisions/0023-replicas-follow-from-the-placement.md",
     "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
+    "decisions/0025-plans-follow-measured-times-by-agreement-of-reviews.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -7,9 +7,11 @@
 //! plan is simulated with the medians of what passes took lately.
 
 mod causes;
+mod measure;
 
 pub use causes::Causes;
 use causes::Profile;
+pub use measure::StepMeasure;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -5,6 +5,8 @@ mod both_ways;
 #[path = "../common/mod.rs"]
 mod common;
 mod digests;
+#[cfg(target_os = "linux")]
+mod drift;
 #[cfg(unix)]
 mod endings;
 mod events;

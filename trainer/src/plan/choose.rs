@@ -217,8 +217,7 @@ fn judge<B: Backend>(
     {
         return Err(Refusal::Memory { stage, needed, limit: *limit });
     }
-    let timeline = simulate(&plan.program, &request.pace.costs(&plan), RHYTHM_STEPS)
-        .expect("a plan's program runs to its end");
+    let timeline = rhythm(&plan, request.pace);
     let step = RHYTHM_STEPS - 1;
     let bubble = match request.window {
         Window::Zero => timeline.bubble_sync(step),
@@ -250,6 +249,21 @@ impl Partitions<'_> {
 
 /// Steps until a pipeline repeats itself, and one more to measure it by.
 const RHYTHM_STEPS: u32 = 4;
+
+/// A plan's first steps, until it repeats itself.
+fn rhythm(plan: &Plan, pace: &Pace) -> Timeline {
+    simulate(&plan.program, &pace.costs(plan), RHYTHM_STEPS)
+        .expect("a plan's program runs to its end")
+}
+
+/// What a plan takes from step to step at a pace, in the pace's unit.
+///
+/// # Panics
+/// If the pace has times that are none.
+#[must_use]
+pub fn plan_period(plan: &Plan, pace: &Pace) -> f64 {
+    period(&rhythm(plan, pace))
+}
 
 /// From the end of the last step but one to the end of the last.
 fn period(timeline: &Timeline) -> f64 {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use serde::Serialize;
 use zbelastic_schedule::Window;
-use zbelastic_types::{Incarnation, LayerId, NodeId, Step, TensorIndex};
+use zbelastic_types::{Incarnation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
 use super::super::encode;
 use super::golden::hex;
@@ -15,7 +15,7 @@ use crate::entry::RewindReason;
 use crate::fixture::{admit, contact, digest, lost, seal_at, turn};
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
-use crate::plan::{LayerSource, PlanReason, Promise, PromiseOff};
+use crate::plan::{DriftedPart, LayerSource, PlanReason, Promise, PromiseOff};
 use crate::validation::{NonfinitePolicy, Reason, Verdict};
 
 const HOLDER: Holder = Holder { node: NodeId(1), incarnation: Incarnation(300) };
@@ -63,6 +63,10 @@ fn of_access() -> Vec<String> {
     [rows(roles), rows(changes)].concat()
 }
 
+fn drifted(part: DriftedPart) -> PlanReason {
+    PlanReason::Drifted { part, expected_us: 1300, found_us: 2600, gain_permille: 310 }
+}
+
 fn of_plans() -> Vec<String> {
     let window = Window::Zero;
     let reasons = [
@@ -75,6 +79,8 @@ fn of_plans() -> Vec<String> {
         PlanReason::Contradiction { layer: LAYER },
         PlanReason::Rewound,
         PlanReason::WindowSwitched { window, rollbacks: 29, seals: 32, wait_ticks: 1 },
+        drifted(DriftedPart::Stage { stage: StageIndex(1), node: NodeId(300) }),
+        drifted(DriftedPart::Links),
     ];
     let sources = [
         LayerSource::Nodes(vec![NodeId(1), NodeId(300)]),

@@ -109,7 +109,7 @@ impl Controller {
                 plan.copied_by(stage).map(|of| of.0).collect()
             }),
             device: "cpu".to_owned(),
-            speed_permille: member.resources.speed_permille,
+            speed_permille: self.paces.speed_permille(node, member),
             memory_used: None,
             memory: member.resources.memory,
             last_heard_ms: if node == self.setup.node { Some(0) } else { heard },

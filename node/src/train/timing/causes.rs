@@ -123,9 +123,9 @@ fn span_of(timeline: &Timeline, window: Window) -> f64 {
 }
 
 /// When each pass of the turn began and ended.
-type Passes = BTreeMap<(StageIndex, Compute, Pass), (f64, f64)>;
+pub(super) type Passes = BTreeMap<(StageIndex, Compute, Pass), (f64, f64)>;
 
-fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
+pub(super) fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
     let mut passes = Passes::new();
     for (stage, slices) in (0..).map(StageIndex).zip(stages) {
         for slice in slices {
@@ -149,7 +149,9 @@ fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
     ends_before.values_mut().for_each(|ends| ends.sort_by(f64::total_cmp));
     let mut lags = Vec::new();
     for ((stage, compute, pass), (start, _)) in passes {
-        let Some(made_us) = made_us(placement, passes, (*compute, *pass), *stage) else { continue };
+        let Some((_, made_us)) = made(placement, passes, (*compute, *pass), *stage) else {
+            continue;
+        };
         let ends = &ends_before[stage];
         let idle_since_us = ends[..ends.partition_point(|end| end <= start)].last();
         if idle_since_us.is_none_or(|since| *since < made_us) {
@@ -160,13 +162,13 @@ fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
     lags.get(lags.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// When what a pass reads was made, if that was on another stage.
-fn made_us(
+/// Where and when what a pass reads was made, if that was on another stage.
+pub(super) fn made(
     placement: &Placement,
     passes: &Passes,
     (compute, pass): (Compute, Pass),
     stage: StageIndex,
-) -> Option<f64> {
+) -> Option<(StageIndex, f64)> {
     let (flow, makers) = match compute {
         Compute::F => (Flow::Forward, &[Compute::F][..]),
         Compute::B | Compute::BW => (Flow::Backward, &[Compute::B, Compute::BW][..]),
@@ -175,7 +177,8 @@ fn made_us(
     let chunk = placement.chunk_before(pass.chunk, flow)?;
     let maker = placement.stage_of(chunk).filter(|maker| *maker != stage)?;
     let made = Pass { chunk, ..pass };
-    makers.iter().find_map(|compute| Some(passes.get(&(maker, *compute, made))?.1))
+    let end = makers.iter().find_map(|compute| Some(passes.get(&(maker, *compute, made))?.1));
+    end.map(|end| (maker, end))
 }
 
 fn waited_us(slices: &VecDeque<Slice>, extent: &Extent) -> f64 {

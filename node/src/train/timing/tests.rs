@@ -259,4 +259,63 @@ mod explained {
         near(found.computation_ms, 0.0);
         assert!(found.rest_ms.abs() + found.messages_ms < 0.4, "{found:?}");
     }
+
+    /// A step as it is measured where the second stage's clock is ahead by so much.
+    fn measured(step: Step, ahead_us: f64) -> Option<StepMeasure> {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        let told = slices_of(&program, turn(1, 0), step);
+        for (stage, mut slices) in (0..).map(StageIndex).zip(told) {
+            // Nobody is told of transfers.
+            let is_transfer = |slice: &Slice| match slice.doing {
+                Doing::Ran(Activity::Op { op, .. }) => matches!(op, Op::Transfer(..)),
+                Doing::Ran(_) | Doing::Waited(_) => false,
+            };
+            slices.retain(|slice| !is_transfer(slice));
+            for slice in slices.iter_mut().filter(|_| stage.0 == 1) {
+                (slice.start_us, slice.end_us) =
+                    (slice.start_us + ahead_us, slice.end_us + ahead_us);
+            }
+            timing.record(stage, slices);
+        }
+        timing.measure(turn(1, 0))
+    }
+
+    #[test]
+    fn a_step_is_measured_stage_by_stage() {
+        let found = measured(Step { slower: 1.5, ..AS_PROFILED }, 0.0).expect("all was told");
+        assert_eq!(found.stages.len(), 2);
+        for stage in &found.stages {
+            near(stage.f, 150.0);
+            near(stage.b, 165.0);
+            // The last chunk's W is in two parts, of which WE takes nothing here.
+            near(stage.w, 120.0);
+            near(stage.bw, 0.0);
+        }
+    }
+
+    #[test]
+    fn a_hop_is_measured_whatever_clocks_say() {
+        for (link_us, ahead_us) in [(300.0, 0.0), (300.0, 40_000.0), (75.0, -8_000.0)] {
+            let found = measured(Step { link_us, ..AS_PROFILED }, ahead_us).expect("all was told");
+            let [((one, other), hop)] = found.hops.into_iter().collect::<Vec<_>>()[..] else {
+                panic!("one pair of stages")
+            };
+            assert_eq!((one, other), (StageIndex(0), StageIndex(1)));
+            near(hop, link_us);
+        }
+    }
+
+    #[test]
+    fn a_step_of_which_a_pass_is_missing_is_not_measured() {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        let mut told = slices_of(&program, turn(1, 0), AS_PROFILED);
+        let last = told[1].iter().rposition(|slice| slice.pass().is_some()).expect("a pass");
+        told[1].remove(last);
+        for (stage, slices) in (0..).map(StageIndex).zip(told) {
+            timing.record(stage, slices);
+        }
+        assert_eq!(timing.measure(turn(1, 0)), None);
+    }
 }

@@ -1,0 +1,80 @@
+//! How fast nodes were found to be, and that the plan in force does not fit them any more.
+//!
+//! Nothing is measured here: whoever runs a leader times the work, compares it with the plan and
+//! says what came of it. Only what it says counts, so a leader that is told nothing plans with what
+//! nodes brought when they were admitted. Nothing of it is agreed on: a plan that is made for it is.
+
+use std::collections::BTreeMap;
+
+use zbelastic_types::{Generation, NodeId};
+
+use super::{Duties, InputRefusal};
+use crate::member::{Holder, Resources};
+use crate::plan::PlanReason;
+use crate::state::State;
+
+/// What was measured of the plan in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// The plan.
+    pub generation: Generation,
+    /// By node, its speed in thousandths of a reference device's: it takes the place of what the
+    /// node brought. Nodes that are not here are as fast as they say.
+    pub speeds: BTreeMap<NodeId, u32>,
+    /// Why another plan is wanted, if one is: a [`PlanReason::Drifted`].
+    pub drift: Option<PlanReason>,
+}
+
+/// What a leader was told of times.
+#[derive(Debug, Default)]
+pub(super) struct Paces {
+    speeds: BTreeMap<NodeId, u32>,
+    /// Why the plan of this generation does not fit, if it does not.
+    drift: Option<(Generation, PlanReason)>,
+}
+
+impl Paces {
+    /// The resources of a member that counts, with the speed it was found to have.
+    pub(super) fn resources(&self, state: &State, holder: &Holder) -> Resources {
+        let brought = state.members()[&holder.node].resources;
+        let speed_permille = self.speeds.get(&holder.node).copied();
+        Resources { speed_permille: speed_permille.unwrap_or(brought.speed_permille), ..brought }
+    }
+
+    /// Why the plan of this generation does not fit, if it does not.
+    pub(super) fn drift(&self, generation: Generation) -> Option<&PlanReason> {
+        self.drift.as_ref().filter(|(of, _)| *of == generation).map(|(_, reason)| reason)
+    }
+
+    /// Nothing better was found.
+    pub(super) fn forget_drift(&mut self) {
+        self.drift = None;
+    }
+}
+
+impl Duties {
+    /// What was measured of the plan in force. The first drift of a plan stands until there is
+    /// another plan, so that one that is being made is not begun anew for another number.
+    ///
+    /// # Errors
+    /// If it is another plan that was measured.
+    pub fn handle_measured(
+        &mut self,
+        state: &State,
+        measured: Measured,
+    ) -> Result<(), InputRefusal> {
+        let (expected, found) = (state.generation(), measured.generation);
+        if expected != found {
+            return Err(InputRefusal::OtherGeneration { expected, found });
+        }
+        self.paces.speeds = measured.speeds;
+        self.paces.speeds.retain(|node, _| state.members().contains_key(node));
+        if let Some(reason) = measured.drift
+            && self.paces.drift(expected).is_none()
+        {
+            assert!(reason.is_drift(), "a plan that drifted is given up for that: {reason}");
+            self.paces.drift = Some((expected, reason));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! The plan in force does not fit what nodes were found to be.
+
+use std::collections::BTreeMap;
+
+use zbelastic_schedule::Window;
+use zbelastic_types::{Generation, LayerRange, NodeId, StageIndex};
+
+use super::bench::Bench;
+use crate::duty::{InputRefusal, Measured, Need, Solution};
+use crate::entry::Entry;
+use crate::fixture::{SETTLE_TICKS, admit, lost, solution, spec};
+use crate::job::JobSpec;
+use crate::member::MemberChange;
+use crate::plan::{DriftedPart, PlanReason};
+
+fn long() -> JobSpec {
+    JobSpec { step_count: 1000, ..spec() }
+}
+
+fn reason(found_us: u64) -> PlanReason {
+    let part = DriftedPart::Stage { stage: StageIndex(1), node: NodeId(2) };
+    PlanReason::Drifted { part, expected_us: 1000, found_us, gain_permille: 300 }
+}
+
+/// Node 2 is half as fast as it said.
+fn slow(generation: u64, drift: Option<PlanReason>) -> Measured {
+    let speeds = BTreeMap::from([(NodeId(2), 500)]);
+    Measured { generation: Generation(generation), speeds, drift }
+}
+
+fn measure(bench: &mut Bench, measured: Measured) {
+    bench.duties.handle_measured(&bench.log.state, measured).expect("of the plan in force");
+}
+
+/// Two stages, of which the second was found to be slow.
+fn drifted() -> Bench {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    let generation = bench.plan().generation.0;
+    measure(&mut bench, slow(generation, Some(reason(2000))));
+    bench
+}
+
+/// The slow one gets a layer instead of two.
+fn lighter() -> Solution {
+    let chunks = vec![LayerRange::new(0, 3), LayerRange::new(3, 4)];
+    Solution { chunks, ..solution(2, Window::One) }
+}
+
+fn answer(bench: &mut Bench, solution: Solution) {
+    let request = bench.asked.take().expect("a plan is asked for");
+    assert!(bench.duties.handle_solution(request.number, Ok(solution)), "it is wanted");
+}
+
+#[test]
+fn a_plan_that_drifted_is_changed_ahead_and_says_why() {
+    let mut bench = drifted();
+    assert_eq!(bench.need(), Some(Need::Planned(reason(2000))));
+    bench.act();
+    let asked = bench.asked.clone().expect("a plan is asked for");
+    let speeds: Vec<u32> = asked.nodes.iter().map(|(_, brought)| brought.speed_permille).collect();
+    assert_eq!(speeds, [1000, 500], "what was found takes the place of what was said");
+    answer(&mut bench, lighter());
+    let proposed = bench.act();
+    let [.., Entry::Adopt(plan)] = &proposed[..] else { panic!("{proposed:#?}") };
+    assert_eq!((&plan.reason, &plan.chunks), (&reason(2000), &lighter().chunks));
+    assert_eq!(plan.stages, bench.plan().stages, "who is there stays where it is");
+    for _ in 0..plan.from_step.0 {
+        bench.report_all();
+        bench.act();
+    }
+    assert_eq!(bench.plan().chunks, lighter().chunks);
+    bench.load();
+    assert_eq!(bench.need(), None, "the new plan is for what was found");
+}
+
+#[test]
+fn a_solution_that_changes_nothing_is_the_end_of_it_until_something_else_drifts() {
+    let mut bench = drifted();
+    bench.act();
+    answer(&mut bench, solution(2, Window::One));
+    assert_eq!(bench.act(), []);
+    assert_eq!((bench.need(), bench.decide()), (None, None));
+    let generation = bench.plan().generation.0;
+    measure(&mut bench, slow(generation, Some(reason(3000))));
+    bench.act();
+    assert!(bench.asked.is_some(), "more drifted since");
+}
+
+#[test]
+fn the_first_drift_of_a_plan_stands_and_no_other_plans_counts() {
+    let mut bench = drifted();
+    bench.act();
+    let first = bench.asked.clone().expect("a plan is asked for");
+    let generation = bench.plan().generation;
+    measure(&mut bench, slow(generation.0, Some(reason(2100))));
+    bench.act();
+    assert_eq!(bench.asked, Some(first), "the plan that is being made is not begun anew");
+    let found = Generation(generation.0 + 1);
+    let told = bench.duties.handle_measured(&bench.log.state, slow(found.0, None));
+    assert_eq!(told, Err(InputRefusal::OtherGeneration { expected: generation, found }));
+}
+
+#[test]
+fn who_is_lost_or_goes_or_comes_matters_more() {
+    let mut bench = drifted();
+    bench.agree(Entry::Members(vec![admit(3, 1)]));
+    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
+    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 1 })));
+    let holder = bench.log.holder(1);
+    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Draining { count: 1 })));
+    bench.agree(Entry::Members(vec![lost(holder)]));
+    bench.act();
+    let asked = bench.asked.as_ref().expect("a plan is asked for");
+    let speeds: Vec<(u64, u32)> =
+        asked.nodes.iter().map(|(node, brought)| (node.0, brought.speed_permille)).collect();
+    assert_eq!(speeds, [(3, 1000), (2, 500)], "and is made for what was found");
+}
+
+/// Measured speeds are no part of what is agreed: a new leader is told, or plans without.
+#[test]
+fn a_new_leader_knows_nothing_of_it() {
+    let mut bench = drifted();
+    bench.elect_anew();
+    assert_eq!(bench.need(), None);
+}
+
+/// Three stages, the middle one slow. Whoever comes is seated where least moves among its like:
+/// the slow one keeps the stage that was cut for it.
+#[test]
+fn nodes_found_to_differ_are_not_exchanged() {
+    let order = |speeds: BTreeMap<NodeId, u32>| {
+        let mut bench = Bench::running(long(), &[1, 2]);
+        let generation = bench.plan().generation;
+        measure(&mut bench, Measured { generation, speeds, drift: None });
+        bench.agree(Entry::Members(vec![admit(3, 1)]));
+        bench.tick(SETTLE_TICKS, &[1, 2, 3]);
+        bench.act();
+        answer(&mut bench, solution(3, Window::One));
+        let proposed = bench.act();
+        let [.., Entry::Adopt(plan)] = &proposed[..] else { panic!("{proposed:#?}") };
+        Bench::nodes(plan)
+    };
+    let alike = order(BTreeMap::new());
+    assert_ne!(alike, [1, 2, 3].map(NodeId), "who comes stands in the middle, where least moves");
+    let differing = BTreeMap::from([(NodeId(1), 700), (NodeId(2), 500)]);
+    assert_eq!(order(differing), [1, 2, 3].map(NodeId));
+}

@@ -1,0 +1,171 @@
+//! What a controller knows of the cluster's pace. All of them listen; who leads has the plan in
+//! force reviewed, and tells its core what comes of it.
+
+use zbelastic_consensus::core::Input;
+use zbelastic_consensus::duty::Measured;
+use zbelastic_consensus::member::Member;
+use zbelastic_consensus::plan::{PlanReason, PlanRecord};
+use zbelastic_consensus::state::{Change, PlanPhase};
+use zbelastic_trainer::plan::{Judgement, Stakes};
+use zbelastic_types::{Digest, NodeId};
+
+use super::Controller;
+use crate::cluster::pace::book::{PaceBook, retain_members};
+use crate::cluster::pace::watch::Watch;
+use crate::cluster::pace::{Known, Seated, plan_reason};
+use crate::cluster::solver::{Review, Reviewed};
+use crate::config::ReplanPolicy;
+
+/// A change of plans is taken to cost so much, in microseconds, whatever the last one did: the step
+/// that ran ahead of it is run again, and layers are copied while others compute.
+const CHANGE_US_MIN: f64 = 1e6;
+/// A change is taken to cost as many times what the last one was waited for.
+const PAUSES: f64 = 2.0;
+
+/// What is known, and what is under way.
+#[derive(Debug, Default)]
+pub(super) struct Paces {
+    job: Option<Digest>,
+    /// What plans are made with.
+    known: Known,
+    /// What the plan in force was made with.
+    planned: Known,
+    book: PaceBook,
+    watch: Watch,
+    /// Why the plan in force does not fit, if it does not.
+    drift: Option<PlanReason>,
+    /// Whether the core, and whoever finds plans, know it.
+    is_told: bool,
+}
+
+impl Paces {
+    /// A job is under way, or another one: of that nothing is known.
+    pub(super) fn set_job(&mut self, name: Digest) {
+        if self.job != Some(name) {
+            *self = Self { job: Some(name), ..Self::default() };
+        }
+    }
+
+    /// A plan begins: it was made with what is known.
+    fn begin(&mut self, plan: &PlanRecord) {
+        self.planned = self.known.clone();
+        self.book.clear();
+        self.watch.begin(&plan.reason);
+        self.drift = None;
+    }
+
+    /// How fast a node is taken to be.
+    pub(super) fn speed_permille(&self, node: NodeId, member: &Member) -> u32 {
+        let found = self.known.speeds.get(&node).copied();
+        found.unwrap_or(member.resources.speed_permille)
+    }
+}
+
+impl Controller {
+    /// Takes in what an entry means for what is measured.
+    pub(super) fn note_pace(&mut self, change: &Change) {
+        match change {
+            Change::Adopted(plan) => self.paces.begin(plan),
+            Change::Sealed { adopted: Some(plan), .. } => self.paces.begin(plan),
+            Change::Sealed { seal, adopted: None, .. } => {
+                if let Some(step) = self.chronicle.measure(seal.turn)
+                    && self.paces.watch.note_step()
+                {
+                    self.paces.book.note(step);
+                    self.review_plan();
+                }
+            }
+            Change::Members(_) => {
+                let members = self.core.state().members();
+                retain_members(&mut self.paces.known, |node| members.contains_key(&node));
+            }
+            Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Rewound { .. }
+            | Change::Job { .. }
+            | Change::Access(_) => {}
+        }
+    }
+
+    /// Has the plan in force judged, if that is due and this node leads.
+    fn review_plan(&mut self) {
+        if !self.leads() || !self.paces.watch.is_due() {
+            return;
+        }
+        let is_asked = self.review().is_some_and(|review| self.solver.review(review));
+        if !is_asked {
+            self.paces.watch.give_up_review();
+        }
+        self.paces.book.clear();
+    }
+
+    fn review(&self) -> Option<Review> {
+        let (state, job) = (self.core.state(), self.chronicle.job()?);
+        let config = &job.job.config;
+        match config.elastic.replan {
+            ReplanPolicy::Drift => {}
+            ReplanPolicy::Never => return None,
+        }
+        let spec = state.running_spec()?.clone();
+        let plan = state.plan().filter(|plan| plan.phase == PlanPhase::Running)?;
+        if state.next_plan().is_some() {
+            return None;
+        }
+        let plan = plan.record.clone();
+        let seat = |holder: &zbelastic_consensus::member::Holder| {
+            Some((holder.node, state.members().get(&holder.node)?.resources))
+        };
+        let nodes: Vec<Seated> = plan.stages.iter().map(seat).collect::<Option<_>>()?;
+        let Paces { known, planned, book, .. } = &self.paces;
+        let found = book.found(known, config, (&plan, &nodes))?;
+        let pause_us = self.chronicle.last_pause().map_or(0.0, |pause| pause.as_secs_f64() * 1e6);
+        let steps_left = spec.step_count.saturating_sub(state.open_turn().step.0);
+        let stakes = Stakes { steps_left, change: CHANGE_US_MIN.max(PAUSES * pause_us) };
+        let planned = planned.clone();
+        Some(Review { spec, plan, nodes, planned, found, stakes })
+    }
+
+    /// A judgement on the plan in force, or on one that was.
+    pub(super) fn handle_reviewed(&mut self, reviewed: Reviewed) {
+        let Reviewed { generation, nodes, found, judgement } = reviewed;
+        if generation != self.core.state().generation() {
+            return;
+        }
+        let Some(judgement) = self.paces.watch.note_judgement(judgement) else { return };
+        // The plan in force is judged by this from now on: what has been said need not be said again.
+        (self.paces.known, self.paces.planned) = (found.clone(), found);
+        self.paces.is_told = false;
+        if let Some(drift) = judgement.drift() {
+            let (reason, slack) = (plan_reason(drift, &nodes), 100.0 * drift.slack);
+            let outcome = match judgement {
+                Judgement::Replan(_) => "another plan is wanted",
+                Judgement::NoBetter(_) => "the plan stays, for no other is much better",
+                Judgement::TooLate(_) => "the plan stays, for too few steps are left",
+                Judgement::Within => "the plan stays",
+            };
+            self.journal.log(format!("{outcome}: {reason}; its slack was {slack:.0} %"));
+            let is_wanted = matches!(judgement, Judgement::Replan(_));
+            self.paces.drift = is_wanted.then_some(reason);
+        }
+        self.tell_paces();
+    }
+
+    /// Tells the core, and whoever finds plans, what they do not know yet; if too much waits there,
+    /// at the next tick. A core that has just come to lead knows nothing.
+    pub(super) fn tell_paces(&mut self) {
+        if !self.leads() {
+            self.paces.is_told = false;
+        }
+        if !self.leads() || self.paces.is_told || !self.solver.know(self.paces.known.clone()) {
+            return;
+        }
+        self.paces.is_told = true;
+        let generation = self.core.state().generation();
+        let Paces { known, drift, .. } = &self.paces;
+        let (speeds, drift) = (known.speeds.clone(), drift.clone());
+        self.tell_core(Input::Measured(Box::new(Measured { generation, speeds, drift })));
+    }
+}

@@ -1,0 +1,165 @@
+//! How fast the cluster's nodes and links were found to be, and whether the plan in force fits that.
+//!
+//! ```text
+//!   slices of a step ──▶ book ──▶ review ──▶ solver thread ──▶ watch ──▶ the core, and what is known
+//! ```
+//!
+//! What is known changes only when a review says the same several times: so everything that is
+//! planned between two such moments is planned with the same numbers, and noise never makes a plan
+//! differ from the one before. Pure: told of steps and judgements, asked for numbers.
+
+pub mod book;
+pub mod watch;
+
+use std::collections::BTreeMap;
+
+use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
+use zbelastic_trainer::plan::{Calibration, Drift, DriftedPart, Pace};
+use zbelastic_types::NodeId;
+
+use crate::config::RunConfig;
+
+/// A node with what it brings.
+pub type Seated = (NodeId, Resources);
+
+/// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as fast
+/// as they say, and messages take no time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known {
+    /// What counted work takes on a node of speed 1.
+    pub calibration: Option<Calibration>,
+    /// Nodes that are not as fast as they say, in thousandths of a reference device's.
+    pub speeds: BTreeMap<NodeId, u32>,
+    /// What a boundary tensor takes from node to node, in microseconds, the lower number first. All
+    /// have the same length while a job runs, so there is nothing to tell latency from bandwidth by,
+    /// and nothing that would need it.
+    pub hops_us: BTreeMap<(NodeId, NodeId), f64>,
+}
+
+impl Known {
+    /// The speed of a node that brings this.
+    #[must_use]
+    pub fn speed_permille(&self, (node, brought): &Seated) -> u32 {
+        self.speeds.get(node).copied().unwrap_or(brought.speed_permille).max(1)
+    }
+
+    /// The same nodes, with their speeds as they are known.
+    #[must_use]
+    pub fn seated(&self, nodes: &[Seated]) -> Vec<Seated> {
+        let known =
+            |seat: &Seated| Resources { speed_permille: self.speed_permille(seat), ..seat.1 };
+        nodes.iter().map(|seat| (seat.0, known(seat))).collect()
+    }
+
+    /// What work takes on nodes in this order of stages, who are as fast as is said here.
+    #[must_use]
+    pub fn pace(&self, config: &RunConfig, nodes: &[Seated]) -> Pace {
+        let (model, shape) = (&config.model, config.batch.microbatch);
+        let speeds = nodes.iter().map(|(_, brought)| f64::from(brought.speed_permille.max(1)));
+        match &self.calibration {
+            Some(calibration) => {
+                let speeds = speeds.map(|permille| permille / 1000.0).collect();
+                Pace::calibrated(model, shape, calibration, (speeds, self.hop_us(nodes)))
+            }
+            None => {
+                let fastest = speeds.clone().fold(1.0, f64::max);
+                // Nodes that are alike have speed 1 exactly.
+                let speeds = speeds.map(|permille| permille / fastest).collect();
+                Pace { speeds, ..Pace::estimated(model, shape) }
+            }
+        }
+    }
+
+    /// What the slowest link between neighbours in this order takes. One that was never used is
+    /// taken for as fast as the others.
+    #[must_use]
+    pub fn hop_us(&self, nodes: &[Seated]) -> f64 {
+        let mut sorted: Vec<f64> = self.hops_us.values().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        let usual = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
+        let hop = |pair: &[Seated]| {
+            let (a, b) = (pair[0].0, pair[1].0);
+            self.hops_us.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
+        };
+        nodes.windows(2).map(hop).fold(0.0, f64::max)
+    }
+}
+
+/// A drift as the log has it. Times of `drift` are microseconds.
+#[must_use]
+pub fn plan_reason(drift: &Drift, nodes: &[Seated]) -> PlanReason {
+    let part = match drift.part {
+        DriftedPart::Stage(stage) => LoggedPart::Stage { stage, node: nodes[stage.index()].0 },
+        DriftedPart::Link => LoggedPart::Links,
+    };
+    let [expected_us, found_us] = [drift.expected, drift.found].map(|us| us.round() as u64);
+    let gain_permille = (1e3 * drift.gain).round() as u32;
+    PlanReason::Drifted { part, expected_us, found_us, gain_permille }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Sources, load};
+    use zbelastic_types::{Bytes, StageIndex};
+
+    fn seat(node: u64, speed_permille: u32) -> Seated {
+        (NodeId(node), Resources { memory: Bytes(0), speed_permille })
+    }
+
+    fn config() -> RunConfig {
+        load(&Sources::default()).expect("legal").config
+    }
+
+    const CALIBRATION: Calibration =
+        Calibration { f_us: 1e-3, b_us: 2e-3, w_us: 3e-3, update_us: 1e-3 };
+
+    #[test]
+    fn nodes_are_as_fast_as_they_say_until_they_are_measured() {
+        let nodes = [seat(1, 2000), seat(2, 2000), seat(3, 1000)];
+        let counted = Known::default().pace(&config(), &nodes);
+        assert_eq!(counted.speeds, [1.0, 1.0, 0.5]);
+        let (model, shape) = (&config().model, config().batch.microbatch);
+        assert_eq!(Pace { speeds: Vec::new(), ..counted }, Pace::estimated(model, shape));
+        let speeds = BTreeMap::from([(NodeId(2), 700)]);
+        let known = Known { calibration: Some(CALIBRATION), speeds, ..Known::default() };
+        let pace = known.pace(&config(), &known.seated(&nodes));
+        assert_eq!(pace.speeds, [2.0, 0.7, 1.0]);
+    }
+
+    #[test]
+    fn the_slowest_link_in_use_is_the_one_that_counts() {
+        let hops_us = BTreeMap::from([
+            ((NodeId(1), NodeId(2)), 100.0),
+            ((NodeId(1), NodeId(3)), 900.0),
+            ((NodeId(2), NodeId(3)), 300.0),
+        ]);
+        let known = Known { calibration: Some(CALIBRATION), hops_us, ..Known::default() };
+        let check = |nodes: &[u64], expected: f64| {
+            let nodes: Vec<Seated> = nodes.iter().map(|node| seat(*node, 1000)).collect();
+            assert_eq!(known.pace(&config(), &nodes).link, expected, "{nodes:?}");
+        };
+        check(&[1, 2, 3], 300.0);
+        check(&[2, 1, 3], 900.0);
+        check(&[3, 1], 900.0);
+        check(&[2, 9], 300.0);
+        check(&[2], 0.0);
+    }
+
+    #[test]
+    fn a_drift_is_told_with_the_node_of_its_stage() {
+        let drift = Drift {
+            part: DriftedPart::Stage(StageIndex(1)),
+            expected: 1234.4,
+            found: 2600.6,
+            slack: 0.1,
+            gain: 0.3104,
+        };
+        let text = |drift| plan_reason(&drift, &[seat(5, 1000), seat(7, 1000)]).to_string();
+        let expected = "stage 1 (node 7) drifted: takes 2.60 ms, 1.23 ms planned; another plan \
+                        saves 31.0 % of a step";
+        assert_eq!(text(drift), expected);
+        assert!(text(Drift { part: DriftedPart::Link, ..drift }).starts_with("a message between"));
+    }
+}

@@ -1,0 +1,64 @@
+//! A plan in force, judged by what its work was found to take.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_schedule::Window;
+use zbelastic_trainer::plan::{Judgement, Plan, Stakes, judge};
+use zbelastic_types::Generation;
+
+use super::{Question, choice};
+use crate::cluster::document::JobDocument;
+use crate::cluster::pace::{Known, Seated};
+
+/// What is to be judged.
+pub struct Review {
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// The plan in force.
+    pub plan: Arc<PlanRecord>,
+    /// Who stands at its stages, with what they brought.
+    pub nodes: Vec<Seated>,
+    /// What it was made with.
+    pub planned: Known,
+    /// What is found.
+    pub found: Known,
+    /// What is left to be gained, in microseconds.
+    pub stakes: Stakes,
+}
+
+/// The judgement.
+pub struct Reviewed {
+    /// On the plan of this generation.
+    pub generation: Generation,
+    /// Who stands there.
+    pub nodes: Vec<Seated>,
+    /// What was found.
+    pub found: Known,
+    /// What came of it.
+    pub judgement: Judgement,
+}
+
+impl Review {
+    /// Judges the plan of a job.
+    pub(super) fn judge(self, document: &JobDocument) -> Reviewed {
+        let Self { plan: record, nodes, planned, found, stakes, .. } = self;
+        let config = &document.config;
+        let (before, now) = (planned.seated(&nodes), found.seated(&nodes));
+        let (assumed, pace) = (planned.pace(config, &before), found.pace(config, &now));
+        let plan = Plan {
+            generation: record.generation,
+            program: record.program.clone(),
+            chunks: record.chunks.clone(),
+            batch: config.batch,
+        };
+        let window = record.window().unwrap_or(Window::One);
+        let best = || {
+            let question = Question::new(&now, window, &pace);
+            choice(document, &question, window, &pace).ok().map(|best| best.prediction.period)
+        };
+        let judgement = judge(&plan, (&assumed, &pace), stakes, best);
+        Reviewed { generation: record.generation, nodes, found, judgement }
+    }
+}

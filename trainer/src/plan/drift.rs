@@ -1,0 +1,234 @@
+//! Whether a plan still fits what its work is found to take, and whether another one is worth it.
+//!
+//! A plan is made for a pace. What its stages are found to take differs from that, and mostly it
+//! does not matter: all of them may have become slower alike, or one that waits anyway takes longer.
+//! How much that may be is the plan's *slack*: the share by which a stage's times may grow before
+//! the step is predicted to take longer. So what is found is simulated, with the plan as it is. If a
+//! step takes longer than it should, all stages being as the one that has kept its times best, the
+//! drift is beyond the slack; and if the best plan for what is found takes so much less that it pays
+//! in the steps that are left, that one should run.
+//!
+//! Pure: times come in, a judgement with its reason comes out. How often it is asked for, and how
+//! often it must say the same before anybody acts on it, is the caller's.
+
+use zbelastic_types::StageIndex;
+
+use super::{LayerWork, Pace, Plan, plan_period};
+
+/// The share by which a step may grow that counts as none: a simulation is not better than that.
+pub const PERIOD_GROWTH: f64 = 0.02;
+/// The share of a step that another plan must save. Halves of blocks are what moves from stage to
+/// stage, and a change costs the step that ran ahead; below this it would be for nothing.
+pub const GAIN_MIN: f64 = 0.05;
+/// The share beyond which no slack is looked for.
+pub const SLACK_MAX: f64 = 4.0;
+/// Halvings in the search for a slack: it is known to a thousandth of [`SLACK_MAX`].
+const HALVINGS: u32 = 10;
+
+/// What is left to be gained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stakes {
+    /// Steps of the run.
+    pub steps_left: u64,
+    /// What a change of plans takes, in the unit of what was found.
+    pub change: f64,
+}
+
+/// What takes another time than it was planned with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriftedPart {
+    /// A stage's passes.
+    Stage(StageIndex),
+    /// Messages between stages.
+    Link,
+}
+
+/// How far a plan is from what is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drift {
+    /// What differs most.
+    pub part: DriftedPart,
+    /// What it should take: a stage for a microbatch, or a message.
+    pub expected: f64,
+    /// What it takes.
+    pub found: f64,
+    /// The share by which it might have grown.
+    pub slack: f64,
+    /// The share of a step that the best plan for what is found saves.
+    pub gain: f64,
+}
+
+/// What is to be done about a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Judgement {
+    /// Nothing: a step takes what it was planned to take.
+    Within,
+    /// Nothing: there is no plan that saves [`GAIN_MIN`] of a step.
+    NoBetter(Drift),
+    /// Nothing: what the steps that are left would gain is less than a change takes.
+    TooLate(Drift),
+    /// Another plan.
+    Replan(Drift),
+}
+
+impl Judgement {
+    /// What drifted, if something did.
+    #[must_use]
+    pub const fn drift(&self) -> Option<&Drift> {
+        match self {
+            Self::Within => None,
+            Self::NoBetter(drift) | Self::TooLate(drift) | Self::Replan(drift) => Some(drift),
+        }
+    }
+}
+
+/// Judges a plan that was made for one pace by another, that was found. `best` is asked for what the
+/// best plan for it takes from step to step, if it comes to that; `None` if there is none.
+///
+/// # Panics
+/// If a pace is not of this plan's model, or has times that are none.
+#[must_use]
+pub fn judge(
+    plan: &Plan,
+    (planned, found): (&Pace, &Pace),
+    stakes: Stakes,
+    best: impl FnOnce() -> Option<f64>,
+) -> Judgement {
+    let Some(comparison) = Comparison::new(plan, planned, found) else { return Judgement::Within };
+    let now = plan_period(plan, found);
+    let should = plan_period(plan, &comparison.expected);
+    if now <= should * (1.0 + PERIOD_GROWTH) {
+        return Judgement::Within;
+    }
+    let stages_alone = Pace { link: planned.link, ..found.clone() };
+    // A machine that is slow is slow to take in messages, too: they are to blame for what stages
+    // alone do not explain.
+    let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);
+    let mut drift = if is_link { comparison.of_link() } else { comparison.of_stages() };
+    let period = best().unwrap_or(now).min(now);
+    drift.gain = (now - period) / now;
+    if drift.gain < GAIN_MIN {
+        Judgement::NoBetter(drift)
+    } else if (now - period) * (stakes.steps_left as f64) < stakes.change {
+        Judgement::TooLate(drift)
+    } else {
+        Judgement::Replan(drift)
+    }
+}
+
+/// The share by which the times of a stage may grow before a step of the plan takes longer.
+///
+/// # Panics
+/// If the pace is not of this plan's model, or has times that are none.
+#[must_use]
+pub fn slack(plan: &Plan, pace: &Pace, stage: StageIndex) -> f64 {
+    let speeds = |growth: f64| {
+        let speed = |other: StageIndex| match other == stage {
+            true => pace.speed(other) / (1.0 + growth),
+            false => pace.speed(other),
+        };
+        let speeds = (0..plan.placement().stage_count()).map(StageIndex).map(speed).collect();
+        Pace { speeds, ..pace.clone() }
+    };
+    most(plan, pace, speeds)
+}
+
+/// The same for a message, as a share of what the slowest stage takes for a microbatch.
+fn link_slack(plan: &Plan, pace: &Pace) -> f64 {
+    let slowest = stage_times(plan, pace).into_iter().fold(0.0, f64::max);
+    most(plan, pace, |growth| Pace { link: pace.link + growth * slowest, ..pace.clone() })
+}
+
+/// The most that something may grow without a step that takes longer.
+fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
+    let limit = plan_period(plan, pace) * (1.0 + PERIOD_GROWTH);
+    let fits = |growth: f64| plan_period(plan, &grown(growth)) <= limit;
+    if fits(SLACK_MAX) {
+        return SLACK_MAX;
+    }
+    let (mut fitting, mut beyond) = (0.0, SLACK_MAX);
+    for _ in 0..HALVINGS {
+        let middle = (fitting + beyond) / 2.0;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            beyond = middle;
+        }
+    }
+    fitting
+}
+
+/// What each stage takes for a microbatch, all passes together.
+fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
+    let time = |stage: StageIndex| {
+        let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
+        layers.map(|layer| pace.layers[layer as usize].total()).sum::<f64>() / pace.speed(stage)
+    };
+    (0..plan.placement().stage_count()).map(StageIndex).map(time).collect()
+}
+
+/// A plan by what it was made for and by what is found.
+struct Comparison<'a> {
+    plan: &'a Plan,
+    /// What it was made for, in the unit of what is found, all stages being as the one that has
+    /// kept its times best.
+    expected: Pace,
+    found: &'a Pace,
+    /// By stage: found over planned, and what it was planned with; nothing where nothing is done.
+    ratios: Vec<(StageIndex, f64, f64)>,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(plan: &'a Plan, planned: &Pace, found: &'a Pace) -> Option<Self> {
+        let times = stage_times(plan, planned).into_iter().zip(stage_times(plan, found));
+        let ratio = |(stage, (planned, found)): (u32, (f64, f64))| {
+            (planned > 0.0).then(|| (StageIndex(stage), found / planned, planned))
+        };
+        let ratios: Vec<_> = (0..).zip(times).filter_map(ratio).collect();
+        let least = ratios.iter().map(|(_, ratio, _)| *ratio).fold(f64::INFINITY, f64::min);
+        if !least.is_finite() || least <= 0.0 {
+            return None;
+        }
+        let scaled = |work: &LayerWork| LayerWork {
+            f: work.f * least,
+            b: work.b * least,
+            w: work.w * least,
+            w_early: work.w_early * least,
+        };
+        let expected = Pace {
+            layers: planned.layers.iter().map(scaled).collect(),
+            // What an update takes is the same whoever holds the layers: it does not drift.
+            updates: found.updates.clone(),
+            ..planned.clone()
+        };
+        Some(Self { plan, expected, found, ratios })
+    }
+
+    /// The stage that is furthest from what the others have become.
+    fn of_stages(&self) -> Drift {
+        let mut sorted: Vec<f64> = self.ratios.iter().map(|(_, ratio, _)| *ratio).collect();
+        sorted.sort_by(f64::total_cmp);
+        // Of two stages the slower one drifted, as when speeds are measured.
+        let usual = sorted[(sorted.len() - 1) / 2];
+        let far = |ratio: f64| (ratio / usual).ln().abs();
+        let furthest = self.ratios.iter().max_by(|a, b| far(a.1).total_cmp(&far(b.1)));
+        let (stage, ratio, planned) = *furthest.expect("a comparison has a stage");
+        Drift {
+            part: DriftedPart::Stage(stage),
+            expected: planned * usual,
+            found: planned * ratio,
+            slack: slack(self.plan, &self.expected, stage),
+            gain: 0.0,
+        }
+    }
+
+    fn of_link(&self) -> Drift {
+        Drift {
+            part: DriftedPart::Link,
+            expected: self.expected.link,
+            found: self.found.link,
+            slack: link_slack(self.plan, &self.expected),
+            gain: 0.0,
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What passes were found to take, as a pace: how fast each stage's machine is, and what the work
+//! that is counted takes on a machine of speed 1.
+//!
+//! A stage tells what its passes took, all its layers together. Two things are read from that. One
+//! is a speed for each stage: the work of its layers, as it is counted, over the time. The other is
+//! common to all stages: how F, B and W compare, which the counting does not know. A layer that
+//! takes longer than it is counted makes its stage look slow; a plan that is made for that gives the
+//! stage less to do, which is what should be done, and is measured again.
+
+use super::{LayerWork, Pace, layer_work};
+use crate::model::{MicrobatchShape, ModelConfig, model_layers};
+
+/// What a stage took, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StageTimes {
+    /// F of a microbatch through all chunks of the stage.
+    pub f: f64,
+    /// B of it.
+    pub b: f64,
+    /// W of it, WE included.
+    pub w: f64,
+    /// B and W of it where they are one pass.
+    pub bw: f64,
+    /// The update of a step.
+    pub update: f64,
+}
+
+impl StageTimes {
+    /// All passes of a microbatch.
+    #[must_use]
+    pub fn passes(&self) -> f64 {
+        self.f + self.b + self.w + self.bw
+    }
+
+    /// F, B and W; what is one pass is shared out as it is counted.
+    fn split(&self, work: LayerWork) -> [f64; 3] {
+        let share = work.b / (work.b + work.w).max(f64::MIN_POSITIVE);
+        [self.f, self.b + self.bw * share, self.w + self.bw * (1.0 - share)]
+    }
+}
+
+/// A stage that was timed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageSample {
+    /// The work of its layers for a microbatch, as it is counted.
+    pub work: LayerWork,
+    /// Weights of its layers.
+    pub weights: f64,
+    /// How fast its machine says it is.
+    pub said: f64,
+    /// What it took.
+    pub times: StageTimes,
+}
+
+impl StageSample {
+    /// The sample of a stage with these layers.
+    #[must_use]
+    pub fn of_layers(
+        model: &ModelConfig,
+        shape: MicrobatchShape,
+        layers: impl Iterator<Item = u32>,
+        (said, times): (f64, StageTimes),
+    ) -> Self {
+        let (works, specs) = (layer_work(model, shape), model_layers(model));
+        let mut sample = Self { work: LayerWork::default(), weights: 0.0, said, times };
+        for layer in layers {
+            let LayerWork { f, b, w, w_early } = works[layer as usize];
+            sample.work.f += f;
+            sample.work.b += b;
+            sample.work.w += w;
+            sample.work.w_early += w_early;
+            sample.weights += specs[layer as usize].len() as f64;
+        }
+        sample
+    }
+
+    /// The work of F, of B and of W.
+    fn works(&self) -> [f64; 3] {
+        [self.work.f, self.work.b, self.work.w]
+    }
+
+    /// Whether something can be read from it: it was given work, and took time.
+    fn is_telling(&self) -> bool {
+        let times = [self.times.passes(), self.times.update, self.said];
+        let are_times = times.iter().all(|time| time.is_finite() && *time >= 0.0);
+        are_times && self.times.passes() > 0.0 && self.work.total() > 0.0 && self.said > 0.0
+    }
+}
+
+/// What counted work takes on a machine of speed 1, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calibration {
+    /// A floating-point operation of F.
+    pub f_us: f64,
+    /// Of B.
+    pub b_us: f64,
+    /// Of W.
+    pub w_us: f64,
+    /// The update of a weight.
+    pub update_us: f64,
+}
+
+/// What counted work takes, and by stage the speed it was done at: `None` for a stage that tells
+/// nothing. Of stages as fast as they say, half are above speed and half below; a machine's speed is
+/// told in the unit in which machines say theirs. `None` if no stage tells anything.
+#[must_use]
+pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>>)> {
+    let telling = || stages.iter().filter(|stage| stage.is_telling());
+    let mut rates = Rates::new(telling(), |stage| stage.said);
+    for _ in 0..ROUNDS {
+        let before = rates;
+        rates = Rates::new(telling(), |stage| before.speed(stage));
+    }
+    let pace = |stage: &StageSample| rates.speed(stage);
+    let middle = median(telling().map(|stage| pace(stage) / stage.said).collect())?;
+    let speed = |stage: &StageSample| stage.is_telling().then(|| pace(stage) / middle);
+    let speeds: Vec<Option<f64>> = stages.iter().map(speed).collect();
+    let update = |(stage, speed): (&StageSample, &Option<f64>)| {
+        Some(stage.times.update * (*speed)? / stage.weights.max(1.0))
+    };
+    let update_us = median(stages.iter().zip(&speeds).filter_map(update).collect())?;
+    let [f_us, b_us, w_us] = rates.0.map(|rate| rate / middle);
+    Some((Calibration { f_us, b_us, w_us, update_us }, speeds))
+}
+
+/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
+/// agree; were they to agree at all, a few leave nothing that could be measured.
+const ROUNDS: u32 = 12;
+
+/// What an operation of F, of B and of W takes on a machine of speed 1.
+#[derive(Clone, Copy)]
+struct Rates([f64; 3]);
+
+impl Rates {
+    /// From stages whose speeds are given: without these a slow one with much W makes W look slow.
+    fn new<'a>(
+        stages: impl Iterator<Item = &'a StageSample>,
+        speed: impl Fn(&StageSample) -> f64,
+    ) -> Self {
+        let (mut times, mut works) = ([0.0; 3], [0.0; 3]);
+        for stage in stages {
+            let (took, work) = (stage.times.split(stage.work), stage.works());
+            for pass in 0..3 {
+                times[pass] += took[pass] * speed(stage);
+                works[pass] += work[pass];
+            }
+        }
+        Self([0, 1, 2].map(|pass| times[pass] / works[pass].max(f64::MIN_POSITIVE)))
+    }
+
+    /// How fast a stage was.
+    fn speed(&self, stage: &StageSample) -> f64 {
+        let work = stage.works();
+        let as_others: f64 = [0, 1, 2].map(|pass| work[pass] * self.0[pass]).iter().sum();
+        as_others / stage.times.passes()
+    }
+}
+
+/// The middle one; of an even number the upper of the two, so that of two machines the slower one
+/// is slow and not the faster one fast.
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied()
+}
+
+/// Speeds closer than this share to what a machine says are as it says: what is measured of a
+/// machine that others use too varies by as much.
+const AS_SAID: f64 = 0.15;
+/// The share by which rounded speeds lie apart beyond.
+const SPEEDS_APART: f64 = 0.1;
+
+/// A speed with what is noise taken away, relative to what a machine says of itself.
+#[must_use]
+pub fn rounded_speed(speed: f64) -> f64 {
+    let (far, step) = (speed.ln(), SPEEDS_APART.ln_1p());
+    if far.abs() < AS_SAID.ln_1p() { 1.0 } else { ((far / step).round() * step).exp() }
+}
+
+impl Pace {
+    /// As it was measured, in microseconds.
+    #[must_use]
+    pub fn calibrated(
+        model: &ModelConfig,
+        shape: MicrobatchShape,
+        calibration: &Calibration,
+        (speeds, link): (Vec<f64>, f64),
+    ) -> Self {
+        let Calibration { f_us, b_us, w_us, update_us } = calibration;
+        let took = |work: LayerWork| LayerWork {
+            f: work.f * f_us,
+            b: work.b * b_us,
+            w: work.w * w_us,
+            w_early: work.w_early * w_us,
+        };
+        let layers = layer_work(model, shape).into_iter().map(took).collect();
+        let specs = model_layers(model);
+        let updates = specs.iter().map(|spec| spec.len() as f64 * update_us).collect();
+        Self { layers, updates, speeds, link, verdict: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AS_SAID, Calibration, StageSample, StageTimes, calibrate, rounded_speed};
+    use crate::plan::LayerWork;
+
+    fn work(size: f64) -> LayerWork {
+        LayerWork { f: size, b: 2.0 * size, w: size, w_early: 0.0 }
+    }
+
+    /// So much work, F and B at a microsecond each, W at three, on a machine so fast.
+    fn timed(size: f64, speed: f64) -> StageSample {
+        let [f, b, w] = [size, 2.0 * size, 3.0 * size].map(|time| time / speed);
+        let times = StageTimes { f, b, w, bw: 0.0, update: 5.0 * size / speed };
+        StageSample { work: work(size), weights: 10.0 * size, said: 1.0, times }
+    }
+
+    fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {
+        let (found, found_speeds) = calibrate(stages).expect("they tell something");
+        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a}, expected {b}");
+        for (found, speed) in found_speeds.iter().zip(speeds) {
+            near(found.expect("it tells something"), *speed);
+        }
+        near(found.f_us, calibration.f_us);
+        near(found.b_us, calibration.b_us);
+        near(found.w_us, calibration.w_us);
+        near(found.update_us, calibration.update_us);
+    }
+
+    const ALIKE: Calibration = Calibration { f_us: 1.0, b_us: 1.0, w_us: 3.0, update_us: 0.5 };
+
+    #[test]
+    fn machines_that_are_alike_have_the_same_speed_whatever_they_were_given() {
+        check(&[timed(1.0, 1.0), timed(5.0, 1.0), timed(3.0, 1.0)], &[1.0; 3], ALIKE);
+        check(&[timed(4.0, 1.0)], &[1.0], ALIKE);
+    }
+
+    #[test]
+    fn a_slow_machine_is_told_from_one_with_much_to_do() {
+        let stages = [timed(6.0, 1.0), timed(2.0, 0.5), timed(4.0, 1.0)];
+        let (_, speeds) = calibrate(&stages).expect("they tell something");
+        let [one, slow, other] = speeds[..] else { panic!("three stages") };
+        assert_eq!(one, other);
+        let ratio = slow.expect("it tells") / one.expect("it tells");
+        assert!((ratio - 0.5).abs() < 1e-9, "{ratio}");
+        let stages = [timed(3.0, 1.0), timed(3.0, 0.25)];
+        let (_, speeds) = calibrate(&stages).expect("they tell something");
+        assert_eq!(speeds, [Some(1.0), Some(0.25)], "of two, the slower one is slow");
+    }
+
+    /// Stages that differ in what they have most of, as one with the head does, and in speed.
+    #[test]
+    fn speeds_and_what_passes_cost_are_told_apart() {
+        let shaped = |work: [f64; 3], speed: f64| {
+            let [f, b, w] = work;
+            let times = StageTimes { f: f / speed, b: 2.0 * b / speed, w: 5.0 * w / speed, ..ZERO };
+            let work = LayerWork { f, b, w, w_early: 0.0 };
+            StageSample { work, weights: 1.0, said: 1.0, times }
+        };
+        let stages = [
+            shaped([1.0, 2.0, 0.5], 1.0),
+            shaped([1.0, 1.5, 1.0], 0.3),
+            shaped([2.0, 2.0, 3.0], 1.0),
+        ];
+        let (found, speeds) = calibrate(&stages).expect("they tell something");
+        for (found, speed) in speeds.iter().zip([1.0, 0.3, 1.0]) {
+            let found = found.expect("it tells something");
+            assert!((found / speed - 1.0).abs() < 1e-3, "{found}, expected {speed}");
+        }
+        assert!((found.w_us / found.f_us / 5.0 - 1.0).abs() < 1e-3, "{found:?}");
+    }
+
+    const ZERO: StageTimes = StageTimes { f: 0.0, b: 0.0, w: 0.0, bw: 0.0, update: 0.0 };
+
+    #[test]
+    fn a_machine_as_fast_as_it_says_is_the_measure_of_others() {
+        let said = |said, stage| StageSample { said, ..stage };
+        let stages = [said(2.0, timed(4.0, 2.0)), said(1.0, timed(4.0, 1.0))];
+        check(&stages, &[2.0, 1.0], ALIKE);
+    }
+
+    /// One pass for B and W tells nothing of how they compare, and as much of speeds.
+    #[test]
+    fn a_fused_pass_is_shared_out_as_it_is_counted() {
+        let fused = |stage: StageSample| {
+            let StageTimes { f, b, w, update, .. } = stage.times;
+            StageSample { times: StageTimes { f, b: 0.0, w: 0.0, bw: b + w, update }, ..stage }
+        };
+        let stages = [fused(timed(3.0, 1.0)), fused(timed(3.0, 0.5))];
+        let (found, speeds) = calibrate(&stages).expect("they tell something");
+        assert_eq!(speeds, [Some(1.0), Some(0.5)]);
+        assert!((found.b_us / found.w_us - 1.0).abs() < 1e-9, "{found:?}");
+    }
+
+    #[test]
+    fn what_cannot_have_been_is_left_out() {
+        let nothing = StageSample { times: StageTimes::default(), ..timed(1.0, 1.0) };
+        let idle = StageSample { work: LayerWork::default(), ..timed(1.0, 1.0) };
+        let mut wrong = timed(1.0, 1.0);
+        wrong.times.f = f64::NAN;
+        for stage in [nothing, idle, wrong] {
+            assert_eq!(calibrate(&[stage]), None);
+            let (found, speeds) = calibrate(&[stage, timed(2.0, 1.0)]).expect("one tells");
+            assert_eq!((found, speeds), (ALIKE, vec![None, Some(1.0)]));
+        }
+    }
+
+    #[test]
+    fn noise_is_rounded_away_and_nothing_else() {
+        let check = |speed: f64, expected: f64| {
+            let found = rounded_speed(speed);
+            assert!((found - expected).abs() < 1e-9, "{speed}: {found}, expected {expected}");
+        };
+        check(1.0, 1.0);
+        check(1.0 + 0.99 * AS_SAID, 1.0);
+        check(1.0 / (1.0 + 0.99 * AS_SAID), 1.0);
+        check(1.0 + 1.01 * AS_SAID, 1.1);
+        check(0.5, 1.1_f64.powi(-7));
+        check(2.0, 1.1_f64.powi(7));
+        for speed in [0.1, 0.3, 0.7, 1.3, 4.0] {
+            let off = rounded_speed(speed) / speed;
+            assert!((off - 1.0).abs() < 0.06, "{speed} becomes {off} times as fast");
+        }
+    }
+}
