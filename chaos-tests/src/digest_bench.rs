@@ -13,7 +13,7 @@ use zbelastic_trainer::elastic::{
     ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest,
 };
 use zbelastic_trainer::stage::{Injection, StageSetup, UpdateOrder, Workbench};
-use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
 use crate::digest_model::{
@@ -62,6 +62,8 @@ struct Stash {
     gradients: Vec<u64>,
     target: u64,
     end: u64,
+    /// What later slices add to each layer's gradient.
+    added: Vec<u64>,
 }
 
 /// What makes gradients of replicas impossible here.
@@ -71,7 +73,8 @@ const ONE_REPLICA: &str = "the log refuses plans with replicas";
 pub struct DigestBench {
     shape: DigestShape,
     chunks: BTreeMap<ChunkIndex, Vec<Layer>>,
-    stashes: BTreeMap<(ChunkIndex, MicrobatchIndex), Stash>,
+    stashes: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), Stash>,
+    slice_count: u32,
     accumulated: BTreeMap<ChunkIndex, u32>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
@@ -97,6 +100,13 @@ impl DigestBench {
     fn has_end(&self, chunk: ChunkIndex) -> bool {
         let last = self.chunks[&chunk].last().expect("a chunk has layers");
         last.id.0 + 1 == self.shape.layer_count()
+    }
+
+    /// What earlier slices of a pass left at a layer, in order.
+    fn earlier(&self, pass: Pass, layer: usize) -> impl Iterator<Item = u64> + '_ {
+        let Pass { chunk, microbatch, slice } = pass;
+        let before = (chunk, microbatch, SliceIndex(0))..(chunk, microbatch, slice);
+        self.stashes.range(before).map(move |(_, stash)| stash.inputs[layer])
     }
 
     fn draw(&self, step: Step, microbatch: MicrobatchIndex, layer: LayerId) -> u64 {
@@ -134,18 +144,21 @@ impl Workbench for DigestBench {
     }
 
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
-        let Pass { chunk, microbatch, .. } = pass;
+        let Pass { chunk, microbatch, slice } = pass;
         let step = Step(u64::from(batch.inputs[2]));
-        let mut x = input.map_or_else(|| tokens(batch), |floats| unpack(&floats));
+        let tokens = || passes::slice(tokens(batch), slice);
+        let mut x = input.map_or_else(tokens, |floats| unpack(&floats));
         let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
-        for layer in &self.chunks[&chunk] {
+        for (index, layer) in self.chunks[&chunk].iter().enumerate() {
             inputs.push(x);
+            x = passes::attend(x, self.earlier(pass, index));
             x = passes::forward(x, layer.live(), layer.id, self.draw(step, microbatch, layer.id));
         }
         self.passes_run += 1;
-        let target = u64::from(batch.targets[0]);
-        let stash = Stash { inputs, gradients: Vec::new(), target, end: x };
-        let before = self.stashes.insert((chunk, microbatch), stash);
+        let target = passes::slice(u64::from(batch.targets[0]), slice);
+        let added = vec![0; inputs.len()];
+        let stash = Stash { inputs, gradients: Vec::new(), target, end: x, added };
+        let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
             return Some(passes::loss(x, target).0);
@@ -156,20 +169,31 @@ impl Workbench for DigestBench {
 
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
-        self.stashes.remove(&(pass.chunk, pass.microbatch));
+        if pass.slice.0 + 1 == self.slice_count {
+            let Pass { chunk, microbatch, .. } = pass;
+            self.stashes.retain(|(c, m, _), _| (*c, *m) != (chunk, microbatch));
+        }
         loss
     }
 
     fn backward_input(&mut self, pass: Pass, _batch: &Batch, gradient: Option<Vec<f32>>) {
-        let Pass { chunk, microbatch, .. } = pass;
-        let stash = self.stashes.get_mut(&(chunk, microbatch)).expect("F came first");
+        let Pass { chunk, microbatch, slice } = pass;
+        let key = |slice| (chunk, microbatch, slice);
+        let stash = self.stashes.get_mut(&key(slice)).expect("F came first");
         let start = || passes::loss(stash.end, stash.target).1;
         let mut gradient = gradient.map_or_else(start, |floats| unpack(&floats));
         let layers = &self.chunks[&chunk];
         stash.gradients = vec![0; layers.len()];
         for (index, layer) in layers.iter().enumerate().rev() {
+            gradient = passes::gather(gradient, stash.added[index]);
             stash.gradients[index] = gradient;
             gradient = passes::backward(gradient, layer.live(), stash.inputs[index]);
+        }
+        let shares = stash.gradients.clone();
+        for (_, earlier) in self.stashes.range_mut(key(SliceIndex(0))..key(slice)) {
+            for (added, share) in earlier.added.iter_mut().zip(&shares) {
+                *added = passes::add(*added, *share);
+            }
         }
         self.passes_run += 1;
         if layers[0].id.0 > 0 {
@@ -180,10 +204,11 @@ impl Workbench for DigestBench {
     fn head_weights(&mut self, _pass: Pass) {}
 
     fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
-        let Pass { chunk, microbatch, .. } = pass;
-        let stash = self.stashes.remove(&(chunk, microbatch)).expect("B came first");
+        let Pass { chunk, microbatch, slice } = pass;
+        let stash = self.stashes.remove(&(chunk, microbatch, slice)).expect("B came first");
         let count = self.accumulated.entry(chunk).or_default();
-        assert_eq!(*count, microbatch.0, "W adds microbatches in order");
+        let place = microbatch.0 * self.slice_count + self.slice_count - 1 - slice.0;
+        assert_eq!(*count, place, "W adds microbatches in order, and slices in reverse");
         *count += 1;
         self.passes_run += 1;
         let order = if bug::is(Bug::M15OrderDependsOnSchedule) { self.passes_run } else { 0 };
@@ -191,7 +216,7 @@ impl Workbench for DigestBench {
         let shares = stash.gradients.iter().zip(&stash.inputs);
         for (layer, (gradient, input)) in layers.iter_mut().zip(shares) {
             let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
-            if microbatch.0 == 0 && !is_kept {
+            if place == 0 && !is_kept {
                 layer.g = Gradient::default();
             }
             let share = passes::weights(*gradient, *input);
@@ -219,7 +244,8 @@ impl Workbench for DigestBench {
 
     fn freeze(&mut self, microbatch_count: u32) {
         for count in self.accumulated.values_mut() {
-            assert_eq!(*count, microbatch_count, "every microbatch is in the gradient");
+            let parts = microbatch_count * self.slice_count;
+            assert_eq!(*count, parts, "every microbatch is in the gradient");
             *count = 0;
         }
         self.is_first_turn = false;
@@ -341,6 +367,7 @@ impl ComputeModel for DigestModel {
             accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
             chunks,
             stashes: BTreeMap::new(),
+            slice_count: setup.plan.program.slice_count,
             result: None,
             faults: self.faults.clone(),
             is_copied: setup.copies_wanted,

@@ -9,7 +9,7 @@ use zbelastic_consensus::validation::TensorSum;
 use zbelastic_trainer::data::{Batch, BatchSource};
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::stage::UpdateOrder;
-use zbelastic_types::{LayerId, MicrobatchIndex, Step, TensorIndex};
+use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step, TensorIndex};
 
 /// Floats of anything that travels: the two halves of a number, and a mark for what is not finite.
 pub(crate) const FRAME_LEN: usize = 3;
@@ -187,7 +187,30 @@ impl LayerNumbers {
 
 /// What passes compute, here and in the reference.
 pub mod passes {
-    use super::{LayerId, MicrobatchIndex, Step, mix_all};
+    use super::{LayerId, MicrobatchIndex, SliceIndex, Step, mix, mix_all};
+
+    /// What a slice has of a microbatch's tokens; the first one, which may be all of it, the tokens.
+    #[must_use]
+    pub fn slice(tokens: u64, slice: SliceIndex) -> u64 {
+        if slice.0 == 0 { tokens } else { mix(tokens, u64::from(slice.0)) }
+    }
+
+    /// F's look at what earlier slices left, in order.
+    pub fn attend(x: u64, earlier: impl Iterator<Item = u64>) -> u64 {
+        earlier.fold(x, mix)
+    }
+
+    /// B's share of the gradient of an earlier slice; the order in which shares are added counts.
+    #[must_use]
+    pub fn add(added: u64, share: u64) -> u64 {
+        mix_all(&[added, share, 41])
+    }
+
+    /// The gradient with what later slices added, if there were any.
+    #[must_use]
+    pub fn gather(gradient: u64, added: u64) -> u64 {
+        if added == 0 { gradient } else { mix(gradient, added) }
+    }
 
     /// F of a layer.
     #[must_use]

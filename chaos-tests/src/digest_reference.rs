@@ -1,10 +1,10 @@
 //! The same training in one loop: what every version must be, from nothing but the seals' verdicts.
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Verdict};
-use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::data::{Batch, BatchSource};
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::UpdateOrder;
-use zbelastic_types::{Digest, LayerId, MicrobatchIndex, Step};
+use zbelastic_types::{Digest, LayerId, MicrobatchIndex, SliceIndex, Step};
 
 use crate::digest_model::{DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens};
 use crate::reference::ReferenceSums;
@@ -15,20 +15,36 @@ pub struct DigestReference {
     shape: DigestShape,
     source: DigestSource,
     microbatch_count: u32,
+    slice_count: u32,
     layers: Vec<LayerNumbers>,
     updates: u64,
     /// The digests of each version so far.
     versions: Vec<Vec<Digest>>,
 }
 
+/// What a slice's forward pass left.
+struct SlicePass {
+    inputs: Vec<u64>,
+    loss: f64,
+    /// At the end of the model.
+    gradient: u64,
+}
+
 impl DigestReference {
     /// A run before its first step.
     #[must_use]
     pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
+        Self::with_slices(shape, microbatch_count, 1)
+    }
+
+    /// A run whose microbatches are cut into slices, before its first step.
+    #[must_use]
+    pub fn with_slices(shape: DigestShape, microbatch_count: u32, slice_count: u32) -> Self {
         let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
         let source = DigestSource { seed: shape.seed };
+        let (updates, versions) = (0, Vec::new());
         let mut reference =
-            Self { shape, source, microbatch_count, layers, updates: 0, versions: Vec::new() };
+            Self { shape, source, microbatch_count, slice_count, layers, updates, versions };
         reference.remember();
         reference
     }
@@ -71,7 +87,7 @@ impl DigestReference {
 
     /// Back to before the first step.
     pub fn restart(&mut self) {
-        *self = Self::new(self.shape.clone(), self.microbatch_count);
+        *self = Self::with_slices(self.shape.clone(), self.microbatch_count, self.slice_count);
     }
 
     fn gradients(&self, step: Step) -> (Vec<Gradient>, f64) {
@@ -79,23 +95,44 @@ impl DigestReference {
         let mut loss_sum = 0.0;
         for microbatch in (0..self.microbatch_count).map(MicrobatchIndex) {
             let batch = self.source.training(step, microbatch);
-            let mut x = tokens(&batch);
-            let mut inputs = Vec::with_capacity(self.layers.len());
-            for (layer, numbers) in (0..).map(LayerId).zip(&self.layers) {
-                inputs.push(x);
-                let draw = passes::draw(self.shape.seed, step, microbatch, layer);
-                x = passes::forward(x, numbers.weights(), layer, draw);
+            let mut slices: Vec<SlicePass> = Vec::new();
+            for slice in (0..self.slice_count).map(SliceIndex) {
+                let pass = self.forward((step, microbatch, slice), &batch, &slices);
+                loss_sum += pass.loss;
+                slices.push(pass);
             }
-            let (loss, mut gradient) = passes::loss(x, u64::from(batch.targets[0]));
-            loss_sum += loss;
-            for layer in (0..self.layers.len()).rev() {
-                let share = passes::weights(gradient, inputs[layer]);
-                gradients[layer] = gradients[layer].plus(share);
-                let w = self.layers[layer].weights();
-                gradient = passes::backward(gradient, w, inputs[layer]);
+            let mut added = vec![0; self.layers.len()];
+            for SlicePass { inputs, mut gradient, .. } in slices.into_iter().rev() {
+                for layer in (0..self.layers.len()).rev() {
+                    gradient = passes::gather(gradient, added[layer]);
+                    let share = passes::weights(gradient, inputs[layer]);
+                    gradients[layer] = gradients[layer].plus(share);
+                    added[layer] = passes::add(added[layer], gradient);
+                    let w = self.layers[layer].weights();
+                    gradient = passes::backward(gradient, w, inputs[layer]);
+                }
             }
         }
         (gradients, loss_sum)
+    }
+
+    fn forward(
+        &self,
+        (step, microbatch, slice): (Step, MicrobatchIndex, SliceIndex),
+        batch: &Batch,
+        earlier: &[SlicePass],
+    ) -> SlicePass {
+        let mut x = passes::slice(tokens(batch), slice);
+        let mut inputs = Vec::with_capacity(self.layers.len());
+        for (layer, numbers) in (0..).map(LayerId).zip(&self.layers) {
+            inputs.push(x);
+            x = passes::attend(x, earlier.iter().map(|slice| slice.inputs[layer.index()]));
+            let draw = passes::draw(self.shape.seed, step, microbatch, layer);
+            x = passes::forward(x, numbers.weights(), layer, draw);
+        }
+        let target = passes::slice(u64::from(batch.targets[0]), slice);
+        let (loss, gradient) = passes::loss(x, target);
+        SlicePass { inputs, loss, gradient }
     }
 
     fn remember(&mut self) {

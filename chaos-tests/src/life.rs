@@ -67,7 +67,8 @@ fn live_digest(case: &Case, log: &mut EventLog) -> Outcome {
     let layer_tensors = spec.layer_tensors.clone();
     let shape =
         DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
-    let reference = DigestReference::new(shape.clone(), spec.microbatch_count);
+    let slice_count = stage.plan.program.slice_count;
+    let reference = DigestReference::with_slices(shape.clone(), spec.microbatch_count, slice_count);
     let source = DigestSource { seed: case.seed };
     let model = Box::new(move |faults: &crate::numeric::NumericFaults| DigestModel {
         shape: shape.clone(),
@@ -148,9 +149,19 @@ fn stage_setup(
         microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
         microbatch_count: options.microbatches,
     };
-    let (kind, window) = (ScheduleKind::OneFOneB, Window::One);
+    // Slices are a part of the arithmetic, which the reference has from here.
+    let kind = if options.kind.is_sliced() { options.kind } else { ScheduleKind::OneFOneB };
+    let window = Window::One;
     let (stage_count, chunks_per_stage) = (1, None);
-    let request = PlanRequest { model: &model, batch, kind, chunks_per_stage, stage_count, window };
+    let request = PlanRequest {
+        model: &model,
+        batch,
+        kind,
+        chunks_per_stage,
+        slice_count: None,
+        stage_count,
+        window,
+    };
     let plan = Plan::new(request).expect("one stage runs anything");
     StageSetup {
         plan,

@@ -39,11 +39,21 @@ impl Solver {
         if let Some(found) = self.found.get(&(count, window)) {
             return Ok(found.clone());
         }
-        let kinds = [self.kind, ScheduleKind::ZbH1, ScheduleKind::OneFOneB];
-        let plans = kinds.into_iter().find_map(|kind| {
+        // No other schedule trains to the bits of slices.
+        let others = [ScheduleKind::ZbH1, ScheduleKind::OneFOneB].into_iter();
+        let others = others.filter(|_| !self.kind.is_sliced());
+        let plans = std::iter::once(self.kind).chain(others).find_map(|kind| {
             let (model, batch, chunks_per_stage) = (&self.model, self.batch, None);
             let stage_count = count;
-            let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+            let request = PlanRequest {
+                model,
+                batch,
+                kind,
+                chunks_per_stage,
+                slice_count: None,
+                stage_count,
+                window,
+            };
             Plan::new(request).ok()
         });
         let nodes = request.nodes.len();

@@ -9,11 +9,15 @@ use chaos_tests::campaign::{Campaign, Life, Ticket};
 use chaos_tests::case::Case;
 use chaos_tests::options::Model;
 use chaos_tests::report::{Ending, LIVES_FOR_MARKERS, Report};
+use zbelastic_schedule::ScheduleKind;
 
 /// Lives with hashes: as many as have to show every marker.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
 /// Lives with real kernels, which take longer.
 const FLOAT_LIVES: u64 = 50;
+/// Lives with slices, with hashes and with real kernels.
+const SLICED_DIGEST_LIVES: u64 = 100;
+const SLICED_FLOAT_LIVES: u64 = 6;
 /// Lives that are lived twice.
 const TWICE_LIVES: u64 = 20;
 
@@ -93,4 +97,18 @@ fn a_seed_is_the_same_life_whenever_and_beside_whomever_it_is_lived() {
         lives.into_iter().map(|life| life.join().expect("it lives")).collect::<Vec<_>>()
     });
     assert_eq!(alone, beside);
+}
+
+/// Lives whose seeds drew another schedule, with slices: clusters grow, shrink and start again under
+/// plans that all cut sequences alike.
+#[test]
+fn clusters_that_cut_sequences_live_through_their_faults() {
+    let lives = (1..=SLICED_DIGEST_LIVES).map(|seed| (seed, Model::Digest));
+    for (seed, model) in lives.chain((1..=SLICED_FLOAT_LIVES).map(|seed| (seed, Model::Float))) {
+        let mut case = Case::draw(seed, model);
+        case.options.kind = ScheduleKind::Seq1F1B;
+        let life = Life::of(&case);
+        assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
+        assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
+    }
 }

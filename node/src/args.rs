@@ -192,6 +192,9 @@ pub struct ConfigArgs {
     /// Schedule: auto, or a name that `schedule list` tells, such as zb-h1 or zb-v [schedule.kind].
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
+    /// Slices that seq1f1b cuts sequences into [schedule.slices].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub slices: Option<String>,
     /// Optimizer steps [train.steps].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub steps: Option<String>,
@@ -216,6 +219,7 @@ impl ConfigArgs {
         let mut flags: Vec<Flag> = self.set.iter().cloned().map(Flag::Set).collect();
         let own = [
             ("--schedule", Key::Schedule, &self.schedule),
+            ("--slices", Key::Slices, &self.slices),
             ("--steps", Key::Steps, &self.steps),
             ("--window", Key::Window, &self.window),
             ("--seed", Key::Seed, &self.seed),

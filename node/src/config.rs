@@ -84,6 +84,9 @@ pub struct RunConfig {
     pub schedule: ScheduleChoice,
     /// Chunks a stage holds; none for as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,
+    /// Slices that sequences are cut into; none for as many as the schedule has by itself.
+    #[serde(default)]
+    pub slice_count: Option<u32>,
     /// What single asynchronous schedules keep to.
     #[serde(default)]
     pub asynchronous: AsyncConfig,
@@ -186,6 +189,15 @@ pub enum ScheduleChoice {
 }
 
 impl ScheduleChoice {
+    /// Slices of a microbatch if nobody says how many.
+    #[must_use]
+    pub const fn slice_count(&self) -> u32 {
+        match self {
+            Self::Kind(kind) => kind.slice_count(),
+            Self::Auto | Self::Asynchronous(_) => 1,
+        }
+    }
+
     /// The synchronous schedules to choose from, for auto those that are worth trying
     /// ([`AUTO_KINDS`]); an asynchronous one is no choice between any.
     ///

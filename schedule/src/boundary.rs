@@ -8,7 +8,7 @@ const fn flow_of(compute: Compute) -> Option<Flow> {
     match compute {
         Compute::F => Some(Flow::Forward),
         Compute::B | Compute::BW => Some(Flow::Backward),
-        Compute::W | Compute::WE => None,
+        Compute::W | Compute::WE | Compute::R => None,
     }
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn transfer_after(placement: &Placement, op: Op) -> Option<Op> {
 fn boundary_of(op: Op) -> Option<(Flow, Pass)> {
     match op {
         Op::Compute(compute, pass) => flow_of(compute).map(|flow| (flow, pass)),
-        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
     }
 }
 

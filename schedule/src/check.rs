@@ -3,8 +3,9 @@
 //!
 //! Each rule is one function and one [`Violation`]. A rule trusts nothing that another rule
 //! establishes, except the size and the number of lists, which are looked at first. The rules do
-//! not look at times or memory: a legal program may be slow or large.
+//! not look at times or amounts of memory: a legal program may be slow or large.
 
+mod memory;
 mod passes;
 mod reductions;
 mod slices;
@@ -68,6 +69,13 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             updates::update_sequence,
             updates::update_tail,
             updates::gate_place,
+            memory::offload_place,
+            memory::reload_place,
+            memory::drop_place,
+            memory::recompute_place,
+            memory::recompute_count,
+            memory::away,
+            memory::left_away,
             stuck,
             slices::slice_range,
             slices::forward_slices,

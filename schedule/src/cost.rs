@@ -17,6 +17,36 @@ pub struct ChunkTimes {
     pub w_early: f64,
 }
 
+/// What is copied at once, out of a stage's memory and back into it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyLanes {
+    /// One copy at a time, whichever way it goes: each is as fast as the connection allows.
+    #[default]
+    Alternating,
+    /// One out and one back at the same time.
+    Duplex,
+}
+
+/// Durations of what one pass of a chunk does beside its gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryTimes {
+    /// R: what DROP gave up is made again.
+    pub recompute: f64,
+    /// What F left is copied out.
+    pub offload: f64,
+    /// It is copied back.
+    pub reload: f64,
+}
+
+/// Durations of what keeps memory small.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryCosts {
+    /// What is copied at once.
+    pub lanes: CopyLanes,
+    /// One entry a chunk, in model order; none at all if R takes as long as F and a copy no time.
+    pub chunks: Vec<MemoryTimes>,
+}
+
 /// Durations, all in one unit of the caller's choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
@@ -35,6 +65,8 @@ pub struct Costs {
     pub verdict: f64,
     /// STEP, the same on every stage.
     pub step: f64,
+    /// R, OFFLOAD and RELOAD.
+    pub memory: MemoryCosts,
 }
 
 /// A duration no simulation can run with.
@@ -91,7 +123,36 @@ impl Costs {
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
         let slice_shares = Vec::new();
-        Self { chunks, slice_shares, link, occupancy: 0.0, verdict: 0.0, step: 0.0 }
+        Self {
+            chunks,
+            slice_shares,
+            link,
+            occupancy: 0.0,
+            verdict: 0.0,
+            step: 0.0,
+            memory: MemoryCosts::default(),
+        }
+    }
+
+    /// The same with a way out and back that takes `round_trip` for all that one microbatch leaves
+    /// on a stage, divided evenly among its chunks and between the two ways.
+    #[must_use]
+    pub fn with_round_trip(mut self, placement: &Placement, round_trip: f64) -> Self {
+        let one_way = round_trip / 2.0 * placement.chunk_share();
+        let times = |chunk: &ChunkTimes| MemoryTimes {
+            recompute: chunk.f,
+            offload: one_way,
+            reload: one_way,
+        };
+        self.memory.chunks = self.chunks.iter().map(times).collect();
+        self
+    }
+
+    /// What a pass of `chunk` takes beside its gradients.
+    pub(crate) fn memory_times(&self, chunk: ChunkIndex) -> MemoryTimes {
+        let recompute = self.chunks[chunk.index()].f;
+        let free = MemoryTimes { recompute, offload: 0.0, reload: 0.0 };
+        self.memory.chunks.get(chunk.index()).copied().unwrap_or(free)
     }
 
     /// The share of a microbatch's times that one of `slice_count` slices takes.
@@ -120,7 +181,8 @@ impl Costs {
                 return Err(CostError::EarlyShare { chunk, w, w_early });
             }
         }
-        self.check_slices(slice_count)
+        self.check_slices(slice_count)?;
+        self.check_memory(expected)
     }
 
     fn check_slices(&self, expected: u32) -> Result<(), CostError> {
@@ -140,6 +202,21 @@ impl Costs {
         }
         Ok(())
     }
+
+    fn check_memory(&self, expected: u32) -> Result<(), CostError> {
+        let found = self.memory.chunks.len();
+        if found != 0 && found != expected as usize {
+            return Err(CostError::ChunkCount { expected, found });
+        }
+        for MemoryTimes { recompute, offload, reload } in &self.memory.chunks {
+            check_durations([
+                ("recompute", *recompute),
+                ("offload", *offload),
+                ("reload", *reload),
+            ])?;
+        }
+        Ok(())
+    }
 }
 
 /// How far from one shares may add up to: more than rounding does, less than anybody sees.
@@ -155,9 +232,18 @@ fn check_durations<const N: usize>(durations: [(&'static str, f64); N]) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use super::{ChunkTimes, CostError, Costs};
+    use super::{ChunkTimes, CostError, Costs, MemoryTimes};
     use crate::placement::Placement;
     use zbelastic_types::ChunkIndex;
+
+    #[test]
+    fn a_round_trip_is_divided_among_chunks_and_ways() {
+        let vee = Placement::vee(2);
+        let costs = Costs::even(&vee, 4.0, 6.0, 2.0, 0.5).with_round_trip(&vee, 12.0);
+        let times = MemoryTimes { recompute: 2.0, offload: 3.0, reload: 3.0 };
+        assert_eq!(costs.memory.chunks, [times; 4]);
+        assert_eq!(costs.check(&vee, 1), Ok(()));
+    }
 
     #[test]
     fn even_costs_are_divided_among_the_chunks_of_a_stage() {
@@ -186,6 +272,14 @@ mod tests {
         let chunk = ChunkIndex(1);
         let share = CostError::EarlyShare { chunk, w: 1.0, w_early: 1.5 };
         check(|costs| costs.chunks[1].w_early = 1.5, Err(share));
+        const TIMES: MemoryTimes = MemoryTimes { recompute: 1.0, offload: 2.0, reload: 3.0 };
+        check(|costs| costs.memory.chunks = vec![TIMES; 2], Ok(()));
+        let none = CostError::Duration { name: "reload", found: -3.0 };
+        let backwards = |costs: &mut Costs| {
+            costs.memory.chunks = vec![MemoryTimes { reload: -3.0, ..TIMES }; 2];
+        };
+        check(backwards, Err(none));
+        check(|costs| costs.memory.chunks = vec![TIMES], Err(count));
         check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
         let count = CostError::SliceCount { expected: 2, found: 3 };
         check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));

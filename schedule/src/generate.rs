@@ -1,7 +1,7 @@
 //! Makes the program of a schedule, arithmetic only, in the order its paper gives.
 //!
 //! One file a family. A generator knows counts, no times: which order is best for given times is
-//! the solver's question. Every generator lets a chunk's weight gradients run in microbatch order,
+//! the solver's question, and what is copied while given passes run that of [`crate::offload`]. Every generator lets a chunk's weight gradients run in microbatch order,
 //! because the sum of a gradient must not depend on the schedule.
 
 mod bidirectional;
@@ -10,6 +10,7 @@ mod dual_pipe_v;
 mod grid;
 mod grouped;
 mod interleaved;
+mod offloaded;
 mod one_f_one_b;
 mod one_f_one_b_v;
 mod seq_one_f_one_b;
@@ -68,7 +69,10 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         ScheduleKind::GisH => {
             each(&|stage| grouped::stage_ops(size, stage, stage_count.div_ceil(2)))
         }
-        ScheduleKind::Po => each(&|stage| grouped::stage_ops(size, stage, 1)),
+        ScheduleKind::Po
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => each(&|stage| grouped::stage_ops(size, stage, 1)),
         ScheduleKind::VHalf => v_pattern::program_ops(size, v_pattern::half),
         ScheduleKind::VMin => v_pattern::program_ops(size, v_pattern::min),
         ScheduleKind::OneFOneBV => one_f_one_b_v::program_ops(size),
@@ -78,7 +82,7 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         ScheduleKind::Seq1F1B => each(&|stage| seq_one_f_one_b::stage_ops(size, stage)),
     };
     let chunk_count = stage_count * chunks_per_stage;
-    Ok(Program {
+    let program = Program {
         kind,
         placement: Placement::of_shape(kind.shape(), stage_count, chunk_count)
             .expect("the size was checked"),
@@ -86,6 +90,10 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         slice_count,
         window: None,
         stages,
+    };
+    Ok(match kind.offload_chunks(chunks_per_stage) {
+        Some(chunks) => offloaded::program(&program, chunks),
+        None => program,
     })
 }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::offload::OffloadChunks;
 use crate::placement::{Placement, PlacementShape};
 
 /// A schedule by name.
@@ -65,6 +66,16 @@ pub enum ScheduleKind {
     /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
     #[serde(rename = "seq1f1b")]
     Seq1F1B,
+    /// The order of PipeOffload, and the first half of a stage's chunks leave its memory between F
+    /// and B (Wan et al., ICML 2025).
+    #[serde(rename = "po-half")]
+    PoHalf,
+    /// The same, and all chunks may leave (ibid.).
+    #[serde(rename = "po-full")]
+    PoFull,
+    /// The same, and so much leaves as a limit asks for, or as makes memory smallest (ibid.).
+    #[serde(rename = "po-selective")]
+    PoSelective,
 }
 
 /// How many chunks a stage may hold.
@@ -106,7 +117,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -125,6 +136,9 @@ impl ScheduleKind {
         Self::Gems,
         Self::Chimera,
         Self::Seq1F1B,
+        Self::PoHalf,
+        Self::PoFull,
+        Self::PoSelective,
     ];
 
     /// The name under which a person asks for it.
@@ -149,6 +163,9 @@ impl ScheduleKind {
             Self::Gems => "gems",
             Self::Chimera => "chimera",
             Self::Seq1F1B => "seq1f1b",
+            Self::PoHalf => "po-half",
+            Self::PoFull => "po-full",
+            Self::PoSelective => "po-selective",
         }
     }
 
@@ -183,7 +200,10 @@ impl ScheduleKind {
             | Self::OneFOneBV
             | Self::DualPipeV
             | Self::Gems
-            | Self::Chimera => false,
+            | Self::Chimera
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => false,
         }
     }
 
@@ -214,7 +234,38 @@ impl ScheduleKind {
             | Self::Po
             | Self::VHalf
             | Self::VMin
-            | Self::DualPipeV => true,
+            | Self::DualPipeV
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => true,
+        }
+    }
+
+    /// Which of the chunks of a stage that holds `held` leave its memory; none if it offloads nothing.
+    #[must_use]
+    pub const fn offload_chunks(self, held: u32) -> Option<OffloadChunks> {
+        match self {
+            Self::PoHalf => Some(OffloadChunks::First(held.div_ceil(2))),
+            Self::PoFull => Some(OffloadChunks::First(held)),
+            Self::PoSelective => Some(OffloadChunks::Chosen),
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::OneFOneBV
+            | Self::DualPipeV
+            | Self::Gems
+            | Self::Chimera
+            | Self::Seq1F1B => None,
         }
     }
 
@@ -248,9 +299,14 @@ impl ScheduleKind {
             | Self::ZbH2
             | Self::ZbAuto
             | Self::Seq1F1B => PlacementShape::Line,
-            Self::Interleaved | Self::LoopedBfs | Self::Gis | Self::GisH | Self::Po => {
-                PlacementShape::Loop
-            }
+            Self::Interleaved
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => PlacementShape::Loop,
             Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
                 PlacementShape::Vee
             }

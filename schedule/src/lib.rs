@@ -13,11 +13,13 @@ mod generate;
 mod kind;
 mod lower;
 mod memory;
+mod offload;
 mod op;
 mod pass_table;
 mod placement;
 mod program;
 pub mod pytorch;
+mod recompute;
 pub mod render;
 mod simulate;
 mod solve;
@@ -25,14 +27,16 @@ mod timeline;
 mod walk;
 
 pub use check::{VIOLATION_COUNT_MAX, Violation, check};
-pub use cost::{ChunkTimes, CostError, Costs};
+pub use cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes};
 pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_sized};
 pub use kind::{ChunkCounts, ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
 pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
-pub use op::{Compute, Flow, Op, OpParseError, Pass, Reduction, Transfer, Update};
+pub use offload::{OffloadChunks, OffloadRequest, offload};
+pub use op::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
+pub use recompute::recompute;
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
     ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,

@@ -28,7 +28,8 @@ pub struct LowerOptions {
 }
 
 /// `program` with transfers, updates and, if asked for, early weights. What it had of these before
-/// is replaced, so a lowered program can be lowered again with other options.
+/// is replaced, so a lowered program can be lowered again with other options. What moves memory
+/// stays where it is.
 #[must_use]
 pub fn lower(program: &Program, options: LowerOptions) -> Program {
     let placement = &program.placement;
@@ -49,11 +50,16 @@ pub fn lower(program: &Program, options: LowerOptions) -> Program {
 fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -> Vec<Op> {
     let mut lowered = Vec::with_capacity(2 * ops.len());
     for &op in ops {
-        let Op::Compute(compute, pass) = op else { continue };
-        match compute {
-            Compute::WE => continue,
-            Compute::F | Compute::B | Compute::W | Compute::BW => {}
-        }
+        let (compute, pass) = match op {
+            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
+                continue;
+            }
+            Op::Memory(..) => {
+                lowered.push(op);
+                continue;
+            }
+            Op::Compute(compute, pass) => (compute, pass),
+        };
         lowered.extend(receive_before(placement, op));
         lowered.push(op);
         lowered.extend(transfer_after(placement, op));

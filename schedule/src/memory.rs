@@ -2,9 +2,11 @@
 //!
 //! The convention is the zero-bubble paper's (Qi et al., ICLR 2024, section 2.3): a pass is charged
 //! for what it keeps from the start of F on. B exchanges that for what W needs, at its start, and W
-//! or BW gives all of it back when it is done. What a pass needs only while it runs is not counted.
+//! or BW gives all of it back when it is done. DROP gives back what R takes again at its start;
+//! OFFLOAD gives back everything, where it stands, and RELOAD takes it again, where it stands. What a
+//! pass needs only while it runs is not counted.
 
-use crate::op::{Compute, Op};
+use crate::op::{Compute, Memory, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
@@ -14,6 +16,8 @@ use crate::program::Program;
 pub struct ChunkMemory {
     /// From F to B or BW: the activations.
     pub after_forward: f64,
+    /// From DROP to R: what the activations are made from again.
+    pub after_drop: f64,
     /// From B to WE or W: the operands of the weights' gradient.
     pub after_input_gradient: f64,
     /// From WE to W: what WE left of them.
@@ -28,31 +32,59 @@ pub struct ChunkMemory {
 #[must_use]
 pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
-    let mut kept_by_pass = PassTable::new(program, 0.0);
+    let mut kept = PassTable::new(program, Kept::default());
+    // Divided once, so that shares add up.
     let slices = f64::from(program.slice_count);
-    let mut peak_of_stage = |ops: &[Op]| {
-        let (mut kept, mut peak) = (0.0, 0.0);
-        for op in ops {
-            let Op::Compute(compute, pass) = *op else { continue };
-            let chunk = chunks[pass.chunk.index()];
-            let after = match compute {
-                Compute::F => chunk.after_forward,
-                Compute::B => chunk.after_input_gradient,
-                Compute::WE => chunk.after_early_weights,
-                Compute::W | Compute::BW => 0.0,
-            };
-            let cell = kept_by_pass.get_mut(pass).expect("the program has the passes it names");
-            kept += after - *cell;
-            *cell = after;
-            peak = f64::max(peak, kept);
-        }
-        // Divided once, so that shares add up.
-        peak / slices
-    };
-    program.lists().map(|(_, ops)| peak_of_stage(ops)).collect()
+    program.lists().map(|(_, ops)| peak_of_list(ops, chunks, &mut kept) / slices).collect()
 }
 
-/// How many passes of a chunk are alive at once: how many slots of an exact size to set aside.
+/// The most that one stage keeps at once. The table is empty again when every pass has ended.
+pub(crate) fn peak_of_list(
+    ops: &[Op],
+    chunks: &[ChunkMemory],
+    kept_by_pass: &mut PassTable<Kept>,
+) -> f64 {
+    let (mut kept, mut peak) = (0.0, 0.0);
+    for op in ops {
+        let Some(pass) = op.pass() else { continue };
+        let cell = kept_by_pass.get_mut(pass).expect("the program has the passes it names");
+        let before = cell.now();
+        cell.run(*op, chunks[pass.chunk.index()]);
+        kept += cell.now() - before;
+        peak = f64::max(peak, kept);
+    }
+    peak
+}
+
+/// What a pass keeps, and whether that is away.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Kept {
+    amount: f64,
+    is_away: bool,
+}
+
+impl Kept {
+    fn now(self) -> f64 {
+        if self.is_away { 0.0 } else { self.amount }
+    }
+
+    fn run(&mut self, op: Op, chunk: ChunkMemory) {
+        match op {
+            Op::Compute(Compute::F | Compute::R, _) => self.amount = chunk.after_forward,
+            Op::Compute(Compute::B, _) => self.amount = chunk.after_input_gradient,
+            Op::Compute(Compute::WE, _) => self.amount = chunk.after_early_weights,
+            Op::Compute(Compute::W | Compute::BW, _) => self.amount = 0.0,
+            Op::Memory(Memory::Drop, _) => self.amount = chunk.after_drop,
+            Op::Memory(Memory::Offload, _) => self.is_away = true,
+            Op::Memory(Memory::Reload, _) => self.is_away = false,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
+        }
+    }
+}
+
+/// How many passes of a chunk take memory at once: how many slots of an exact size to set aside. What
+/// is away takes none. What DROP gives up is counted apart, because it is for the caller to say what
+/// that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassesLive {
     /// From the start of F to the end of W or BW.
@@ -60,6 +92,21 @@ pub struct PassesLive {
     /// From the start of F to the end of WE, or of W or BW where a pass has no WE: the slots of
     /// what WE consumes.
     pub early_slots: u32,
+    /// As `slots`, but none from DROP to R.
+    pub remade_slots: u32,
+    /// As `early_slots`, but none from DROP to R.
+    pub remade_early_slots: u32,
+}
+
+impl PassesLive {
+    fn at_most(self, other: Self) -> Self {
+        Self {
+            slots: self.slots.max(other.slots),
+            early_slots: self.early_slots.max(other.early_slots),
+            remade_slots: self.remade_slots.max(other.remade_slots),
+            remade_early_slots: self.remade_early_slots.max(other.remade_early_slots),
+        }
+    }
 }
 
 /// The live passes of every chunk, in model order.
@@ -71,37 +118,62 @@ pub fn live_passes(program: &Program) -> Vec<PassesLive> {
     let chunk_count = program.placement.chunk_count() as usize;
     let mut most = vec![PassesLive::default(); chunk_count];
     let mut now = most.clone();
-    let mut ran_early = PassTable::new(program, false);
+    let mut lives = PassTable::new(program, Life::default());
     for op in program.lists().flat_map(|(_, ops)| ops) {
-        let Op::Compute(compute, pass) = *op else { continue };
-        let ran_early = ran_early.get_mut(pass).expect("the program has the passes it names");
+        let Some(pass) = op.pass() else { continue };
+        let life = lives.get_mut(pass).expect("the program has the passes it names");
         let now = &mut now[pass.chunk.index()];
-        match compute {
-            Compute::F => {
-                now.slots += 1;
-                now.early_slots += 1;
-            }
-            Compute::B => {}
-            Compute::WE => {
-                end_one(&mut now.early_slots);
-                *ran_early = true;
-            }
-            Compute::W | Compute::BW => {
-                end_one(&mut now.slots);
-                if !*ran_early {
-                    end_one(&mut now.early_slots);
-                }
-            }
-        }
+        life.count(now, |alive| alive.checked_sub(1).expect("a pass begins before it ends"));
+        life.run(*op);
+        life.count(now, |alive| alive + 1);
         let most = &mut most[pass.chunk.index()];
-        most.slots = most.slots.max(now.slots);
-        most.early_slots = most.early_slots.max(now.early_slots);
+        *most = most.at_most(*now);
     }
     most
 }
 
-fn end_one(alive: &mut u32) {
-    *alive = alive.checked_sub(1).expect("a pass begins before it ends");
+/// What there is of a pass.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    is_alive: bool,
+    ran_early: bool,
+    is_dropped: bool,
+    is_away: bool,
+}
+
+impl Life {
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Compute(Compute::F, _) => self.is_alive = true,
+            Op::Compute(Compute::WE, _) => self.ran_early = true,
+            Op::Compute(Compute::W | Compute::BW, _) => {
+                assert!(self.is_alive, "a pass begins before it ends");
+                *self = Self::default();
+            }
+            Op::Compute(Compute::R, _) => self.is_dropped = false,
+            Op::Memory(Memory::Drop, _) => self.is_dropped = true,
+            Op::Memory(Memory::Offload, _) => self.is_away = true,
+            Op::Memory(Memory::Reload, _) => self.is_away = false,
+            Op::Compute(Compute::B, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
+        }
+    }
+
+    /// Changes the count of every kind of slot that the pass takes.
+    fn count(self, slots: &mut PassesLive, change: impl Fn(u32) -> u32) {
+        if !self.is_alive || self.is_away {
+            return;
+        }
+        slots.slots = change(slots.slots);
+        if !self.ran_early {
+            slots.early_slots = change(slots.early_slots);
+        }
+        if !self.is_dropped {
+            slots.remade_slots = change(slots.remade_slots);
+        }
+        if !self.ran_early && !self.is_dropped {
+            slots.remade_early_slots = change(slots.remade_early_slots);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +197,7 @@ mod tests {
         let share = program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 100.0 * share,
+            after_drop: 0.0,
             after_input_gradient: 30.0 * share,
             after_early_weights: 10.0 * share,
         };
@@ -148,6 +221,7 @@ mod tests {
     fn early_weights_give_back_what_they_consume() {
         let chunk = |after_input_gradient, after_early_weights| ChunkMemory {
             after_forward: 100.0,
+            after_drop: 0.0,
             after_input_gradient,
             after_early_weights,
         };
@@ -166,7 +240,12 @@ mod tests {
         let check = |kind, slots: &[u32]| {
             let expected: Vec<PassesLive> = slots
                 .iter()
-                .map(|slots| PassesLive { slots: *slots, early_slots: *slots })
+                .map(|slots| PassesLive {
+                    slots: *slots,
+                    early_slots: *slots,
+                    remade_slots: *slots,
+                    remade_early_slots: *slots,
+                })
                 .collect();
             assert_eq!(live_passes(&program(kind)), expected, "{kind}");
         };
@@ -176,7 +255,33 @@ mod tests {
         check(ScheduleKind::ZbH2, &[7; 4]);
         let options = LowerOptions { window: Window::Zero, early_head_weights: true };
         let early = live_passes(&lower(&program(ScheduleKind::ZbH2), options));
-        assert_eq!(early[2], PassesLive { slots: 7, early_slots: 7 });
-        assert_eq!(early[3], PassesLive { slots: 7, early_slots: 1 });
+        assert_eq!((early[2].slots, early[2].early_slots), (7, 7));
+        assert_eq!((early[3].slots, early[3].early_slots), (7, 1));
+    }
+
+    const KEPT: &str = "program gpipe line stages 1 chunks 1 microbatches 3 window -
+        stage 0: 0F0 0DROP0 0OFFLOAD0 0F1 0OFFLOAD1 0F2 0BW2 0RELOAD1 0BW1 0RELOAD0 0R0 0BW0";
+
+    #[test]
+    fn what_is_away_or_dropped_takes_nothing() {
+        let program: Program = KEPT.parse().expect("the text is a program");
+        let chunk = ChunkMemory {
+            after_forward: 100.0,
+            after_drop: 20.0,
+            after_input_gradient: 0.0,
+            after_early_weights: 0.0,
+        };
+        assert_eq!(peak_memory(&program, &[chunk]), [100.0]);
+        let live = live_passes(&program);
+        let one = PassesLive { slots: 1, early_slots: 1, remade_slots: 1, remade_early_slots: 1 };
+        assert_eq!(live, [one]);
+        let dropped = KEPT.replace(" 0OFFLOAD0", "").replace(" 0RELOAD0", "");
+        let program: Program = dropped.parse().expect("the text is a program");
+        assert_eq!(peak_memory(&program, &[chunk]), [120.0]);
+        let live = live_passes(&program);
+        assert_eq!(live, [PassesLive { slots: 2, early_slots: 2, ..one }]);
+        let kept = KEPT.replace(" 0OFFLOAD1", "").replace(" 0RELOAD1", "");
+        let program: Program = kept.parse().expect("the text is a program");
+        assert_eq!(peak_memory(&program, &[chunk]), [200.0]);
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
 //! B the half of the backward pass that yields the gradient of the input, W the half that yields
-//! the gradient of the weights, BW both in one. An operation on a chunk is written
-//! `<chunk><letters><microbatch>`, as in `2F0` or `3SEND_F1`; in a program with slices the slice
-//! follows after a point, as in `2F0.1`.
+//! the gradient of the weights, BW both in one. R runs the forward pass again. An operation on a chunk
+//! is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program with
+//! slices the slice follows after a point, as in `2F0.1`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -90,6 +90,9 @@ pub enum Compute {
     /// B and W in one, as schedules without the split run it: the input's gradient leaves only
     /// when the weights' is done as well.
     BW,
+    /// The forward pass again, from what [`Memory::Drop`] left: it makes what B and W need, and its
+    /// result goes nowhere.
+    R,
 }
 
 impl Compute {
@@ -99,7 +102,7 @@ impl Compute {
     pub const fn accumulates(self) -> bool {
         match self {
             Self::W | Self::WE | Self::BW => true,
-            Self::F | Self::B => false,
+            Self::F | Self::B | Self::R => false,
         }
     }
 
@@ -108,7 +111,7 @@ impl Compute {
     pub const fn yields_input_gradient(self) -> bool {
         match self {
             Self::B | Self::BW => true,
-            Self::F | Self::W | Self::WE => false,
+            Self::F | Self::W | Self::WE | Self::R => false,
         }
     }
 }
@@ -142,6 +145,20 @@ pub enum Transfer {
     Receive,
     /// The named chunk's result goes to a chunk on the same stage.
     Local,
+}
+
+/// Where what a pass keeps between F and B lies. Copies run on a lane of their own beside the
+/// passes, in the order of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Memory {
+    /// From here on the stage counts on the memory: what the pass keeps has left for a second
+    /// store. The copy may begin when the pass's F is done; here it is waited for.
+    Offload,
+    /// What left takes memory again. The copy begins here; the next R, B or BW of the pass waits
+    /// for it.
+    Reload,
+    /// What R will make again is given up.
+    Drop,
 }
 
 /// What belongs to the optimizer step and its validation (`docs/validation.md`).
@@ -184,14 +201,26 @@ pub enum Op {
     Update(Update),
     /// The gradients of a chunk's two replicas become one.
     Reduce(Reduction, ChunkIndex),
+    /// What a pass keeps leaves, comes back or is given up.
+    Memory(Memory, Pass),
 }
 
 impl Op {
+    /// What is computed, if something is.
+    pub(crate) const fn arithmetic(self) -> Option<(Compute, Pass)> {
+        match self {
+            Self::Compute(compute, pass) => Some((compute, pass)),
+            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) | Self::Memory(..) => None,
+        }
+    }
+
     /// The pass the operation is about, if it is about one.
     #[must_use]
     pub const fn pass(self) -> Option<Pass> {
         match self {
-            Self::Compute(_, pass) | Self::Transfer(_, _, pass) => Some(pass),
+            Self::Compute(_, pass) | Self::Transfer(_, _, pass) | Self::Memory(_, pass) => {
+                Some(pass)
+            }
             Self::Update(_) | Self::Reduce(..) => None,
         }
     }
@@ -200,7 +229,9 @@ impl Op {
     #[must_use]
     pub const fn chunk(self) -> Option<ChunkIndex> {
         match self {
-            Self::Compute(_, pass) | Self::Transfer(_, _, pass) => Some(pass.chunk),
+            Self::Compute(_, pass) | Self::Transfer(_, _, pass) | Self::Memory(_, pass) => {
+                Some(pass.chunk)
+            }
             Self::Reduce(_, chunk) => Some(chunk),
             Self::Update(_) => None,
         }
@@ -211,7 +242,7 @@ impl Op {
     pub const fn accumulates(self) -> bool {
         match self {
             Self::Compute(compute, _) => compute.accumulates(),
-            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) => false,
+            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) | Self::Memory(..) => false,
         }
     }
 
@@ -225,6 +256,7 @@ impl Op {
                 let row = TRANSFER_TEXT.iter().find(|(t, w, _)| *t == transfer && *w == flow);
                 (row.expect("the table names every pair").2, pass)
             }
+            Self::Memory(memory, pass) => (lookup(&MEMORY_TEXT, &memory), pass),
             Self::Update(update) => return update.to_string(),
             Self::Reduce(reduction, chunk) => {
                 return format!("{chunk}{}", lookup(&REDUCTION_TEXT, &reduction));
@@ -234,12 +266,13 @@ impl Op {
     }
 }
 
-const COMPUTE_TEXT: [(Compute, &str); 5] = [
+const COMPUTE_TEXT: [(Compute, &str); 6] = [
     (Compute::F, "F"),
     (Compute::B, "B"),
     (Compute::W, "W"),
     (Compute::WE, "WE"),
     (Compute::BW, "BW"),
+    (Compute::R, "R"),
 ];
 
 const TRANSFER_TEXT: [(Transfer, Flow, &str); 6] = [
@@ -265,6 +298,8 @@ const REDUCTION_TEXT: [(Reduction, &str); 4] = [
     (Reduction::Local, "LOCAL_G"),
     (Reduction::Add, "REDUCE"),
 ];
+const MEMORY_TEXT: [(Memory, &str); 3] =
+    [(Memory::Offload, "OFFLOAD"), (Memory::Reload, "RELOAD"), (Memory::Drop, "DROP")];
 
 fn lookup<K: PartialEq>(table: &[(K, &'static str)], key: &K) -> &'static str {
     table.iter().find(|(k, _)| k == key).expect("the table names every variant").1
@@ -273,6 +308,12 @@ fn lookup<K: PartialEq>(table: &[(K, &'static str)], key: &K) -> &'static str {
 impl fmt::Display for Compute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(lookup(&COMPUTE_TEXT, self))
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(lookup(&MEMORY_TEXT, self))
     }
 }
 
@@ -313,7 +354,8 @@ pub enum OpParseError {
 fn known_letters() -> String {
     let compute = COMPUTE_TEXT.iter().map(|row| row.1);
     let transfer = TRANSFER_TEXT.iter().map(|row| row.2);
-    compute.chain(transfer).collect::<Vec<_>>().join(", ")
+    let memory = MEMORY_TEXT.iter().map(|row| row.1);
+    compute.chain(transfer).chain(memory).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for Op {
@@ -341,13 +383,16 @@ impl FromStr for Op {
         if let Some((transfer, flow, _)) = TRANSFER_TEXT.iter().find(|row| row.2 == letters) {
             return Ok(Self::Transfer(*transfer, *flow, pass));
         }
+        if let Some((memory, _)) = MEMORY_TEXT.iter().find(|(_, text)| *text == letters) {
+            return Ok(Self::Memory(*memory, pass));
+        }
         Err(OpParseError::Letters { word: word.to_owned(), letters: letters.to_owned() })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Compute, Flow, Op, OpParseError, Pass, Reduction, Transfer, Update};
+    use super::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
     use zbelastic_types::ChunkIndex;
 
     #[test]
@@ -364,6 +409,10 @@ mod tests {
         check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
         check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
         check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
+        check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
+        check("2OFFLOAD0", Op::Memory(Memory::Offload, Pass::new(2, 0)));
+        check("2RELOAD10", Op::Memory(Memory::Reload, Pass::new(2, 10)));
+        check("12DROP3", Op::Memory(Memory::Drop, Pass::new(12, 3)));
         check("2BW0.1", Op::Compute(Compute::BW, Pass::sliced(2, 0, 1)));
         check(
             "2RECV_F10.3",

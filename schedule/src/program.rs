@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::StageIndex;
 
 use crate::kind::{ScheduleKind, UnknownKind};
-use crate::op::{Op, OpParseError};
+use crate::op::{Compute, Op, OpParseError};
 use crate::placement::{Placement, PlacementError, PlacementShape};
 
 /// How many steps may run ahead of the verdict.
@@ -90,6 +90,23 @@ impl Program {
     /// Every stage with its operations.
     pub fn lists(&self) -> impl Iterator<Item = (StageIndex, &[Op])> {
         (0..).map(StageIndex).zip(self.stages.iter().map(Vec::as_slice))
+    }
+
+    /// The program as it was before it was lowered: passes and what moves their memory.
+    #[must_use]
+    pub fn arithmetic(&self) -> Self {
+        let is_arithmetic = |op: &&Op| match op {
+            Op::Compute(compute, _) => *compute != Compute::WE,
+            Op::Memory(..) => true,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => false,
+        };
+        let of_stage = |ops: &Vec<Op>| ops.iter().filter(is_arithmetic).copied().collect();
+        Self {
+            window: None,
+            placement: self.placement.clone(),
+            stages: self.stages.iter().map(of_stage).collect(),
+            ..*self
+        }
     }
 
     /// Chunks times microbatches times slices: each is passed forward and backward once. Where there

@@ -7,8 +7,9 @@ pub mod svg;
 use crate::op::{Compute, Op, Reduction};
 use crate::timeline::Timeline;
 
-const PASS_NAMES: [(Compute, &str); 5] = [
+const PASS_NAMES: [(Compute, &str); 6] = [
     (Compute::F, "F forward"),
+    (Compute::R, "R forward again"),
     (Compute::B, "B input gradient"),
     (Compute::WE, "WE early share of W"),
     (Compute::W, "W weight gradient"),

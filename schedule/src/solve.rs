@@ -348,7 +348,7 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
         let kind = match put.compute {
             Compute::F => 0,
             Compute::B => 1,
-            Compute::W | Compute::BW | Compute::WE => 2,
+            Compute::W | Compute::BW | Compute::WE | Compute::R => 2,
         };
         let count = &mut counts[put.chunk as usize][kind];
         *count += 1;

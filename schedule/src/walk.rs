@@ -138,6 +138,7 @@ impl<'a> Walk<'a> {
             }
             Op::Update(update) => self.is_update_ready(stage, step, update),
             Op::Reduce(reduction, chunk) => self.is_reduction_ready(step, reduction, chunk),
+            Op::Memory(_, pass) => self.is_done(step, Flow::Forward, pass),
         }
     }
 
@@ -152,6 +153,7 @@ impl<'a> Walk<'a> {
                 self.is_done(step, Flow::Forward, pass) && from(Flow::Backward)
             }
             Compute::W | Compute::WE => self.is_done(step, Flow::Backward, pass),
+            Compute::R => self.is_done(step, Flow::Forward, pass),
         }
     }
 
@@ -198,8 +200,9 @@ impl<'a> Walk<'a> {
             Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
                 self.finish_telling(step, chunk)
             }
-            Op::Compute(Compute::W | Compute::WE, _)
+            Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
+            | Op::Memory(..)
             | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}

@@ -95,8 +95,12 @@ fn check_chunks(
 
 /// Most chunks whose activations any stage keeps, until W gives them back.
 fn chunks_kept(program: &zbelastic_schedule::Program) -> f64 {
-    let one =
-        ChunkMemory { after_forward: 1.0, after_input_gradient: 1.0, after_early_weights: 1.0 };
+    let one = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.0,
+        after_input_gradient: 1.0,
+        after_early_weights: 1.0,
+    };
     let chunks = vec![one; program.placement.chunk_count() as usize];
     peak_memory(program, &chunks).into_iter().fold(0.0, f64::max)
 }
@@ -210,8 +214,12 @@ fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
 
 /// Microbatches whose activations a stage keeps, by stage.
 fn microbatches_kept(program: &zbelastic_schedule::Program) -> Vec<f64> {
-    let one =
-        ChunkMemory { after_forward: 1.0, after_input_gradient: 1.0, after_early_weights: 1.0 };
+    let one = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.0,
+        after_input_gradient: 1.0,
+        after_early_weights: 1.0,
+    };
     peak_memory(program, &vec![one; program.placement.chunk_count() as usize])
 }
 

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{
-    Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, simulate,
+    Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, recompute,
+    simulate,
 };
 
 const WINDOW_ONE: LowerOptions = LowerOptions { window: Window::One, early_head_weights: true };
@@ -133,10 +134,30 @@ fn a_timeline_has_its_trace() {
     check("zb-h1.trace.json", &chrome_trace::write_trace(&tracks));
 }
 
+/// Copies have a row of their own, R is a pass like others.
+#[test]
+fn copies_are_drawn() {
+    let order = generate(ScheduleKind::PoFull, 3, 4).expect("the size is legal");
+    let round_trip = |costs: &mut Costs| {
+        *costs = costs.clone().with_round_trip(&order.placement, 3.0);
+    };
+    check("po-full.ascii.txt", &ascii::draw(&timeline(&order, 1, round_trip), 120));
+    let program = lower(&recompute(&order), WINDOW_ONE);
+    let timeline = timeline(&program, 1, round_trip);
+    check("po-full-recomputed.program.txt", &program.to_string());
+    check("po-full-recomputed.ascii.txt", &ascii::draw(&timeline, 120));
+    check("po-full-recomputed.svg", &svg::draw(&timeline));
+    let tracks = chrome_trace::timeline_tracks(&timeline, 1000.0);
+    check("po-full-recomputed.trace.json", &chrome_trace::write_trace(&tracks));
+}
+
 /// The drawing in the documentation is the one this package makes.
 #[test]
 fn the_documentation_shows_what_is_drawn() {
     let page = include_str!("../../docs/schedule-ir.md");
-    let drawing = include_str!("golden/zb-h2.ascii.txt");
-    assert!(page.contains(drawing), "docs/schedule-ir.md should contain\n{drawing}");
+    for drawing in
+        [include_str!("golden/zb-h2.ascii.txt"), include_str!("golden/po-full.ascii.txt")]
+    {
+        assert!(page.contains(drawing), "docs/schedule-ir.md should contain\n{drawing}");
+    }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions, Op,
-    Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice, SolveError, Timeline,
-    Update, Window, check, check_size, generate, generate_sized, live_passes, lower, lower_bound,
-    peak_memory, simulate, solve,
+    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions,
+    MemoryCosts, Op, Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice,
+    SolveError, Timeline, Update, Window, check, check_size, generate, generate_sized, live_passes,
+    lower, lower_bound, peak_memory, simulate, solve,
 };
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -58,8 +58,8 @@ fn costs() -> impl Strategy<Value = Costs> {
     let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
     (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
         |(chunks, link, occupancy, verdict, step)| {
-            let slice_shares = Vec::new();
-            Costs { chunks, slice_shares, link, occupancy, verdict, step }
+            let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory }
         },
     )
 }
@@ -92,6 +92,7 @@ fn dependencies(program: &Program, compute: Compute, pass: Pass) -> Vec<(Compute
         Compute::B | Compute::BW if placement.is_last(chunk) => vec![(Compute::F, pass)],
         Compute::B | Compute::BW => vec![(Compute::B, neighbour(chunk.0 + 1))],
         Compute::W | Compute::WE => vec![(Compute::B, pass)],
+        Compute::R => vec![(Compute::F, pass)],
     }
 }
 
@@ -135,7 +136,12 @@ proptest! {
             let ran: Vec<Op> = slices.iter().map(|slice| slice.op).collect();
             prop_assert_eq!(ran, lowered.ops(stage).repeat(steps as usize));
             prop_assert!(slices.iter().all(|slice| slice.start <= slice.end));
-            prop_assert!(slices.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            let is_copy = |slice: &&Slice| matches!(slice.op, Op::Memory(..));
+            for copies in [false, true] {
+                let lane = slices.iter().filter(|slice| is_copy(slice) == copies);
+                let lane: Vec<_> = lane.filter(|slice| slice.duration() > 0.0).collect();
+                prop_assert!(lane.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            }
         }
     }
 
@@ -217,6 +223,7 @@ proptest! {
         let per_stage = 1.0 / program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 1.0 / per_stage,
+            after_drop: 0.0,
             after_input_gradient: kept_by_b / per_stage,
             after_early_weights: 0.0,
         };
@@ -235,6 +242,9 @@ proptest! {
             ScheduleKind::Po => {
                 ((per_stage - 1.0) * f64::from(p.div_ceil(2) + 1) + stages) / per_stage
             }
+            // The published share of what is left, and some chunks on their way out and back.
+            ScheduleKind::PoHalf => ((per_stage + 2.0) * stages / 8.0 + 4.0) / per_stage,
+            ScheduleKind::PoFull | ScheduleKind::PoSelective => 5.0 / per_stage,
             ScheduleKind::VHalf => f64::from(p / 2 + 1),
             ScheduleKind::VMin => f64::from((p + 1) / 3 + 1),
             ScheduleKind::OneFOneBV => f64::from(2 * p / 3 + 1),

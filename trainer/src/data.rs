@@ -7,7 +7,7 @@ mod permutation;
 pub use corpus::{Corpus, CorpusError, Cut};
 pub use permutation::Permutation;
 
-use zbelastic_types::{MicrobatchIndex, Step};
+use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
 /// One microbatch: for each row, a token and the token after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,19 @@ pub struct Batch {
     pub inputs: Vec<u32>,
     /// What it should say.
     pub targets: Vec<u32>,
+}
+
+impl Batch {
+    /// The tokens of one of `count` slices, which sequences of `sequence_len` tokens are cut into.
+    #[must_use]
+    pub fn slice(&self, sequence_len: usize, slice: SliceIndex, count: u32) -> Self {
+        let len = sequence_len / count as usize;
+        let cut = |tokens: &[u32]| {
+            let sequences = tokens.chunks_exact(sequence_len);
+            sequences.flat_map(|sequence| sequence[slice.index() * len..][..len].to_vec()).collect()
+        };
+        Self { inputs: cut(&self.inputs), targets: cut(&self.targets) }
+    }
 }
 
 /// Where batches come from. The same arguments give the same batch on every node, at any time.

@@ -12,10 +12,10 @@ mod parts;
 mod state;
 mod tensors;
 
-pub use chunk::{Chunk, PassStash, count_bytes, rotary_angles};
+pub use chunk::{Chunk, PassStash, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::initial_weights;
-pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes};
+pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use state::{LayerState, Live};
 pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};

@@ -8,6 +8,7 @@ mod solved;
 mod work;
 
 pub use choose::{AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
+pub(crate) use memory::kept_passes;
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
@@ -19,9 +20,9 @@ use zbelastic_schedule::{
     GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, Violation, Window,
     check, check_size, generate_sized, lower,
 };
-use zbelastic_types::{ChunkIndex, Generation, StageIndex};
+use zbelastic_types::{ChunkIndex, Generation, SliceIndex, StageIndex};
 
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Sizes, SlicePlace};
 
 /// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
 /// like, because it is part of the arithmetic.
@@ -65,6 +66,14 @@ pub enum PlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// Slices that do not divide a sequence into equal parts.
+    #[error("{slice_count} slices of equal length for sequences of {sequence_len} tokens")]
+    Slices {
+        /// Slices asked for.
+        slice_count: u32,
+        /// Tokens of a sequence.
+        sequence_len: usize,
+    },
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -106,6 +115,8 @@ pub struct PlanRequest<'a> {
     pub kind: ScheduleKind,
     /// Chunks a stage holds; as many as the schedule has by itself if nobody says.
     pub chunks_per_stage: Option<u32>,
+    /// Slices of a microbatch; as many as the schedule has by itself if nobody says.
+    pub slice_count: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
@@ -116,8 +127,8 @@ impl PlanRequest<'_> {
     fn size(&self) -> PipelineSize {
         let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
-        // A stage runs whole microbatches: a schedule that could cut them runs with one slice.
-        PipelineSize { chunks_per_stage, slice_count: 1, ..size }
+        let slice_count = self.slice_count.unwrap_or(size.slice_count);
+        PipelineSize { chunks_per_stage, slice_count, ..size }
     }
 
     /// Where chunks stand.
@@ -130,7 +141,11 @@ impl PlanRequest<'_> {
             return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
         }
         check_size(self.kind, self.size())?;
-        let PipelineSize { stage_count, chunks_per_stage, .. } = self.size();
+        let PipelineSize { stage_count, chunks_per_stage, slice_count, .. } = self.size();
+        let sequence_len = self.batch.microbatch.sequence_len;
+        if !sequence_len.is_multiple_of(slice_count as usize) {
+            return Err(PlanError::Slices { slice_count, sequence_len });
+        }
         let chunk_count = stage_count * chunks_per_stage;
         if chunk_count / self.kind.replica_count() > layer_count {
             return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
@@ -168,6 +183,7 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
+        request.placement()?;
         let compute = generate_sized(request.kind, request.size())?;
         Self::with_program(request, chunks, &compute)
     }
@@ -203,6 +219,24 @@ impl Plan {
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.program.placement
+    }
+
+    /// What a pass works on: a microbatch, or a slice of one.
+    #[must_use]
+    pub fn pass_shape(&self) -> MicrobatchShape {
+        self.batch.microbatch.slice(self.program.slice_count)
+    }
+
+    /// Which slice of a microbatch a pass of this plan is over.
+    #[must_use]
+    pub fn place(&self, slice: SliceIndex) -> SlicePlace {
+        SlicePlace { slice, count: self.program.slice_count }
+    }
+
+    /// Sizes of what passes keep.
+    #[must_use]
+    pub fn pass_sizes<'a>(&self, model: &'a ModelConfig) -> Sizes<'a> {
+        Sizes { model, shape: self.pass_shape(), is_cut: self.program.slice_count > 1 }
     }
 
     /// The layers of `chunk`.

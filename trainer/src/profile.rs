@@ -10,7 +10,7 @@ use zbelastic_types::Step;
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
-    ModelConfig, PassStash, Scratch, Sizes, model_layers, rotary_angles,
+    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, model_layers, rotary_angles,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
@@ -108,7 +108,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         shape: MicrobatchShape,
         spec: LayerSpec,
     ) -> Result<Self, AllocateError> {
-        let sizes = Sizes { model, shape };
+        let sizes = Sizes::whole(model, shape);
         let mut make = |len| backend.allocate(len);
         let layer = spec.layer.0;
         let has_head = spec.kind == LayerKind::Head;
@@ -137,7 +137,8 @@ impl<'a, B: Backend> LayerBench<'a, B> {
     ) -> Measured {
         let Self { backend, model, shape, chunk, stash, logits, scratch, angles, batch, drawn } =
             self;
-        let context = Context { backend: *backend, model, shape: *shape, angles: angles.as_ref() };
+        let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
+        let context = Context { backend: *backend, model, shape: *shape, place, angles };
         let mut timed = |work: &mut dyn FnMut()| {
             let began = now();
             work();

@@ -3,18 +3,19 @@
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
 //! then AdamW in place. What this yields is right by being plain; [`crate::stage`] must yield the
 //! same bits. Where the plan has two replicas of the model, one runs after the other and their
-//! gradients are added at the end.
+//! gradients are added at the end. Slices, like microbatches, are a part of the arithmetic: a plan
+//! that has them is compared with a loop that has them.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_types::{MicrobatchIndex, Step};
+use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
-use crate::data::BatchSource;
+use crate::data::{Batch, BatchSource};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Sizes, model_layers,
-    rotary_angles,
+    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, model_layers,
+    slice_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
 use crate::stage::StageSetup;
@@ -25,13 +26,19 @@ pub struct Reference<B: Backend, S> {
     backend: B,
     source: S,
     model: Chunk<B>,
-    stash: PassStash<B::Buffer>,
-    logits: Logits<B::Buffer>,
+    /// By slice.
+    slices: Vec<SliceBench<B::Buffer>>,
     scratch: Scratch<B::Buffer>,
-    angles: Option<B::Buffer>,
     updates: u64,
     /// Steps behind it, those that were skipped included.
     version: Step,
+}
+
+/// What passes over a slice work in.
+struct SliceBench<T> {
+    stash: PassStash<T>,
+    logits: Logits<T>,
+    angles: Option<T>,
 }
 
 /// What a step showed.
@@ -53,14 +60,18 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// # Errors
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
-        let shape = setup.plan.batch.microbatch;
-        let sizes = Sizes { model: &setup.model, shape };
+        let sizes = setup.plan.pass_sizes(&setup.model);
         let mut make = |len| backend.allocate(len);
         let all = LayerRange::new(0, setup.model.layer_count());
-        let stash = PassStash::build(&sizes, all, &mut make)?;
-        let logits = sizes.logits(&mut make)?;
+        let mut slices = Vec::new();
+        for slice in (0..setup.plan.program.slice_count).map(SliceIndex) {
+            slices.push(SliceBench {
+                stash: PassStash::build(&sizes, all, &mut make)?,
+                logits: sizes.logits(&mut make)?,
+                angles: slice_angles(&backend, &setup.model, sizes.shape, slice)?,
+            });
+        }
         let scratch = sizes.scratch(&mut make)?;
-        let angles = rotary_angles(&backend, &setup.model, shape)?;
         let layers = model_layers(&setup.model)
             .into_iter()
             .map(|spec| {
@@ -70,18 +81,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             .collect::<Result<_, _>>()?;
         let model = Chunk::new(layers);
         let setup = setup.clone();
-        Ok(Self {
-            setup,
-            backend,
-            source,
-            model,
-            stash,
-            logits,
-            scratch,
-            angles,
-            updates: 0,
-            version: Step(0),
-        })
+        Ok(Self { setup, backend, source, model, slices, scratch, updates: 0, version: Step(0) })
     }
 
     /// One step; `is_skipped` reads the batch and leaves the state alone.
@@ -121,7 +121,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
         let replica_count = self.setup.plan.placement().replica_count();
         let microbatch_count = self.setup.plan.batch.microbatch_count;
-        let mut losses = vec![0.0; microbatch_count as usize];
+        let mut losses = vec![Vec::new(); microbatch_count as usize];
         let mut before: Vec<Vec<f32>> = Vec::new();
         for replica in 0..replica_count {
             let mut accumulate = Accumulate::Start;
@@ -136,7 +136,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
                 before = self.gradients();
             }
         }
-        losses.into_iter().fold(0.0, |sum, loss| sum + loss)
+        losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss)
     }
 
     /// By layer.
@@ -155,29 +155,63 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         }
     }
 
+    /// All passes of a microbatch: its slices forward in turn, each with a loss, and backward in
+    /// reverse, each adding its gradient.
     fn microbatch(
         &mut self,
         (step, microbatch): (Step, MicrobatchIndex),
         order: PassOrder,
         accumulate: Accumulate,
-    ) -> f64 {
+    ) -> Vec<f64> {
         let batch = self.source.training(step, microbatch);
+        let losses = self.forward(&batch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
-        let context = context(&self.setup, &self.backend, &self.angles);
-        let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
-        let loss = self.model.forward(&context, &batch, stash, Some(logits));
-        let scaled = (&batch, scale);
-        match order {
-            PassOrder::Apart => {
-                self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
-                self.model.head_weights(&context, stash, logits, accumulate);
-                self.model.backward_weights(&context, &batch, stash, accumulate);
-            }
-            PassOrder::Together => {
-                self.model.backward(&context, scaled, stash, logits, scratch, accumulate);
+        for slice in (0..self.slices.len()).rev() {
+            let tokens = slice_of(&self.setup, &batch, slice);
+            let (before, own) = self.slices.split_at_mut(slice);
+            let mut earlier: Vec<&mut PassStash<B::Buffer>> =
+                before.iter_mut().map(|slice| &mut slice.stash).collect();
+            let SliceBench { stash, logits, angles } = &mut own[0];
+            let context = context(&self.setup, &self.backend, slice, angles);
+            let accumulate = if context.place.is_last() { accumulate } else { Accumulate::Add };
+            let (model, scratch, scaled) = (&mut self.model, &mut self.scratch, (&tokens, scale));
+            match order {
+                PassOrder::Apart => {
+                    let (earlier, with_logits) = (&mut earlier, Some(&mut *logits));
+                    model.backward_input_slice(
+                        &context,
+                        scaled,
+                        earlier,
+                        stash,
+                        with_logits,
+                        scratch,
+                    );
+                    model.head_weights(&context, stash, logits, accumulate);
+                    model.backward_weights(&context, &tokens, stash, accumulate);
+                }
+                PassOrder::Together => {
+                    let earlier = &mut earlier;
+                    model.backward(&context, scaled, earlier, stash, logits, scratch, accumulate);
+                }
             }
         }
-        loss.expect("the whole model has a loss")
+        losses
+    }
+
+    /// F of all slices, and the loss of each.
+    fn forward(&mut self, batch: &Batch) -> Vec<f64> {
+        let mut losses = Vec::with_capacity(self.slices.len());
+        for slice in 0..self.slices.len() {
+            let tokens = slice_of(&self.setup, batch, slice);
+            let (before, own) = self.slices.split_at_mut(slice);
+            let earlier: Vec<&mut PassStash<B::Buffer>> =
+                before.iter_mut().map(|slice| &mut slice.stash).collect();
+            let SliceBench { stash, logits, angles } = &mut own[0];
+            let context = context(&self.setup, &self.backend, slice, angles);
+            let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
+            losses.push(loss.expect("the whole model has a loss"));
+        }
+        losses
     }
 
     /// Tensor by tensor in model order, in f64.
@@ -223,20 +257,28 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let (mut loss_sum, mut tokens) = (0.0, 0);
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
-            let context = context(&self.setup, &self.backend, &self.angles);
-            let logits = Some(&mut self.logits);
-            loss_sum += self.model.forward(&context, &batch, &mut self.stash, logits)?;
+            loss_sum = self.forward(&batch).into_iter().fold(loss_sum, |sum, loss| sum + loss);
             tokens += batch.targets.len();
         }
         (tokens > 0).then(|| loss_sum / tokens as f64)
     }
 
     /// The logits of one batch, `rows` by vocabulary.
-    pub fn logits(&mut self, batch: &crate::data::Batch) -> Vec<f32> {
-        let context = context(&self.setup, &self.backend, &self.angles);
-        self.model.forward(&context, batch, &mut self.stash, Some(&mut self.logits));
-        let logits = self.logits.values();
-        self.backend.download(View::new(logits, 0..self.backend.len(logits)))
+    pub fn logits(&mut self, batch: &Batch) -> Vec<f32> {
+        self.forward(batch);
+        let read = |slice: &SliceBench<B::Buffer>| {
+            let logits = slice.logits.values();
+            self.backend.download(View::new(logits, 0..self.backend.len(logits)))
+        };
+        let slices: Vec<Vec<f32>> = self.slices.iter().map(read).collect();
+        let vocabulary = self.setup.model.vocabulary as usize;
+        let shape = self.setup.plan.pass_shape();
+        let of_sequence = shape.sequence_len * vocabulary;
+        let sequences = 0..shape.sequences;
+        let rows = sequences.flat_map(|sequence| {
+            slices.iter().flat_map(move |slice| &slice[sequence * of_sequence..][..of_sequence])
+        });
+        rows.copied().collect()
     }
 
     /// The layers.
@@ -273,8 +315,16 @@ enum PassOrder {
 fn context<'c, B: Backend>(
     setup: &'c StageSetup,
     backend: &'c B,
+    slice: usize,
     angles: &'c Option<B::Buffer>,
 ) -> Context<'c, B> {
-    let shape = setup.plan.batch.microbatch;
-    Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
+    let plan = &setup.plan;
+    let place = plan.place(SliceIndex(slice as u32));
+    let (model, shape) = (&setup.model, plan.pass_shape());
+    Context { backend, model, shape, place, angles: angles.as_ref() }
+}
+
+fn slice_of(setup: &StageSetup, batch: &Batch, slice: usize) -> Batch {
+    let (plan, slice) = (&setup.plan, SliceIndex(slice as u32));
+    batch.slice(plan.batch.microbatch.sequence_len, slice, plan.program.slice_count)
 }

@@ -9,7 +9,7 @@ use zbelastic_kernels::{AllocateError, Backend, View};
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash, Sizes,
-    model_layers, rotary_angles,
+    SlicePlace, model_layers, rotary_angles,
 };
 use crate::random::{Purpose, Stream};
 
@@ -45,7 +45,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         weights: &[Vec<f32>],
     ) -> Result<Self, AllocateError> {
         let shape = MicrobatchShape { sequences: 1, sequence_len: context_len };
-        let sizes = Sizes { model, shape };
+        let sizes = Sizes::whole(model, shape);
         let mut make = |len| backend.allocate(len);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let logits = sizes.logits(&mut make)?;
@@ -85,6 +85,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
             backend: &self.backend,
             model: self.model,
             shape: self.shape,
+            place: SlicePlace::WHOLE,
             angles: self.angles.as_ref(),
         };
         self.chunk.forward(&context, &batch, &mut self.stash, Some(&mut self.logits));

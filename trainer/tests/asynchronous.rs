@@ -274,6 +274,7 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
             kind: ScheduleKind::GPipe,
             stage_count: 1,
             chunks_per_stage: None,
+            slice_count: None,
             window: Window::Zero,
         };
         let plan = Plan::new(plan).expect("a legal plan");

@@ -40,6 +40,7 @@ fn attempt_with_copies(
             batch,
             kinds,
             chunks_per_stage: None,
+            slice_count: None,
             stage_count,
             window,
             copies,
@@ -126,6 +127,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         batch: BatchShape { microbatch: shape, microbatch_count: 5 },
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,
+        slice_count: None,
         stage_count: 4,
         window: Window::Zero,
         copies: 0,
@@ -161,6 +163,7 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
             batch: BATCH,
             kinds: &kinds[..1],
             chunks_per_stage: None,
+            slice_count: None,
             stage_count: 4,
             window: Window::One,
             copies: 0,
@@ -182,7 +185,15 @@ fn as_many_chunks_as_asked_for_are_cut_and_no_more_than_there_are_layers() {
     let model = tiny_model(Family::Gpt2);
     let plan = |kind, chunks_per_stage, stage_count| {
         let (model, batch, window) = (&model, BATCH, Window::One);
-        Plan::new(PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window })
+        Plan::new(PlanRequest {
+            model,
+            batch,
+            kind,
+            chunks_per_stage,
+            slice_count: None,
+            stage_count,
+            window,
+        })
     };
     let count = |chunks| plan(ScheduleKind::Gis, chunks, 2).expect("ten layers").chunks.len();
     assert_eq!([count(None), count(Some(2)), count(Some(5))], [4, 4, 10]);

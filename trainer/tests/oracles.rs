@@ -87,8 +87,15 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
     let batch = BatchShape { microbatch, microbatch_count: shape[1] as u32 };
     let (kind, window) = (ScheduleKind::ZbH1, Window::One);
-    let request =
-        PlanRequest { model, batch, kind, chunks_per_stage: None, stage_count: 1, window };
+    let request = PlanRequest {
+        model,
+        batch,
+        kind,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count: 1,
+        window,
+    };
     StageSetup {
         model: model.clone(),
         plan: Plan::new(request).expect("one stage is always legal"),

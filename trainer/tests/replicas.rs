@@ -29,7 +29,15 @@ fn request(
     stage_count: u32,
     window: Window,
 ) -> PlanRequest<'_> {
-    PlanRequest { model, batch, kind, chunks_per_stage: None, stage_count, window }
+    PlanRequest {
+        model,
+        batch,
+        kind,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count,
+        window,
+    }
 }
 
 /// The setup of a serial run of two replicas: one stage holds both.

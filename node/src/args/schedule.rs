@@ -41,6 +41,7 @@ as for a run, three steps are simulated, and the middle one is reported.
 Examples:
   zbelastic schedule simulate --kind zb-h1 --stages 4 --microbatches 8 --f 10 --b 11 --w 8
   zbelastic schedule simulate --kind 1f1b --stages 4 --microbatches 8 --f 1,1,2,1 --json
+  zbelastic schedule simulate --kind po-half --stages 4 --microbatches 8 --chunks 4 --offload 1.5
   zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
 
 const SOLVE_EXAMPLES: &str = "\
@@ -89,6 +90,17 @@ pub struct ProgramArgs {
     /// What its passes take.
     #[command(flatten)]
     pub times: TimesArgs,
+    /// Chunks of a stage whose passes leave its memory between F and B, from the first one on
+    /// [default: as the schedule has it].
+    #[arg(long, value_name = "N")]
+    pub offload_chunks: Option<u32>,
+    /// Time for what a microbatch keeps on a stage to leave and come back [default: as long as its F,
+    /// B and W].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub offload: Option<String>,
+    /// Make activations again before B instead of keeping them; R takes as long as F.
+    #[arg(long)]
+    pub recompute: bool,
     /// Lower the program with this window, 0 or 1: steps that may run ahead of their verdict.
     #[arg(long, value_name = "WINDOW")]
     pub window: Option<String>,
@@ -153,6 +165,9 @@ pub struct MemoryArgs {
     /// Memory that is kept after B, until W [default: as after F].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mw: Option<String>,
+    /// Memory that is kept from DROP to R, where a program has them [default: none].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub md: Option<String>,
 }
 
 /// `schedule solve`. Lists have one value for all stages, or one a stage, with commas.
@@ -233,6 +248,10 @@ pub struct SimulateArgs {
     /// What microbatches keep.
     #[command(flatten)]
     pub memory: MemoryArgs,
+    /// Memory that a stage has for activations, in the unit of --mf: of what may leave, no more leaves
+    /// than it takes [default: what makes memory smallest without a pass being later].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub mem_limit: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

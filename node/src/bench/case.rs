@@ -93,7 +93,15 @@ impl Case {
     ) -> Result<StageSetup, Failure> {
         let (model, batch) = (&self.model, self.batch(cutting));
         let (window, chunks_per_stage) = (Window::One, None);
-        let request = PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window };
+        let request = PlanRequest {
+            model,
+            batch,
+            kind,
+            chunks_per_stage,
+            slice_count: None,
+            stage_count,
+            window,
+        };
         Ok(StageSetup {
             model: model.clone(),
             plan: Plan::new(request).map_err(|error| no_plan(&error))?,

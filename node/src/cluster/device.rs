@@ -31,6 +31,7 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 use super::document::NamedJob;
 use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
 use super::wire::LayerMessage;
+use crate::config::ScheduleChoice;
 use crate::train::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
@@ -288,7 +289,10 @@ impl Device {
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
         match activity {
-            Activity::Op { op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..), .. } => {
+            Activity::Op {
+                op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
+                ..
+            } => {
                 self.step.busy += now - began;
                 self.log(Doing::Ran(activity), began, now);
             }
@@ -392,13 +396,19 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         weights: weights.clone(),
         device,
     };
-    // Each plan that is loaded takes the place of this one.
-    let kind = ScheduleKind::OneFOneB;
+    // Each plan that is loaded takes the place of this one, and cuts sequences as this one does.
+    let kind = match config.schedule {
+        ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
+        ScheduleChoice::Kind(_) | ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => {
+            ScheduleKind::OneFOneB
+        }
+    };
     let request = PlanRequest {
         model: &config.model,
         batch: config.batch,
         kind,
         chunks_per_stage: None,
+        slice_count: config.slice_count.filter(|_| kind.is_sliced()),
         stage_count: 1,
         window: Window::One,
     };

@@ -343,10 +343,11 @@ impl Expected<'_> {
     /// If a plan has longer frames than the lane takes.
     pub fn rules(&self) -> Result<FrameRules, RuleError> {
         let specs = model_layers(self.model);
-        let boundary = self.batch.microbatch.rows() * self.model.width as usize;
         let mut rules = FrameRules::new();
         if let Some(plan) = self.plan {
             let now = plan.generation;
+            let pass = self.batch.microbatch.slice(plan.program.slice_count);
+            let boundary = pass.rows() * self.model.width as usize;
             let stages = plan.stages.iter().zip(plan.stage_indices());
             for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
                 let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());

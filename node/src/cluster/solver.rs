@@ -168,6 +168,7 @@ fn search(
         batch: config.batch,
         kinds,
         chunks_per_stage: config.chunks_per_stage,
+        slice_count: config.slice_count,
         stage_count: question.stage_count,
         window,
         copies: copies_at(config.elastic.copies, question.stage_count),
@@ -177,7 +178,10 @@ fn search(
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
     // What was asked for may not exist for every number of stages; the run must go on with any.
     let choice = choose(&backend, request).or_else(|refusals| {
-        if config.schedule == ScheduleChoice::Auto && config.chunks_per_stage.is_none() {
+        let is_auto = config.schedule == ScheduleChoice::Auto && config.chunks_per_stage.is_none();
+        // Slices are a part of the arithmetic: no other schedule trains to the same bits.
+        let is_cut = kinds.iter().any(|kind| kind.is_sliced());
+        if is_auto || is_cut {
             return Err(refusals);
         }
         choose(&backend, ChooseRequest { kinds: &AUTO_KINDS, chunks_per_stage: None, ..request })

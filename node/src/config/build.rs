@@ -32,6 +32,7 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
         builder.check_boundary(model, &batch);
     }
     builder.check_chunks();
+    builder.check_slices(&batch);
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
             Ok(run_config(&reader, model, weights, batch))
@@ -47,7 +48,7 @@ fn run_config(
     batch: BatchShape,
 ) -> RunConfig {
     let max = reader.count(Key::MaxMem);
-    let chunks = reader.size(Key::Chunks);
+    let (chunks, slices) = (reader.size(Key::Chunks), reader.size(Key::Slices));
     RunConfig {
         model,
         weights,
@@ -61,6 +62,7 @@ fn run_config(
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
         chunks_per_stage: (chunks > 0).then_some(chunks),
+        slice_count: (slices > 0).then_some(slices),
         asynchronous: asynchronous(reader),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
         window: reader.choice(Key::Window),
@@ -184,6 +186,34 @@ impl Builder<'_> {
                 at: settings.origin(key),
                 kind,
                 chunks,
+                beside,
+            });
+        }
+    }
+
+    /// Only a schedule that is named cuts sequences, and all slices have the same length.
+    fn check_slices(&mut self, batch: &BatchShape) {
+        let reader = self.reader;
+        let schedule: ScheduleChoice = reader.choice(Key::Schedule);
+        let slices = match reader.size(Key::Slices) {
+            0 => schedule.slice_count(),
+            slices => slices,
+        };
+        let settings = reader.settings;
+        let is_cut = matches!(schedule, ScheduleChoice::Kind(kind) if kind.is_sliced());
+        let sequence_len = batch.microbatch.sequence_len as u64;
+        if slices > 1 && !is_cut {
+            self.report(&[Key::Slices, Key::Schedule], |key, beside| Problem::Slices {
+                at: settings.origin(key),
+                slices,
+                beside,
+            });
+        } else if !sequence_len.is_multiple_of(slices.into()) {
+            let keys = [Key::Slices, Key::SeqLen, Key::Schedule];
+            self.report(&keys, |key, beside| Problem::SliceLength {
+                at: settings.origin(key),
+                slices,
+                sequence_len,
                 beside,
             });
         }

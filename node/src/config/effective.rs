@@ -111,6 +111,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Decay => word(optimizer.decay),
         Key::Schedule => word(config.schedule),
         Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
+        Key::Slices => size(config.slice_count.unwrap_or(0)),
         Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
         Key::Window => word(config.window),
         Key::PipeMareSteps => whole(config.asynchronous.pipemare_steps),

@@ -171,6 +171,8 @@ keys! {
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
     /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
     Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
+    /// Slices of one length that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
+    Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
     /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.

@@ -3,6 +3,7 @@
 use zbelastic_schedule::GenerateError;
 use zbelastic_trainer::plan::PlanError;
 
+use super::wording::divisors_near;
 use super::{RunConfig, WeightSource};
 use crate::failure::{Detail, Failure, FailureCode};
 
@@ -16,6 +17,9 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
+        PlanError::Slices { slice_count, sequence_len } => {
+            slices(error, *slice_count, *sequence_len as u64)
+        }
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
         }
@@ -70,6 +74,14 @@ fn chunks(error: &PlanError, chunks_max: u32, workers_max: u32) -> Detail {
         .at("schedule.chunks")
         .why("a chunk holds half a block, the embedding or the head, or several of these")
         .hint(format!("--set schedule.chunks={chunks_max} or less, or --workers {workers_max}"))
+}
+
+fn slices(error: &PlanError, slice_count: u32, sequence_len: u64) -> Detail {
+    let divisors = divisors_near(sequence_len, slice_count.into());
+    Detail::new(error.to_string())
+        .at("schedule.slices")
+        .why("all slices have the same length")
+        .hint(format!("--set schedule.slices={divisors}, or another train.seq_len"))
 }
 
 fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
@@ -157,6 +169,7 @@ mod tests {
             batch: config.batch,
             kind,
             chunks_per_stage: config.chunks_per_stage,
+            slice_count: None,
             stage_count: workers,
             window: Window::One,
         };

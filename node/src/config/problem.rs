@@ -130,6 +130,26 @@ pub enum Problem {
         /// The other of the two, if somebody else set it.
         beside: Vec<Given>,
     },
+    /// The schedule cuts no sequences.
+    Slices {
+        /// Where.
+        at: Origin,
+        /// Slices asked for.
+        slices: u32,
+        /// The other of the two, if somebody else set it.
+        beside: Vec<Given>,
+    },
+    /// Slices of equal length do not make up a sequence.
+    SliceLength {
+        /// Where.
+        at: Origin,
+        /// Slices of a sequence.
+        slices: u32,
+        /// Tokens of a sequence.
+        sequence_len: u64,
+        /// The other values that matter, if somebody else set them.
+        beside: Vec<Given>,
+    },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Where.
@@ -217,6 +237,10 @@ impl Problem {
             }
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)
+            }
+            Self::Slices { at, slices, beside } => wording::slices(at, *slices, beside),
+            Self::SliceLength { at, slices, sequence_len, beside } => {
+                wording::slice_length(at, *slices, *sequence_len, beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {

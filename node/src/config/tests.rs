@@ -80,6 +80,7 @@ fn without_anything_the_quickstart_preset_holds() {
     assert_eq!(config.guard.spike_deviations, None);
     assert_eq!((config.schedule, config.window), (ScheduleChoice::Auto, WindowChoice::Auto));
     assert_eq!((config.stage_bytes_max, config.chunks_per_stage), (None, None));
+    assert_eq!(config.slice_count, None);
     assert_eq!(loaded.notes, []);
 }
 
@@ -207,6 +208,7 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
     check(&["optimizer.clip=0", "guard.gnorm_z=2.5", "guard.nonfinite=replay", "train.seed=0"]);
     check(&["schedule.kind=1f1b", "schedule.window=0", "schedule.max_mem=1000"]);
     check(&["schedule.kind=gis", "schedule.chunks=3"]);
+    check(&["schedule.kind=seq1f1b", "schedule.slices=4"]);
     check(&["data.text=[\"a \\\"b\\\"\", \"c\\\\d\\u0007\"]", "optimizer.lr=1e-30"]);
 }
 

@@ -221,6 +221,32 @@ pub(super) fn chunks(at: &Origin, kind: ScheduleKind, chunks: u32, beside: &[Giv
         .hint(format!("schedule.chunks = {}, or leave it out", expected.least()))
 }
 
+pub(super) fn slices(at: &Origin, slices: u32, beside: &[Given]) -> Detail {
+    Detail::new(format!("schedule.slices: {slices} slices for a schedule that cuts no sequences"))
+        .at(at.to_string())
+        .why(with_given(
+            "slices are a part of the arithmetic, so none are dropped silently",
+            beside,
+        ))
+        .hint(format!("schedule.kind = \"{}\", or leave out the slices", ScheduleKind::Seq1F1B))
+}
+
+pub(super) fn slice_length(
+    at: &Origin,
+    slices: u32,
+    sequence_len: u64,
+    beside: &[Given],
+) -> Detail {
+    let what = format!(
+        "schedule.slices: {slices} slices of equal length for sequences of {sequence_len} tokens"
+    );
+    let divisors = divisors_near(sequence_len, slices.into());
+    Detail::new(what)
+        .at(at.to_string())
+        .why(with_given("all slices have the same length", beside))
+        .hint(format!("schedule.slices = {divisors}, or another train.seq_len"))
+}
+
 pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {
     Detail::new(format!("model.vocab: {vocabulary} tokens are too few for text"))
         .at(at.to_string())

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 39] = pages![
+const PAGES: [(&str, &str); 40] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -41,6 +41,7 @@ const PAGES: [(&str, &str); 39] = pages![
     "decisions/0020-asynchronous-schedules-are-siblings.md",
     "decisions/0021-a-simulation-chooses-among-solved-orders.md",
     "decisions/0023-replicas-follow-from-the-placement.md",
+    "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

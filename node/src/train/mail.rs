@@ -76,8 +76,8 @@ pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;
     let chunks = plan.chunks_of(stage).count();
-    let frames = chunks * plan.batch.microbatch_count as usize * FRAMES_PER_PASS;
-    frames + chunks * PARTIALS_PER_CHUNK + CONTROL
+    let parts = (plan.batch.microbatch_count * plan.program.slice_count) as usize;
+    chunks * parts * FRAMES_PER_PASS + chunks * PARTIALS_PER_CHUNK + CONTROL
 }
 
 /// Messages that may wait for the coordinator, of each worker. Workers wait when it is behind.

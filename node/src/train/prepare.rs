@@ -254,6 +254,7 @@ fn choose_plan(
         batch: config.batch,
         kinds,
         chunks_per_stage: config.chunks_per_stage,
+        slice_count: config.slice_count,
         stage_count: worker_count,
         window: config.window.planned(),
         copies,

@@ -18,7 +18,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
-    ChunkTimes, Compute, Costs, Op, Pass, Timeline, Update, Window, simulate,
+    ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Timeline, Update, Window, simulate,
 };
 use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::stage::{Activity, StageSetup};
@@ -103,7 +103,10 @@ impl Slice {
                 Update::GatePrevious | Update::GateThis => false,
             },
             Doing::Ran(Activity::Settled { .. } | Activity::Op { op: Op::Reduce(..), .. }) => true,
-            Doing::Ran(Activity::Op { op: Op::Compute(..) | Op::Transfer(..), .. })
+            Doing::Ran(Activity::Op {
+                op: Op::Compute(..) | Op::Transfer(..) | Op::Memory(..),
+                ..
+            })
             | Doing::Ran(Activity::Evaluation { .. })
             | Doing::Waited(_) => false,
         }
@@ -252,9 +255,12 @@ impl Timing {
         if self.passes.is_empty() {
             return costs;
         }
+        costs.memory.chunks.clear();
         for (chunk, times) in (0..).map(ChunkIndex).zip(&mut costs.chunks) {
             let samples = |compute| self.passes.get(&(chunk, compute));
-            let median = |compute| samples(compute).map_or(0.0, Samples::median);
+            let slices = f64::from(plan.program.slice_count);
+            // A pass is over a slice, times are those of a microbatch.
+            let median = |compute| slices * samples(compute).map_or(0.0, Samples::median);
             let w_early = median(Compute::WE);
             *times = ChunkTimes {
                 f: median(Compute::F),
@@ -262,6 +268,9 @@ impl Timing {
                 w: median(Compute::W) + w_early,
                 w_early,
             };
+            // What is copied is copied between passes here: the plan has no time for it.
+            let recompute = median(Compute::R);
+            costs.memory.chunks.push(MemoryTimes { recompute, offload: 0.0, reload: 0.0 });
         }
         costs.step = self.steps.median() + self.commits.median();
         costs

@@ -36,7 +36,7 @@ fn trace_slice(slice: &Slice, from_us: f64) -> Option<TraceSlice> {
             (format!("{op} step {}", turn.step.0 + 1), category(op)?)
         }
         Doing::Ran(Activity::Evaluation { pass }) => {
-            (format!("{}F{} held out", pass.chunk, pass.microbatch), "evaluation")
+            (format!("{}F{} held out", pass.chunk, pass.microbatch_text(1)), "evaluation")
         }
         Doing::Ran(Activity::Settled { turn }) => {
             (format!("verdict on step {}", turn.step.0 + 1), "update")

@@ -97,7 +97,7 @@ fn foreign(program: &AsyncProgram, findings: &mut AsyncFindings) {
                 | AsyncOp::Step(..)
                 | AsyncOp::Stash(..)
                 | AsyncOp::Free(..) => !is_dynamic,
-                AsyncOp::Compute(Compute::B | Compute::W | Compute::WE, ..) => false,
+                AsyncOp::Compute(Compute::B | Compute::W | Compute::WE | Compute::R, ..) => false,
                 AsyncOp::Predict(_, rule, _) => {
                     super::versions::prediction(program.kind) == Some(rule)
                 }

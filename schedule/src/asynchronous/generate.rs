@@ -201,7 +201,7 @@ fn with_versions(program: &AsyncProgram, order: &[Op]) -> Vec<AsyncOp> {
         let line = lines.entry((pass.chunk, replica)).or_default();
         let (reads, side) = match compute {
             Compute::F => (forward_reads(program, pass.chunk, pass.microbatch), 0),
-            Compute::B | Compute::W | Compute::WE | Compute::BW => {
+            Compute::B | Compute::W | Compute::WE | Compute::BW | Compute::R => {
                 (backward_reads(program, pass.chunk, pass.microbatch), 1)
             }
         };

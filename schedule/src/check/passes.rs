@@ -76,13 +76,14 @@ pub(super) fn early_weights(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// On a stage, a pass's operations come in the order F, B or BW, WE, W.
+/// On a stage, a pass's operations come in the order F, R, B or BW, WE, W.
 pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
     let rank = |compute| match compute {
         Compute::F => 0,
-        Compute::B | Compute::BW => 1,
-        Compute::WE => 2,
-        Compute::W => 3,
+        Compute::R => 1,
+        Compute::B | Compute::BW => 2,
+        Compute::WE => 3,
+        Compute::W => 4,
     };
     let mut latest: PassTable<Option<Compute>> = PassTable::new(program, None);
     for (stage, op) in ops_of(program) {
@@ -111,7 +112,7 @@ pub(super) fn accumulation_order(program: &Program, findings: &mut Findings) {
         let Some(found) = counts.get(pass) else { continue };
         let Parts { early, rest } = &mut latest[pass.chunk.index()];
         let after = match compute {
-            Compute::F | Compute::B => None,
+            Compute::F | Compute::B | Compute::R => None,
             Compute::WE => add_to(early, pass),
             Compute::W | Compute::BW => {
                 let after_rest = add_to(rest, pass);
@@ -142,15 +143,16 @@ fn add_to(latest: &mut Option<Pass>, pass: Pass) -> Option<Pass> {
 
 /// How often each kind of arithmetic occurs for a pass, wherever it stands.
 #[derive(Clone, Copy, Default)]
-struct Counts {
+pub(super) struct Counts {
     f: u32,
     b: u32,
     w: u32,
     we: u32,
     bw: u32,
+    pub(super) r: u32,
 }
 
-fn count(program: &Program) -> PassTable<Counts> {
+pub(super) fn count(program: &Program) -> PassTable<Counts> {
     let mut counts = PassTable::new(program, Counts::default());
     for (_, op) in ops_of(program) {
         let Op::Compute(compute, pass) = op else { continue };
@@ -161,6 +163,7 @@ fn count(program: &Program) -> PassTable<Counts> {
             Compute::W => counts.w += 1,
             Compute::WE => counts.we += 1,
             Compute::BW => counts.bw += 1,
+            Compute::R => counts.r += 1,
         }
     }
     counts

@@ -48,7 +48,7 @@ pub(super) fn reduction_order(program: &Program, findings: &mut Findings) {
             Op::Reduce(Reduction::Send | Reduction::Local, _) => Rank::Told,
             Op::Reduce(Reduction::Receive, _) => Rank::Arrived,
             Op::Compute(..) if op.accumulates() => Rank::Accumulated,
-            Op::Compute(..) | Op::Transfer(..) | Op::Update(_) => continue,
+            Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
         };
         let chunk = op.chunk().expect("what is not on a chunk was left out");
         match latest.get(&chunk) {
@@ -136,7 +136,9 @@ mod tests {
             let ops = |text: &str| text.split_whitespace().map(op).collect::<Vec<_>>();
             let update = |op| match op {
                 Op::Update(update) => update,
-                Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) => panic!("{op} is no update"),
+                Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => {
+                    panic!("{op} is no update")
+                }
             };
             let expected = ops(expected).into_iter().map(update).collect();
             Violation::UpdateTail { stage: StageIndex(0), expected, found: ops(found) }

@@ -13,7 +13,8 @@ pub(super) fn not_lowered(program: &Program, findings: &mut Findings) {
     }
     for (stage, op) in ops_of(program) {
         match op {
-            Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW, _) => {}
+            Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW | Compute::R, _)
+            | Op::Memory(..) => {}
             Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
                 findings.add(Violation::NotLowered { stage, op });
             }
@@ -67,7 +68,7 @@ pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
                 *asked = true;
             }
             let is_asked = match op {
-                Op::Compute(..) | Op::Update(_) | Op::Reduce(..) => true,
+                Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => true,
                 Op::Transfer(Transfer::Receive, ..) => {
                     asked.get_mut(op).is_some_and(|asked| *asked)
                 }
@@ -102,7 +103,8 @@ impl<T: Copy> ReceiveTable<T> {
             Op::Transfer(Transfer::Send | Transfer::Local, ..)
             | Op::Compute(..)
             | Op::Update(_)
-            | Op::Reduce(..) => None,
+            | Op::Reduce(..)
+            | Op::Memory(..) => None,
         }
     }
 }

@@ -98,7 +98,7 @@ pub enum Violation {
         /// Whether the pass has a W that WE could take a share of.
         is_split: bool,
     },
-    /// The operations of a pass are not in the order F, B or BW, WE, W.
+    /// The operations of a pass are not in the order F, R, B or BW, WE, W.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     PassOrder {
         /// The stage.
@@ -123,7 +123,10 @@ pub enum Violation {
         after: Pass,
     },
     /// A transfer, update or WE in a program that says it is not lowered.
-    #[error("stage {stage}: {op} in a program without a window; only F, B, W and BW belong there")]
+    #[error(
+        "stage {stage}: {op} in a program without a window; \
+         only passes and what moves their memory belong there"
+    )]
     NotLowered {
         /// The stage.
         stage: StageIndex,
@@ -224,6 +227,78 @@ pub enum Violation {
         /// The operation on the same chunk that should have come later.
         after: Op,
     },
+    /// OFFLOAD does not follow the pass's F or its DROP.
+    #[error("stage {stage}: expected {op} after F or DROP of its pass, found it after {}", latest_text(*after))]
+    OffloadPlace {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// What the stage did last with the pass.
+        after: Option<Op>,
+    },
+    /// RELOAD does not follow the pass's OFFLOAD.
+    #[error("stage {stage}: expected {op} after OFFLOAD of its pass, found it after {}", latest_text(*after))]
+    ReloadPlace {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// What the stage did last with the pass.
+        after: Option<Op>,
+    },
+    /// DROP does not follow the pass's F.
+    #[error("stage {stage}: expected {op} after F of its pass, found it after {}", latest_text(*after))]
+    DropPlace {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// What the stage did last with the pass.
+        after: Option<Op>,
+    },
+    /// R does not follow the pass's DROP or RELOAD.
+    #[error("stage {stage}: expected {op} after DROP or RELOAD of its pass, found it after {}", latest_text(*after))]
+    RecomputePlace {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// What the stage did last with the pass.
+        after: Option<Op>,
+    },
+    /// A pass has not as many R as DROP.
+    #[error(
+        "chunk {}, microbatch {}: expected one R for each DROP, found {found} for {drops}",
+        pass.chunk,
+        pass.microbatch
+    )]
+    RecomputeCount {
+        /// The pass.
+        pass: Pass,
+        /// How often DROP was found.
+        drops: u32,
+        /// How often R was found.
+        found: u32,
+    },
+    /// Arithmetic on a pass whose memory is away.
+    #[error("stage {stage}: {op} needs what OFFLOAD took away and no RELOAD brought back")]
+    Away {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+    },
+    /// The step ends and what a pass keeps is still away.
+    #[error(
+        "chunk {}, microbatch {}: expected RELOAD after OFFLOAD, found the end",
+        pass.chunk,
+        pass.microbatch
+    )]
+    LeftAway {
+        /// The pass.
+        pass: Pass,
+    },
     /// The stages come to a point where each waits for another, or for nothing that comes.
     #[error(transparent)]
     Stuck(Stuck),
@@ -270,6 +345,10 @@ fn pass_text(pass: Pass) -> String {
 
 fn home_text(stage: Option<StageIndex>) -> String {
     stage.map_or_else(|| "no stage".to_owned(), |stage| format!("stage {stage}"))
+}
+
+fn latest_text(op: Option<Op>) -> String {
+    op.map_or_else(|| "nothing".to_owned(), |op| op.to_string())
 }
 
 fn op_text(op: Option<Op>) -> String {

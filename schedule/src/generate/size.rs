@@ -172,7 +172,10 @@ fn microbatches_least(kind: ScheduleKind, stage_count: u32) -> u32 {
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
         | ScheduleKind::OneFOneBV
-        | ScheduleKind::Seq1F1B => 1,
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => 1,
     }
 }
 
@@ -197,7 +200,10 @@ fn microbatches_run_through(kind: ScheduleKind, size: PipelineSize) -> u64 {
         | ScheduleKind::DualPipeV
         | ScheduleKind::Gems
         | ScheduleKind::Chimera
-        | ScheduleKind::Seq1F1B => size.microbatch_count,
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => size.microbatch_count,
     };
     u64::from(count)
 }

@@ -123,7 +123,10 @@ fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> 
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
     };
     let any = kind_of_shape(placement.shape());
-    ScheduleKind::ALL.into_iter().find(is_equal).unwrap_or(any)
+    // A file says nothing of copies.
+    let copies = |kind: &ScheduleKind| kind.offload_chunks(chunks_per_stage).is_some();
+    let mut kinds = ScheduleKind::ALL.into_iter().filter(|kind| !copies(kind));
+    kinds.find(is_equal).unwrap_or(any)
 }
 
 const fn is_transfer(op: &Op) -> bool {

@@ -3,7 +3,7 @@
 use zbelastic_types::StageIndex;
 
 use super::{end, has_later_chunks, has_reductions, headline, pass_names};
-use crate::op::{Compute, Op, Reduction, Update};
+use crate::op::{Memory, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
@@ -18,16 +18,22 @@ pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let mut text = headline(timeline);
     text.push('\n');
     let mut has_marks = false;
+    let mut has_copies = false;
     for stage in timeline.stages() {
         let name = format!("stage {stage}");
         text.push_str(&format!("{name:<8} {}\n", passes_row(timeline, stage, &scale)));
+        let copies = copies_row(timeline, stage, &scale);
+        if !copies.is_empty() {
+            has_copies = true;
+            text.push_str(&format!("{:<8} {copies}\n", "  copies"));
+        }
         let marks = marks_row(timeline, stage, &scale);
         if !marks.is_empty() {
             has_marks = true;
             text.push_str(&format!("{:<8} {marks}\n", ""));
         }
     }
-    text.push_str(&legend(timeline, has_marks));
+    text.push_str(&legend(timeline, has_marks, has_copies));
     text
 }
 
@@ -59,14 +65,42 @@ impl Scale {
 }
 
 fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
+    let labelled = |slice: &Slice| match slice.op {
+        Op::Compute(compute, pass) => Some((compute.to_string(), pass)),
+        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) | Op::Reduce(..) => None,
+    };
+    labelled_row(timeline, stage, scale, ('.', labelled))
+}
+
+/// What is copied out of the stage's memory and back; empty if nothing is.
+fn copies_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
+    let labelled = |slice: &Slice| match slice.op {
+        Op::Memory(Memory::Offload, pass) => Some(("O".to_owned(), pass)),
+        Op::Memory(Memory::Reload, pass) => Some(("L".to_owned(), pass)),
+        Op::Memory(Memory::Drop, _)
+        | Op::Compute(..)
+        | Op::Transfer(..)
+        | Op::Update(_)
+        | Op::Reduce(..) => None,
+    };
+    labelled_row(timeline, stage, scale, (' ', labelled))
+}
+
+/// A row of boxes with letters and number, each as long as what it stands for.
+fn labelled_row(
+    timeline: &Timeline,
+    stage: StageIndex,
+    scale: &Scale,
+    (empty, labelled): (char, impl Fn(&Slice) -> Option<(String, Pass)>),
+) -> String {
     let first_chunk = timeline.placement().chunks_of(stage).next();
-    let mut row = vec!['.'; scale.width];
+    let mut row = vec![empty; scale.width];
     for slice in timeline.slices(stage) {
-        let Op::Compute(compute, pass) = slice.op else { continue };
+        let Some((letters, pass)) = labelled(slice) else { continue };
         let (from, to) = (scale.column(slice.start), scale.column(slice.end));
         let cells = &mut row[from.min(scale.width)..to.max(from + 1).min(scale.width)];
         let number = pass.microbatch_text(timeline.slice_count());
-        let label = label(compute, &number, cells.len(), Some(pass.chunk) == first_chunk);
+        let label = label(letters, &number, cells.len(), Some(pass.chunk) == first_chunk);
         for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' '))) {
             *cell = letter;
         }
@@ -76,8 +110,7 @@ fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
 
 /// Letters and number; without room for both, the letters; without room for these, the first. A
 /// number is never cut, because what is left of it would be another number.
-fn label(compute: Compute, number: &str, room: usize, is_first_chunk: bool) -> String {
-    let letters = compute.to_string();
+fn label(letters: String, number: &str, room: usize, is_first_chunk: bool) -> String {
     let letters = if is_first_chunk { letters } else { letters.to_lowercase() };
     let whole = format!("{letters}{number}");
     if whole.len() <= room { whole } else { letters }
@@ -94,6 +127,7 @@ fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
             Op::Reduce(Reduction::Add, _) => 'R',
             Op::Compute(..)
             | Op::Transfer(..)
+            | Op::Memory(..)
             | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Update(Update::Report | Update::Commit) => continue,
         };
@@ -103,11 +137,14 @@ fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
     row.into_iter().collect::<String>().trim_end().to_owned()
 }
 
-fn legend(timeline: &Timeline, has_marks: bool) -> String {
+fn legend(timeline: &Timeline, has_marks: bool, has_copies: bool) -> String {
     let mut entries: Vec<&str> = pass_names(timeline).map(|(_, name)| name).collect();
     entries.push(". idle");
     if has_later_chunks(timeline) {
         entries.push("lower case: later chunk");
+    }
+    if has_copies {
+        entries.push("copies: O out, L back");
     }
     if has_marks {
         let marks = ["below: G gate, S step", "below: G gate, R reduce, S step"];

@@ -1,8 +1,10 @@
 //! The trace format that Perfetto and Chrome read: JSON with one event a slice ("Trace Event
 //! Format", phases `X` and `M`), and the tracks of a timeline in it.
 
+use zbelastic_types::StageIndex;
+
 use super::{of_slices, short};
-use crate::op::{Compute, Op, Reduction, Update};
+use crate::op::{Compute, Memory, Op, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// One line of a trace.
@@ -51,8 +53,8 @@ pub fn write_trace(tracks: &[Track]) -> String {
     format!("{{\"traceEvents\":[\n{}\n],\"displayTimeUnit\":\"ms\"}}\n", events.join(",\n"))
 }
 
-/// One track a stage, with passes and updates; transfers take no time of their own and are left
-/// out. One unit of the timeline becomes `unit_us` microseconds.
+/// One track a stage, with passes and updates, and one below it with its copies, if it has any;
+/// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us` microseconds.
 #[must_use]
 pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
     let trace_slice = |slice: &Slice| {
@@ -65,7 +67,7 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
         let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
         Some(TraceSlice { name, category, start_us, duration_us })
     };
-    let track = |stage| Track {
+    let track = |stage: StageIndex, is_copies: bool| Track {
         process: format!(
             "{}, {} stages, {} microbatches{}",
             timeline.kind(),
@@ -73,13 +75,22 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
             timeline.microbatch_count(),
             of_slices(timeline)
         ),
-        thread: format!("stage {stage}"),
-        slices: timeline.slices(stage).iter().filter_map(trace_slice).collect(),
+        thread: format!("stage {stage}{}", if is_copies { " copies" } else { "" }),
+        slices: timeline
+            .slices(stage)
+            .iter()
+            .filter(|slice| matches!(slice.op, Op::Memory(..)) == is_copies)
+            .filter_map(trace_slice)
+            .collect(),
     };
-    timeline.stages().map(track).collect()
+    let of_stage = |stage| {
+        let copies = Some(track(stage, true)).filter(|track| !track.slices.is_empty());
+        std::iter::once(track(stage, false)).chain(copies)
+    };
+    timeline.stages().flat_map(of_stage).collect()
 }
 
-/// What viewers colour and filter an operation by; `None` for transfers, which take no time.
+/// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no time.
 #[must_use]
 pub fn category(op: Op) -> Option<&'static str> {
     match op {
@@ -91,7 +102,11 @@ pub fn category(op: Op) -> Option<&'static str> {
         Op::Update(Update::GatePrevious | Update::GateThis) => Some("gate"),
         Op::Update(Update::Report | Update::Step | Update::Commit) => Some("update"),
         Op::Reduce(Reduction::Add, _) => Some("reduce"),
+        Op::Compute(Compute::R, _) => Some("forward again"),
+        Op::Memory(Memory::Offload, _) => Some("copy out"),
+        Op::Memory(Memory::Reload, _) => Some("copy back"),
         Op::Transfer(..)
+        | Op::Memory(Memory::Drop, _)
         | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => None,
     }
 }

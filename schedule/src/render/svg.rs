@@ -3,7 +3,7 @@
 use zbelastic_types::StageIndex;
 
 use super::{end, has_later_chunks, has_reductions, headline, pass_names, short};
-use crate::op::{Compute, Op, Pass, Reduction, Update};
+use crate::op::{Compute, Memory, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// Lengths are in pixels.
@@ -23,16 +23,19 @@ const DIGIT_WIDTH: f64 = 6.0;
 const TICK_WIDTH_MIN: f64 = 60.0;
 /// So that a step that takes no time is still seen.
 const STEP_WIDTH_MIN: f64 = 3.0;
+/// Copies are drawn between their stage's row and the next.
+const COPY_HEIGHT: f64 = ROW_GAP - 1.0;
 
 const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
 .number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
-.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
+.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.r{fill:#b8d4ec}.out{fill:#8a8a8a}\
+.back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
 .gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
 /// each box where there is room, a lighter shade for a stage's later chunk, a red line where the
-/// gate lets the stage pass, and a dark box for the step.
+/// gate lets the stage pass, a dark box for the step, and below the row a thin box a copy.
 #[must_use]
 pub fn draw(timeline: &Timeline) -> String {
     let picture = Picture::new(timeline);
@@ -86,6 +89,13 @@ impl<'a> Picture<'a> {
         if has_later_chunks(self.timeline) {
             entries.push(("f later".to_owned(), "lighter: later chunk"));
         }
+        if self
+            .timeline
+            .all_slices()
+            .any(|slice| matches!(slice.op, Op::Memory(Memory::Offload, _)))
+        {
+            entries.extend([("out".to_owned(), "copy out"), ("back".to_owned(), "copy back")]);
+        }
         if self.timeline.all_slices().any(|slice| matches!(slice.op, Op::Update(_))) {
             entries.extend([("gate".to_owned(), "gate"), ("step".to_owned(), "step")]);
         }
@@ -116,6 +126,7 @@ impl<'a> Picture<'a> {
         // Gates last, so that no box hides them.
         let slices = || self.timeline.slices(stage).iter();
         svg.extend(slices().filter_map(|slice| self.slice_box(stage, slice)));
+        svg.extend(slices().filter_map(|slice| self.copy_box(stage, slice)));
         svg.extend(slices().filter_map(|slice| self.gate(stage, slice)));
         svg
     }
@@ -130,6 +141,7 @@ impl<'a> Picture<'a> {
             Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Transfer(..)
+            | Op::Memory(..)
             | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
@@ -160,10 +172,35 @@ impl<'a> Picture<'a> {
         format!("<title>{}</title>", escape(&text))
     }
 
+    fn copy_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
+        let (class, pass) = match slice.op {
+            Op::Memory(Memory::Offload, pass) => ("out", pass),
+            Op::Memory(Memory::Reload, pass) => ("back", pass),
+            Op::Memory(Memory::Drop, _)
+            | Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..) => {
+                return None;
+            }
+        };
+        let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
+        let width = self.x(slice.end) - x;
+        let later = self.later_class(stage, pass);
+        Some(format!(
+            "<g>{}<rect class=\"{class}{later}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
+             height=\"{COPY_HEIGHT}\"/></g>\n",
+            self.tooltip(slice)
+        ))
+    }
+
     fn pass_class(&self, stage: StageIndex, compute: Compute, pass: Pass) -> String {
+        format!("{}{}", class_of(compute), self.later_class(stage, pass))
+    }
+
+    fn later_class(&self, stage: StageIndex, pass: Pass) -> &'static str {
         let first_chunk = self.timeline.placement().chunks_of(stage).next();
-        let later = if Some(pass.chunk) == first_chunk { "" } else { " later" };
-        format!("{}{later}", class_of(compute))
+        if Some(pass.chunk) == first_chunk { "" } else { " later" }
     }
 
     fn gate(&self, stage: StageIndex, slice: &Slice) -> Option<String> {

@@ -137,7 +137,9 @@ impl<'a> Board<'a> {
             Compute::F => (self.arrival_f(chunk), f, after_forward),
             Compute::B => (self.arrival_b(chunk), b, after_input_gradient - after_forward),
             Compute::W => (0.0, w, -after_input_gradient),
-            Compute::BW | Compute::WE => unreachable!("a solver splits every backward pass in two"),
+            Compute::BW | Compute::WE | Compute::R => {
+                unreachable!("a solver splits every backward pass in two and runs no pass again")
+            }
         };
         let stage = self.pipeline.stage_of(chunk);
         let is_first = self.lanes[stage].order.is_empty();
@@ -160,7 +162,7 @@ impl<'a> Board<'a> {
                 }
                 self.passes[chunk].b += 1;
             }
-            Compute::W | Compute::BW | Compute::WE => self.passes[chunk].w += 1,
+            Compute::W | Compute::BW | Compute::WE | Compute::R => self.passes[chunk].w += 1,
         }
         let lane = &mut self.lanes[stage];
         if is_first {

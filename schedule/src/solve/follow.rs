@@ -14,7 +14,11 @@ pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
             Op::Compute(Compute::F, pass) => (&[Compute::F], pass),
             Op::Compute(Compute::B, pass) => (&[Compute::B], pass),
             Op::Compute(Compute::W, pass) => (&[Compute::W], pass),
-            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
+            Op::Compute(Compute::WE | Compute::R, _)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => {
                 return Vec::new();
             }
         };
@@ -45,7 +49,7 @@ pub(super) fn follow<'a>(pipeline: &'a Pipeline<'a>, orders: &[Vec<Put>]) -> Opt
                     due.push(pipeline.stage_of(chunk + 1));
                 }
                 Compute::B if chunk > 0 => due.push(pipeline.stage_of(chunk - 1)),
-                Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
+                Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE | Compute::R => {}
             }
         }
     }
@@ -58,6 +62,6 @@ fn has_come(board: &Board<'_>, compute: Compute, chunk: usize) -> bool {
         Compute::F => board.arrival_f(chunk) < f64::INFINITY,
         Compute::B => board.arrival_b(chunk) < f64::INFINITY,
         Compute::W => board.pending(chunk) > 0,
-        Compute::BW | Compute::WE => false,
+        Compute::BW | Compute::WE | Compute::R => false,
     }
 }

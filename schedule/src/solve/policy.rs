@@ -247,7 +247,7 @@ impl<'a, 'r> Run<'a, 'r> {
                 self.call(pipeline.stage_of(chunk + 1), at);
             }
             Compute::B if chunk > 0 => self.call(pipeline.stage_of(chunk - 1), at),
-            Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE => {}
+            Compute::F | Compute::B | Compute::W | Compute::BW | Compute::WE | Compute::R => {}
         }
         Some(())
     }

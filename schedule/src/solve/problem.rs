@@ -6,7 +6,7 @@ use std::fmt;
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::SolveError;
-use crate::cost::{ChunkTimes, Costs};
+use crate::cost::{ChunkTimes, Costs, MemoryCosts};
 use crate::memory::{ChunkMemory, peak_memory};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -131,7 +131,8 @@ impl Problem {
         };
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
-        Costs { chunks, slice_shares: Vec::new(), link, occupancy, verdict: 0.0, step: 0.0 }
+        let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+        Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step: 0.0, memory }
     }
 
     /// What a step of arithmetic costs that was simulated with these costs, by what ends it.
@@ -159,6 +160,7 @@ impl Problem {
     pub fn memory(&self) -> Vec<ChunkMemory> {
         let kept = |chunk: &ChunkCosts| ChunkMemory {
             after_forward: chunk.after_forward,
+            after_drop: chunk.after_forward,
             after_input_gradient: chunk.after_input_gradient,
             after_early_weights: chunk.after_input_gradient,
         };

@@ -1,6 +1,7 @@
 //! Replays of the hand-made schedules, and solved ones, against figures of another implementation: a small table
 //! that travels with the package, and a large one where it is at hand.
 
+mod offloaded;
 mod solved;
 mod table;
 
@@ -28,14 +29,18 @@ fn kind_of(row: &Row<'_>) -> Option<ScheduleKind> {
     }
 }
 
-/// Schedules without rows. What is solved is held against others in `solved.rs`.
-const NOT_REPLAYED: [ScheduleKind; 6] = [
+/// Schedules without rows. What is solved is held against others in `solved.rs`, what is copied in
+/// `offloaded.rs`.
+const NOT_REPLAYED: [ScheduleKind; 9] = [
     ScheduleKind::ZbAuto,
     ScheduleKind::LoopedBfs,
     ScheduleKind::DualPipeV,
     ScheduleKind::Gems,
     ScheduleKind::Chimera,
     ScheduleKind::Seq1F1B,
+    ScheduleKind::PoHalf,
+    ScheduleKind::PoFull,
+    ScheduleKind::PoSelective,
 ];
 
 /// Checks the rows of our schedules and says how many there were of each.
@@ -89,6 +94,7 @@ fn peak(
     let share = |memory: f64| memory * program.placement.chunk_share();
     let chunk = ChunkMemory {
         after_forward: share(after_forward),
+        after_drop: 0.0,
         after_input_gradient: share(after_input_gradient),
         after_early_weights: 0.0,
     };

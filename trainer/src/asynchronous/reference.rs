@@ -159,7 +159,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     pub fn new(setup: Arc<AsyncSetup>, backend: B, source: S) -> Result<Self, AllocateError> {
         assert_ne!(setup.plan.program.kind, AsyncKind::AmpNet, "AMPNet has no formula");
         let (model, shape) = (&setup.model, setup.plan.batch.microbatch);
-        let sizes = Sizes { model, shape };
+        let sizes = Sizes::whole(model, shape);
         let mut make = |len| backend.allocate(len);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let (logits, scratch) = (sizes.logits(&mut make)?, sizes.scratch(&mut make)?);

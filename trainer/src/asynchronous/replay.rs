@@ -96,7 +96,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             parts.push(Part { chunk, floats, number: 0, accumulated: 0, stashes });
         }
         let shape = setup.plan.batch.microbatch;
-        let scratch = Sizes { model, shape }.scratch(&mut |len| backend.allocate(len))?;
+        let scratch = Sizes::whole(model, shape).scratch(&mut |len| backend.allocate(len))?;
         let angles = rotary_angles(backend, model, shape)?;
         let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
@@ -132,7 +132,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             return Ok(false);
         }
         let batch = self.batch(pass);
-        let sizes = Sizes { model: &self.setup.model, shape: self.setup.plan.batch.microbatch };
+        let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
         let mut make = |len| self.backend.allocate(len);
         let range = self.setup.plan.chunks[pass.chunk.index()];
         let mut stash = PassStash::build(&sizes, range, &mut make)?;

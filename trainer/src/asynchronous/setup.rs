@@ -7,8 +7,8 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
 use crate::model::{
-    Context, Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, count_bytes,
-    model_layers,
+    Context, Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, SlicePlace,
+    count_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
@@ -92,7 +92,7 @@ impl AsyncPlan {
         model: &ModelConfig,
         stage: StageIndex,
     ) -> StageMemory {
-        let sizes = Sizes { model, shape: self.batch.microbatch };
+        let sizes = Sizes::whole(model, self.batch.microbatch);
         let live = self.program.live_passes();
         let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
         for (chunk, layers) in self.chunks_of(stage) {
@@ -208,5 +208,6 @@ pub(super) fn context<'c, B: Backend>(
     angles: &'c Option<B::Buffer>,
 ) -> Context<'c, B> {
     let shape = setup.plan.batch.microbatch;
-    Context { backend, model: &setup.model, shape, angles: angles.as_ref() }
+    let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
+    Context { backend, model: &setup.model, shape, place, angles }
 }

@@ -123,7 +123,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         source: S,
     ) -> Result<Self, AllocateError> {
         let (plan, model) = (&setup.plan, &setup.model);
-        let sizes = Sizes { model, shape: plan.batch.microbatch };
+        let sizes = Sizes::whole(model, plan.batch.microbatch);
         let (live, specs) = (plan.program.live_passes(), model_layers(model));
         let mut allocated = Bytes(0);
         let mut make = |len| {
@@ -187,7 +187,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// own.
     pub fn handle(&mut self, frame: AsyncFrame) {
         let AsyncFrame { flow, pass, floats } = frame;
-        let sizes = Sizes { model: &self.setup.model, shape: self.setup.plan.batch.microbatch };
+        let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
         assert_eq!(floats.len(), sizes.residual(), "a frame is as long as the plan says");
         assert!(self.memory.contains_key(&pass.chunk), "{pass:?} is on this stage");
         let limit = self.frames_max;
@@ -281,8 +281,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         match op {
             AsyncOp::Compute(Compute::F, pass, version) => self.forward(pass, version),
             AsyncOp::Compute(Compute::BW, pass, version) => self.backward(pass, version),
-            AsyncOp::Compute(Compute::B | Compute::W | Compute::WE, ..) => {
-                unreachable!("a checked program does not split the backward pass")
+            AsyncOp::Compute(Compute::B | Compute::W | Compute::WE | Compute::R, ..) => {
+                unreachable!("a checked program has F and BW alone")
             }
             AsyncOp::Transfer(Transfer::Receive, ..) => {}
             AsyncOp::Transfer(Transfer::Send | Transfer::Local, flow, pass) => {

@@ -355,6 +355,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
 /// The run's setup under a plan of the log.
 fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
     let batch = base.plan.batch;
+    let (slices, expected) = (plan.program.slice_count, base.plan.program.slice_count);
+    assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
     let plan_of_run = Plan {
         generation: plan.generation,
         program: plan.program.clone(),

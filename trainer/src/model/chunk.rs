@@ -1,7 +1,7 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_types::{Bytes, LayerId, LayerRange};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, View, ViewMut};
+use zbelastic_types::{Bytes, LayerId, LayerRange, SliceIndex};
 
 use super::config::{Family, LayerKind, ModelConfig};
 use super::layers::{
@@ -55,6 +55,17 @@ impl<T> PassStash<T> {
             });
         }
         Ok(Self { residuals, layers: stashes })
+    }
+}
+
+impl<T> PassStash<T> {
+    fn attention(&self, layer: usize) -> &AttentionStash<T> {
+        match &self.layers[layer] {
+            LayerStash::Attention(stash) => stash,
+            LayerStash::Embed | LayerStash::Mlp(_) | LayerStash::Head(_) => {
+                unreachable!("slices have the layers of their chunk")
+            }
+        }
     }
 }
 
@@ -136,6 +147,18 @@ impl<B: Backend> Chunk<B> {
         context: &Context<'_, B>,
         batch: &Batch,
         stash: &mut PassStash<B::Buffer>,
+        logits: Option<&mut Logits<B::Buffer>>,
+    ) -> Option<f64> {
+        self.forward_slice(context, batch, &[], stash, logits)
+    }
+
+    /// F of a slice, with what the slices before it left, in order.
+    pub fn forward_slice(
+        &self,
+        context: &Context<'_, B>,
+        batch: &Batch,
+        earlier: &[&mut PassStash<B::Buffer>],
+        stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
         let mut loss = None;
@@ -145,7 +168,11 @@ impl<B: Backend> Chunk<B> {
             let (x, y) = (&before[index], &mut after[0]);
             match layer {
                 LayerStash::Embed => embed_forward(context, state, batch, y),
-                LayerStash::Attention(stash) => stash.forward(context, state, x, y),
+                LayerStash::Attention(stash) => {
+                    let earlier: Vec<&B::Buffer> =
+                        earlier.iter().map(|slice| slice.attention(index).qkv()).collect();
+                    stash.forward(context, state, &earlier, x, y);
+                }
                 LayerStash::Mlp(stash) => stash.forward(context, state, x, y),
                 LayerStash::Head(stash) => {
                     let logits = logits.take().expect("the head's chunk has logits");
@@ -160,7 +187,20 @@ impl<B: Backend> Chunk<B> {
     pub fn backward_input(
         &self,
         context: &Context<'_, B>,
+        loss: (&Batch, f32),
+        stash: &mut PassStash<B::Buffer>,
+        logits: Option<&mut Logits<B::Buffer>>,
+        scratch: &mut Scratch<B::Buffer>,
+    ) {
+        self.backward_input_slice(context, loss, &mut [], stash, logits, scratch);
+    }
+
+    /// B of a slice, which adds to the gradients of the slices before it, in order.
+    pub fn backward_input_slice(
+        &self,
+        context: &Context<'_, B>,
         (batch, scale): (&Batch, f32),
+        earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
         scratch: &mut Scratch<B::Buffer>,
@@ -172,7 +212,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => {}
                 LayerStash::Attention(stash) => {
-                    stash.backward_input(context, state, gradient, x, scratch);
+                    let mut earlier = earlier_slices(earlier, index);
+                    stash.backward_input(context, state, &mut earlier, gradient, x, scratch);
                 }
                 LayerStash::Mlp(stash) => {
                     stash.backward_input(context, state, gradient, x, scratch);
@@ -188,10 +229,12 @@ impl<B: Backend> Chunk<B> {
 
     /// B and W of one layer after the other, as training without a pipeline runs them: the same
     /// operations as the passes alone, each layer's operands still warm.
+    #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &mut self,
         context: &Context<'_, B>,
         (batch, scale): (&Batch, f32),
+        earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: &mut Logits<B::Buffer>,
         scratch: &mut Scratch<B::Buffer>,
@@ -204,7 +247,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
                 LayerStash::Attention(stash) => {
-                    stash.backward_input(context, state, gradient, x, scratch);
+                    let mut earlier = earlier_slices(earlier, index);
+                    stash.backward_input(context, state, &mut earlier, gradient, x, scratch);
                     stash.backward_weights(context, state, gradient, accumulate);
                 }
                 LayerStash::Mlp(stash) => {
@@ -261,6 +305,20 @@ impl<B: Backend> Chunk<B> {
     }
 }
 
+/// What a layer of earlier slices is to a later one.
+fn earlier_slices<'s, T>(
+    earlier: &'s mut [&mut PassStash<T>],
+    layer: usize,
+) -> Vec<EarlierSlice<'s, T>> {
+    let of_slice = |slice: &'s mut &mut PassStash<T>| match &mut slice.layers[layer] {
+        LayerStash::Attention(stash) => stash.as_earlier(),
+        LayerStash::Embed | LayerStash::Mlp(_) | LayerStash::Head(_) => {
+            unreachable!("slices have the layers of their chunk")
+        }
+    };
+    earlier.iter_mut().map(of_slice).collect()
+}
+
 fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
     backend.download(View::new(buffer, 0..backend.len(buffer)))
 }
@@ -274,13 +332,27 @@ pub fn rotary_angles<B: Backend>(
     model: &ModelConfig,
     shape: MicrobatchShape,
 ) -> Result<Option<B::Buffer>, AllocateError> {
+    slice_angles(backend, model, shape, SliceIndex(0))
+}
+
+/// The same for the positions of a slice of this shape.
+///
+/// # Errors
+/// If the device's memory does not hold them.
+pub fn slice_angles<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    shape: MicrobatchShape,
+    slice: SliceIndex,
+) -> Result<Option<B::Buffer>, AllocateError> {
     match model.family {
         Family::Gpt2 => return Ok(None),
         Family::Llama => {}
     }
     let width = model.head_width as usize;
     let mut angles = Vec::with_capacity(shape.sequence_len * width);
-    for position in 0..shape.sequence_len {
+    let first = slice.index() * shape.sequence_len;
+    for position in first..first + shape.sequence_len {
         let angle = |pair: usize| {
             let exponent = -((2 * pair) as f64) / width as f64;
             position as f64 * libm::pow(model.rope_theta, exponent)

@@ -11,6 +11,7 @@ mod mlp;
 pub(super) use embed::{embed_forward, embed_weights};
 
 use zbelastic_kernels::{Accumulate, Backend, LinearGradient, NormGradient, Rows};
+use zbelastic_types::SliceIndex;
 
 use super::config::{Family, ModelConfig};
 use super::parts::{LinearParts, NormParts};
@@ -31,6 +32,36 @@ impl MicrobatchShape {
     pub const fn rows(self) -> usize {
         self.sequences * self.sequence_len
     }
+
+    /// The shape of one of `count` slices of equal length.
+    #[must_use]
+    pub const fn slice(self, count: u32) -> Self {
+        Self { sequence_len: self.sequence_len / count as usize, ..self }
+    }
+}
+
+/// Which slice of its sequences a pass is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlicePlace {
+    /// The slice.
+    pub slice: SliceIndex,
+    /// Slices of the sequences, all of the same length.
+    pub count: u32,
+}
+
+impl SlicePlace {
+    /// Sequences that are not cut.
+    pub const WHOLE: Self = Self { slice: SliceIndex(0), count: 1 };
+
+    /// Whether there are others.
+    pub(super) fn is_cut(self) -> bool {
+        self.count > 1
+    }
+
+    /// Whether none comes behind it.
+    pub(crate) fn is_last(self) -> bool {
+        self.slice.0 + 1 == self.count
+    }
 }
 
 /// What every pass needs beside the layer itself.
@@ -39,15 +70,22 @@ pub struct Context<'a, B: Backend> {
     pub backend: &'a B,
     /// The model.
     pub model: &'a ModelConfig,
-    /// The microbatch.
+    /// The microbatch, or the slice of it.
     pub shape: MicrobatchShape,
-    /// Rotary angles, if the family has them.
+    /// Which slice that is.
+    pub place: SlicePlace,
+    /// Rotary angles of its positions, if the family has them.
     pub angles: Option<&'a B::Buffer>,
 }
 
 impl<B: Backend> Context<'_, B> {
     fn rows(&self) -> Rows {
         Rows { count: self.shape.rows(), width: self.model.width as usize }
+    }
+
+    /// Where in its sequence the slice begins.
+    fn first_position(&self) -> usize {
+        self.place.slice.index() * self.shape.sequence_len
     }
 
     fn hidden_rows(&self) -> Rows {
@@ -61,6 +99,8 @@ pub struct AttentionStash<T> {
     qkv: T,
     out: T,
     log_sums: T,
+    /// What later slices add to the gradients of keys and values; empty where there are none.
+    key_value_gradient: T,
 }
 
 /// What F of an MLP layer leaves. GELU keeps what it was given, SwiGLU its gate and up.
@@ -99,11 +139,19 @@ pub struct Scratch<T> {
 pub struct Sizes<'a> {
     /// The model.
     pub model: &'a ModelConfig,
-    /// The microbatch.
+    /// The microbatch, or a slice of it.
     pub shape: MicrobatchShape,
+    /// Whether it is a slice.
+    pub is_cut: bool,
 }
 
-impl Sizes<'_> {
+impl<'a> Sizes<'a> {
+    /// Of passes over whole sequences.
+    #[must_use]
+    pub fn whole(model: &'a ModelConfig, shape: MicrobatchShape) -> Self {
+        Self { model, shape, is_cut: false }
+    }
+
     fn rows(&self) -> usize {
         self.shape.rows()
     }
@@ -127,6 +175,11 @@ impl Sizes<'_> {
         })
     }
 
+    /// Keys and values.
+    fn key_values(&self) -> usize {
+        self.rows() * (self.model.qkv_matrix().outputs - self.model.query_width())
+    }
+
     /// An attention layer's stash.
     ///
     /// # Errors
@@ -140,6 +193,7 @@ impl Sizes<'_> {
             qkv: make(self.rows() * self.model.qkv_matrix().outputs)?,
             out: make(self.rows() * self.model.query_width())?,
             log_sums: make(self.rows() * self.model.heads as usize)?,
+            key_value_gradient: make(if self.is_cut { self.key_values() } else { 0 })?,
         })
     }
 

@@ -43,6 +43,9 @@ pub struct ChooseRequest<'a> {
     pub kinds: &'a [ScheduleKind],
     /// Chunks a stage holds; as many as each schedule has by itself if nobody says.
     pub chunks_per_stage: Option<u32>,
+    /// Slices of a microbatch under schedules that cut them; as many as each has by itself if nobody
+    /// says.
+    pub slice_count: Option<u32>,
     /// Stages.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
@@ -58,7 +61,8 @@ pub struct ChooseRequest<'a> {
 impl<'a> ChooseRequest<'a> {
     pub(super) fn of_kind(&self, kind: ScheduleKind) -> PlanRequest<'a> {
         let Self { model, batch, chunks_per_stage, stage_count, window, .. } = *self;
-        PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window }
+        let slice_count = self.slice_count.filter(|_| kind.is_sliced());
+        PlanRequest { model, batch, kind, chunks_per_stage, slice_count, stage_count, window }
     }
 }
 

@@ -2,7 +2,7 @@
 //! when it is.
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{PassesLive, live_passes};
+use zbelastic_schedule::{Compute, Op, PassesLive, Program, live_passes};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::Plan;
@@ -89,6 +89,16 @@ pub(super) fn pass_memory<B: Backend>(
     }
 }
 
+/// The passes that are alive at once if everything is kept: what a program moves or makes again stays
+/// where it is.
+#[must_use]
+pub(crate) fn kept_passes(program: &Program) -> Vec<PassesLive> {
+    let is_kept = |op: &&Op| !matches!(op, Op::Memory(..) | Op::Compute(Compute::R, _));
+    let of_stage = |ops: &Vec<Op>| ops.iter().filter(is_kept).copied().collect();
+    let stages = program.stages.iter().map(of_stage).collect();
+    live_passes(&Program { stages, ..program.clone() })
+}
+
 /// What `stage` takes under `plan`, without copies of others.
 #[must_use]
 pub fn stage_memory<B: Backend>(
@@ -97,15 +107,15 @@ pub fn stage_memory<B: Backend>(
     plan: &Plan,
     stage: StageIndex,
 ) -> StageMemory {
-    let sizes = Sizes { model, shape: plan.batch.microbatch };
+    let sizes = plan.pass_sizes(model);
     let specs = model_layers(model);
-    let live = live_passes(&plan.program);
+    let live = kept_passes(&plan.program);
     let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
-        let PassesLive { slots, early_slots } = live[chunk.index()];
+        let PassesLive { slots, early_slots, .. } = live[chunk.index()];
         let pass = pass_memory(backend, &sizes, layers);
         stash += pass.stash * u64::from(slots) + pass.logits * u64::from(early_slots);
         messages += pass.message * u64::from(slots);
@@ -116,8 +126,9 @@ pub fn stage_memory<B: Backend>(
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {
-        let angles = plan.batch.microbatch.sequence_len * model.head_width as usize;
-        scratch += Bytes(backend.buffer_bytes(angles));
+        let angles = plan.pass_shape().sequence_len * model.head_width as usize;
+        let slices = u64::from(plan.program.slice_count);
+        scratch += Bytes(slices * backend.buffer_bytes(angles));
     }
     StageMemory { state, stash, scratch, messages, copies: Bytes(0) }
 }

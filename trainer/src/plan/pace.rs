@@ -4,7 +4,7 @@
 //! unit is a floating-point operation of a stage of speed 1; afterwards it is measured
 //! ([`crate::profile`]), and its unit is a second.
 
-use zbelastic_schedule::{ChunkTimes, Costs, Placement};
+use zbelastic_schedule::{ChunkTimes, Costs, MemoryCosts, Placement};
 use zbelastic_types::StageIndex;
 
 use super::{LayerWork, Plan, layer_work};
@@ -56,6 +56,7 @@ impl Pace {
             occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
+            memory: MemoryCosts::default(),
         }
     }
 

@@ -42,7 +42,10 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::DualPipeV
         | ScheduleKind::Gems
         | ScheduleKind::Chimera
-        | ScheduleKind::Seq1F1B => return Vec::new(),
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => return Vec::new(),
     };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
@@ -89,7 +92,7 @@ fn problem<B: Backend>(
     own: &Plan,
     times: &[ChunkTimes],
 ) -> Problem {
-    let sizes = Sizes { model: request.model, shape: request.batch.microbatch };
+    let sizes = Sizes::whole(request.model, request.batch.microbatch);
     let costs = |(times, layers): (&ChunkTimes, _)| {
         let PassMemory { stash, logits, message } = pass_memory(backend, &sizes, layers);
         let kept = (stash + message).0 as f64;
@@ -137,14 +140,14 @@ fn limits<B: Backend>(
 
 /// What a step of this plan takes at least in any order of its passes, whatever memory there is: a
 /// stage's next step begins when its list for this one is done. `None` for plans whose chunks go
-/// round.
+/// round, or whose passes are over slices.
 ///
 /// # Panics
 /// If the pace has times that are none.
 #[must_use]
 pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
     let placement = plan.placement();
-    if placement.shape() == PlacementShape::Loop {
+    if placement.shape() == PlacementShape::Loop || plan.program.slice_count > 1 {
         return None;
     }
     let costs = |times: ChunkTimes| ChunkCosts {

@@ -257,7 +257,7 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) seal: Option<Seal>,
     /// A seal applied by a gate, to be carried out by STEP and COMMIT.
     pub(super) pending: Option<Pending>,
-    /// Cross-entropies of the step's microbatches.
+    /// Cross-entropies of the step's microbatches, slice by slice.
     pub(super) losses: Vec<Option<f64>>,
     pub(super) halt_after: Option<Step>,
     /// Whether somebody follows layers of this stage.
@@ -324,12 +324,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     ) -> Self {
         assert_eq!(bench.version(), turn.step, "a step begins with the version of its number");
         let chunk_count = bench.chunk_indices().len();
-        let passes = chunk_count * setup.plan.batch.microbatch_count as usize;
+        let parts = (setup.plan.batch.microbatch_count * setup.plan.program.slice_count) as usize;
+        let passes = chunk_count * parts;
         let inbox = Inbox::new(bench.frame_len(), passes * FRAMES_PER_PASS);
         let phase = first_phase(&setup, turn);
         Self {
             half: StageHalf::new(turn, updates, setup.clip_norm),
-            losses: vec![None; setup.plan.batch.microbatch_count as usize],
+            losses: vec![None; parts],
             stage,
             source,
             bench,
@@ -464,6 +465,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
             Op::Update(update) => self.run_update(update),
             Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk),
+            Op::Memory(..) => None,
         };
         if let Some(wait) = wait {
             return Progress::Blocked(wait);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_types::{ChunkIndex, MicrobatchIndex, Step};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex, Step};
 
 use super::engine::{Activity, Output, Progress, StageEngine, Wait};
 use super::frame::{Frame, Lap};
@@ -46,8 +46,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let mut chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
         // Every replica has the same weights: one is enough.
         chunks.retain(|chunk| placement.replica_of(*chunk) == 0);
+        let slice_count = self.setup.plan.program.slice_count;
         let passes = groups.flat_map(|group| {
-            chunks.iter().flat_map(move |chunk| group.iter().map(|i| Pass::new(chunk.0, *i)))
+            let parts =
+                group.iter().flat_map(move |i| (0..slice_count).map(move |slice| (*i, slice)));
+            chunks.iter().flat_map(move |chunk| {
+                parts.clone().map(|(i, slice)| Pass::sliced(chunk.0, i, slice))
+            })
         });
         passes.collect()
     }
@@ -77,7 +82,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             return self.run_next();
         };
         let awaited = if self.setup.plan.placement().is_first(pass.chunk) {
-            self.receipt_before(pass.microbatch).map(|pass| (Flow::Backward, pass))
+            self.receipt_before(pass).map(|pass| (Flow::Backward, pass))
         } else {
             Some((Flow::Forward, pass))
         };
@@ -99,12 +104,15 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// The receipt that must be here before the first chunk reads `microbatch`: the last chunk is
+    /// The receipt that must be here before the first chunk begins a microbatch: the last chunk is
     /// done with the one as many before as a step has. So no more frames are under way than in a
     /// step. None is needed where one stage holds both ends, whose list keeps that order.
-    fn receipt_before(&self, microbatch: MicrobatchIndex) -> Option<Pass> {
+    fn receipt_before(&self, pass: Pass) -> Option<Pass> {
+        if pass.slice > SliceIndex(0) {
+            return None;
+        }
         let window = self.setup.plan.batch.microbatch_count;
-        let before = microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
+        let before = pass.microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
         Some(Pass::new(0, before))
     }
 
@@ -125,7 +133,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
 
     fn run_held_out(&mut self, pass: Pass) {
         let is_first = self.setup.plan.placement().is_first(pass.chunk);
-        if let Some(receipt) = self.receipt_before(pass.microbatch).filter(|_| is_first) {
+        if let Some(receipt) = self.receipt_before(pass).filter(|_| is_first) {
             self.inbox.take(self.turn, Lap::Evaluation, Flow::Backward, receipt);
         }
         let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
@@ -133,9 +141,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
             self.with_evaluation(|evaluation| {
                 evaluation.loss_sum += loss;
-                evaluation.token_count += batch.targets.len() as u64;
             });
-            self.give_receipt(pass.microbatch);
+            if pass.slice.0 + 1 == self.setup.plan.program.slice_count {
+                self.with_evaluation(|evaluation| {
+                    evaluation.token_count += batch.targets.len() as u64;
+                });
+                self.give_receipt(pass.microbatch);
+            }
             return;
         }
         let floats = self.bench.take_result(Flow::Forward, pass);

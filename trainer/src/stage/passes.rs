@@ -1,13 +1,14 @@
 //! F, B and W on this stage's chunks, and boundary tensors in and out.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Placement, Transfer, live_passes};
-use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
+use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Placement, Transfer};
+use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
@@ -18,32 +19,38 @@ use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash,
-    Scratch, Sizes, model_layers, rotary_angles,
+    Scratch, Sizes, SlicePlace, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::stage_memory;
+use crate::plan::{kept_passes, stage_memory};
 
 /// A chunk with the memory its passes work in.
 struct ChunkBench<B: Backend> {
     chunk: Chunk<B>,
-    stashes: Slots<PassStash<B::Buffer>>,
-    logits: Slots<Logits<B::Buffer>>,
+    stashes: Slots<PassStash<B::Buffer>, Part>,
+    logits: Slots<Logits<B::Buffer>, Part>,
     /// Weight gradients added so far this step: the order rule.
     accumulated: u32,
     head_accumulated: u32,
 }
 
+/// A slice of a microbatch; all of it where sequences are not cut.
+type Part = (MicrobatchIndex, SliceIndex);
+
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
     backend: B,
     model: ModelConfig,
+    /// A whole microbatch.
     shape: MicrobatchShape,
     placement: Placement,
+    slice_count: u32,
     chunks: BTreeMap<ChunkIndex, ChunkBench<B>>,
     scratch: Scratch<B::Buffer>,
-    angles: Option<B::Buffer>,
+    /// By slice, if the family has them.
+    angles: Vec<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
     result: Option<(Flow, Pass, Vec<f32>)>,
     optimizer: OptimizerConfig,
@@ -59,8 +66,8 @@ impl<B: Backend> Bench<B> {
     /// If the device's memory does not hold what the plan claims.
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
-        let sizes = Sizes { model, shape: plan.batch.microbatch };
-        let live = live_passes(&plan.program);
+        let sizes = plan.pass_sizes(model);
+        let live = kept_passes(&plan.program);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
@@ -69,7 +76,7 @@ impl<B: Backend> Bench<B> {
         let scratch = sizes.scratch(&mut make)?;
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
-            let PassesLive { slots, early_slots } = live[chunk.index()];
+            let PassesLive { slots, early_slots, .. } = live[chunk.index()];
             let has_head = layers.ids().end == model.layer_count();
             let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
             let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
@@ -85,10 +92,12 @@ impl<B: Backend> Bench<B> {
             };
             chunks.insert(chunk, chunk_bench);
         }
-        let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
-        if let Some(angles) = &angles {
-            allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
+        let mut angles = Vec::new();
+        for slice in (0..plan.program.slice_count).map(SliceIndex) {
+            angles.extend(slice_angles(&backend, model, plan.pass_shape(), slice)?);
         }
+        let of_angles = angles.iter().map(|angles| backend.buffer_bytes(backend.len(angles)));
+        allocated += Bytes(of_angles.sum());
         let claim = stage_memory(&backend, model, plan, stage);
         assert_eq!(allocated, claim.stash + claim.scratch, "the plan claims what is allocated");
         let layers = chunks.values().flat_map(|bench: &ChunkBench<B>| bench.chunk.layers());
@@ -97,12 +106,14 @@ impl<B: Backend> Bench<B> {
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
         let placement = plan.placement().clone();
+        let slice_count = plan.program.slice_count;
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
         Ok(Self {
             backend,
             model,
             shape,
             placement,
+            slice_count,
             chunks,
             scratch,
             angles,
@@ -163,15 +174,16 @@ impl<B: Backend> Bench<B> {
 
     fn context(
         &mut self,
-        chunk: ChunkIndex,
+        pass: Pass,
     ) -> (Context<'_, B>, &mut ChunkBench<B>, &mut Scratch<B::Buffer>) {
         let context = Context {
             backend: &self.backend,
             model: &self.model,
-            shape: self.shape,
-            angles: self.angles.as_ref(),
+            shape: self.shape.slice(self.slice_count),
+            place: SlicePlace { slice: pass.slice, count: self.slice_count },
+            angles: self.angles.get(pass.slice.index()),
         };
-        let bench = self.chunks.get_mut(&chunk).expect("a pass of this stage's chunks");
+        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
         (context, bench, &mut self.scratch)
     }
 }
@@ -186,7 +198,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn frame_len(&self) -> usize {
-        Sizes { model: &self.model, shape: self.shape }.residual()
+        Sizes::whole(&self.model, self.shape.slice(self.slice_count)).residual()
     }
 
     fn slots_taken(&self) -> usize {
@@ -205,7 +217,7 @@ impl<B: Backend> Workbench for Bench<B> {
     fn freeze(&mut self, microbatch_count: u32) {
         let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
         for chunk in chunks {
-            let expected = self.microbatches_of(chunk, microbatch_count);
+            let expected = self.microbatches_of(chunk, microbatch_count) * self.slice_count;
             let bench = self.chunks.get_mut(&chunk).expect("listed above");
             assert_eq!(bench.accumulated, expected, "every microbatch is in the gradient");
             if bench.chunk.has_head() {
@@ -273,13 +285,15 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// F; yields the loss if the chunk has the head.
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
-        let (context, bench, _) = self.context(pass.chunk);
-        let stash = bench.stashes.acquire(pass.microbatch);
+        let batch = &self.part_of(batch, pass);
+        let (context, bench, _) = self.context(pass);
+        bench.stashes.acquire(part(pass));
+        let (stash, earlier) = bench.stashes.up_to(pass);
         if let Some(input) = input {
             bench.chunk.set_input(context.backend, &input, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.acquire(pass.microbatch));
-        let loss = bench.chunk.forward(&context, batch, stash, logits);
+        let logits = bench.chunk.has_head().then(|| bench.logits.acquire(part(pass)));
+        let loss = bench.chunk.forward_slice(&context, batch, &earlier, stash, logits);
         if loss.is_none() {
             let output = bench.chunk.output(context.backend, stash);
             self.result = Some((Flow::Forward, pass, output));
@@ -287,26 +301,33 @@ impl<B: Backend> Workbench for Bench<B> {
         loss
     }
 
-    /// F whose stash nobody reads.
+    /// F whose stash nobody reads but later slices.
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
+        let slices = self.slice_count;
         let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
-        bench.stashes.release(pass.microbatch);
         if bench.chunk.has_head() {
-            bench.logits.release(pass.microbatch);
+            bench.logits.release(part(pass));
+        }
+        if pass.slice.0 + 1 == slices {
+            (0..slices).for_each(|slice| {
+                bench.stashes.release((pass.microbatch, SliceIndex(slice)));
+            });
         }
         loss
     }
 
     fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>) {
-        let loss = (batch, self.loss_scale);
-        let (context, bench, scratch) = self.context(pass.chunk);
-        let stash = bench.stashes.get(pass.microbatch);
+        let batch = &self.part_of(batch, pass);
+        let loss = (&**batch, self.loss_scale);
+        let (context, bench, scratch) = self.context(pass);
+        let (stash, mut earlier) = bench.stashes.up_to(pass);
         if let Some(gradient) = gradient {
             bench.chunk.set_gradient(context.backend, &gradient, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.get(pass.microbatch));
-        bench.chunk.backward_input(&context, loss, stash, logits, scratch);
+        let logits = bench.chunk.has_head().then(|| bench.logits.get(part(pass)));
+        let chunk = &bench.chunk;
+        chunk.backward_input_slice(&context, loss, &mut earlier, stash, logits, scratch);
         if !bench.chunk.has_embedding() {
             let output = bench.chunk.input_gradient(context.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
@@ -315,27 +336,28 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// W of the head's matrix, after which nobody reads the logits.
     fn head_weights(&mut self, pass: Pass) {
-        let turn = self.placement.turn_of_microbatch(pass.microbatch);
-        let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(turn, &mut bench.head_accumulated);
-        let stash = bench.stashes.get(pass.microbatch);
-        let logits = bench.logits.get(pass.microbatch);
+        let place = self.place_in_order(pass);
+        let (context, bench, _) = self.context(pass);
+        let accumulate = next_in_order(place, &mut bench.head_accumulated);
+        let stash = bench.stashes.get(part(pass));
+        let logits = bench.logits.get(part(pass));
         bench.chunk.head_weights(&context, stash, logits, accumulate);
-        bench.logits.release(pass.microbatch);
+        bench.logits.release(part(pass));
     }
 
     /// W of what is left, after which nobody reads the stash.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
-        let turn = self.placement.turn_of_microbatch(pass.microbatch);
-        let (_, bench, _) = self.context(pass.chunk);
-        if bench.chunk.has_head() && bench.head_accumulated == turn {
+        let place = self.place_in_order(pass);
+        let batch = &self.part_of(batch, pass);
+        let (_, bench, _) = self.context(pass);
+        if bench.chunk.has_head() && bench.head_accumulated == place {
             self.head_weights(pass);
         }
-        let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(turn, &mut bench.accumulated);
-        let stash = bench.stashes.get(pass.microbatch);
+        let (context, bench, _) = self.context(pass);
+        let accumulate = next_in_order(place, &mut bench.accumulated);
+        let stash = bench.stashes.get(part(pass));
         bench.chunk.backward_weights(&context, batch, stash, accumulate);
-        bench.stashes.release(pass.microbatch);
+        bench.stashes.release(part(pass));
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
@@ -380,6 +402,20 @@ impl<B: Backend> Bench<B> {
         self.backend.download(View::new(&layer.g, 0..layer.spec.len()))
     }
 
+    /// How many weight gradients of its chunk are added before this one.
+    fn place_in_order(&self, pass: Pass) -> u32 {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
+        turn * self.slice_count + self.slice_count - 1 - pass.slice.0
+    }
+
+    /// The tokens that a pass is over.
+    fn part_of<'b>(&self, batch: &'b Batch, pass: Pass) -> Cow<'b, Batch> {
+        match self.slice_count {
+            1 => Cow::Borrowed(batch),
+            count => Cow::Owned(batch.slice(self.shape.sequence_len, pass.slice, count)),
+        }
+    }
+
     fn with_update(
         &mut self,
         order: UpdateOrder,
@@ -394,12 +430,26 @@ impl<B: Backend> Bench<B> {
     }
 }
 
-/// The order rule: gradients add up in microbatch order, whenever W runs. `turn` counts the
-/// microbatches of one replica.
-fn next_in_order(turn: u32, accumulated: &mut u32) -> Accumulate {
-    assert_eq!(turn, *accumulated, "W adds microbatches in order");
+/// What a pass has a slot for.
+const fn part(pass: Pass) -> Part {
+    (pass.microbatch, pass.slice)
+}
+
+impl<T> Slots<T, Part> {
+    /// The slot of a pass, and those of the slices before its own.
+    fn up_to(&mut self, pass: Pass) -> (&mut T, Vec<&mut T>) {
+        let mut found = self.get_all((pass.microbatch, SliceIndex(0)), part(pass));
+        assert_eq!(found.len(), pass.slice.index() + 1, "earlier slices have their slots");
+        (found.pop().expect("a slot a slice"), found)
+    }
+}
+
+/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
+/// the first, whenever W runs. `place` counts them, those of one replica.
+fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
     *accumulated += 1;
-    if turn == 0 { Accumulate::Start } else { Accumulate::Add }
+    if place == 0 { Accumulate::Start } else { Accumulate::Add }
 }
 
 fn build_layers<B: Backend>(
@@ -439,13 +489,15 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let input = self.take_operand(Flow::Forward, pass);
                 let loss = self.bench.forward(pass, &batch, input);
                 if loss.is_some() {
-                    self.losses[pass.microbatch.index()] = loss;
+                    let slices = self.setup.plan.program.slice_count as usize;
+                    self.losses[pass.microbatch.index() * slices + pass.slice.index()] = loss;
                 }
             }
             Compute::B => {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
             }
+            Compute::R => {}
             Compute::WE => self.bench.head_weights(pass),
             Compute::W => self.bench.backward_weights(pass, &batch),
             Compute::BW => {

@@ -1,14 +1,16 @@
 //! Memory for microbatches in flight: as many slots as the plan claims, allocated once.
 
+use std::fmt::Debug;
+
 use zbelastic_types::MicrobatchIndex;
 
-/// Slots for one kind of stash. A microbatch takes one at its F and gives it back when its last
-/// reader has run.
-pub(crate) struct Slots<T> {
-    slots: Vec<(Option<MicrobatchIndex>, T)>,
+/// Slots for one kind of stash. A microbatch, or whatever else `K` names, takes one at its F and
+/// gives it back when its last reader has run.
+pub(crate) struct Slots<T, K = MicrobatchIndex> {
+    slots: Vec<(Option<K>, T)>,
 }
 
-impl<T> Slots<T> {
+impl<T, K: Copy + Ord + Debug> Slots<T, K> {
     pub(crate) fn new(stashes: Vec<T>) -> Self {
         Self { slots: stashes.into_iter().map(|stash| (None, stash)).collect() }
     }
@@ -17,7 +19,7 @@ impl<T> Slots<T> {
     ///
     /// # Panics
     /// If there is none: the plan claimed too few.
-    pub(crate) fn acquire(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+    pub(crate) fn acquire(&mut self, microbatch: K) -> &mut T {
         let count = self.slots.len();
         let free = self.slots.iter_mut().find(|(holder, _)| holder.is_none());
         let (holder, stash) =
@@ -30,18 +32,27 @@ impl<T> Slots<T> {
     ///
     /// # Panics
     /// If it has none.
-    pub(crate) fn get(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+    pub(crate) fn get(&mut self, microbatch: K) -> &mut T {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
-        &mut slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).1
+        &mut slot.unwrap_or_else(|| panic!("{microbatch:?} has a slot")).1
+    }
+
+    /// The slots of all from `first` to `last`, in their order.
+    pub(crate) fn get_all(&mut self, first: K, last: K) -> Vec<&mut T> {
+        let held = self.slots.iter_mut().filter_map(|(holder, stash)| Some(((*holder)?, stash)));
+        let mut found: Vec<(K, &mut T)> =
+            held.filter(|(holder, _)| (first..=last).contains(holder)).collect();
+        found.sort_unstable_by_key(|(holder, _)| *holder);
+        found.into_iter().map(|(_, stash)| stash).collect()
     }
 
     /// Gives the slot of `microbatch` back.
     ///
     /// # Panics
     /// If it has none.
-    pub(crate) fn release(&mut self, microbatch: MicrobatchIndex) {
+    pub(crate) fn release(&mut self, microbatch: K) {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
-        slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).0 = None;
+        slot.unwrap_or_else(|| panic!("{microbatch:?} has a slot")).0 = None;
     }
 
     /// Gives all slots back.
@@ -70,6 +81,8 @@ mod tests {
         assert_eq!(slots.taken(), 1);
         *slots.acquire(MicrobatchIndex(6)) = 60;
         assert_eq!((*slots.get(MicrobatchIndex(5)), *slots.get(MicrobatchIndex(6))), (50, 60));
+        assert_eq!(slots.get_all(MicrobatchIndex(5), MicrobatchIndex(6)), [&50, &60]);
+        assert_eq!(slots.get_all(MicrobatchIndex(6), MicrobatchIndex(9)), [&60]);
         slots.release_all();
         assert_eq!(slots.taken(), 0);
     }

@@ -92,8 +92,16 @@ pub fn plan_of_chunks(
     window: Window,
 ) -> Plan {
     let batch = BATCH;
-    Plan::new(PlanRequest { model, batch, kind, chunks_per_stage, stage_count, window })
-        .expect("a legal plan")
+    Plan::new(PlanRequest {
+        model,
+        batch,
+        kind,
+        chunks_per_stage,
+        slice_count: None,
+        stage_count,
+        window,
+    })
+    .expect("a legal plan")
 }
 
 /// Text of letters with some structure to learn.

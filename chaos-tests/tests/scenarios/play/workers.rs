@@ -129,7 +129,7 @@ impl Process {
             let station = self.host.station().expect("it ran an operation");
             let version = station.engine().bench().version();
             match compute {
-                Compute::F | Compute::B => {}
+                Compute::F | Compute::B | Compute::R => {}
                 Compute::W | Compute::WE | Compute::BW => {
                     assert_eq!(version, turn.step, "R1: {op:?} ran before its gate", op = compute);
                 }

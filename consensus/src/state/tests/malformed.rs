@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    Compute, Flow, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind, Transfer,
-    Update, Window,
+    Compute, Flow, Memory, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
+    Transfer, Update, Window,
 };
 use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
@@ -59,8 +59,15 @@ fn ops() -> impl Strategy<Value = Op> {
         (number(), number(), prop_oneof![8 => Just(0), 1 => number()])
             .prop_map(|(chunk, microbatch, slice)| Pass::sliced(chunk, microbatch, slice))
     };
-    let compute =
-        prop::sample::select(vec![Compute::F, Compute::B, Compute::W, Compute::WE, Compute::BW]);
+    let compute = prop::sample::select(vec![
+        Compute::F,
+        Compute::B,
+        Compute::W,
+        Compute::WE,
+        Compute::BW,
+        Compute::R,
+    ]);
+    let memory = prop::sample::select(vec![Memory::Offload, Memory::Reload, Memory::Drop]);
     let transfer = prop::sample::select(vec![Transfer::Send, Transfer::Receive, Transfer::Local]);
     let flow = prop::sample::select(vec![Flow::Forward, Flow::Backward]);
     let update = prop::sample::select(vec![
@@ -83,6 +90,7 @@ fn ops() -> impl Strategy<Value = Op> {
         update.prop_map(Op::Update),
         (reduction, number())
             .prop_map(|(reduction, chunk)| Op::Reduce(reduction, ChunkIndex(chunk))),
+        (memory, pass()).prop_map(|(memory, pass)| Op::Memory(memory, pass)),
     ]
 }
 

@@ -191,6 +191,7 @@ impl<'a> Site<'a> {
             batch: config.batch,
             kinds,
             chunks_per_stage: config.chunks_per_stage,
+            slice_count: config.slice_count,
             stage_count,
             window: config.window.planned(),
             copies: copies_at(config.elastic.copies, stage_count),

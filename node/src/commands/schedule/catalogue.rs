@@ -56,6 +56,10 @@ fn entry(kind: ScheduleKind) -> Entry {
         ScheduleKind::Gems => ("m(p-1)(B+W)", "1", "Jain et al., SC 2020"),
         ScheduleKind::Chimera => ("(p-2)F if F = B+W", "p", "Li and Hoefler, SC 2021"),
         ScheduleKind::Seq1F1B => ("(p-1)(F+B+W)/n", "1+(p-1)/n", "Sun et al., NAACL 2025"),
+        ScheduleKind::PoHalf => ("< (p-1)(F+B+W)", "< ((v+2)p/8+4)/v", "Wan et al., ICML 2025"),
+        ScheduleKind::PoFull | ScheduleKind::PoSelective => {
+            ("< (p-1)(F+B+W)", "< 5/v", "Wan et al., ICML 2025")
+        }
     };
     let chunks_per_stage = kind.chunk_counts().least();
     Entry {
@@ -161,6 +165,8 @@ mod tests {
             "p+(p-1)/v" => 5.5,
             "(p+(v-1)p/2)/v" => 3.0,
             "< (p+(v-1)(p/2+2))/v" => 4.0,
+            "< ((v+2)p/8+4)/v" => 3.0,
+            "< 5/v" => 2.5,
             "p/2+1" => 3.0,
             "(p+1)/3+1" => 2.0,
             "2p/3+1" => 3.0,
@@ -188,6 +194,7 @@ mod tests {
             let share = program.placement.chunk_share();
             let chunk = ChunkMemory {
                 after_forward: share,
+                after_drop: share,
                 after_input_gradient: share,
                 after_early_weights: share,
             };

@@ -5,8 +5,9 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, PipelineSize, Placement,
-    Problem, Program, ScheduleKind, StageCosts, Window, check, check_size, generate_sized, lower,
+    ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, MemoryCosts, MemoryTimes,
+    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, ScheduleKind,
+    StageCosts, Window, check, check_size, generate_sized, lower, offload, recompute,
 };
 use zbelastic_types::ChunkIndex;
 
@@ -30,7 +31,7 @@ pub struct Replay {
 /// The replay that was asked for.
 pub fn replay(args: &ProgramArgs) -> Result<Replay, Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(args, &mut reading);
+    let replay = read_replay(args, None, &mut reading);
     reading.finish(replay)
 }
 
@@ -39,7 +40,8 @@ pub fn replay_with_memory(
     args: &SimulateArgs,
 ) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(&args.program, &mut reading);
+    let kept = Kept { memory: &args.memory, limit: args.mem_limit.as_deref() };
+    let replay = read_replay(&args.program, Some(kept), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
     let both = replay.zip(memory).map(|(replay, memory)| {
         let chunks = memory.of_chunks(&replay.program);
@@ -48,20 +50,43 @@ pub fn replay_with_memory(
     reading.finish(both)
 }
 
-fn read_replay(args: &ProgramArgs, reading: &mut Reading) -> Option<Replay> {
+/// What passes keep, and what there is for it.
+struct Kept<'a> {
+    memory: &'a MemoryArgs,
+    limit: Option<&'a str>,
+}
+
+fn read_replay(
+    args: &ProgramArgs,
+    kept: Option<Kept<'_>>,
+    reading: &mut Reading,
+) -> Option<Replay> {
     let program = read_program(args, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     let times = read_times(&args.times, reading);
     let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
     let step = reading.number("--step", &args.step, Numbers::FromZero);
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
+    let round_trip = args.offload.as_ref();
+    let round_trip = round_trip.map(|text| reading.list("--offload", text, Numbers::FromZero));
     let (program, times) = (program?, times?);
     let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
+    let round_trip = match round_trip {
+        Some(asked) => asked?,
+        None => times.sums(),
+    };
     let chunks = times.of_chunks(&program);
+    let memory =
+        MemoryCosts { chunks: memory_times(&program, &chunks, &round_trip), ..Default::default() };
     let StageTimes { link, occupancy, .. } = times;
     let (verdict, step) = (verdict?, step?);
-    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step };
-    let program = lowered(program, window);
+    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
+    let own_window = program.window;
+    let program = if args.recompute { recompute(&program) } else { program };
+    let program = offloaded(args, program, &costs, kept, reading)?;
+    // What lost its transfers gets them again.
+    let own_window = own_window.filter(|_| program.window.is_none());
+    let program = lowered(program, window.or(own_window));
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
@@ -82,6 +107,50 @@ fn read_slice_shares(
         return reading.keep(Err(InputError::SliceTimes { expected: slice_count, found }));
     }
     Some(times.into_iter().map(|time| time / sum).collect())
+}
+
+/// What R and copies take: R as long as F, a copy half of the way out and back.
+fn memory_times(program: &Program, chunks: &[ChunkTimes], round_trip: &[f64]) -> Vec<MemoryTimes> {
+    let one_way = of_chunks(program, |stage, share| round_trip[stage] * share / 2.0);
+    let times = |(chunk, way): (&ChunkTimes, f64)| MemoryTimes {
+        recompute: chunk.f,
+        offload: way,
+        reload: way,
+    };
+    chunks.iter().zip(one_way).map(times).collect()
+}
+
+/// The program with copies for these times, if its schedule has any or they are asked for. A program
+/// that was read keeps those that it has.
+fn offloaded(
+    args: &ProgramArgs,
+    program: Program,
+    costs: &Costs,
+    kept: Option<Kept<'_>>,
+    reading: &mut Reading,
+) -> Option<Program> {
+    let of_kind = || program.kind.offload_chunks(program.placement.chunks_per_stage());
+    let chunks = match args.offload_chunks {
+        Some(first) => OffloadChunks::First(first),
+        None if args.program.is_some() => return Some(program),
+        None => match of_kind() {
+            Some(chunks) => chunks,
+            None => return Some(program),
+        },
+    };
+    let stage_count = program.placement.stage_count() as usize;
+    let (memory, limits) = match kept {
+        None => (StageMemory::even(stage_count), None),
+        Some(Kept { memory, limit }) => {
+            let limits = limit.map(|text| reading.list("--mem-limit", text, Numbers::FromZero));
+            let memory = read_memory(memory, &mut Reading::of(reading.stage_count));
+            (memory?, limits.map_or(Some(None), |limits| limits.map(Some))?)
+        }
+    };
+    let memory = memory.of_chunks(&program);
+    let limits = limits.as_deref();
+    let request = OffloadRequest { costs, memory: &memory, chunks, limits };
+    Some(offload(&program, request).expect("a checked program reaches its end at checked times"))
 }
 
 /// What passes take on each stage, and the way from one to another.
@@ -266,6 +335,12 @@ struct StageTimes {
 }
 
 impl StageTimes {
+    /// F, B and W of each stage.
+    fn sums(&self) -> Vec<f64> {
+        let both = self.f.iter().zip(&self.b).map(|(f, b)| f + b);
+        both.zip(&self.w).map(|(sum, w)| sum + w).collect()
+    }
+
     fn of_chunks(&self, program: &Program) -> Vec<ChunkTimes> {
         of_chunks(program, |stage, share| ChunkTimes {
             f: self.f[stage] * share,
@@ -279,13 +354,21 @@ impl StageTimes {
 /// What a microbatch keeps, by stage.
 struct StageMemory {
     after_f: Vec<f64>,
+    after_d: Vec<f64>,
     after_b: Vec<f64>,
 }
 
 impl StageMemory {
+    /// One for each microbatch, from F to W.
+    fn even(stage_count: usize) -> Self {
+        let (one, none) = (vec![1.0; stage_count], vec![0.0; stage_count]);
+        Self { after_f: one.clone(), after_d: none, after_b: one }
+    }
+
     fn of_chunks(&self, program: &Program) -> Vec<ChunkMemory> {
         of_chunks(program, |stage, share| ChunkMemory {
             after_forward: self.after_f[stage] * share,
+            after_drop: self.after_d[stage] * share,
             after_input_gradient: self.after_b[stage] * share,
             after_early_weights: self.after_b[stage] * share,
         })
@@ -308,12 +391,14 @@ fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> 
     };
     let change = optional("--mb", &args.mb);
     let after_b = optional("--mw", &args.mw);
+    let after_d = args.md.as_ref().map(|text| reading.list("--md", text, Numbers::FromZero));
     if reading.error_count() > errors {
         return None;
     }
     let after_f = after_f?;
     let after_b = reading.keep(kept_after_b(&after_f, change, after_b))?;
-    Some(StageMemory { after_f, after_b })
+    let after_d = after_d.unwrap_or_else(|| Some(vec![0.0; after_f.len()]))?;
+    Some(StageMemory { after_f, after_d, after_b })
 }
 
 /// What each stage keeps from B to W. What W gives back, said as a negative number, is the same.
@@ -340,199 +425,4 @@ fn kept_after_b(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use clap::Parser;
-    use zbelastic_schedule::{ChunkMemory, ChunkTimes, Window};
-
-    use super::{Replay, replay_with_memory};
-    use crate::args::{Cli, Command, ScheduleCommand};
-    use crate::commands::schedule::input_error::{InputError, failure};
-
-    /// `schedule simulate` with these flags.
-    fn read(flags: &str) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
-        let line = format!("zbelastic schedule simulate {flags}");
-        let command = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
-        let Command::Schedule(ScheduleCommand::Simulate(args)) = command else {
-            panic!("simulate")
-        };
-        replay_with_memory(&args)
-    }
-
-    const ZB_V: &str = "--kind zb-v --stages 2 --microbatches 4";
-
-    #[test]
-    fn values_of_a_stage_are_shared_among_its_chunks() {
-        let flags = format!("{ZB_V} --f 2,4 --b 6 --w 8,10 --comm 0.5 --mf 3,5 --mw 1");
-        let (replay, memory) = read(&flags).expect("legal");
-        let times = |f, b, w| ChunkTimes { f, b, w, w_early: 0.0 };
-        let (first, second) = (times(1.0, 3.0, 4.0), times(2.0, 3.0, 5.0));
-        assert_eq!(replay.costs.chunks, [first, second, second, first]);
-        assert_eq!(replay.costs.link, 0.5);
-        let kept: Vec<f64> = memory.iter().map(|chunk| chunk.after_forward).collect();
-        assert_eq!(kept, [1.5, 2.5, 2.5, 1.5]);
-        assert!(memory.iter().all(|chunk| chunk.after_input_gradient == 0.5));
-    }
-
-    #[test]
-    fn a_stage_holds_as_many_chunks_as_asked_for() {
-        let check = |chunks: &str, expected: usize| {
-            let flags = format!("--kind gis --stages 2 --microbatches 4 {chunks}");
-            assert_eq!(read(&flags).expect("legal").0.costs.chunks.len(), expected);
-        };
-        check("", 4);
-        check("--chunks 5", 10);
-    }
-
-    #[test]
-    fn a_window_lowers_the_program_and_looks_at_the_middle_step() {
-        let check = |flags: &str, window, steps| {
-            let (replay, _) = read(flags).expect("legal");
-            assert_eq!(replay.program.window, window);
-            assert_eq!((replay.step_count, replay.step), steps);
-        };
-        check(ZB_V, None, (1, 0));
-        check(&format!("{ZB_V} --window 0"), Some(Window::Zero), (3, 1));
-        check(&format!("{ZB_V} --window 1"), Some(Window::One), (3, 1));
-    }
-
-    #[test]
-    fn memory_after_b_is_said_in_three_ways() {
-        let check = |flags: &str, expected: f64| {
-            let (_, memory) = read(&format!("{ZB_V} {flags}")).expect("legal");
-            assert_eq!(2.0 * memory[0].after_input_gradient, expected, "{flags}");
-        };
-        check("--mf 6", 6.0);
-        check("--mf 6 --mw 2", 2.0);
-        check("--mf 6 --mw -2", 2.0);
-        check("--mf 6 --mb -4", 2.0);
-        check("--mf 6 --mb -4 --mw 2", 2.0);
-    }
-
-    #[test]
-    fn slices_are_as_many_and_take_as_much_as_asked_for() {
-        let check = |flags: &str, slices: u32, shares: &[f64]| {
-            let flags = format!("--kind seq1f1b --stages 2 --microbatches 4 {flags}");
-            let (replay, _) = read(&flags).expect("legal");
-            assert_eq!(replay.program.slice_count, slices);
-            assert_eq!(replay.costs.slice_shares, shares);
-        };
-        check("", 2, &[]);
-        check("--slices 3", 3, &[]);
-        check("--slices 3 --slice-times 1,1,2", 3, &[0.25, 0.25, 0.5]);
-        check_wrong(
-            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 1",
-            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `1`",
-        );
-        check_wrong(
-            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 0,0",
-            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `0,0`",
-        );
-        check_wrong(
-            "--kind 1f1b --stages 2 --microbatches 4 --slices 2",
-            "  --slices: 1f1b does not cut microbatches into slices: expected 1 slice, found 2
-  try: --kind seq1f1b, or leave out --slices",
-        );
-        check_wrong(
-            "--kind seq1f1b --stages 2 --microbatches 4 --slices 0",
-            "  --slices: seq1f1b cuts a microbatch into 1 to 65536 slices, found 0
-  try: --slices 1 to 65536",
-        );
-    }
-
-    fn check_wrong(flags: &str, expected: &str) {
-        let Err(errors) = read(flags) else { panic!("{flags} is wrong") };
-        let details = failure(errors).details;
-        let details: Vec<String> = details.iter().map(ToString::to_string).collect();
-        assert_eq!(details.join("\n"), expected, "{flags}");
-    }
-
-    #[test]
-    fn everything_wrong_is_told_at_once() {
-        check_wrong(
-            &format!("{ZB_V} --f 1,-1 --b 1,2,3 --w nan --comm inf --window 2 --mf x --mb 1,1,1"),
-            "  --f: expected a number from 0 to 1e15, found `-1`
-  --b: expected 1 or 2 values, found 3
-  try: one value for all stages, or one a stage, with commas
-  --w: expected a number from 0 to 1e15, found `nan`
-  --comm: expected a number from 0 to 1e15, found `inf`
-  --window: expected 0 or 1, found `2`
-  --mf: expected a number from 0 to 1e15, found `x`
-  --mb: expected 1 or 2 values, found 3
-  try: one value for all stages, or one a stage, with commas",
-        );
-        check_wrong(
-            "--kind zb-h3 --stages 0 --microbatches 4",
-            "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
-             zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, \
-             gems, chimera, seq1f1b\n  try: zb-h1",
-        );
-        check_wrong(
-            "--kind zb-h1 --stages 0 --microbatches 4",
-            "  --stages: zb-h1 needs 1 to 65536 stages, found 0\n  try: --stages 1 to 65536",
-        );
-        check_wrong(
-            "--kind zb-h1 --stages 4 --microbatches 0",
-            "  --microbatches: a step needs 1 to 65536 microbatches, found 0
-  try: --microbatches 1 to 65536",
-        );
-        check_wrong(
-            "--kind interleaved --stages 4 --microbatches 6",
-            "  --microbatches: interleaved with 4 stages needs a multiple of 4 microbatches, found 6
-  try: --microbatches 4 or 8",
-        );
-        check_wrong(
-            "--kind dualpipe-v --stages 4 --microbatches 6",
-            "  --microbatches: dualpipe-v with 4 stages needs 8 microbatches or more, found 6
-  try: --microbatches 8 or more",
-        );
-        check_wrong(
-            "--kind chimera --stages 3 --microbatches 6",
-            "  --stages: chimera needs an even number of stages, found 3
-  why: two directions meet in one slot of the middle stage
-  try: --stages 2 or 4",
-        );
-        check_wrong(
-            &format!("{ZB_V} --chunks 3"),
-            "  --chunks: a stage of zb-v holds 2 chunks, found 3\n  try: --chunks 2",
-        );
-        check_wrong(
-            &format!("{ZB_V} --mf 1 --mb -2"),
-            "  --mb: --mf plus --mb is -1 on stage 0, less than nothing
-  why: B cannot give back more than F kept",
-        );
-        check_wrong(
-            &format!("{ZB_V} --mf 3 --mb -1 --mw 2,1"),
-            "  --mb: --mf plus --mb is 2 on stage 1, but --mw is 1
-  why: what B leaves is what W needs: both say the same
-  try: leave out --mb or --mw",
-        );
-    }
-
-    #[test]
-    fn a_program_that_is_none_or_breaks_a_rule_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("program.txt");
-        let check = |text: &str, expected: &str| {
-            fs::write(&file, text).expect("a file");
-            let expected = expected.replace("FILE", &file.display().to_string());
-            check_wrong(&format!("--program {}", file.display()), &expected);
-        };
-        let header = "program zb-h1 line stages 1 chunks 1 microbatches 1 window -";
-        check(
-            &format!("{header}\nstage 0: 0F0 0B0 W0"),
-            "  FILE: line 2: `W0` is no operation: expected an update such as REPORT, or a chunk, \
-             letters and a microbatch such as 2F0\n  try: `zbelastic schedule simulate .. \
-             --program-text` prints a program to begin with",
-        );
-        check(
-            &format!("{header}\nstage 0: 0B0 0F0 0W0"),
-            "  FILE: stage 0: expected 0F0 before 0B0, found it after
-  FILE: the program stops: stage 0 waits at 0B0 in step 0",
-        );
-        let missing = folder.path().join("none.txt");
-        let Err(errors) = read(&format!("--program {}", missing.display())) else { panic!("none") };
-        assert!(matches!(errors[..], [InputError::Unreadable { .. }]));
-    }
-}
+mod tests;

@@ -24,6 +24,11 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// Nothing wrong so far, of a pipeline of so many stages.
+    pub fn of(stage_count: Option<u32>) -> Self {
+        Self { stage_count, errors: Vec::new() }
+    }
+
     /// `value`, unless something was wrong.
     pub fn finish<T>(self, value: Option<T>) -> Result<T, Vec<InputError>> {
         value.filter(|_| self.errors.is_empty()).ok_or(self.errors)

@@ -177,7 +177,7 @@ impl Row<'_> {
             comm: or("comm", "0"),
             occupancy: or("occupancy", "0"),
         };
-        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw") };
+        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: None };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
             text.parse::<u32>().map_err(|_| {

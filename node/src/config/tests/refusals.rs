@@ -56,7 +56,7 @@ fn words_are_refused_with_the_nearest() {
   try: model.preset = \"tiny\"
   run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
          zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, gems, chimera, seq1f1b, \
-         pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
+         po-half, po-full, po-selective, pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
   why: it means: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
   run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"
@@ -123,6 +123,35 @@ fn chunks_that_a_schedule_does_not_have_are_refused() {
     assert!(refused("interleaved", 1) && !refused("interleaved", 2) && !refused("interleaved", 9));
     assert!(refused("zb-h1", 2) && !refused("zb-h1", 1) && !refused("zb-h1", 0));
     assert!(!refused("auto", 3));
+}
+
+#[test]
+fn slices_that_cannot_be_are_refused() {
+    check_tiny(
+        "[schedule]\nkind = \"1f1b\"\nslices = 2\n",
+        "
+  run.toml:5: schedule.slices: 2 slices for a schedule that cuts no sequences
+  why: slices are a part of the arithmetic, so none are dropped silently; schedule.kind = \"1f1b\" (run.toml:4)
+  try: schedule.kind = \"seq1f1b\", or leave out the slices",
+    );
+    check_tiny(
+        "[schedule]\nkind = \"seq1f1b\"\nslices = 6\n",
+        "
+  run.toml:5: schedule.slices: 6 slices of equal length for sequences of 64 tokens
+  why: all slices have the same length; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4)
+  try: schedule.slices = 4 or 8, or another train.seq_len",
+    );
+    let refused = |kind: &str, slices: u32, sequence_len: u32| {
+        let flags = [
+            format!("schedule.kind={kind}"),
+            format!("schedule.slices={slices}"),
+            format!("train.seq_len={sequence_len}"),
+        ];
+        load_with(TINY, &flags.map(|text| set(&text))).is_err()
+    };
+    assert!(refused("auto", 2, 64) && !refused("auto", 1, 64) && !refused("auto", 0, 63));
+    assert!(refused("pipedream", 2, 64));
+    assert!(refused("seq1f1b", 0, 63) && !refused("seq1f1b", 1, 63) && !refused("seq1f1b", 7, 63));
 }
 
 #[test]

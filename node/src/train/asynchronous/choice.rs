@@ -6,7 +6,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
 };
-use zbelastic_schedule::{Costs, simulate};
+use zbelastic_schedule::{Costs, MemoryCosts, simulate};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::plan::{Pace, StageMemory};
 use zbelastic_types::{Bytes, StageIndex};
@@ -93,8 +93,15 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     let short = short.expect("a part of a run is no larger").plain();
     let pace = Pace::estimated(&config.model, config.batch.microbatch);
     let chunks = pace.chunk_times(&short.placement, &plan.chunks);
-    let slice_shares = Vec::new();
-    let costs = Costs { chunks, slice_shares, link: 0.0, occupancy: 0.0, verdict: 0.0, step: 0.0 };
+    let costs = Costs {
+        chunks,
+        slice_shares: Vec::new(),
+        link: 0.0,
+        occupancy: 0.0,
+        verdict: 0.0,
+        step: 0.0,
+        memory: MemoryCosts::default(),
+    };
     let timeline = simulate(&short, &costs, 1).expect("a checked program runs to its end");
     timeline.bubble_span(0)
 }

@@ -86,7 +86,7 @@ impl Profile {
                 let (start, end) = passes.get(&(stage, compute, pass))?;
                 Some(end - start)
             }
-            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => None,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
         };
         let Self { costs, planned_us } = self;
         let computed_us = span_us(program, costs, &took)?;
@@ -170,7 +170,7 @@ fn made_us(
     let (flow, makers) = match compute {
         Compute::F => (Flow::Forward, &[Compute::F][..]),
         Compute::B | Compute::BW => (Flow::Backward, &[Compute::B, Compute::BW][..]),
-        Compute::W | Compute::WE => return None,
+        Compute::W | Compute::WE | Compute::R => return None,
     };
     let chunk = placement.chunk_before(pass.chunk, flow)?;
     let maker = placement.stage_of(chunk).filter(|maker| *maker != stage)?;

@@ -102,6 +102,7 @@ mod planned {
             batch,
             kind,
             chunks_per_stage: None,
+            slice_count: None,
             stage_count: 2,
             window,
         });
@@ -180,10 +181,11 @@ mod explained {
             Op::Compute(Compute::F, _) => Some(100.0 * step.slower),
             Op::Compute(Compute::B, _) => Some(110.0 * step.slower),
             Op::Compute(Compute::W, _) => Some(80.0 * step.slower),
-            Op::Compute(Compute::WE | Compute::BW, _)
+            Op::Compute(Compute::WE | Compute::BW | Compute::R, _)
             | Op::Transfer(..)
             | Op::Update(_)
-            | Op::Reduce(..) => None,
+            | Op::Reduce(..)
+            | Op::Memory(..) => None,
         };
         let timeline = simulate_with(program, &costs, 3, &took).expect("it runs to its end");
         let offset_us = 1e6 * turn.step.0 as f64;

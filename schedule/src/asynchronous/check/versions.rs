@@ -110,7 +110,7 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncFindings) {
         let Pass { chunk, microbatch, .. } = pass;
         let reads = match compute {
             Compute::F => forward_reads(program, chunk, microbatch),
-            Compute::B | Compute::W | Compute::WE | Compute::BW => {
+            Compute::B | Compute::W | Compute::WE | Compute::BW | Compute::R => {
                 backward_reads(program, chunk, microbatch)
             }
         };

@@ -155,6 +155,6 @@ impl<'a> Board<'a> {
 fn flow_of(compute: Compute) -> Flow {
     match compute {
         Compute::F => Flow::Forward,
-        Compute::B | Compute::W | Compute::WE | Compute::BW => Flow::Backward,
+        Compute::B | Compute::W | Compute::WE | Compute::BW | Compute::R => Flow::Backward,
     }
 }

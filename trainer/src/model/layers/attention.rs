@@ -1,6 +1,8 @@
 //! Attention with the normalisation before it.
 
-use zbelastic_kernels::{Accumulate, Backend, BackwardEpilogue, ForwardEpilogue, Turn};
+use zbelastic_kernels::{
+    Accumulate, Backend, BackwardEpilogue, EarlierSlice, ForwardEpilogue, Turn,
+};
 
 use super::{
     AttentionStash, Context, Scratch, linear_weights, norm_backward, norm_forward, norm_weights,
@@ -9,11 +11,23 @@ use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
 
 impl<T> AttentionStash<T> {
-    /// F.
+    /// What later slices attend to.
+    pub(in crate::model) fn qkv(&self) -> &T {
+        &self.qkv
+    }
+
+    /// What later slices attend to and add to.
+    pub(in crate::model) fn as_earlier(&mut self) -> EarlierSlice<'_, T> {
+        let Self { qkv, key_value_gradient, .. } = self;
+        EarlierSlice { qkv, key_value_gradient }
+    }
+
+    /// F, with the queries, keys and values of earlier slices.
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
         context: &Context<'_, B>,
         state: &LayerState<B>,
+        earlier: &[&T],
         x: &T,
         y: &mut T,
     ) {
@@ -28,17 +42,19 @@ impl<T> AttentionStash<T> {
         if let Some(angles) = context.angles {
             backend.rotate(shape, angles, Turn::Forward, &mut self.qkv);
         }
-        backend.attention_forward(shape, &self.qkv, &mut self.out, &mut self.log_sums);
+        let (to, log_sums) = (&mut self.out, &mut self.log_sums);
+        backend.attention_slice_forward(shape, earlier, &self.qkv, to, log_sums);
         let bias = out.bias.as_ref().map(|bias| state.view(bias));
         let add = ForwardEpilogue::Add { skip: x };
         backend.linear_forward(rows, &self.out, state.matrix(1), bias, add, y);
     }
 
-    /// B.
+    /// B, which adds to the gradients of earlier slices.
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
         context: &Context<'_, B>,
         state: &LayerState<B>,
+        earlier: &mut [EarlierSlice<'_, T>],
         gradient: &T,
         x_then_gradient: &mut T,
         scratch: &mut Scratch<T>,
@@ -49,8 +65,16 @@ impl<T> AttentionStash<T> {
             context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.queries };
         backend.linear_backward_input(rows, gradient, state.matrix(1), to);
-        let queries = &scratch.queries;
-        backend.attention_backward(shape, &self.out, &self.log_sums, queries, &mut self.qkv);
+        let later = (!context.place.is_last()).then_some(&self.key_value_gradient);
+        backend.attention_slice_backward(
+            shape,
+            earlier,
+            later,
+            &self.out,
+            &self.log_sums,
+            &scratch.queries,
+            &mut self.qkv,
+        );
         if let Some(angles) = context.angles {
             backend.rotate(shape, angles, Turn::Backward, &mut self.qkv);
         }

@@ -1,6 +1,8 @@
 //! The embedding.
 
-use zbelastic_kernels::{Accumulate, Backend, EmbedGradient};
+use std::ops::Range;
+
+use zbelastic_kernels::{Accumulate, Backend, EmbedGradient, ViewMut};
 
 use super::Context;
 use crate::data::Batch;
@@ -15,7 +17,7 @@ pub(in crate::model) fn embed_forward<B: Backend>(
     y: &mut B::Buffer,
 ) {
     let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
-    let positions = positions.as_ref().map(|positions| state.view(positions));
+    let positions = positions.as_ref().map(|table| state.view(&of_slice(context, table)));
     let len = context.shape.sequence_len;
     context.backend.embed_forward(len, &batch.inputs, state.view(tokens), positions, y);
 }
@@ -29,11 +31,25 @@ pub(in crate::model) fn embed_weights<B: Backend>(
     accumulate: Accumulate,
 ) {
     let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
+    if let Some(table) = positions
+        && context.place.is_cut()
+        && accumulate == Accumulate::Start
+    {
+        // The operation begins the gradient of this slice's positions only.
+        let zeros = vec![0.0; table.len()];
+        context.backend.upload(&zeros, ViewMut::new(&mut state.g, table.clone()));
+    }
     let to = EmbedGradient {
         buffer: &mut state.g,
         tokens: tokens.clone(),
-        positions: positions.clone(),
+        positions: positions.as_ref().map(|table| of_slice(context, table)),
     };
     let len = context.shape.sequence_len;
     context.backend.embed_backward_weights(len, &batch.inputs, gradient, to, accumulate);
+}
+
+/// The part of a table of positions from where the slice begins on.
+fn of_slice<B: Backend>(context: &Context<'_, B>, table: &Range<usize>) -> Range<usize> {
+    let first = context.first_position() * context.model.width as usize;
+    table.start + first..table.end
 }

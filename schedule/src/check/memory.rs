@@ -1,0 +1,211 @@
+//! Rules about memory: what leaves comes back, what is dropped is made again, and nothing is computed
+//! with what is not there.
+
+use super::passes::count;
+use super::{Findings, Violation, ops_of};
+use crate::op::{Compute, Memory, Op};
+use crate::pass_table::PassTable;
+use crate::program::Program;
+
+/// OFFLOAD comes after the F of its pass, or its DROP, and so once and before R, B and BW.
+pub(super) fn offload_place(program: &Program, findings: &mut Findings) {
+    each_after(program, |stage, op, after| {
+        let is_legal =
+            matches!(after, Some(Op::Compute(Compute::F, _) | Op::Memory(Memory::Drop, _)));
+        if matches!(op, Op::Memory(Memory::Offload, _)) && !is_legal {
+            findings.add(Violation::OffloadPlace { stage, op, after });
+        }
+    });
+}
+
+/// RELOAD comes after the OFFLOAD of its pass, before anything else is done with that.
+pub(super) fn reload_place(program: &Program, findings: &mut Findings) {
+    each_after(program, |stage, op, after| {
+        let is_legal = matches!(after, Some(Op::Memory(Memory::Offload, _)));
+        if matches!(op, Op::Memory(Memory::Reload, _)) && !is_legal {
+            findings.add(Violation::ReloadPlace { stage, op, after });
+        }
+    });
+}
+
+/// DROP comes after the F of its pass, before anything else is done with that.
+pub(super) fn drop_place(program: &Program, findings: &mut Findings) {
+    each_after(program, |stage, op, after| {
+        let is_legal = matches!(after, Some(Op::Compute(Compute::F, _)));
+        if matches!(op, Op::Memory(Memory::Drop, _)) && !is_legal {
+            findings.add(Violation::DropPlace { stage, op, after });
+        }
+    });
+}
+
+/// R comes after the DROP of its pass, or the RELOAD that brought back what that left, and so before B
+/// and BW.
+pub(super) fn recompute_place(program: &Program, findings: &mut Findings) {
+    each_after(program, |stage, op, after| {
+        let is_legal = matches!(after, Some(Op::Memory(Memory::Drop | Memory::Reload, _)));
+        if matches!(op, Op::Compute(Compute::R, _)) && !is_legal {
+            findings.add(Violation::RecomputePlace { stage, op, after });
+        }
+    });
+}
+
+/// A pass has as many R as DROP: one of each, or none.
+pub(super) fn recompute_count(program: &Program, findings: &mut Findings) {
+    let mut drops = PassTable::new(program, 0_u32);
+    for (_, op) in ops_of(program) {
+        if let Op::Memory(Memory::Drop, pass) = op
+            && let Some(drops) = drops.get_mut(pass)
+        {
+            *drops += 1;
+        }
+    }
+    for ((pass, counts), (_, drops)) in count(program).iter().zip(drops.iter()) {
+        if counts.r != drops {
+            findings.add(Violation::RecomputeCount { pass, drops, found: counts.r });
+        }
+    }
+}
+
+/// Nothing is computed with what is away.
+pub(super) fn away(program: &Program, findings: &mut Findings) {
+    each_after(program, |stage, op, after| {
+        let is_away = matches!(after, Some(Op::Memory(Memory::Offload, _)));
+        if matches!(op, Op::Compute(..)) && is_away {
+            findings.add(Violation::Away { stage, op });
+        }
+    });
+}
+
+/// Nothing is away when the step ends.
+pub(super) fn left_away(program: &Program, findings: &mut Findings) {
+    let mut is_away = PassTable::new(program, false);
+    each_after(program, |_, op, _| {
+        let Some(away) = op.pass().and_then(|pass| is_away.get_mut(pass)) else { return };
+        match op {
+            Op::Memory(Memory::Offload, _) => *away = true,
+            Op::Memory(Memory::Reload, _) => *away = false,
+            Op::Memory(Memory::Drop, _)
+            | Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..) => {}
+        }
+    });
+    for (pass, _) in is_away.iter().filter(|(_, away)| *away) {
+        findings.add(Violation::LeftAway { pass });
+    }
+}
+
+/// Every pass and every operation on memory, with what the same stage did before with the same pass.
+fn each_after(
+    program: &Program,
+    mut visit: impl FnMut(zbelastic_types::StageIndex, Op, Option<Op>),
+) {
+    let mut latest: PassTable<Option<Op>> = PassTable::new(program, None);
+    for (stage, op) in ops_of(program) {
+        let pass = match op {
+            Op::Compute(_, pass) | Op::Memory(_, pass) => pass,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => continue,
+        };
+        let Some(latest) = latest.get_mut(pass) else { continue };
+        visit(stage, op, *latest);
+        *latest = Some(op);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::StageIndex;
+
+    use crate::check::Violation;
+    use crate::check::tests::{find, op};
+    use crate::op::{Op, Pass};
+
+    const STAGE: StageIndex = StageIndex(0);
+
+    /// Microbatch 0 is away, microbatch 1 dropped, microbatch 2 both.
+    const MOVED: &str = "program gpipe line stages 1 chunks 1 microbatches 3 window 0
+        stage 0: 0F0 0OFFLOAD0 0F1 0DROP1 0F2 0DROP2 0OFFLOAD2 \
+            0RELOAD0 0BW0 0R1 0BW1 0RELOAD2 0R2 0BW2 REPORT GATE_THIS STEP COMMIT";
+
+    fn after(text: &str) -> Option<Op> {
+        Some(op(text)).filter(|_| !text.is_empty())
+    }
+
+    #[test]
+    fn what_leaves_leaves_once_between_forward_and_backward() {
+        let place = |found: &str| Violation::OffloadPlace {
+            stage: STAGE,
+            op: op("0OFFLOAD0"),
+            after: (!found.is_empty()).then(|| op(found)),
+        };
+        find(MOVED, "0F0 0OFFLOAD0", "0OFFLOAD0 0F0", place(""));
+        find(MOVED, "0F0 0OFFLOAD0", "0F0 0OFFLOAD0 0OFFLOAD0", place("0OFFLOAD0"));
+        find(MOVED, "0RELOAD0 0BW0", "0RELOAD0 0OFFLOAD0 0RELOAD0 0BW0", place("0RELOAD0"));
+        find(MOVED, "0BW0 ", "0BW0 0OFFLOAD0 0RELOAD0 ", place("0BW0"));
+        let late =
+            Violation::OffloadPlace { stage: STAGE, op: op("0OFFLOAD2"), after: after("0R2") };
+        find(MOVED, "0RELOAD2 0R2 ", "0RELOAD2 0R2 0OFFLOAD2 0RELOAD2 ", late);
+    }
+
+    #[test]
+    fn what_comes_back_was_away() {
+        let place = |op_text: &str, found: &str| Violation::ReloadPlace {
+            stage: STAGE,
+            op: op(op_text),
+            after: after(found),
+        };
+        find(MOVED, "0F0 0OFFLOAD0 ", "0F0 ", place("0RELOAD0", "0F0"));
+        find(MOVED, "0RELOAD0 ", "0RELOAD0 0RELOAD0 ", place("0RELOAD0", "0RELOAD0"));
+        find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", place("0RELOAD0", "0BW0"));
+    }
+
+    #[test]
+    fn what_is_dropped_is_dropped_after_its_forward() {
+        let place = |found: Option<Op>| Violation::DropPlace {
+            stage: STAGE,
+            op: op("0DROP1"),
+            after: found,
+        };
+        find(MOVED, "0F1 0DROP1", "0DROP1 0F1", place(None));
+        find(MOVED, "0DROP1 ", "0DROP1 0DROP1 ", place(after("0DROP1")));
+        find(MOVED, "0R1 0BW1", "0R1 0DROP1 0BW1", place(after("0R1")));
+    }
+
+    #[test]
+    fn what_is_made_again_was_dropped_and_is_here() {
+        let place = |op_text: &str, found: &str| Violation::RecomputePlace {
+            stage: STAGE,
+            op: op(op_text),
+            after: after(found),
+        };
+        find(MOVED, "0R1 0BW1", "0BW1 0R1", place("0R1", "0BW1"));
+        find(MOVED, "0F1 0DROP1", "0F1 0R1 0DROP1", place("0R1", "0F1"));
+        find(MOVED, "0R1 ", "0R1 0R1 ", place("0R1", "0R1"));
+    }
+
+    #[test]
+    fn each_drop_has_one_recomputation() {
+        let count = |microbatch, drops, found| Violation::RecomputeCount {
+            pass: Pass::new(0, microbatch),
+            drops,
+            found,
+        };
+        find(MOVED, "0R1 ", "", count(1, 1, 0));
+        find(MOVED, "0R1 ", "0R1 0R1 ", count(1, 1, 2));
+        find(MOVED, "0DROP1 ", "", count(1, 0, 1));
+        find(MOVED, "0RELOAD0 ", "0RELOAD0 0R0 ", count(0, 0, 1));
+    }
+
+    #[test]
+    fn nothing_is_computed_with_what_is_away() {
+        let away = |text: &str| Violation::Away { stage: STAGE, op: op(text) };
+        find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", away("0BW0"));
+        find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
+    }
+
+    #[test]
+    fn nothing_is_away_at_the_end() {
+        find(MOVED, "0RELOAD0 ", "", Violation::LeftAway { pass: Pass::new(0, 0) });
+    }
+}

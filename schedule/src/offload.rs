@@ -1,0 +1,146 @@
+//! Offloading: what passes keep leaves the stage between F and B, and comes back (Wan et al.,
+//! *PipeOffload*, ICML 2025, arXiv 2503.01328, section 3).
+//!
+//! Adds OFFLOAD and RELOAD to a program of arithmetic. Promises: at the times that were given no pass
+//! runs later than without them, unless a limit cannot be met in another way; and no stage keeps more
+//! than without them.
+//!
+//! Every F is put off as far as it can be without another pass being later: that is what makes time
+//! for copies while the pipeline fills. Then the list of each stage is gone through once. What can
+//! leave leaves as soon as the lane is free, what is needed last first, unless what is away could
+//! then not be back in time; and it comes back as late as it can. Passes with too little time to spare
+//! between F and B are passed over. The authors ask for three round trips; here every measure that
+//! makes a difference is tried, up to a limit, and the best stands: least memory, then fewest copies.
+
+mod stage;
+mod timetable;
+
+use std::cmp::Ordering;
+
+use zbelastic_types::StageIndex;
+
+use crate::cost::Costs;
+use crate::memory::{ChunkMemory, Kept, peak_of_list};
+use crate::op::{Memory, Op};
+use crate::pass_table::PassTable;
+use crate::program::Program;
+use crate::simulate::SimulateError;
+use stage::{Measure, StageTrips};
+use timetable::Timetable;
+
+/// Which chunks of a stage may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadChunks {
+    /// So many, from the first one on: what the first chunks keep lives longest.
+    First(u32),
+    /// As many as make a stage's memory smallest, or as its limit asks for.
+    Chosen,
+}
+
+/// What leaves, and what it is planned by.
+#[derive(Clone, Copy, Debug)]
+pub struct OffloadRequest<'a> {
+    /// How long passes and copies take.
+    pub costs: &'a Costs,
+    /// What passes keep, in model order.
+    pub memory: &'a [ChunkMemory],
+    /// Which chunks may leave.
+    pub chunks: OffloadChunks,
+    /// The most that each stage may keep, by the measure of `memory`, if that is limited. Then no
+    /// more is copied than the limit asks for, and passes wait for copies where it cannot be met
+    /// otherwise.
+    pub limits: Option<&'a [f64]>,
+}
+
+/// The shares of a copy's time that are planned with, one after the other, while a limit is not met:
+/// the smaller, the more leaves, and the longer passes wait in the end.
+const HASTE: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
+
+/// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To be
+/// lowered afterwards, also if it was lowered before.
+///
+/// # Errors
+/// If the costs are not this program's, or it does not reach its end.
+///
+/// # Panics
+/// If `memory` does not name every chunk, or `limits` not every stage.
+pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program, SimulateError> {
+    assert_eq!(request.memory.len(), program.placement.chunk_count() as usize, "one entry a chunk");
+    let mut program = program.arithmetic();
+    for ops in &mut program.stages {
+        ops.retain(|op| !is_copy(*op));
+    }
+    let timetable = Timetable::new(&program, request.costs)?;
+    let mut kept = PassTable::new(&program, Kept::default());
+    let mut stages = Vec::with_capacity(program.stages.len());
+    for (stage, ops) in program.lists() {
+        let trips = StageTrips::new(&program, stage, &timetable, request.costs);
+        let limit = request.limits.map(|limits| limits[stage.index()]);
+        let mut candidate = |ops: Vec<Op>| {
+            let peak = peak_of_list(&ops, request.memory, &mut kept);
+            let copies = ops.iter().filter(|op| is_copy(**op)).count();
+            Candidate { ops, peak, copies, limit }
+        };
+        let mut best = candidate(ops.to_vec());
+        for haste in &HASTE[..if limit.is_some() { HASTE.len() } else { 1 }] {
+            for (first, spare) in choices(&program, stage, request.chunks, &trips) {
+                let found = trips.plan(Measure { first, spare, haste: *haste });
+                let found = found.map(&mut candidate);
+                best = found.into_iter().fold(best, Candidate::better);
+            }
+            if best.above_limit() == 0.0 {
+                break;
+            }
+        }
+        stages.push(best.ops);
+    }
+    Ok(Program { stages, ..program })
+}
+
+/// Every number of chunks that may leave, each with every time to spare that is worth trying.
+fn choices(
+    program: &Program,
+    stage: StageIndex,
+    chunks: OffloadChunks,
+    trips: &StageTrips<'_>,
+) -> impl Iterator<Item = (u32, f64)> {
+    let held = program.placement.chunks_of(stage).count();
+    let held = u32::try_from(held).expect("chunks are counted in u32");
+    let firsts = match chunks {
+        OffloadChunks::First(first) => first.min(held)..=first.min(held),
+        OffloadChunks::Chosen => 1..=held,
+    };
+    firsts.flat_map(|first| trips.spares(first).into_iter().map(move |spare| (first, spare)))
+}
+
+/// Whether `op` is OFFLOAD or RELOAD.
+const fn is_copy(op: Op) -> bool {
+    matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _))
+}
+
+/// A stage's list with copies, and what they do for it.
+struct Candidate {
+    ops: Vec<Op>,
+    peak: f64,
+    copies: usize,
+    limit: Option<f64>,
+}
+
+impl Candidate {
+    fn above_limit(&self) -> f64 {
+        self.limit.map_or(0.0, |limit| (self.peak - limit).max(0.0))
+    }
+
+    /// What memory it takes beyond what nobody minds.
+    fn excess(&self) -> f64 {
+        if self.limit.is_some() { self.above_limit() } else { self.peak }
+    }
+
+    fn better(self, other: Self) -> Self {
+        let order = other.excess().total_cmp(&self.excess());
+        match order.then(other.copies.cmp(&self.copies)) {
+            Ordering::Less => other,
+            Ordering::Equal | Ordering::Greater => self,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Recomputation: activations are given up after F and made again before B.
+//!
+//! It goes with every schedule, because R needs nothing from other stages: it is one operation more
+//! in the list, and the order of all others stays. What DROP gives up, all but the chunk's input or
+//! single parts of each layer, is for the trainer to say.
+
+use std::collections::BTreeSet;
+
+use crate::op::{Compute, Memory, Op, Pass};
+use crate::program::Program;
+
+/// The arithmetic of `program` with DROP behind the F, and R before the B or BW, of every pass between
+/// whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had of these
+/// before is replaced. To be lowered afterwards, also if it was lowered before.
+///
+/// R stands right before its B, so that lowering puts the receive between them: R runs while the
+/// gradient is awaited.
+#[must_use]
+pub fn recompute(program: &Program) -> Program {
+    let arithmetic = program.arithmetic();
+    let stages = arithmetic.stages.iter().map(|ops| with_recomputation(ops)).collect();
+    Program { stages, ..arithmetic }
+}
+
+fn with_recomputation(ops: &[Op]) -> Vec<Op> {
+    let is_old = |op: &Op| matches!(op, Op::Compute(Compute::R, _) | Op::Memory(Memory::Drop, _));
+    let ops: Vec<Op> = ops.iter().filter(|op| !is_old(op)).copied().collect();
+    let passes: Vec<(Compute, Pass)> = ops.iter().filter_map(|op| op.arithmetic()).collect();
+    let turns_at_once =
+        |pair: &&[(Compute, Pass)]| pair[0].0 == Compute::F && pair[0].1 == pair[1].1;
+    let at_once: BTreeSet<Pass> =
+        passes.windows(2).filter(turns_at_once).map(|pair| pair[0].1).collect();
+    let mut with = Vec::with_capacity(2 * ops.len());
+    for op in ops {
+        match op.arithmetic().filter(|(_, pass)| !at_once.contains(pass)) {
+            Some((Compute::F, pass)) => with.extend([op, Op::Memory(Memory::Drop, pass)]),
+            Some((Compute::B | Compute::BW, pass)) => {
+                with.extend([Op::Compute(Compute::R, pass), op]);
+            }
+            Some((Compute::W | Compute::WE | Compute::R, _)) | None => with.push(op),
+        }
+    }
+    with
+}
+
+#[cfg(test)]
+mod tests {
+    use super::recompute;
+    use crate::check::check;
+    use crate::generate::generate;
+    use crate::kind::ScheduleKind;
+    use crate::lower::{LowerOptions, lower};
+    use crate::program::Window;
+
+    #[test]
+    fn what_waits_is_dropped_and_made_again() {
+        let program = generate(ScheduleKind::ZbH1, 2, 2).expect("the size is legal");
+        let found = recompute(&program);
+        let text = found.to_string();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let expected = [
+            "stage 0: 0F0 0DROP0 0F1 0DROP1 0R0 0B0 0W0 0R1 0B1 0W1",
+            "stage 1: 1F0 1B0 1F1 1B1 1W0 1W1",
+        ];
+        assert_eq!(lines, expected);
+        let options = LowerOptions { window: Window::One, early_head_weights: true };
+        let lowered = lower(&found, options);
+        assert_eq!(check(&lowered), Ok(()));
+        assert!(lowered.to_string().contains("0F0 0SEND_F0 0DROP0 0F1"), "{lowered}");
+        assert!(lowered.to_string().contains("0R0 0RECV_B0 0B0"), "{lowered}");
+        assert_eq!(recompute(&lowered), found, "it is made again, whatever was there");
+    }
+
+    #[test]
+    fn every_schedule_can_recompute() {
+        for kind in ScheduleKind::ALL {
+            for (stages, microbatches) in [(2, 6), (4, 12)] {
+                let program = generate(kind, stages, microbatches).expect("the size is legal");
+                let found = recompute(&program);
+                assert_eq!(check(&found), Ok(()), "{kind}");
+                let options = LowerOptions { window: Window::Zero, early_head_weights: true };
+                assert_eq!(check(&lower(&found, options)), Ok(()), "{kind}");
+            }
+        }
+    }
+}

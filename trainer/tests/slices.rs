@@ -1,0 +1,303 @@
+//! Pipelines over slices of sequences, against the serial reference with as many slices: the same
+//! bits, whatever the stages, the window, the order of the weights' gradients, the clipping and the
+//! rollbacks. And that reference against the one that does not cut: nearly the same numbers.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{BATCH, Cluster, corpus_for, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::{CpuBackend, View};
+use zbelastic_schedule::{Program, ScheduleKind, Window, check};
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, stage_memory};
+use zbelastic_trainer::reference::{Reference, ReferenceStep};
+use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
+use zbelastic_types::{StageIndex, Step};
+
+const STEPS: u64 = 4;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 3;
+const CLIP_NORM: Option<f64> = Some(0.5);
+const KIND: ScheduleKind = ScheduleKind::Seq1F1B;
+
+/// So many microbatches of sequences that one, two, four and eight slices divide.
+fn batch(microbatch_count: u32) -> BatchShape {
+    BatchShape { microbatch_count, ..BATCH }
+}
+
+fn request(
+    model: &ModelConfig,
+    batch: BatchShape,
+    stage_count: u32,
+    slices: u32,
+    window: Window,
+) -> PlanRequest<'_> {
+    let slice_count = Some(slices);
+    PlanRequest {
+        model,
+        batch,
+        kind: KIND,
+        chunks_per_stage: None,
+        slice_count,
+        stage_count,
+        window,
+    }
+}
+
+fn sliced(model: &ModelConfig, batch: BatchShape, slices: u32) -> StageSetup {
+    let plan = Plan::new(request(model, batch, 1, slices, Window::Zero)).expect("a legal plan");
+    StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
+}
+
+fn reference(
+    setup: &StageSetup,
+) -> Reference<CpuBackend, std::sync::Arc<zbelastic_trainer::data::Corpus>> {
+    let backend = CpuBackend::new(1).expect("one thread");
+    Reference::new(setup, backend, corpus_for(setup.plan.batch, 0.05)).expect("memory")
+}
+
+fn serial(setup: &StageSetup, skipped: &[u64]) -> StateDigest {
+    let mut run = reference(setup);
+    for step in 0..setup.step_count {
+        run.step(Step(step), skipped.contains(&(step + 1)));
+    }
+    run.digest()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Injected {
+    Nothing,
+    NanReplayed,
+    NanSkipped,
+}
+
+/// What a pipeline ends with, `seed` ordering its messages.
+fn pipeline(mut setup: StageSetup, injected: Injected, threads: usize, seed: u64) -> StateDigest {
+    let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
+    if injected != Injected::Nothing {
+        setup.injections = vec![text.parse().expect("a legal injection")];
+    }
+    let nonfinite = match injected {
+        Injected::NanReplayed => NonfinitePolicy::Replay,
+        Injected::Nothing | Injected::NanSkipped => NonfinitePolicy::Skip,
+    };
+    let corpus = corpus_for(setup.plan.batch, 0.05);
+    let policy = policy(setup.clip_norm, nonfinite);
+    Cluster::with_corpus(&setup, policy, threads, seed, corpus).run().digest
+}
+
+#[test]
+fn pipelines_over_slices_equal_their_reference() {
+    let mut runs = 0;
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        for (microbatches, slices) in [(12, 2), (5, 4), (1, 2), (3, 8)] {
+            let batch = batch(microbatches);
+            let base = sliced(&model, batch, slices);
+            let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
+            assert_ne!(straight, skipping);
+            for stage_count in 1..=4 {
+                for window in [Window::Zero, Window::One] {
+                    runs += 1;
+                    let request = request(&model, batch, stage_count, slices, window);
+                    let plan = Plan::new(request).expect("a legal plan");
+                    let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+                    let injected = befalls[runs as usize % befalls.len()];
+                    let setup = StageSetup { plan, ..base.clone() };
+                    let found = pipeline(setup, injected, 1 + runs as usize % 2, runs);
+                    let expected =
+                        if injected == Injected::NanSkipped { skipping } else { straight };
+                    assert_eq!(
+                        found, expected,
+                        "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
+                         slices, window {window}, {injected:?}"
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(runs, 64);
+}
+
+/// B and W apart, W held back beyond the next microbatch, and the head's share of it early.
+const SPLIT: &str = "program seq1f1b line stages 2 chunks 2 microbatches 2 slices 2 window 1
+    stage 0: 0F0.0 0SEND_F0.0 0F0.1 0SEND_F0.1 0F1.0 0SEND_F1.0 0F1.1 0SEND_F1.1 \
+        0RECV_B0.1 0B0.1 0RECV_B0.0 0B0.0 0RECV_B1.1 0B1.1 GATE_PREVIOUS COMMIT \
+        0W0.1 0W0.0 0W1.1 0RECV_B1.0 0B1.0 0W1.0 REPORT STEP
+    stage 1: 1RECV_F0.0 1F0.0 1RECV_F0.1 1F0.1 1B0.1 1SEND_B0.1 GATE_PREVIOUS COMMIT 1WE0.1 \
+        1B0.0 1SEND_B0.0 1WE0.0 1RECV_F1.0 1F1.0 1RECV_F1.1 1F1.1 1W0.1 1B1.1 1SEND_B1.1 \
+        1WE1.1 1B1.0 1SEND_B1.0 1WE1.0 1W0.0 1W1.1 1W1.0 REPORT STEP";
+
+#[test]
+fn when_weights_gradients_run_changes_nothing() {
+    let program: Program = SPLIT.parse().expect("the text is a program");
+    assert_eq!(check(&program), Ok(()));
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let base = sliced(&model, batch(2), 2);
+        let request = request(&model, batch(2), 2, 2, Window::One);
+        let plan = Plan { program: program.clone(), ..Plan::new(request).expect("legal") };
+        let expected = serial(&base, &[]);
+        for seed in 0..4 {
+            let setup = StageSetup { plan: plan.clone(), ..base.clone() };
+            let found = pipeline(setup, Injected::NanReplayed, 1, seed);
+            assert_eq!(found, expected, "{family:?} {seed}");
+        }
+    }
+}
+
+#[test]
+fn one_slice_is_the_training_without_slices() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let uncut = PlanRequest {
+            kind: ScheduleKind::GPipe,
+            slice_count: None,
+            ..request(&model, batch(3), 1, 1, Window::Zero)
+        };
+        let plan = Plan::new(uncut).expect("a legal plan");
+        let one = sliced(&model, batch(3), 1);
+        let whole = serial(&StageSetup { plan, ..one.clone() }, &[]);
+        assert_eq!(serial(&one, &[]), whole);
+        assert_ne!(serial(&sliced(&model, batch(3), 2), &[]), whole, "slices are arithmetic");
+    }
+}
+
+/// Every gradient of the first step, by tensor, and what the step showed.
+fn first_step(setup: &StageSetup) -> (BTreeMap<String, Vec<f32>>, ReferenceStep) {
+    let mut run = reference(setup);
+    let shown = run.step(Step(0), true);
+    let mut gradients = BTreeMap::new();
+    for layer in run.layers() {
+        for tensor in &layer.spec.tensors {
+            let floats = zbelastic_kernels::Backend::download(
+                run.backend(),
+                View::new(&layer.g, tensor.range.clone()),
+            );
+            gradients.insert(tensor.name.clone(), floats);
+        }
+    }
+    (gradients, shown)
+}
+
+/// Rounding apart, slices compute the gradient of the same loss: of every tensor, that of positions
+/// and that of fewer key heads included.
+#[test]
+fn slices_compute_the_same_gradient() {
+    const ERROR_MAX: f32 = 2e-5;
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let (whole, shown) = first_step(&sliced(&model, batch(3), 1));
+        for slices in [2, 4, 8] {
+            let (cut, cut_shown) = first_step(&sliced(&model, batch(3), slices));
+            let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
+            assert!(close(cut_shown.loss, shown.loss) && close(cut_shown.norm, shown.norm));
+            for (name, whole) in &whole {
+                let largest = whole.iter().fold(1e-6_f32, |most, x| most.max(x.abs()));
+                for (at, (found, expected)) in cut[name].iter().zip(whole).enumerate() {
+                    let error = (found - expected).abs() / largest;
+                    assert!(error < ERROR_MAX, "{name}[{at}]: {found}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn held_out_loss_is_the_references() {
+    let model = tiny_model(Family::Llama);
+    for (microbatches, stage_count, slices) in [(1, 3, 2), (2, 4, 4), (3, 2, 8), (3, 1, 2)] {
+        let batch = batch(microbatches);
+        let corpus = corpus_for(batch, 0.3);
+        for window in [Window::Zero, Window::One] {
+            let request = request(&model, batch, stage_count, slices, window);
+            let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);
+            setup.evaluate_every = 1;
+            let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+            let outcome = Cluster::with_corpus(&setup, policy, 1, 5, corpus.clone()).run();
+            let backend = CpuBackend::new(1).expect("one thread");
+            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            let losses = (0..2).map(|step| {
+                run.step(Step(step), false);
+                (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
+            });
+            assert_eq!(outcome.evaluations, losses.collect::<Vec<_>>());
+            assert_eq!(outcome.digest, run.digest());
+        }
+    }
+}
+
+/// The loop for benchmarks runs B and W of a layer side by side, which changes no bit.
+#[test]
+fn passes_side_by_side_are_passes_apart() {
+    let setup = sliced(&tiny_model(Family::Gpt2), batch(3), 4);
+    let mut run = reference(&setup);
+    for step in 0..STEPS {
+        run.step_in_place(Step(step));
+    }
+    assert_eq!(run.digest(), serial(&setup, &[]));
+}
+
+#[test]
+fn logits_lie_as_without_slices() {
+    let model = tiny_model(Family::Gpt2);
+    let logits = |slices| {
+        let setup = sliced(&model, batch(3), slices);
+        let tokens: Vec<u32> = (0..BATCH.microbatch.rows() as u32).collect();
+        let batch = zbelastic_trainer::data::Batch { inputs: tokens.clone(), targets: tokens };
+        reference(&setup).logits(&batch)
+    };
+    assert_eq!(logits(4), logits(1));
+}
+
+#[test]
+fn slices_have_equal_lengths() {
+    let model = tiny_model(Family::Gpt2);
+    let check = |slices, sequence_len, is_legal: bool| {
+        let microbatch = MicrobatchShape { sequences: 2, sequence_len };
+        let batch = BatchShape { microbatch, ..batch(3) };
+        let found = Plan::new(request(&model, batch, 2, slices, Window::One)).map(|_| ());
+        let refused = PlanError::Slices { slice_count: slices, sequence_len };
+        assert_eq!(found, if is_legal { Ok(()) } else { Err(refused) });
+    };
+    check(2, 8, true);
+    check(8, 8, true);
+    check(3, 8, false);
+    check(16, 8, false);
+    check(3, 6, true);
+}
+
+/// What a stage keeps for passes follows the slices under way, not the microbatches.
+#[test]
+fn slices_take_less_memory() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let stash = |slices| {
+        let plan = Plan::new(request(&model, batch(12), 4, slices, Window::One)).expect("legal");
+        let claim = stage_memory(&backend, &model, &plan, StageIndex(0));
+        (claim.stash + claim.messages).0 as f64
+    };
+    let whole = stash(1);
+    // Four microbatches; two and a half, and one and three quarters, with the gradients of keys and
+    // values beside.
+    assert!(
+        stash(2) < 0.75 * whole && stash(4) < 0.55 * whole,
+        "{whole} {} {}",
+        stash(2),
+        stash(4)
+    );
+}
+
+/// The bits of two small runs, as `equivalence.rs` has them of runs without slices.
+#[test]
+fn digests_are_those_of_the_version_before() {
+    let check = |family, expected: &str| {
+        let digest = serial(&sliced(&tiny_model(family), batch(3), 2), &[]);
+        assert_eq!(digest.to_string(), expected, "{family:?}");
+    };
+    check(Family::Gpt2, "1f6374133641c897358a8e302caacdb719fa49ecea869800b32abee4c56e297e");
+    check(Family::Llama, "2456cb04007f013f6ed0f43d421c76be006097bec1dc1297e9fdfa1383be5665");
+}
