@@ -240,8 +240,10 @@ impl Cluster {
             }
             assert!(idle < 10_000, "the cluster stands still");
         }
-        let layers: BTreeMap<_, _> =
+        let told: Vec<_> =
             self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
+        let layers: BTreeMap<_, _> = told.iter().copied().collect();
+        assert_eq!(told.len(), layers.len(), "one stage speaks for each layer");
         for image in self.engines.iter().flat_map(|engine| engine.bench().twin_images()) {
             assert_eq!(layers[&image.layer], layer_digest(&image), "layer {}", image.layer);
             outcome.twins += 1;

@@ -130,10 +130,13 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     writeln!(
         out,
         "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks), n slices of a \
-         microbatch\n(2, --slices); F, B, W: times of a whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
-         activations a stage keeps;\np/2 of gis-h is rounded up, the quotients of v-half, v-min and \
-         1f1b-v down; gems with an even number of microbatches. gems and chimera hold the\nmodel twice, a chunk of each. versions: of its weights (n pipelines). sync: trains to the same bits as one \
-         process; the others to those of one\nprocess with the same staleness, see docs/schedules.md."
+         microbatch\n(2, --slices); F, B, W: times of a whole stage.\nidle: what the busiest stage \
+         waits in a step; of gems with an even number of microbatches.\npeak: microbatches whose \
+         activations a stage keeps; p/2 of gis-h is rounded up, the quotients of\nv-half, v-min and \
+         1f1b-v down. gems and chimera hold the model twice, a chunk of each replica.\nversions: of \
+         its weights (n pipelines). sync: trains to the same bits as one process, with two\nreplicas \
+         as one process that adds up two; the others to those of one process with the same\n\
+         staleness, see docs/schedules.md."
     )?;
     Ok(())
 }
