@@ -17,7 +17,7 @@ mod norm;
 mod optimizer;
 mod probe;
 
-pub use activation::swiglu;
+pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
 pub use embed::embedding;
 pub use head::{head, head_is_stable_for_large_logits};
@@ -36,7 +36,7 @@ macro_rules! conformance {
 
             $crate::conformance!(@tests $make;
                 linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
-                swiglu, attention, attention_sees_no_future, rotation, embedding, head,
+                gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
                 head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
                 adamw_loads_matrices
             );

@@ -8,7 +8,6 @@ mod solved;
 mod work;
 
 pub use choose::{AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose};
-pub(crate) use memory::kept_passes;
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
@@ -22,7 +21,7 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 
 /// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
 /// like, because it is part of the arithmetic.
@@ -94,6 +93,8 @@ pub struct Plan {
     pub chunks: Vec<LayerRange>,
     /// The batch.
     pub batch: BatchShape,
+    /// What DROP gives up and R makes again.
+    pub recompute: Recompute,
 }
 
 /// What a plan is made from.
@@ -194,7 +195,22 @@ impl Plan {
         let program = lower(compute, LowerOptions { window, early_head_weights });
         let violations: Result<(), Vec<Violation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
-        Ok(Self { generation: Generation(0), program, chunks, batch })
+        let recompute = Recompute::None;
+        Ok(Self { generation: Generation(0), program, chunks, batch, recompute })
+    }
+
+    /// The same with activations made again: DROP and R in the program, whatever the schedule is.
+    #[must_use]
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
+        if !recompute.is_any() {
+            return self;
+        }
+        let window = self.program.window.expect("a plan is lowered");
+        let early_head_weights = self.program.kind.splits_backward();
+        let order = zbelastic_schedule::recompute(&self.program);
+        let program = lower(&order, LowerOptions { window, early_head_weights });
+        assert_eq!(check(&program), Ok(()), "R goes with every legal program");
+        Self { program, recompute, ..self }
     }
 
     /// Where chunks stand.

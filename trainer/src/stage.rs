@@ -5,6 +5,7 @@
 //! [`StageEngine::poll_output`] yields what should be sent. It owns a device and its part of the
 //! model; threads, sockets and clocks are its owner's.
 
+mod chunk_bench;
 mod engine;
 mod evaluation;
 mod frame;
@@ -12,6 +13,7 @@ mod inbox;
 mod injection;
 mod passes;
 mod slots;
+mod store;
 mod updates;
 mod workbench;
 
@@ -25,4 +27,5 @@ pub use frame::{Frame, Lap};
 pub use inbox::FrameRefusal;
 pub use injection::{Corruption, Injection, InjectionParseError};
 pub use passes::Bench;
+pub use store::{MemoryStore, Room, SecondStore, StoreError};
 pub use workbench::{UpdateOrder, Workbench};

@@ -5,7 +5,7 @@ mod common;
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, model_layers};
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, Choice, ChooseRequest, Pace, Plan, PlanError, PlanRequest, Prediction,
     Refusal, choose,
@@ -42,6 +42,7 @@ fn attempt_with_copies(
             chunks_per_stage: None,
             stage_count,
             window,
+            recompute: Recompute::None,
             copies,
             stage_bytes_max,
             pace,
@@ -128,6 +129,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         chunks_per_stage: None,
         stage_count: 4,
         window: Window::Zero,
+        recompute: Recompute::None,
         copies: 0,
         stage_bytes_max: &[],
         pace: &Pace::estimated(&model, shape),
@@ -163,6 +165,7 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
             chunks_per_stage: None,
             stage_count: 4,
             window: Window::One,
+            recompute: Recompute::None,
             copies: 0,
             stage_bytes_max: &[],
             pace,

@@ -170,6 +170,7 @@ fn search(
         chunks_per_stage: config.chunks_per_stage,
         stage_count: question.stage_count,
         window,
+        recompute: config.memory.policy(),
         copies: copies_at(config.elastic.copies, question.stage_count),
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),

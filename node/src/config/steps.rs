@@ -3,7 +3,7 @@
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
-use super::{RunConfig, WindowChoice};
+use super::{RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
 /// Whether a cluster can run `config`: only what has steps can be sealed and taken back.
@@ -57,6 +57,15 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
             ),
         ),
         (
+            config.memory.recompute != RecomputeMode::None,
+            refused(
+                "memory.recompute",
+                "a backward pass may run on other weights than its F, and what is made again on them \
+                 would be something else",
+                "--set memory.recompute=none",
+            ),
+        ),
+        (
             config.evaluate_every > 0,
             refused(
                 "train.eval_every",
@@ -86,9 +95,15 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\n";
+                    [train]\neval_every = 10\n[memory]\nrecompute = \"full\"\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
-        let expected = ["schedule.window", "guard.nonfinite", "guard.gnorm_z", "train.eval_every"];
+        let expected = [
+            "schedule.window",
+            "guard.nonfinite",
+            "guard.gnorm_z",
+            "memory.recompute",
+            "train.eval_every",
+        ];
         assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));
     }
 

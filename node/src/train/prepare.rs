@@ -255,6 +255,7 @@ fn choose_plan(
         chunks_per_stage: config.chunks_per_stage,
         stage_count: worker_count,
         window: config.window.planned(),
+        recompute: config.memory.policy(),
         copies,
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),

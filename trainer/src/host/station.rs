@@ -351,12 +351,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
 
 /// The run's setup under a plan of the log.
 fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
-    let batch = base.plan.batch;
+    let (batch, recompute) = (base.plan.batch, base.plan.recompute);
     let plan_of_run = Plan {
         generation: plan.generation,
         program: plan.program.clone(),
         chunks: plan.chunks.clone(),
         batch,
+        recompute,
     };
     let attest_every = if spec.copies > 0 { spec.attest_every } else { 0 };
     let copies_wanted = plan.promise.is_given();

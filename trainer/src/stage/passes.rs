@@ -6,34 +6,25 @@ use std::sync::Arc;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
-use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Transfer};
+use zbelastic_schedule::{Compute, Flow, Memory, Pass, Transfer, live_passes};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
 
+use super::chunk_bench::ChunkBench;
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
 use super::injection::Injection;
-use super::slots::Slots;
+use super::store::{MemoryStore, SecondStore, StoreError};
 use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash,
-    Scratch, Sizes, model_layers, rotary_angles,
+    Chunk, Context, LayerRange, LayerState, MicrobatchShape, ModelConfig, Recompute, Scratch,
+    Sizes, model_layers, rotary_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::{kept_passes, stage_memory};
-
-/// A chunk with the memory its passes work in.
-struct ChunkBench<B: Backend> {
-    chunk: Chunk<B>,
-    stashes: Slots<PassStash<B::Buffer>>,
-    logits: Slots<Logits<B::Buffer>>,
-    /// Weight gradients added so far this step: the order rule.
-    accumulated: u32,
-    head_accumulated: u32,
-}
+use crate::plan::stage_memory;
 
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
@@ -45,6 +36,10 @@ pub struct Bench<B: Backend> {
     angles: Option<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
     result: Option<(Flow, Pass, Vec<f32>)>,
+    recompute: Recompute,
+    /// Where passes lie while they are away.
+    store: Box<dyn SecondStore>,
+    away_bytes: Bytes,
     optimizer: OptimizerConfig,
     step_count: u64,
     /// One over the tokens of a step: the loss is their mean.
@@ -59,7 +54,7 @@ impl<B: Backend> Bench<B> {
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let sizes = Sizes { model, shape: plan.batch.microbatch };
-        let live = kept_passes(&plan.program);
+        let live = live_passes(&plan.program);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
@@ -68,20 +63,9 @@ impl<B: Backend> Bench<B> {
         let scratch = sizes.scratch(&mut make)?;
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
-            let PassesLive { slots, early_slots, .. } = live[chunk.index()];
-            let has_head = layers.ids().end == model.layer_count();
-            let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
-            let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
-            let logits = if has_head { early_slots } else { 0 };
-            let logits = (0..logits).map(|_| sizes.logits(&mut make));
-            let logits = Slots::new(logits.collect::<Result<_, _>>()?);
-            let chunk_bench = ChunkBench {
-                chunk: Chunk::new(build_layers(&backend, model, layers, weights)?),
-                stashes,
-                logits,
-                accumulated: 0,
-                head_accumulated: 0,
-            };
+            let held = Chunk::new(build_layers(&backend, model, layers, weights)?);
+            let (live, sizes) = (live[chunk.index()], (&sizes, layers));
+            let chunk_bench = ChunkBench::new(held, sizes, live, plan.recompute, &mut make)?;
             chunks.insert(chunk, chunk_bench);
         }
         let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
@@ -96,6 +80,7 @@ impl<B: Backend> Bench<B> {
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
+        let store = Box::new(MemoryStore::new(claim.away));
         Ok(Self {
             backend,
             model,
@@ -104,10 +89,19 @@ impl<B: Backend> Bench<B> {
             scratch,
             angles,
             result: None,
+            recompute: plan.recompute,
+            store,
+            away_bytes: claim.away,
             optimizer,
             step_count,
             loss_scale,
         })
+    }
+
+    /// The same with another store for what is away, made for the bytes that the plan claims.
+    #[must_use]
+    pub fn with_store(self, make: impl FnOnce(Bytes) -> Box<dyn SecondStore>) -> Self {
+        Self { store: make(self.away_bytes), ..self }
     }
 
     /// The device.
@@ -170,16 +164,13 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn slots_taken(&self) -> usize {
-        self.chunks.values().map(|bench| bench.stashes.taken() + bench.logits.taken()).sum()
+        self.chunks.values().map(ChunkBench::slots_taken).sum()
     }
 
     fn drop_passes(&mut self) {
         self.result = None;
-        for bench in self.chunks.values_mut() {
-            bench.stashes.release_all();
-            bench.logits.release_all();
-            (bench.accumulated, bench.head_accumulated) = (0, 0);
-        }
+        self.store.clear();
+        self.chunks.values_mut().for_each(ChunkBench::release_all);
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
@@ -251,14 +242,14 @@ impl<B: Backend> Workbench for Bench<B> {
     /// F; yields the loss if the chunk has the head.
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let (context, bench, _) = self.context(pass.chunk);
-        let stash = bench.stashes.acquire(pass.microbatch);
+        bench.open(pass.microbatch);
+        let (chunk, stash, logits) = bench.working(pass.microbatch);
         if let Some(input) = input {
-            bench.chunk.set_input(context.backend, &input, stash);
+            chunk.set_input(context.backend, &input, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.acquire(pass.microbatch));
-        let loss = bench.chunk.forward(&context, batch, stash, logits);
+        let loss = chunk.forward(&context, batch, stash, logits);
         if loss.is_none() {
-            let output = bench.chunk.output(context.backend, stash);
+            let output = chunk.output(context.backend, stash);
             self.result = Some((Flow::Forward, pass, output));
         }
         loss
@@ -267,10 +258,10 @@ impl<B: Backend> Workbench for Bench<B> {
     /// F whose stash nobody reads.
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
-        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
-        bench.stashes.release(pass.microbatch);
+        let (_, bench, _) = self.context(pass.chunk);
+        bench.close(pass.microbatch);
         if bench.chunk.has_head() {
-            bench.logits.release(pass.microbatch);
+            bench.close_logits(pass.microbatch);
         }
         loss
     }
@@ -278,14 +269,13 @@ impl<B: Backend> Workbench for Bench<B> {
     fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>) {
         let loss = (batch, self.loss_scale);
         let (context, bench, scratch) = self.context(pass.chunk);
-        let stash = bench.stashes.get(pass.microbatch);
+        let (chunk, stash, logits) = bench.working(pass.microbatch);
         if let Some(gradient) = gradient {
-            bench.chunk.set_gradient(context.backend, &gradient, stash);
+            chunk.set_gradient(context.backend, &gradient, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.get(pass.microbatch));
-        bench.chunk.backward_input(&context, loss, stash, logits, scratch);
-        if !bench.chunk.has_embedding() {
-            let output = bench.chunk.input_gradient(context.backend, stash);
+        chunk.backward_input(&context, loss, stash, logits, scratch);
+        if !chunk.has_embedding() {
+            let output = chunk.input_gradient(context.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
         }
     }
@@ -294,10 +284,10 @@ impl<B: Backend> Workbench for Bench<B> {
     fn head_weights(&mut self, pass: Pass) {
         let (context, bench, _) = self.context(pass.chunk);
         let accumulate = next_in_order(pass.microbatch, &mut bench.head_accumulated);
-        let stash = bench.stashes.get(pass.microbatch);
-        let logits = bench.logits.get(pass.microbatch);
-        bench.chunk.head_weights(&context, stash, logits, accumulate);
-        bench.logits.release(pass.microbatch);
+        let (chunk, stash, logits) = bench.working(pass.microbatch);
+        let logits = logits.expect("the head's chunk has logits until here");
+        chunk.head_weights(&context, stash, logits, accumulate);
+        bench.close_logits(pass.microbatch);
     }
 
     /// W of what is left, after which nobody reads the stash.
@@ -308,9 +298,36 @@ impl<B: Backend> Workbench for Bench<B> {
         }
         let (context, bench, _) = self.context(pass.chunk);
         let accumulate = next_in_order(pass.microbatch, &mut bench.accumulated);
-        let stash = bench.stashes.get(pass.microbatch);
-        bench.chunk.backward_weights(&context, batch, stash, accumulate);
-        bench.stashes.release(pass.microbatch);
+        let (chunk, stash, _) = bench.working(pass.microbatch);
+        chunk.backward_weights(&context, batch, stash, accumulate);
+        bench.close(pass.microbatch);
+    }
+
+    fn drop_activations(&mut self, pass: Pass) {
+        self.context(pass.chunk).1.give_up(pass.microbatch);
+    }
+
+    fn recompute(&mut self, pass: Pass, batch: &Batch) {
+        let recompute = self.recompute;
+        let (context, bench, _) = self.context(pass.chunk);
+        bench.reopen(pass.microbatch);
+        let (chunk, stash, logits) = bench.working(pass.microbatch);
+        chunk.recompute(&context, batch, recompute, stash, logits);
+    }
+
+    fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let (context, bench, _) = self.context(pass.chunk);
+        let floats = bench.read_left(context.backend, pass.microbatch);
+        self.store.put(pass, &floats)?;
+        self.context(pass.chunk).1.depart(pass.microbatch);
+        Ok(())
+    }
+
+    fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let floats = self.store.take(pass)?;
+        let (context, bench, _) = self.context(pass.chunk);
+        bench.come_back(context.backend, pass.microbatch, &floats);
+        Ok(())
     }
 
     /// What the last F or B left.
@@ -394,13 +411,25 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
             }
-            Compute::R => {}
+            Compute::R => self.bench.recompute(pass, &batch),
             Compute::WE => self.bench.head_weights(pass),
             Compute::W => self.bench.backward_weights(pass, &batch),
             Compute::BW => {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
                 self.bench.backward_weights(pass, &batch);
+            }
+        }
+    }
+
+    /// What the second store refuses is tried again when the engine is asked again.
+    pub(super) fn run_memory(&mut self, memory: Memory, pass: Pass) -> Result<(), StoreError> {
+        match memory {
+            Memory::Offload => self.bench.offload(pass),
+            Memory::Reload => self.bench.reload(pass),
+            Memory::Drop => {
+                self.bench.drop_activations(pass);
+                Ok(())
             }
         }
     }

@@ -31,8 +31,18 @@ impl<T> Slots<T> {
     /// # Panics
     /// If it has none.
     pub(crate) fn get(&mut self, microbatch: MicrobatchIndex) -> &mut T {
+        self.find(microbatch).unwrap_or_else(|| panic!("microbatch {microbatch} has a slot"))
+    }
+
+    /// The slot of `microbatch`, if it has one.
+    pub(crate) fn find(&mut self, microbatch: MicrobatchIndex) -> Option<&mut T> {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
-        &mut slot.unwrap_or_else(|| panic!("microbatch {microbatch} has a slot")).1
+        slot.map(|(_, stash)| stash)
+    }
+
+    /// Who has one.
+    pub(crate) fn holders(&self) -> Vec<MicrobatchIndex> {
+        self.slots.iter().filter_map(|(holder, _)| *holder).collect()
     }
 
     /// Gives the slot of `microbatch` back.

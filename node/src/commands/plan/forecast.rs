@@ -193,6 +193,7 @@ impl<'a> Site<'a> {
             chunks_per_stage: config.chunks_per_stage,
             stage_count,
             window: config.window.planned(),
+            recompute: config.memory.policy(),
             copies: copies_at(config.elastic.copies, stage_count),
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,
