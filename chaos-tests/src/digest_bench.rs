@@ -107,7 +107,7 @@ impl DigestBench {
 impl DigestBench {
     /// What F keeps that begins with `x`.
     fn run_forward(&mut self, pass: Pass, batch: &Batch, mut x: u64) -> Stash {
-        let Pass { chunk, microbatch } = pass;
+        let Pass { chunk, microbatch, .. } = pass;
         let step = Step(u64::from(batch.inputs[2]));
         let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
         for layer in &self.chunks[&chunk] {
@@ -150,7 +150,7 @@ impl Workbench for DigestBench {
     }
 
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
-        let Pass { chunk, microbatch } = pass;
+        let Pass { chunk, microbatch, .. } = pass;
         let x = input.map_or_else(|| tokens(batch), |floats| unpack(&floats));
         let stash = self.run_forward(pass, batch, x);
         let (x, target) = (stash.end, stash.target);
@@ -170,7 +170,7 @@ impl Workbench for DigestBench {
     }
 
     fn backward_input(&mut self, pass: Pass, _batch: &Batch, gradient: Option<Vec<f32>>) {
-        let Pass { chunk, microbatch } = pass;
+        let Pass { chunk, microbatch, .. } = pass;
         let stash = self.stashes.get_mut(&(chunk, microbatch)).expect("F came first");
         let start = || passes::loss(stash.end, stash.target).1;
         let mut gradient = gradient.map_or_else(start, |floats| unpack(&floats));
@@ -189,7 +189,7 @@ impl Workbench for DigestBench {
     fn head_weights(&mut self, _pass: Pass) {}
 
     fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
-        let Pass { chunk, microbatch } = pass;
+        let Pass { chunk, microbatch, .. } = pass;
         let stash = self.stashes.remove(&(chunk, microbatch)).expect("B came first");
         let count = self.accumulated.entry(chunk).or_default();
         assert_eq!(*count, microbatch.0, "W adds microbatches in order");

@@ -124,6 +124,12 @@ pub enum DatabaseFault {
         /// What lies there.
         path: PathBuf,
     },
+    /// Another has it open, in this process or in another one.
+    #[error("{} is held by another; end what runs on this folder, then try again", file.display())]
+    Held {
+        /// The file with the lock.
+        file: PathBuf,
+    },
     /// A write failed before. What is on the medium is unknown until it is opened again.
     #[error("a write failed before, and nothing more is written")]
     Stopped,
@@ -148,6 +154,7 @@ impl DatabaseFault {
             | Self::Lost { .. }
             | Self::WentBack { .. }
             | Self::Foreign { .. }
+            | Self::Held { .. }
             | Self::Stopped
             | Self::BadRow { .. } => false,
         }

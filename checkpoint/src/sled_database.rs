@@ -14,9 +14,13 @@
 //! before its mark has lost something and is refused.
 
 use std::collections::BTreeSet;
+use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::error::DatabaseFault;
 use crate::files::{EntryKind, Files, OpenFile, write_all};
@@ -44,6 +48,10 @@ const SETTINGS_BYTES_MIN: u64 = 9;
 const CACHE_BYTES: u64 = 32 << 20;
 /// How often sled looks whether space can be used again, in milliseconds.
 const TIDY_MILLISECONDS: u64 = 500;
+/// How long a folder that somebody holds is waited for. Threads of sled outlive its handle for some
+/// milliseconds, and hold its lock as long.
+const RELEASE_WAIT: Duration = Duration::from_secs(3);
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 /// The key of the number of the last batch. No other key begins with this letter.
 const SEQUENCE_KEY: &[u8] = b"s";
 
@@ -231,6 +239,7 @@ fn check_stamp(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
 }
 
 fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
+    wait_for_release(&folder.join(DATABASE))?;
     let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES);
     let config = config.flush_every_ms(Some(TIDY_MILLISECONDS));
     // On some damaged files sled panics where it should return an error.
@@ -238,6 +247,28 @@ fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
         let reason = "it cannot be opened".to_owned();
         Err(DatabaseFault::Damaged { reason })
     })
+}
+
+/// Returns once nobody holds the lock that sled takes on its file.
+fn wait_for_release(database: &Path) -> Result<(), DatabaseFault> {
+    let file = match File::open(database) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(DatabaseFault::Io(error)),
+    };
+    let deadline = Instant::now() + RELEASE_WAIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                thread::sleep(RELEASE_PAUSE);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(DatabaseFault::Held { file: database.to_owned() });
+            }
+            Err(TryLockError::Error(error)) => return Err(DatabaseFault::Io(error)),
+        }
+    }
 }
 
 /// Makes a new table durable, its stamp last: without a stamp nothing was acknowledged.

@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use noise::noise;
 use tempfile::TempDir;
@@ -205,9 +207,29 @@ fn a_full_disk_is_told_apart() {
 fn a_second_process_is_refused_by_the_database_as_well() {
     let root = TempDir::new().expect("a folder");
     let log = open(&root.path().join("log")).expect("it opens");
-    assert!(matches!(open(&root.path().join("log")), Err(LogError::Database { .. })));
+    let refused = open(&root.path().join("log")).expect_err("it is held");
+    let LogError::Database { fault: DatabaseFault::Held { file }, .. } = refused else {
+        panic!("who holds it is told, found {refused}")
+    };
+    assert_eq!(file, root.path().join("log/db"));
     drop(log);
     open(&root.path().join("log")).expect("it opens again");
+}
+
+#[test]
+fn a_log_that_is_about_to_be_released_is_waited_for() {
+    let root = TempDir::new().expect("a folder");
+    let folder = root.path().join("log");
+    append(&mut open(&folder).expect("it opens"), 3);
+    let lock = fs::File::open(folder.join("db")).expect("the database's file");
+    lock.lock().expect("nobody holds it for long");
+    let holder = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        drop(lock);
+    });
+    let log = open(&folder).expect("it opens once it is released");
+    holder.join().expect("it only waits");
+    assert_eq!(log.read_all().expect("readable"), written(3));
 }
 
 /// Damages a log of `count` records and says what opening it finds: all records, or why not.

@@ -241,6 +241,13 @@ pub enum PlanRefusal {
         /// The program's.
         found: u32,
     },
+    /// The model is there more than once. Copies, images and sums of layers are told once each, and
+    /// only within one process does a run keep two.
+    #[error("a program of {found} replicas of the model; a cluster trains one")]
+    Replicas {
+        /// The program's.
+        found: u32,
+    },
     /// Chunks do not make up the model.
     #[error("{found} chunks up to layer {end}; expected {expected} up to {layer_count}")]
     Chunks {
@@ -358,6 +365,10 @@ impl PlanRecord {
     }
 
     fn check_chunks(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
+        let found = self.program.placement.replica_count();
+        if found > 1 {
+            return Err(PlanRefusal::Replicas { found });
+        }
         let mut end = 0;
         for chunk in &self.chunks {
             if chunk.ids().start == end {

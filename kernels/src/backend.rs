@@ -1,4 +1,4 @@
-//! What a device must be able to do: the dozen and a half operations a transformer's training step
+//! What a device must be able to do: the score of operations a transformer's training step
 //! is made of.
 //!
 //! Each operation is a whole fused stage of a layer, so that a device may keep what passes
@@ -235,6 +235,16 @@ pub struct EmbedGradient<'a, B> {
     pub positions: Option<Range<usize>>,
 }
 
+/// An earlier slice of the same sequences, while a later one goes backward.
+#[derive(Debug)]
+pub struct EarlierSlice<'a, B> {
+    /// Its queries, keys and values.
+    pub qkv: &'a B,
+    /// Receives later slices' shares of the gradients of its keys and values: a row holds
+    /// `kv_heads * head_width` floats of keys and then as many of values.
+    pub key_value_gradient: &'a mut B,
+}
+
 /// A sum of squares over a tensor, in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquareSum {
@@ -438,6 +448,34 @@ pub trait Backend {
     fn attention_backward(
         &self,
         shape: AttentionShape,
+        out: &Self::Buffer,
+        log_sums: &Self::Buffer,
+        gradient: &Self::Buffer,
+        qkv_then_gradient: &mut Self::Buffer,
+    );
+
+    /// Attention of one slice of each sequence: its queries see the keys and values of the `earlier`
+    /// slices, each of the same shape and in order, and of their own up to themselves. A row gets
+    /// what [`Backend::attention_forward`] gives it over the whole sequence.
+    fn attention_slice_forward(
+        &self,
+        shape: AttentionShape,
+        earlier: &[&Self::Buffer],
+        qkv: &Self::Buffer,
+        out: &mut Self::Buffer,
+        log_sums: &mut Self::Buffer,
+    );
+
+    /// B of a slice, which comes after that of all later ones: replaces its queries, keys and values
+    /// by their gradients and adds to those of the earlier slices' keys and values. `later` is what
+    /// later slices have added to its own; without it this is the last slice, which overwrites the
+    /// gradients of the earlier ones instead.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_slice_backward(
+        &self,
+        shape: AttentionShape,
+        earlier: &mut [EarlierSlice<'_, Self::Buffer>],
+        later: Option<&Self::Buffer>,
         out: &Self::Buffer,
         log_sums: &Self::Buffer,
         gradient: &Self::Buffer,

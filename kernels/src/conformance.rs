@@ -16,6 +16,7 @@ mod linear;
 mod norm;
 mod optimizer;
 mod probe;
+mod slices;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
@@ -25,6 +26,7 @@ pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear
 pub use norm::norms;
 pub use optimizer::{adamw_loads_matrices, adamw_meets_the_bits, square_sums};
 pub use probe::floats;
+pub use slices::{attention_slices, slices_are_the_whole};
 
 /// Instantiates the suite: a module of tests over the devices that `$make` yields, which must all
 /// give the same bits. Prints one line and passes if `$make` yields none.
@@ -38,7 +40,7 @@ macro_rules! conformance {
                 linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
                 gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
                 head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
-                adamw_loads_matrices
+                adamw_loads_matrices, attention_slices, slices_are_the_whole
             );
         }
     };

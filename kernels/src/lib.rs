@@ -13,7 +13,7 @@ pub mod reference;
 
 pub use backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
-    Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
+    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
+    NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};

@@ -1,7 +1,5 @@
 //! What crosses the boundary between two chunks, and how: follows from the placement alone.
 
-use zbelastic_types::ChunkIndex;
-
 use crate::op::{Compute, Flow, Op, Pass, Transfer};
 use crate::placement::Placement;
 
@@ -14,36 +12,10 @@ const fn flow_of(compute: Compute) -> Option<Flow> {
     }
 }
 
-/// The chunk that `chunk` passes its result on to.
-pub(crate) fn chunk_after(
-    placement: &Placement,
-    chunk: ChunkIndex,
-    flow: Flow,
-) -> Option<ChunkIndex> {
-    let after = match flow {
-        Flow::Forward => chunk.0.checked_add(1),
-        Flow::Backward => chunk.0.checked_sub(1),
-    };
-    after.map(ChunkIndex).filter(|after| *after <= placement.last_chunk())
-}
-
-/// The chunk that `chunk` has its operand from.
-pub(crate) fn chunk_before(
-    placement: &Placement,
-    chunk: ChunkIndex,
-    flow: Flow,
-) -> Option<ChunkIndex> {
-    let reverse = match flow {
-        Flow::Forward => Flow::Backward,
-        Flow::Backward => Flow::Forward,
-    };
-    chunk_after(placement, chunk, reverse)
-}
-
 /// The operation that brings a pass its operand, if that comes from another stage.
 pub(crate) fn receive_before(placement: &Placement, op: Op) -> Option<Op> {
     let (flow, pass) = boundary_of(op)?;
-    let before = chunk_before(placement, pass.chunk, flow)?;
+    let before = placement.chunk_before(pass.chunk, flow)?;
     let is_here = placement.stage_of(before) == placement.stage_of(pass.chunk);
     (!is_here).then_some(Op::Transfer(Transfer::Receive, flow, pass))
 }
@@ -51,7 +23,7 @@ pub(crate) fn receive_before(placement: &Placement, op: Op) -> Option<Op> {
 /// The operation that passes a result on, if a chunk waits for it.
 pub(crate) fn transfer_after(placement: &Placement, op: Op) -> Option<Op> {
     let (flow, pass) = boundary_of(op)?;
-    let after = chunk_after(placement, pass.chunk, flow)?;
+    let after = placement.chunk_after(pass.chunk, flow)?;
     let is_here = placement.stage_of(after) == placement.stage_of(pass.chunk);
     let transfer = if is_here { Transfer::Local } else { Transfer::Send };
     Some(Op::Transfer(transfer, flow, pass))
@@ -60,7 +32,7 @@ pub(crate) fn transfer_after(placement: &Placement, op: Op) -> Option<Op> {
 fn boundary_of(op: Op) -> Option<(Flow, Pass)> {
     match op {
         Op::Compute(compute, pass) => flow_of(compute).map(|flow| (flow, pass)),
-        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
     }
 }
 
@@ -88,6 +60,17 @@ mod tests {
         check(&line, "1W5", ("", ""));
         check(&line, "2WE5", ("", ""));
         check(&line, "4294967295F5", ("", ""));
+    }
+
+    #[test]
+    fn replicas_end_where_the_model_ends() {
+        let cross = Placement::cross(2);
+        check(&cross, "0F4", ("", "0SEND_F4"));
+        check(&cross, "1F4", ("1RECV_F4", ""));
+        check(&cross, "2F5", ("", "2SEND_F5"));
+        check(&cross, "3F5", ("3RECV_F5", ""));
+        check(&cross, "3BW5", ("", "3SEND_B5"));
+        check(&cross, "2BW5", ("2RECV_B5", ""));
     }
 
     #[test]

@@ -7,6 +7,8 @@
 
 mod memory;
 mod passes;
+mod reductions;
+mod slices;
 mod transfers;
 mod updates;
 mod violation;
@@ -47,10 +49,12 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
     let mut findings = Findings::default();
     pass_count(program, &mut findings);
     list_count(program, &mut findings);
+    slices::slice_count(program, &mut findings);
     if findings.0.is_empty() {
         let rules = [
             passes::foreign_chunk,
             passes::microbatch_range,
+            passes::other_replica,
             passes::forward_count,
             passes::backward_count,
             passes::early_weights,
@@ -60,6 +64,8 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             transfers::result_kept,
             transfers::operand_count,
             transfers::stray_transfer,
+            reductions::reduction_count,
+            reductions::reduction_order,
             updates::update_sequence,
             updates::update_tail,
             updates::gate_place,
@@ -70,7 +76,11 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             memory::recompute_count,
             memory::away,
             memory::left_away,
+            memory::sliced_memory,
             stuck,
+            slices::slice_range,
+            slices::forward_slices,
+            slices::backward_slices,
         ];
         for rule in rules {
             rule(program, &mut findings);
@@ -92,6 +102,7 @@ pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
         transfers::operand_count,
         transfers::stray_transfer,
         stuck,
+        slices::slice_range,
     ];
     for rule in rules {
         rule(program, findings);
@@ -166,11 +177,28 @@ mod tests {
         stage 1: 1RECV_F0 1F0 1LOCAL_F0 2F0 2SEND_F0 2RECV_B0 2B0 2LOCAL_B0 \
             GATE_PREVIOUS COMMIT 2W0 1B0 1SEND_B0 1W0 REPORT STEP";
 
+    /// Two replicas.
+    pub(super) const CROSS: &str = "program chimera cross stages 2 chunks 4 microbatches 2 window 0
+        stage 0: 0F0 0SEND_F0 3RECV_F1 3F1 3BW1 3SEND_B1 3SEND_G 0RECV_B0 0BW0 0SEND_G \
+            0RECV_G 0REDUCE 3RECV_G 3REDUCE REPORT GATE_THIS STEP COMMIT
+        stage 1: 2F1 2SEND_F1 1RECV_F0 1F0 1BW0 1SEND_B0 1SEND_G 2RECV_B1 2BW1 2SEND_G \
+            1RECV_G 1REDUCE 2RECV_G 2REDUCE REPORT GATE_THIS STEP COMMIT";
+
+    /// Two replicas on one stage.
+    pub(super) const CROSS_ON_ONE: &str =
+        "program gems cross stages 1 chunks 2 microbatches 2 window 0
+        stage 0: 0F0 0BW0 0LOCAL_G 1F1 1BW1 1LOCAL_G 0REDUCE 1REDUCE REPORT GATE_THIS STEP COMMIT";
+
     /// Not lowered.
     pub(super) const COMPUTE_ONLY: &str =
         "program 1f1b line stages 2 chunks 2 microbatches 2 window -
         stage 0: 0F0 0F1 0BW0 0BW1
         stage 1: 1F0 1BW0 1F1 1BW1";
+
+    /// Two slices, split backward.
+    pub(super) const SLICED: &str =
+        "program seq1f1b line stages 1 chunks 1 microbatches 2 slices 2 window -
+        stage 0: 0F0.0 0F0.1 0B0.1 0F1.0 0B0.0 0W0.1 0W0.0 0F1.1 0B1.1 0W1.1 0B1.0 0W1.0";
 
     pub(super) fn op(text: &str) -> Op {
         text.parse().expect("the word is an operation")
@@ -207,7 +235,11 @@ mod tests {
     fn check_size(kind: ScheduleKind, size: PipelineSize) {
         let program = match generate_sized(kind, size) {
             Ok(program) => program,
-            Err(GenerateError::UnevenGroups { .. } | GenerateError::FewMicrobatches { .. }) => {
+            Err(
+                GenerateError::UnevenGroups { .. }
+                | GenerateError::FewMicrobatches { .. }
+                | GenerateError::OddStages { .. },
+            ) => {
                 return;
             }
             Err(error) => panic!("{size:?}: {error}"),

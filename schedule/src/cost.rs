@@ -1,10 +1,10 @@
 //! How long the operations of a program take.
 
-use zbelastic_types::ChunkIndex;
+use zbelastic_types::{ChunkIndex, SliceIndex};
 
 use crate::placement::Placement;
 
-/// Durations of one chunk's passes, for one microbatch.
+/// Durations of one chunk's passes, for one microbatch with all its slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkTimes {
     /// The forward pass.
@@ -52,9 +52,15 @@ pub struct MemoryCosts {
 pub struct Costs {
     /// One entry a chunk, in model order.
     pub chunks: Vec<ChunkTimes>,
-    /// From the end of a pass to the arrival of its result on another stage. Latency only: a link
-    /// carries any number of messages at once.
+    /// The share of a microbatch's times that each of its slices takes, adding up to one; empty if
+    /// all take the same. Later slices attend to more, so they take longer.
+    pub slice_shares: Vec<f64>,
+    /// From when a result has left its stage to when it is on another one.
     pub link: f64,
+    /// How long a result keeps the way to another stage from those after it: a message's bytes over
+    /// the bandwidth. Each pair of stages has a way in each direction, which carries one at a time.
+    /// A slice's result has its part of a microbatch's bytes, and takes its part of this.
+    pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
     /// STEP, the same on every stage.
@@ -92,25 +98,48 @@ pub enum CostError {
         /// The share said to run early.
         w_early: f64,
     },
+    /// The number of slices is not the program's.
+    #[error("expected shares of {expected} slices, found {found}")]
+    SliceCount {
+        /// The program's slices.
+        expected: u32,
+        /// The slices with a share.
+        found: usize,
+    },
+    /// The slices of a microbatch do not make up a microbatch.
+    #[error("expected shares of slices that add up to 1, found {sum}")]
+    SliceShares {
+        /// What they add up to.
+        sum: f64,
+    },
 }
 
 impl Costs {
-    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks, and a hop between
+    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop between
     /// stages takes `link`. Verdict, step and early weights take no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
-        let chunks_per_stage = f64::from(placement.chunks_per_stage());
-        let share = |time: f64| time / chunks_per_stage;
+        let share = |time: f64| time * placement.chunk_share();
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
-        Self { chunks, link, verdict: 0.0, step: 0.0, memory: MemoryCosts::default() }
+        let slice_shares = Vec::new();
+        let memory = MemoryCosts::default();
+        Self { chunks, slice_shares, link, occupancy: 0.0, verdict: 0.0, step: 0.0, memory }
+    }
+
+    /// The share of a microbatch's times that one of `slice_count` slices takes.
+    pub(crate) fn slice_share(&self, slice: SliceIndex, slice_count: u32) -> f64 {
+        match self.slice_shares.get(slice.index()) {
+            Some(share) => *share,
+            None => 1.0 / f64::from(slice_count),
+        }
     }
 
     /// The same with a way out and back that takes `round_trip` for all that one microbatch leaves
     /// on a stage, divided evenly among its chunks and between the two ways.
     #[must_use]
     pub fn with_round_trip(mut self, placement: &Placement, round_trip: f64) -> Self {
-        let one_way = round_trip / 2.0 / f64::from(placement.chunks_per_stage());
+        let one_way = round_trip / 2.0 * placement.chunk_share();
         let times = |chunk: &ChunkTimes| MemoryTimes {
             recompute: chunk.f,
             offload: one_way,
@@ -127,12 +156,17 @@ impl Costs {
         self.memory.chunks.get(chunk.index()).copied().unwrap_or(free)
     }
 
-    pub(crate) fn check(&self, placement: &Placement) -> Result<(), CostError> {
+    pub(crate) fn check(&self, placement: &Placement, slice_count: u32) -> Result<(), CostError> {
         let expected = placement.chunk_count();
         if self.chunks.len() != expected as usize {
             return Err(CostError::ChunkCount { expected, found: self.chunks.len() });
         }
-        check_durations([("link", self.link), ("verdict", self.verdict), ("step", self.step)])?;
+        check_durations([
+            ("link", self.link),
+            ("occupancy", self.occupancy),
+            ("verdict", self.verdict),
+            ("step", self.step),
+        ])?;
         for (chunk, times) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let ChunkTimes { f, b, w, w_early } = *times;
             check_durations([("f", f), ("b", b), ("w", w), ("w_early", w_early)])?;
@@ -140,7 +174,26 @@ impl Costs {
                 return Err(CostError::EarlyShare { chunk, w, w_early });
             }
         }
+        self.check_slices(slice_count)?;
         self.check_memory(expected)
+    }
+
+    fn check_slices(&self, expected: u32) -> Result<(), CostError> {
+        let found = self.slice_shares.len();
+        if found == 0 {
+            return Ok(());
+        }
+        if found != expected as usize {
+            return Err(CostError::SliceCount { expected, found });
+        }
+        for share in &self.slice_shares {
+            check_durations([("the share of a slice", *share)])?;
+        }
+        let sum: f64 = self.slice_shares.iter().sum();
+        if (sum - 1.0).abs() > SHARES_SUM_ERROR_MAX {
+            return Err(CostError::SliceShares { sum });
+        }
+        Ok(())
     }
 
     fn check_memory(&self, expected: u32) -> Result<(), CostError> {
@@ -158,6 +211,9 @@ impl Costs {
         Ok(())
     }
 }
+
+/// How far from one shares may add up to: more than rounding does, less than anybody sees.
+const SHARES_SUM_ERROR_MAX: f64 = 1e-6;
 
 fn check_durations<const N: usize>(durations: [(&'static str, f64); N]) -> Result<(), CostError> {
     let legal = |found: f64| found.is_finite() && found >= 0.0;
@@ -179,7 +235,7 @@ mod tests {
         let costs = Costs::even(&vee, 4.0, 6.0, 2.0, 0.5).with_round_trip(&vee, 12.0);
         let times = MemoryTimes { recompute: 2.0, offload: 3.0, reload: 3.0 };
         assert_eq!(costs.memory.chunks, [times; 4]);
-        assert_eq!(costs.check(&vee), Ok(()));
+        assert_eq!(costs.check(&vee, 1), Ok(()));
     }
 
     #[test]
@@ -196,7 +252,7 @@ mod tests {
         let check = |change: fn(&mut Costs), expected: Result<(), CostError>| {
             let mut costs = Costs::even(&placement, 1.0, 1.0, 1.0, 0.0);
             change(&mut costs);
-            assert_eq!(costs.check(&placement), expected);
+            assert_eq!(costs.check(&placement, 2), expected);
         };
         check(|_| {}, Ok(()));
         let count = CostError::ChunkCount { expected: 2, found: 1 };
@@ -209,6 +265,13 @@ mod tests {
         let chunk = ChunkIndex(1);
         let share = CostError::EarlyShare { chunk, w: 1.0, w_early: 1.5 };
         check(|costs| costs.chunks[1].w_early = 1.5, Err(share));
+        check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
+        let count = CostError::SliceCount { expected: 2, found: 3 };
+        check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));
+        let negative = CostError::Duration { name: "the share of a slice", found: -0.5 };
+        check(|costs| costs.slice_shares = vec![-0.5, 1.5], Err(negative));
+        let sum = CostError::SliceShares { sum: 1.25 };
+        check(|costs| costs.slice_shares = vec![0.5, 0.75], Err(sum));
         const TIMES: MemoryTimes = MemoryTimes { recompute: 1.0, offload: 2.0, reload: 3.0 };
         check(|costs| costs.memory.chunks = vec![TIMES; 2], Ok(()));
         let none = CostError::Duration { name: "reload", found: -3.0 };
@@ -216,6 +279,7 @@ mod tests {
             costs.memory.chunks = vec![MemoryTimes { reload: -3.0, ..TIMES }; 2];
         };
         check(backwards, Err(none));
-        check(|costs| costs.memory.chunks = vec![TIMES], Err(count));
+        let one = CostError::ChunkCount { expected: 2, found: 1 };
+        check(|costs| costs.memory.chunks = vec![TIMES], Err(one));
     }
 }

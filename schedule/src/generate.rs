@@ -4,6 +4,7 @@
 //! the solver's question, and what is copied while given passes run that of [`crate::offload`]. Every generator lets a chunk's weight gradients run in microbatch order,
 //! because the sum of a gradient must not depend on the schedule.
 
+mod bidirectional;
 mod breadth_first;
 mod dual_pipe_v;
 mod grid;
@@ -12,6 +13,7 @@ mod interleaved;
 mod offloaded;
 mod one_f_one_b;
 mod one_f_one_b_v;
+mod seq_one_f_one_b;
 mod size;
 mod v_pattern;
 mod vee;
@@ -45,11 +47,13 @@ pub fn generate(
 ///
 /// # Errors
 /// If there is no stage, no microbatch or too many of them, if a stage of `kind` does not hold so
-/// many chunks, if `kind` is interleaved and the microbatches do not form whole groups of one a
-/// stage, or if it is DualPipeV and they are fewer than two a stage.
+/// many chunks, if `kind` does not cut microbatches into so many slices, if it is interleaved and the
+/// microbatches do not form whole groups of one a stage, if it is DualPipeV and they are fewer than two
+/// a stage, if it has two replicas and there is one microbatch alone, or if it is Chimera and the stages
+/// are odd.
 pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
     check_size(kind, size)?;
-    let PipelineSize { stage_count, chunks_per_stage, microbatch_count } = size;
+    let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;
     let each = |stage_ops: &dyn Fn(u32) -> Vec<Op>| (0..stage_count).map(stage_ops).collect();
     let stages = match kind {
         ScheduleKind::GPipe | ScheduleKind::LoopedBfs => {
@@ -73,6 +77,9 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         ScheduleKind::VMin => v_pattern::program_ops(size, v_pattern::min),
         ScheduleKind::OneFOneBV => one_f_one_b_v::program_ops(size),
         ScheduleKind::DualPipeV => each(&|stage| dual_pipe_v::stage_ops(size, stage)),
+        ScheduleKind::Gems => each(&|stage| bidirectional::gems(size, stage)),
+        ScheduleKind::Chimera => each(&|stage| bidirectional::chimera(size, stage)),
+        ScheduleKind::Seq1F1B => each(&|stage| seq_one_f_one_b::stage_ops(size, stage)),
     };
     let chunk_count = stage_count * chunks_per_stage;
     let program = Program {
@@ -80,6 +87,7 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
         placement: Placement::of_shape(kind.shape(), stage_count, chunk_count)
             .expect("the size was checked"),
         microbatch_count,
+        slice_count,
         window: None,
         stages,
     };
@@ -155,6 +163,19 @@ mod tests {
             ],
         );
         check(
+            ScheduleKind::Gems,
+            (2, 3),
+            ["stage 0: 0F0 0BW0 3F1 3BW1 0F2 0BW2", "stage 1: 1F0 1BW0 2F1 2BW1 1F2 1BW2"],
+        );
+        check(
+            ScheduleKind::Chimera,
+            (4, 4),
+            [
+                "stage 0: 0F0 0F2 7F1 7BW1 7F3 7BW3 0BW0 0BW2",
+                "stage 1: 1F0 6F1 1F2 6F3 6BW1 1BW0 6BW3 1BW2",
+            ],
+        );
+        check(
             ScheduleKind::ZbH1,
             (2, 3),
             [
@@ -168,6 +189,14 @@ mod tests {
             [
                 "stage 0: 0F0 0F1 0F2 0B0 0W0 0B1 0W1 0B2 0W2",
                 "stage 1: 1F0 1B0 1F1 1B1 1F2 1B2 1W0 1W1 1W2",
+            ],
+        );
+        check(
+            ScheduleKind::Seq1F1B,
+            (2, 2),
+            [
+                "stage 0: 0F0.0 0F0.1 0F1.0 0BW0.1 0F1.1 0BW0.0 0BW1.1 0BW1.0",
+                "stage 1: 1F0.0 1F0.1 1BW0.1 1F1.0 1BW0.0 1F1.1 1BW1.1 1BW1.0",
             ],
         );
         check(

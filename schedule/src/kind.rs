@@ -57,6 +57,15 @@ pub enum ScheduleKind {
     /// Over a vee, F and BW in pairs (DeepSeek-AI, 2025).
     #[serde(rename = "dualpipe-v")]
     DualPipeV,
+    /// Two replicas in opposite directions, one microbatch after the other (Jain et al., SC 2020).
+    #[serde(rename = "gems")]
+    Gems,
+    /// Two replicas in opposite directions, 1F1B in both at once (Li and Hoefler, SC 2021).
+    #[serde(rename = "chimera")]
+    Chimera,
+    /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
+    #[serde(rename = "seq1f1b")]
+    Seq1F1B,
     /// The order of PipeOffload, and the first half of a stage's chunks leave its memory between F
     /// and B (Wan et al., ICML 2025).
     #[serde(rename = "po-half")]
@@ -108,7 +117,7 @@ impl fmt::Display for ChunkCounts {
 
 impl ScheduleKind {
     /// Every schedule, in the order in which they are listed.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved,
@@ -124,6 +133,9 @@ impl ScheduleKind {
         Self::VMin,
         Self::OneFOneBV,
         Self::DualPipeV,
+        Self::Gems,
+        Self::Chimera,
+        Self::Seq1F1B,
         Self::PoHalf,
         Self::PoFull,
         Self::PoSelective,
@@ -148,6 +160,9 @@ impl ScheduleKind {
             Self::VMin => "v-min",
             Self::OneFOneBV => "1f1b-v",
             Self::DualPipeV => "dualpipe-v",
+            Self::Gems => "gems",
+            Self::Chimera => "chimera",
+            Self::Seq1F1B => "seq1f1b",
             Self::PoHalf => "po-half",
             Self::PoFull => "po-full",
             Self::PoSelective => "po-selective",
@@ -160,8 +175,42 @@ impl ScheduleKind {
         match self.shape() {
             PlacementShape::Line => ChunkCounts::Exactly(1),
             PlacementShape::Loop => ChunkCounts::AtLeast(2),
-            PlacementShape::Vee => ChunkCounts::Exactly(2),
+            PlacementShape::Vee | PlacementShape::Cross => ChunkCounts::Exactly(2),
         }
+    }
+
+    /// Whether a microbatch's sequences may be cut into slices.
+    #[must_use]
+    pub const fn is_sliced(self) -> bool {
+        match self {
+            Self::Seq1F1B => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::ZbV
+            | Self::LoopedBfs
+            | Self::Gis
+            | Self::GisH
+            | Self::Po
+            | Self::VHalf
+            | Self::VMin
+            | Self::OneFOneBV
+            | Self::DualPipeV
+            | Self::Gems
+            | Self::Chimera
+            | Self::PoHalf
+            | Self::PoFull
+            | Self::PoSelective => false,
+        }
+    }
+
+    /// Slices of a microbatch if nobody says how many.
+    #[must_use]
+    pub const fn slice_count(self) -> u32 {
+        if self.is_sliced() { 2 } else { 1 }
     }
 
     /// Whether B and W are separate operations, if only of some passes.
@@ -172,7 +221,10 @@ impl ScheduleKind {
             | Self::OneFOneB
             | Self::Interleaved
             | Self::LoopedBfs
-            | Self::OneFOneBV => false,
+            | Self::OneFOneBV
+            | Self::Gems
+            | Self::Chimera
+            | Self::Seq1F1B => false,
             Self::ZbH1
             | Self::ZbH2
             | Self::ZbAuto
@@ -210,7 +262,10 @@ impl ScheduleKind {
             | Self::VHalf
             | Self::VMin
             | Self::OneFOneBV
-            | Self::DualPipeV => None,
+            | Self::DualPipeV
+            | Self::Gems
+            | Self::Chimera
+            | Self::Seq1F1B => None,
         }
     }
 
@@ -225,13 +280,25 @@ impl ScheduleKind {
         placement.expect("a kind's own chunks form its shape")
     }
 
+    /// How many times the model is there: gradients of a step are first summed within each replica.
+    #[must_use]
+    pub const fn replica_count(self) -> u32 {
+        match self.shape() {
+            PlacementShape::Line | PlacementShape::Loop | PlacementShape::Vee => 1,
+            PlacementShape::Cross => 2,
+        }
+    }
+
     /// How the schedule lays chunks over stages.
     #[must_use]
     pub const fn shape(self) -> PlacementShape {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::ZbAuto => {
-                PlacementShape::Line
-            }
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbAuto
+            | Self::Seq1F1B => PlacementShape::Line,
             Self::Interleaved
             | Self::LoopedBfs
             | Self::Gis
@@ -243,6 +310,7 @@ impl ScheduleKind {
             Self::ZbV | Self::VHalf | Self::VMin | Self::OneFOneBV | Self::DualPipeV => {
                 PlacementShape::Vee
             }
+            Self::Gems | Self::Chimera => PlacementShape::Cross,
         }
     }
 }

@@ -33,13 +33,14 @@ pub use kind::{ChunkCounts, ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
 pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
 pub use offload::{OffloadChunks, OffloadRequest, offload};
-pub use op::{Compute, Flow, Memory, Op, OpParseError, Pass, Transfer, Update};
+pub use op::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use recompute::recompute;
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve, solve_any,
+    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
+    solve_any,
 };
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

@@ -2,12 +2,18 @@
 //!
 //! Transfers follow from the placement: an operand from another stage is received right before
 //! the pass that needs it, a result is passed on right after the pass that made it. Where the gate
+//! where a chunk has a twin, the gradients of both replicas are added: each leaves for the other's
+//! stage right after its last operation, and is waited for at the end of the step. Where the gate
 //! stands follows from the window. With window one it stands directly before the first operation
 //! that adds to the weights' gradient, the last moment at which the step before can still be
 //! dropped, so F and B of the new step run while the verdict travels.
 
+use std::collections::BTreeMap;
+
+use zbelastic_types::ChunkIndex;
+
 use crate::boundary::{receive_before, transfer_after};
-use crate::op::{Compute, Op, Update};
+use crate::op::{Compute, Op, Reduction, Update};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
 
@@ -29,12 +35,13 @@ pub fn lower(program: &Program, options: LowerOptions) -> Program {
     let placement = &program.placement;
     let lower_stage = |ops: &Vec<Op>| {
         let passed_on = with_transfers(placement, ops, options.early_head_weights);
-        with_updates(&passed_on, options.window)
+        with_updates(&with_reductions(placement, passed_on), options.window)
     };
     Program {
         kind: program.kind,
         placement: placement.clone(),
         microbatch_count: program.microbatch_count,
+        slice_count: program.slice_count,
         window: Some(options.window),
         stages: program.stages.iter().map(lower_stage).collect(),
     }
@@ -44,7 +51,9 @@ fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -
     let mut lowered = Vec::with_capacity(2 * ops.len());
     for &op in ops {
         let (compute, pass) = match op {
-            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) => continue,
+            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
+                continue;
+            }
             Op::Memory(..) => {
                 lowered.push(op);
                 continue;
@@ -54,11 +63,46 @@ fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -
         lowered.extend(receive_before(placement, op));
         lowered.push(op);
         lowered.extend(transfer_after(placement, op));
-        if early_head_weights && compute == Compute::B && pass.chunk == placement.last_chunk() {
+        if early_head_weights && compute == Compute::B && placement.is_last(pass.chunk) {
             lowered.push(Op::Compute(Compute::WE, pass));
         }
     }
     lowered
+}
+
+/// Adds what makes one gradient of each chunk and its twin.
+fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
+    if placement.replica_count() == 1 {
+        return ops;
+    }
+    let mut last = BTreeMap::new();
+    for (position, op) in ops.iter().enumerate() {
+        last.extend(op.chunk().map(|chunk| (chunk, position)));
+    }
+    let mut lowered = Vec::with_capacity(ops.len() + 4 * last.len());
+    for (position, op) in ops.into_iter().enumerate() {
+        lowered.push(op);
+        if let Some(chunk) = op.chunk().filter(|chunk| last[chunk] == position) {
+            let [tell, _] = exchange_of(placement, chunk);
+            lowered.extend(tell);
+        }
+    }
+    for chunk in last.into_keys() {
+        let [_, receive] = exchange_of(placement, chunk);
+        lowered.extend(receive);
+        lowered.extend(placement.twin_of(chunk).map(|_| Op::Reduce(Reduction::Add, chunk)));
+    }
+    lowered
+}
+
+/// How a chunk's gradient gets to its twin, and the twin's to it.
+pub(crate) fn exchange_of(placement: &Placement, chunk: ChunkIndex) -> [Option<Op>; 2] {
+    let Some(twin) = placement.twin_of(chunk) else { return [None, None] };
+    if placement.stage_of(twin) == placement.stage_of(chunk) {
+        [Some(Op::Reduce(Reduction::Local, chunk)), None]
+    } else {
+        [Reduction::Send, Reduction::Receive].map(|reduction| Some(Op::Reduce(reduction, chunk)))
+    }
 }
 
 fn with_updates(ops: &[Op], window: Window) -> Vec<Op> {
@@ -152,5 +196,23 @@ mod tests {
                  2RECV_B0 2B0 2LOCAL_B0 GATE_PREVIOUS COMMIT 2W0 1B0 1SEND_B0 1W0 \
                  2RECV_B1 2B1 2LOCAL_B1 2W1 1B1 1SEND_B1 1W1 REPORT STEP",
         );
+    }
+
+    /// The middle stage of three holds both replicas of the middle chunk.
+    #[test]
+    fn replicas_tell_each_other_their_gradients_and_add_them() {
+        let program = generate(ScheduleKind::Gems, 3, 2).expect("the size is legal");
+        let options = LowerOptions { window: Window::Zero, early_head_weights: true };
+        let lowered = lower(&program, options).to_string();
+        let expected = [
+            "stage 0: 0F0 0SEND_F0 0RECV_B0 0BW0 0SEND_G 5RECV_F1 5F1 5BW1 5SEND_B1 5SEND_G \
+             0RECV_G 0REDUCE 5RECV_G 5REDUCE REPORT GATE_THIS STEP COMMIT",
+            "stage 1: 1RECV_F0 1F0 1SEND_F0 1RECV_B0 1BW0 1SEND_B0 1LOCAL_G \
+             4RECV_F1 4F1 4SEND_F1 4RECV_B1 4BW1 4SEND_B1 4LOCAL_G \
+             1REDUCE 4REDUCE REPORT GATE_THIS STEP COMMIT",
+            "stage 2: 2RECV_F0 2F0 2BW0 2SEND_B0 2SEND_G 3F1 3SEND_F1 3RECV_B1 3BW1 3SEND_G \
+             2RECV_G 2REDUCE 3RECV_G 3REDUCE REPORT GATE_THIS STEP COMMIT",
+        ];
+        assert_eq!(lowered.lines().skip(1).collect::<Vec<_>>(), expected);
     }
 }

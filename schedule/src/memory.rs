@@ -10,7 +10,8 @@ use crate::op::{Compute, Memory, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
-/// What one pass of a chunk keeps, in any one unit of memory. After W or BW it keeps nothing.
+/// What the passes of a chunk keep for one microbatch, in any one unit of memory; each slice keeps
+/// an equal share of it. After W or BW nothing is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkMemory {
     /// From F to B or BW: the activations.
@@ -32,7 +33,9 @@ pub struct ChunkMemory {
 pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
     let mut kept = PassTable::new(program, Kept::default());
-    program.lists().map(|(_, ops)| peak_of_list(ops, chunks, &mut kept)).collect()
+    let slices = f64::from(program.slice_count);
+    // Divided once, so that shares add up.
+    program.lists().map(|(_, ops)| peak_of_list(ops, chunks, &mut kept) / slices).collect()
 }
 
 /// The most that one stage keeps at once. The table is empty again when every pass has ended.
@@ -74,7 +77,7 @@ impl Kept {
             Op::Memory(Memory::Drop, _) => self.amount = chunk.after_drop,
             Op::Memory(Memory::Offload, _) => self.is_away = true,
             Op::Memory(Memory::Reload, _) => self.is_away = false,
-            Op::Transfer(..) | Op::Update(_) => {}
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
         }
     }
 }
@@ -154,7 +157,7 @@ impl Life {
             Op::Memory(Memory::Drop, _) => self.is_dropped = true,
             Op::Memory(Memory::Offload, _) => self.is_away = true,
             Op::Memory(Memory::Reload, _) => self.is_away = false,
-            Op::Compute(Compute::B, _) | Op::Transfer(..) | Op::Update(_) => {}
+            Op::Compute(Compute::B, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
         }
     }
 
@@ -197,7 +200,7 @@ mod tests {
     /// A stage keeps 100 after F and 30 after B, divided among its chunks.
     fn check_peaks(kind: ScheduleKind, expected: [f64; STAGES as usize]) {
         let program = program(kind);
-        let share = 1.0 / f64::from(program.placement.chunks_per_stage());
+        let share = program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 100.0 * share,
             after_drop: 0.0,
@@ -216,6 +219,8 @@ mod tests {
         check_peaks(ScheduleKind::ZbH1, [400.0, 330.0, 260.0, 190.0]);
         check_peaks(ScheduleKind::ZbH2, [700.0, 560.0, 420.0, 280.0]);
         check_peaks(ScheduleKind::ZbV, [400.0; 4]);
+        check_peaks(ScheduleKind::Gems, [100.0; 4]);
+        check_peaks(ScheduleKind::Chimera, [300.0, 400.0, 400.0, 300.0]);
     }
 
     #[test]

@@ -3,28 +3,75 @@
 //! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
 //! B the half of the backward pass that yields the gradient of the input, W the half that yields
 //! the gradient of the weights, BW both in one. R runs the forward pass again. An operation on a
-//! chunk is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`.
+//! chunk is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program
+//! with slices the slice follows after a point, as in `2F0.1`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex};
 
-/// One chunk's share of one microbatch.
+/// One chunk's share of one microbatch, or of one slice of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "PassForm", into = "PassForm")]
 pub struct Pass {
     /// The piece of the model that works.
     pub chunk: ChunkIndex,
     /// The microbatch it works on.
     pub microbatch: MicrobatchIndex,
+    /// The slice of the microbatch's sequences; number 0 where they are not sliced.
+    pub slice: SliceIndex,
+}
+
+/// A pass as it is stored and travels. The number of its slice is the upper half of a number whose
+/// lower half is the microbatch: so a pass without slices has the bytes that it had before there
+/// were any.
+#[derive(Serialize, Deserialize)]
+struct PassForm {
+    chunk: ChunkIndex,
+    microbatch: u64,
+}
+
+impl From<Pass> for PassForm {
+    fn from(pass: Pass) -> Self {
+        let microbatch = u64::from(pass.slice.0) << 32 | u64::from(pass.microbatch.0);
+        Self { chunk: pass.chunk, microbatch }
+    }
+}
+
+impl From<PassForm> for Pass {
+    fn from(form: PassForm) -> Self {
+        Self::sliced(form.chunk.0, form.microbatch as u32, (form.microbatch >> 32) as u32)
+    }
 }
 
 impl Pass {
-    /// The pass of chunk number `chunk` over microbatch number `microbatch`.
+    /// The pass of chunk number `chunk` over microbatch number `microbatch`, or over its first slice.
     #[must_use]
     pub const fn new(chunk: u32, microbatch: u32) -> Self {
-        Self { chunk: ChunkIndex(chunk), microbatch: MicrobatchIndex(microbatch) }
+        Self::sliced(chunk, microbatch, 0)
+    }
+
+    /// The pass of chunk number `chunk` over slice number `slice` of microbatch number `microbatch`.
+    #[must_use]
+    pub const fn sliced(chunk: u32, microbatch: u32, slice: u32) -> Self {
+        Self {
+            chunk: ChunkIndex(chunk),
+            microbatch: MicrobatchIndex(microbatch),
+            slice: SliceIndex(slice),
+        }
+    }
+
+    /// The microbatch as it is written: with the slice behind a point if there are `slice_count` of
+    /// them and not one.
+    #[must_use]
+    pub fn microbatch_text(self, slice_count: u32) -> String {
+        if slice_count > 1 || self.slice > SliceIndex(0) {
+            format!("{}.{}", self.microbatch, self.slice)
+        } else {
+            self.microbatch.to_string()
+        }
     }
 }
 
@@ -78,6 +125,17 @@ pub enum Flow {
     Backward,
 }
 
+impl Flow {
+    /// The other way.
+    #[must_use]
+    pub const fn reverse(self) -> Self {
+        match self {
+            Self::Forward => Self::Backward,
+            Self::Backward => Self::Forward,
+        }
+    }
+}
+
 /// How a boundary tensor changes hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Transfer {
@@ -118,6 +176,20 @@ pub enum Update {
     Commit,
 }
 
+/// How the gradients of two replicas of a chunk become one: each holder tells the other its own,
+/// which is summed over the microbatches of its replica, and both add the two in one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Reduction {
+    /// The chunk's own gradient leaves for the stage that holds its twin.
+    Send,
+    /// The twin's gradient arrives from another stage.
+    Receive,
+    /// The chunk's own gradient is handed to its twin on the same stage.
+    Local,
+    /// Replica 0's gradient and replica 1's are added: from here on both chunks have the same.
+    Add,
+}
+
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Op {
@@ -127,6 +199,8 @@ pub enum Op {
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
     Update(Update),
+    /// The gradients of a chunk's two replicas become one.
+    Reduce(Reduction, ChunkIndex),
     /// What a pass keeps leaves, comes back or is given up.
     Memory(Memory, Pass),
 }
@@ -136,7 +210,7 @@ impl Op {
     pub(crate) const fn arithmetic(self) -> Option<(Compute, Pass)> {
         match self {
             Self::Compute(compute, pass) => Some((compute, pass)),
-            Self::Transfer(..) | Self::Update(_) | Self::Memory(..) => None,
+            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) | Self::Memory(..) => None,
         }
     }
 
@@ -147,6 +221,18 @@ impl Op {
             Self::Compute(_, pass) | Self::Transfer(_, _, pass) | Self::Memory(_, pass) => {
                 Some(pass)
             }
+            Self::Update(_) | Self::Reduce(..) => None,
+        }
+    }
+
+    /// The chunk the operation is on, if it is on one.
+    #[must_use]
+    pub const fn chunk(self) -> Option<ChunkIndex> {
+        match self {
+            Self::Compute(_, pass) | Self::Transfer(_, _, pass) | Self::Memory(_, pass) => {
+                Some(pass.chunk)
+            }
+            Self::Reduce(_, chunk) => Some(chunk),
             Self::Update(_) => None,
         }
     }
@@ -156,8 +242,27 @@ impl Op {
     pub const fn accumulates(self) -> bool {
         match self {
             Self::Compute(compute, _) => compute.accumulates(),
-            Self::Transfer(..) | Self::Update(_) | Self::Memory(..) => false,
+            Self::Transfer(..) | Self::Update(_) | Self::Reduce(..) | Self::Memory(..) => false,
         }
+    }
+
+    /// The operation as a program with `slice_count` slices writes it. Without that knowledge, as in
+    /// the message of an error, [`fmt::Display`] leaves slice 0 out.
+    #[must_use]
+    pub fn text(self, slice_count: u32) -> String {
+        let (letters, pass) = match self {
+            Self::Compute(compute, pass) => (lookup(&COMPUTE_TEXT, &compute), pass),
+            Self::Transfer(transfer, flow, pass) => {
+                let row = TRANSFER_TEXT.iter().find(|(t, w, _)| *t == transfer && *w == flow);
+                (row.expect("the table names every pair").2, pass)
+            }
+            Self::Memory(memory, pass) => (lookup(&MEMORY_TEXT, &memory), pass),
+            Self::Update(update) => return update.to_string(),
+            Self::Reduce(reduction, chunk) => {
+                return format!("{chunk}{}", lookup(&REDUCTION_TEXT, &reduction));
+            }
+        };
+        format!("{}{letters}{}", pass.chunk, pass.microbatch_text(slice_count))
     }
 }
 
@@ -187,6 +292,13 @@ const UPDATE_TEXT: [(Update, &str); 5] = [
     (Update::Commit, "COMMIT"),
 ];
 
+const REDUCTION_TEXT: [(Reduction, &str); 4] = [
+    (Reduction::Send, "SEND_G"),
+    (Reduction::Receive, "RECV_G"),
+    (Reduction::Local, "LOCAL_G"),
+    (Reduction::Add, "REDUCE"),
+];
+
 const MEMORY_TEXT: [(Memory, &str); 3] =
     [(Memory::Offload, "OFFLOAD"), (Memory::Reload, "RELOAD"), (Memory::Drop, "DROP")];
 
@@ -214,23 +326,14 @@ impl fmt::Display for Update {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (letters, pass) = match self {
-            Self::Compute(compute, pass) => (lookup(&COMPUTE_TEXT, compute), pass),
-            Self::Transfer(transfer, flow, pass) => {
-                let row = TRANSFER_TEXT.iter().find(|(t, w, _)| t == transfer && w == flow);
-                (row.expect("the table names every pair").2, pass)
-            }
-            Self::Update(update) => return update.fmt(f),
-            Self::Memory(memory, pass) => (lookup(&MEMORY_TEXT, memory), pass),
-        };
-        write!(f, "{}{letters}{}", pass.chunk, pass.microbatch)
+        f.write_str(&self.text(1))
     }
 }
 
 /// Why a word is no operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpParseError {
-    /// Neither an update nor of the form chunk, letters, microbatch.
+    /// Neither an update, nor a reduction, nor of the form chunk, letters, microbatch.
     #[error(
         "`{word}` is no operation: expected an update such as REPORT, \
          or a chunk, letters and a microbatch such as 2F0"
@@ -266,10 +369,15 @@ impl FromStr for Op {
         let form = || OpParseError::Form { word: word.to_owned() };
         let letters_at = word.find(|c: char| !c.is_ascii_digit()).ok_or_else(form)?;
         let (chunk, rest) = word.split_at(letters_at);
+        if let Some((reduction, _)) = REDUCTION_TEXT.iter().find(|row| row.1 == rest) {
+            let chunk = chunk.parse().map_err(|_| form())?;
+            return Ok(Self::Reduce(*reduction, ChunkIndex(chunk)));
+        }
         let digits_at = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(form)?;
-        let (letters, microbatch) = rest.split_at(digits_at);
-        let pass =
-            Pass::new(chunk.parse().map_err(|_| form())?, microbatch.parse().map_err(|_| form())?);
+        let (letters, numbers) = rest.split_at(digits_at);
+        let (microbatch, slice) = numbers.split_once('.').unwrap_or((numbers, "0"));
+        let number = |digits: &str| digits.parse().map_err(|_| form());
+        let pass = Pass::sliced(number(chunk)?, number(microbatch)?, number(slice)?);
         if let Some((compute, _)) = COMPUTE_TEXT.iter().find(|(_, text)| *text == letters) {
             return Ok(Self::Compute(*compute, pass));
         }
@@ -285,7 +393,8 @@ impl FromStr for Op {
 
 #[cfg(test)]
 mod tests {
-    use super::{Compute, Flow, Memory, Op, OpParseError, Pass, Transfer, Update};
+    use super::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
+    use zbelastic_types::ChunkIndex;
 
     #[test]
     fn text_and_operation_are_inverses() {
@@ -303,6 +412,21 @@ mod tests {
         check("2OFFLOAD0", Op::Memory(Memory::Offload, Pass::new(2, 0)));
         check("2RELOAD10", Op::Memory(Memory::Reload, Pass::new(2, 10)));
         check("12DROP3", Op::Memory(Memory::Drop, Pass::new(12, 3)));
+        check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
+        check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
+        check("2BW0.1", Op::Compute(Compute::BW, Pass::sliced(2, 0, 1)));
+        check(
+            "2RECV_F10.3",
+            Op::Transfer(Transfer::Receive, Flow::Forward, Pass::sliced(2, 10, 3)),
+        );
+    }
+
+    #[test]
+    fn slice_zero_is_written_where_there_are_others() {
+        let op: Op = "2F0.0".parse().expect("an operation");
+        assert_eq!(op, Op::Compute(Compute::F, Pass::new(2, 0)));
+        assert_eq!((op.text(1), op.text(2)), ("2F0".to_owned(), "2F0.0".to_owned()));
+        assert_eq!(Op::Update(Update::Step).text(2), "STEP");
     }
 
     #[test]
@@ -313,8 +437,11 @@ mod tests {
         check("17", form("17"));
         check("F0", form("F0"));
         check("0F", form("0F"));
+        check("REDUCE", form("REDUCE"));
         check("0F0x", form("0F0x"));
         check("99999999999F0", form("99999999999F0"));
+        check("0F0.", form("0F0."));
+        check("0F0.1.1", form("0F0.1.1"));
         let letters = OpParseError::Letters { word: "0X1".into(), letters: "X".into() };
         check("0X1", Err(letters));
     }

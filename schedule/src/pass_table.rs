@@ -3,12 +3,16 @@
 use crate::op::Pass;
 use crate::program::{PASS_COUNT_MAX, Program};
 
-/// A cell for every chunk and microbatch. A pass the program does not have has no cell, so readers
-/// of unchecked programs cannot go astray.
+/// A cell for every chunk, microbatch and slice. A pass the program does not have has no cell, so
+/// readers of unchecked programs cannot go astray; nor has a microbatch in the replica that it does not
+/// run through.
 #[derive(Clone)]
 pub(crate) struct PassTable<T> {
     cells: Vec<T>,
     microbatch_count: u32,
+    slice_count: u32,
+    replica_count: u32,
+    chunks_per_replica: u32,
 }
 
 impl<T: Copy> PassTable<T> {
@@ -21,7 +25,11 @@ impl<T: Copy> PassTable<T> {
         let pass_count = program.pass_count();
         assert!(pass_count <= PASS_COUNT_MAX, "{pass_count} passes are more than {PASS_COUNT_MAX}");
         let cells = vec![cell; usize::try_from(pass_count).expect("the limit fits an address")];
-        Self { cells, microbatch_count: program.microbatch_count }
+        let placement = &program.placement;
+        let (replica_count, chunks_per_replica) =
+            (placement.replica_count(), placement.chunks_per_replica());
+        let Program { microbatch_count, slice_count, .. } = *program;
+        Self { cells, microbatch_count, slice_count, replica_count, chunks_per_replica }
     }
 
     /// The cell of `pass`.
@@ -36,14 +44,25 @@ impl<T: Copy> PassTable<T> {
 
     /// Every pass with its cell, chunk by chunk.
     pub fn iter(&self) -> impl Iterator<Item = (Pass, T)> + '_ {
-        let microbatches = self.microbatch_count;
-        let pass = move |position: u32| Pass::new(position / microbatches, position % microbatches);
-        (0u32..).map(pass).zip(self.cells.iter().copied())
+        let (microbatches, slices) = (self.microbatch_count, self.slice_count);
+        let pass = move |position: u32| {
+            let microbatch = position / slices;
+            Pass::sliced(microbatch / microbatches, microbatch % microbatches, position % slices)
+        };
+        let cells = (0u32..).map(pass).zip(self.cells.iter().copied());
+        cells.filter(|(pass, _)| self.is_pass(*pass))
+    }
+
+    /// Whether chunk and microbatch belong to one replica.
+    fn is_pass(&self, pass: Pass) -> bool {
+        self.replica_count == 1
+            || pass.chunk.0 / self.chunks_per_replica == pass.microbatch.0 % self.replica_count
     }
 
     fn position(&self, pass: Pass) -> Option<usize> {
-        let microbatches = self.microbatch_count as usize;
-        let microbatch = pass.microbatch.index();
-        (microbatch < microbatches).then(|| pass.chunk.index() * microbatches + microbatch)
+        let (microbatches, slices) = (self.microbatch_count as usize, self.slice_count as usize);
+        let (microbatch, slice) = (pass.microbatch.index(), pass.slice.index());
+        (microbatch < microbatches && slice < slices && self.is_pass(pass))
+            .then(|| (pass.chunk.index() * microbatches + microbatch) * slices + slice)
     }
 }

@@ -3,17 +3,23 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ChunkIndex, StageIndex};
+use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
+use crate::op::Flow;
 use crate::program::TEXT_COUNT_MAX;
 
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
 /// highest holds as many chunks as any other.
+///
+/// There may be two *replicas* of the model on the same stages, in opposite directions. The first
+/// half of the chunks are then replica 0, the second half replica 1; microbatches take turns, so
+/// that the replica of a pass follows from its chunk and from its microbatch alike.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "PlacementForm", into = "PlacementForm")]
 pub struct Placement {
     stage_of_chunk: Vec<StageIndex>,
     stage_count: u32,
+    replica_count: u32,
 }
 
 /// The shapes in which chunks are laid over stages.
@@ -26,6 +32,10 @@ pub enum PlacementShape {
     /// Two chunks a stage: down the stages and up again, so that the first stage holds both ends
     /// of the model (Qi et al., arXiv 2401.10241 v1, section 6).
     Vee,
+    /// Two replicas of a line in opposite directions: chunk `c` of the first on stage `c`, the same
+    /// layers of the second on stage `stages - 1 - c` (Jain et al., SC 2020; Li and Hoefler, SC
+    /// 2021).
+    Cross,
 }
 
 /// Shape and size, from which a placement is laid out again.
@@ -72,7 +82,8 @@ impl Placement {
                 Ok(Self::looped(stage_count, chunks_per_stage))
             }
             (PlacementShape::Vee, 2) => Ok(Self::vee(stage_count)),
-            (PlacementShape::Line | PlacementShape::Vee, _) => Err(error),
+            (PlacementShape::Cross, 2) => Ok(Self::cross(stage_count)),
+            (PlacementShape::Line | PlacementShape::Vee | PlacementShape::Cross, _) => Err(error),
         }
     }
 
@@ -94,7 +105,7 @@ impl Placement {
         assert!(stage_count > 0 && chunks_per_stage > 0, "a placement has stages and chunks");
         let chunks = 0..stage_count * chunks_per_stage;
         let stage_of_chunk = chunks.map(|chunk| StageIndex(chunk % stage_count)).collect();
-        Self { stage_of_chunk, stage_count }
+        Self { stage_of_chunk, stage_count, replica_count: 1 }
     }
 
     /// Two chunks a stage, down and up again.
@@ -106,13 +117,25 @@ impl Placement {
         assert!(stage_count > 0, "a placement has stages");
         let down = (0..stage_count).map(StageIndex);
         let up = (0..stage_count).rev().map(StageIndex);
-        Self { stage_of_chunk: down.chain(up).collect(), stage_count }
+        Self { stage_of_chunk: down.chain(up).collect(), stage_count, replica_count: 1 }
+    }
+
+    /// Two replicas of one chunk a stage, the second from the last stage to the first.
+    ///
+    /// # Panics
+    /// If there is no stage.
+    #[must_use]
+    pub fn cross(stage_count: u32) -> Self {
+        // The stages are those of a vee; what differs is where the model ends.
+        Self { replica_count: 2, ..Self::vee(stage_count) }
     }
 
     /// The shape this placement has; a single stage with one chunk counts as a line.
     #[must_use]
     pub fn shape(&self) -> PlacementShape {
-        if self.chunks_per_stage() == 1 {
+        if self.replica_count == 2 {
+            PlacementShape::Cross
+        } else if self.chunks_per_stage() == 1 {
             PlacementShape::Line
         } else if *self == Self::vee(self.stage_count) {
             PlacementShape::Vee
@@ -151,10 +174,98 @@ impl Placement {
         (0u32..).zip(&self.stage_of_chunk).filter(holds).map(|(chunk, _)| ChunkIndex(chunk))
     }
 
-    /// The last chunk, which holds the head and the loss.
+    /// The last chunk of replica 0, which holds the head and the loss.
     #[must_use]
     pub fn last_chunk(&self) -> ChunkIndex {
-        ChunkIndex(self.chunk_count() - 1)
+        ChunkIndex(self.chunks_per_replica() - 1)
+    }
+
+    /// How many times the model is there.
+    #[must_use]
+    pub fn replica_count(&self) -> u32 {
+        self.replica_count
+    }
+
+    /// The number of chunks that make up the model once.
+    #[must_use]
+    pub fn chunks_per_replica(&self) -> u32 {
+        self.chunk_count() / self.replica_count
+    }
+
+    /// The replica that `chunk` is a part of, counted from 0.
+    #[must_use]
+    pub fn replica_of(&self, chunk: ChunkIndex) -> u32 {
+        chunk.0 / self.chunks_per_replica()
+    }
+
+    /// The replica that `microbatch` runs through: they take turns.
+    #[must_use]
+    pub fn replica_of_microbatch(&self, microbatch: MicrobatchIndex) -> u32 {
+        microbatch.0 % self.replica_count
+    }
+
+    /// How many microbatches of a step run through the replica of `microbatch` before it does.
+    #[must_use]
+    pub fn turn_of_microbatch(&self, microbatch: MicrobatchIndex) -> u32 {
+        microbatch.0 / self.replica_count
+    }
+
+    /// How many of a step's microbatches run through `replica`.
+    #[must_use]
+    pub fn microbatches_of(&self, replica: u32, microbatch_count: u32) -> u32 {
+        (microbatch_count + self.replica_count - 1 - replica) / self.replica_count
+    }
+
+    /// The chunk with the same layers in the other replica, if there is one.
+    #[must_use]
+    pub fn twin_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
+        let (half, count) = (self.chunks_per_replica(), self.chunk_count());
+        (self.replica_count == 2 && chunk.0 < count).then(|| ChunkIndex((chunk.0 + half) % count))
+    }
+
+    /// The place of `chunk` along the model: the same for the same layers of both replicas.
+    #[must_use]
+    pub fn position_of(&self, chunk: ChunkIndex) -> usize {
+        (chunk.0 % self.chunks_per_replica()) as usize
+    }
+
+    /// Whether `chunk` begins the model: it reads the tokens.
+    #[must_use]
+    pub fn is_first(&self, chunk: ChunkIndex) -> bool {
+        self.position_of(chunk) == 0
+    }
+
+    /// Whether `chunk` ends the model: it holds the head and the loss.
+    #[must_use]
+    pub fn is_last(&self, chunk: ChunkIndex) -> bool {
+        self.position_of(chunk) + 1 == self.chunks_per_replica() as usize
+    }
+
+    /// The chunk that `chunk` passes its result on to.
+    #[must_use]
+    pub fn chunk_after(&self, chunk: ChunkIndex, flow: Flow) -> Option<ChunkIndex> {
+        let is_end = match flow {
+            Flow::Forward => self.is_last(chunk),
+            Flow::Backward => self.is_first(chunk),
+        };
+        let after = match flow {
+            Flow::Forward => chunk.0.checked_add(1),
+            Flow::Backward => chunk.0.checked_sub(1),
+        };
+        after.filter(|after| !is_end && *after < self.chunk_count()).map(ChunkIndex)
+    }
+
+    /// The chunk that `chunk` has its operand from.
+    #[must_use]
+    pub fn chunk_before(&self, chunk: ChunkIndex, flow: Flow) -> Option<ChunkIndex> {
+        self.chunk_after(chunk, flow.reverse())
+    }
+
+    /// The share of a stage's times and memory, as people tell them for one microbatch, that one
+    /// chunk takes: a microbatch runs through the chunks of one replica.
+    #[must_use]
+    pub fn chunk_share(&self) -> f64 {
+        f64::from(self.replica_count) / f64::from(self.chunks_per_stage())
     }
 }
 
@@ -179,6 +290,7 @@ impl fmt::Display for PlacementShape {
             Self::Line => "line",
             Self::Loop => "loop",
             Self::Vee => "vee",
+            Self::Cross => "cross",
         })
     }
 }
@@ -186,8 +298,9 @@ impl fmt::Display for PlacementShape {
 #[cfg(test)]
 mod tests {
     use super::{Placement, PlacementError, PlacementShape};
+    use crate::op::Flow;
     use crate::program::TEXT_COUNT_MAX;
-    use zbelastic_types::{ChunkIndex, StageIndex};
+    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
     #[test]
     fn shapes_lay_chunks_as_drawn() {
@@ -202,6 +315,7 @@ mod tests {
         check(&Placement::line(3), PlacementShape::Line, &[0, 1, 2]);
         check(&Placement::looped(2, 2), PlacementShape::Loop, &[0, 1, 0, 1]);
         check(&Placement::vee(3), PlacementShape::Vee, &[0, 1, 2, 2, 1, 0]);
+        check(&Placement::cross(3), PlacementShape::Cross, &[0, 1, 2, 2, 1, 0]);
         let first: Vec<_> = Placement::vee(3).chunks_of(StageIndex(0)).collect();
         assert_eq!(first, [ChunkIndex(0), ChunkIndex(5)]);
     }
@@ -223,8 +337,45 @@ mod tests {
         check(PlacementShape::Loop, 3, 8, false);
         check(PlacementShape::Vee, 3, 6, true);
         check(PlacementShape::Vee, 3, 3, false);
+        check(PlacementShape::Cross, 3, 6, true);
+        check(PlacementShape::Cross, 3, 3, false);
         check(PlacementShape::Line, 0, 0, false);
         check(PlacementShape::Loop, 1, TEXT_COUNT_MAX, true);
         check(PlacementShape::Loop, 1, TEXT_COUNT_MAX + 1, false);
+    }
+
+    #[test]
+    fn two_replicas_have_two_ends_each_and_share_the_microbatches() {
+        let cross = Placement::cross(3);
+        assert_eq!((cross.replica_count(), cross.chunks_per_replica()), (2, 3));
+        let ends = |is_end: fn(&Placement, ChunkIndex) -> bool| -> Vec<u32> {
+            (0..6).filter(|chunk| is_end(&cross, ChunkIndex(*chunk))).collect()
+        };
+        assert_eq!((ends(Placement::is_first), ends(Placement::is_last)), (vec![0, 3], vec![2, 5]));
+        let after: Vec<_> = (0..7)
+            .map(|chunk| cross.chunk_after(ChunkIndex(chunk), Flow::Forward).map(|after| after.0))
+            .collect();
+        assert_eq!(after, [Some(1), Some(2), None, Some(4), Some(5), None, None]);
+        let before: Vec<_> = (0..6)
+            .map(|chunk| cross.chunk_after(ChunkIndex(chunk), Flow::Backward).map(|after| after.0))
+            .collect();
+        assert_eq!(before, [None, Some(0), Some(1), None, Some(3), Some(4)]);
+        let twins: Vec<_> = (0..7).map(|chunk| cross.twin_of(ChunkIndex(chunk))).collect();
+        assert_eq!(
+            twins,
+            [3, 4, 5, 0, 1, 2]
+                .map(|c| Some(ChunkIndex(c)))
+                .into_iter()
+                .chain([None])
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(Placement::line(3).twin_of(ChunkIndex(1)), None);
+        let turns: Vec<_> = (0..5)
+            .map(MicrobatchIndex)
+            .map(|k| (cross.replica_of_microbatch(k), cross.turn_of_microbatch(k)))
+            .collect();
+        assert_eq!(turns, [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]);
+        assert_eq!((cross.microbatches_of(0, 5), cross.microbatches_of(1, 5)), (3, 2));
+        assert_eq!(Placement::vee(3).microbatches_of(0, 5), 5);
     }
 }

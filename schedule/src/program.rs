@@ -31,6 +31,7 @@ pub enum Window {
 
 /// The operations of one step, for every stage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "ProgramForm", into = "ProgramForm")]
 pub struct Program {
     /// The schedule it was generated as.
     pub kind: ScheduleKind,
@@ -38,10 +39,42 @@ pub struct Program {
     pub placement: Placement,
     /// Microbatches in a step.
     pub microbatch_count: u32,
+    /// Slices that each microbatch's sequences are cut into; 1 where they are not.
+    pub slice_count: u32,
     /// `None` as long as only the arithmetic is there; set by [`crate::lower`].
     pub window: Option<Window>,
     /// The operations of each stage, in the order in which it runs them.
     pub stages: Vec<Vec<Op>>,
+}
+
+/// A program as it is stored and travels. Slices beyond the first are counted in the upper half of
+/// a number whose lower half counts microbatches: so a program without slices has the bytes that it
+/// had before there were any.
+#[derive(Serialize, Deserialize)]
+struct ProgramForm {
+    kind: ScheduleKind,
+    placement: Placement,
+    microbatches: u64,
+    window: Option<Window>,
+    stages: Vec<Vec<Op>>,
+}
+
+impl From<Program> for ProgramForm {
+    fn from(program: Program) -> Self {
+        let Program { kind, placement, microbatch_count, slice_count, window, stages } = program;
+        let microbatches =
+            u64::from(slice_count.wrapping_sub(1)) << 32 | u64::from(microbatch_count);
+        Self { kind, placement, microbatches, window, stages }
+    }
+}
+
+impl From<ProgramForm> for Program {
+    fn from(form: ProgramForm) -> Self {
+        let ProgramForm { kind, placement, microbatches, window, stages } = form;
+        let slice_count = ((microbatches >> 32) as u32).wrapping_add(1);
+        let microbatch_count = microbatches as u32;
+        Self { kind, placement, microbatch_count, slice_count, window, stages }
+    }
 }
 
 impl Program {
@@ -65,7 +98,7 @@ impl Program {
         let is_arithmetic = |op: &&Op| match op {
             Op::Compute(compute, _) => *compute != Compute::WE,
             Op::Memory(..) => true,
-            Op::Transfer(..) | Op::Update(_) => false,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => false,
         };
         let of_stage = |ops: &Vec<Op>| ops.iter().filter(is_arithmetic).copied().collect();
         Self {
@@ -76,10 +109,14 @@ impl Program {
         }
     }
 
-    /// Chunks times microbatches: each is passed forward and backward once.
+    /// Chunks times microbatches times slices: each is passed forward and backward once. Where there
+    /// are two replicas only half of them are passes, but readers set memory aside for all. No number
+    /// beyond the largest that can be counted.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
-        u64::from(self.placement.chunk_count()) * u64::from(self.microbatch_count)
+        let microbatches =
+            u64::from(self.placement.chunk_count()) * u64::from(self.microbatch_count);
+        microbatches.saturating_mul(u64::from(self.slice_count))
     }
 }
 
@@ -96,21 +133,24 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "program {} {} stages {} chunks {} microbatches {} window ",
+            "program {} {} stages {} chunks {} microbatches {} ",
             self.kind,
             self.placement.shape(),
             self.placement.stage_count(),
             self.placement.chunk_count(),
             self.microbatch_count,
         )?;
+        if self.slice_count != 1 {
+            write!(f, "slices {} ", self.slice_count)?;
+        }
         match self.window {
-            Some(window) => writeln!(f, "{window}")?,
-            None => writeln!(f, "-")?,
+            Some(window) => writeln!(f, "window {window}")?,
+            None => writeln!(f, "window -")?,
         }
         for (stage, ops) in self.stages.iter().enumerate() {
             write!(f, "stage {stage}:")?;
             for op in ops {
-                write!(f, " {op}")?;
+                write!(f, " {}", op.text(self.slice_count))?;
             }
             writeln!(f)?;
         }
@@ -124,7 +164,7 @@ pub enum ProgramParseError {
     /// The first line is not the header.
     #[error(
         "line 1: expected `program KIND SHAPE stages P chunks C microbatches M window 0|1|-`, \
-         found `{found}`"
+         with `slices N` before the window if there are slices, found `{found}`"
     )]
     Header {
         /// The line as found.
@@ -138,8 +178,8 @@ pub enum ProgramParseError {
     Placement(#[from] PlacementError),
     /// There are more passes than any reader accepts.
     #[error(
-        "line 1: expected at most {PASS_COUNT_MAX} passes (chunks times microbatches), \
-         found {found}"
+        "line 1: expected at most {PASS_COUNT_MAX} passes (chunks times microbatches times \
+         slices), found {found}"
     )]
     PassCount {
         /// The passes the header asks for.
@@ -176,7 +216,7 @@ pub enum ProgramParseError {
 /// Largest stage, chunk or microbatch count a program text may name.
 pub const TEXT_COUNT_MAX: u32 = 65_536;
 
-/// Most passes, chunks times microbatches, a program may have. Its readers keep a few tens of
+/// Most passes, chunks times microbatches times slices, a program may have. Its readers keep a few tens of
 /// bytes for each, so the longest text costs them some 100 MiB; the largest pipeline planned for,
 /// 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
 pub const PASS_COUNT_MAX: u64 = 1 << 22;
@@ -187,6 +227,7 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
         "line" => Some(PlacementShape::Line),
         "loop" => Some(PlacementShape::Loop),
         "vee" => Some(PlacementShape::Vee),
+        "cross" => Some(PlacementShape::Cross),
         _ => None,
     }
 }
@@ -194,7 +235,12 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
 /// The program a header announces, still without stages.
 fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
-    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    let slices = if words.get(9) == Some(&"slices") {
+        words.drain(9..words.len().min(11)).nth(1).ok_or_else(header)?
+    } else {
+        "1"
+    };
     let [
         "program",
         kind,
@@ -223,8 +269,9 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         _ => return Err(header()),
     };
     let placement = Placement::of_shape(shape, count(stages)?, count(chunks)?)?;
-    let microbatch_count = count(microbatches)?;
-    Ok(Program { kind: kind.parse()?, placement, microbatch_count, window, stages: Vec::new() })
+    let (microbatch_count, slice_count) = (count(microbatches)?, count(slices)?);
+    let (kind, stages) = (kind.parse()?, Vec::new());
+    Ok(Program { kind, placement, microbatch_count, slice_count, window, stages })
 }
 
 impl FromStr for Program {
@@ -274,6 +321,20 @@ mod tests {
         assert_eq!(program.to_string(), text);
         let spaced = format!("\n{HEADER}\n\n  stage 0:  0F0 0B0  0W0\nstage 1: 1F0 1B0 1W0");
         assert_eq!(spaced.parse(), Ok(program));
+    }
+
+    #[test]
+    fn slices_are_named_where_there_are_several() {
+        let header = "program seq1f1b line stages 1 chunks 1 microbatches 1 slices 2 window -";
+        let text = format!("{header}\nstage 0: 0F0.0 0F0.1 0BW0.1 0BW0.0\n");
+        let program: Program = text.parse().expect("the text is a program");
+        assert_eq!((program.slice_count, program.pass_count()), (2, 2));
+        assert_eq!(program.to_string(), text);
+        let bad = |header: &str| ProgramParseError::Header { found: header.to_owned() };
+        for wrong in ["slices 0", "slices", "slices x", "slice 2"] {
+            let header = header.replace("slices 2", wrong);
+            check(&header, bad(&header));
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod read;
 mod write;
 
 pub use read::{ReadError, read};
-pub use write::write;
+pub use write::{WriteError, write};
 
 use crate::op::{Compute, Flow, Op, Transfer};
 
@@ -51,15 +51,15 @@ fn action(op: Op) -> Option<String> {
             let row = TRANSFER_LETTERS.iter().find(|row| (row.0, row.1) == (transfer, flow));
             (row?.2, pass)
         }
-        Op::Update(_) | Op::Memory(..) => return None,
+        Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => return None,
     };
     Some(format!("{}{letters}{}", pass.chunk, pass.microbatch))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Form, read, write};
-    use crate::generate::generate;
+    use super::{Form, WriteError, read, write};
+    use crate::generate::{PipelineSize, generate, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
@@ -76,12 +76,20 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for kind in ScheduleKind::ALL {
+            if kind.is_sliced() {
+                continue;
+            }
             for (stages, microbatches) in [(1, 2), (2, 4), (4, 8)] {
-                let program = generate(kind, stages, microbatches).expect("the size is legal");
+                let Ok(program) = generate(kind, stages, microbatches) else { continue };
                 let lowered =
                     lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
                 for form in [Form::ComputeOnly, Form::WithCommunication] {
                     for written in [write(&program, form), write(&lowered, form)] {
+                        if program.placement.replica_count() > 1 {
+                            assert_eq!(written, Err(WriteError::Replicas { kind }));
+                            continue;
+                        }
+                        let written = written.expect("the model is there once");
                         let found =
                             read(&written).unwrap_or_else(|error| panic!("{kind}: {error}"));
                         assert_eq!(found.stages, passes_of(&program), "{kind} {form:?}");
@@ -95,10 +103,24 @@ mod tests {
     }
 
     #[test]
+    fn slices_are_not_theirs() {
+        let size = PipelineSize::of(ScheduleKind::Seq1F1B, 2, 2);
+        let check = |slice_count, expected: Option<&str>| {
+            let size = PipelineSize { slice_count, ..size };
+            let program = generate_sized(ScheduleKind::Seq1F1B, size).expect("legal");
+            let written = write(&program, Form::ComputeOnly);
+            let refused = WriteError::Slices { found: slice_count };
+            assert_eq!(written, expected.map(str::to_owned).ok_or(refused));
+        };
+        check(1, Some("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"));
+        check(2, None);
+    }
+
+    #[test]
     fn letters_are_theirs() {
         let check = |kind, form, expected: &str| {
             let program = generate(kind, 2, 2).expect("the size is legal");
-            assert_eq!(write(&program, form), expected);
+            assert_eq!(write(&program, form).as_deref(), Ok(expected));
         };
         check(ScheduleKind::OneFOneB, Form::ComputeOnly, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
         check(

@@ -13,11 +13,16 @@ use crate::program::Program;
 /// whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had of these
 /// before is replaced. To be lowered afterwards, also if it was lowered before.
 ///
+/// A program with slices gets none: later slices of a microbatch read what earlier ones keep.
+///
 /// R stands right before its B, so that lowering puts the receive between them: R runs while the
 /// gradient is awaited.
 #[must_use]
 pub fn recompute(program: &Program) -> Program {
     let arithmetic = program.arithmetic();
+    if arithmetic.slice_count > 1 {
+        return arithmetic;
+    }
     let stages = arithmetic.stages.iter().map(|ops| with_recomputation(ops)).collect();
     Program { stages, ..arithmetic }
 }
@@ -74,8 +79,8 @@ mod tests {
     #[test]
     fn every_schedule_can_recompute() {
         for kind in ScheduleKind::ALL {
-            for microbatches in [6, 12] {
-                let program = generate(kind, 3, microbatches).expect("the size is legal");
+            for microbatches in [8, 12] {
+                let program = generate(kind, 4, microbatches).expect("the size is legal");
                 let found = recompute(&program);
                 assert_eq!(check(&found), Ok(()), "{kind}");
                 let options = LowerOptions { window: Window::Zero, early_head_weights: true };

@@ -4,7 +4,7 @@ pub mod ascii;
 pub mod chrome_trace;
 pub mod svg;
 
-use crate::op::{Compute, Op};
+use crate::op::{Compute, Op, Reduction};
 use crate::timeline::Timeline;
 
 const PASS_NAMES: [(Compute, &str); 6] = [
@@ -29,6 +29,11 @@ fn has_later_chunks(timeline: &Timeline) -> bool {
     timeline.placement().chunk_count() > timeline.placement().stage_count()
 }
 
+/// Whether gradients of replicas are added.
+fn has_reductions(timeline: &Timeline) -> bool {
+    timeline.all_slices().any(|slice| matches!(slice.op, Op::Reduce(Reduction::Add, _)))
+}
+
 /// What a drawing says about its timeline in one line. Of several steps the last is measured, as
 /// the first does not wait for a verdict on a step before it.
 fn headline(timeline: &Timeline) -> String {
@@ -38,16 +43,25 @@ fn headline(timeline: &Timeline) -> String {
         steps => format!(", the last of {steps} steps"),
     };
     format!(
-        "{}, {} stages, {} microbatches{of_steps}: longest span {}, makespan {}, \
+        "{}, {} stages, {} microbatches{}{of_steps}: longest span {}, makespan {}, \
          bubble_span {:.2} %, bubble_sync {:.2} %",
         timeline.kind(),
         timeline.placement().stage_count(),
         timeline.microbatch_count(),
+        of_slices(timeline),
         short(timeline.cost(step)),
         short(timeline.makespan(step)),
         100.0 * timeline.bubble_span(step),
         100.0 * timeline.bubble_sync(step),
     )
+}
+
+/// The slices of a microbatch, where there are several.
+fn of_slices(timeline: &Timeline) -> String {
+    match timeline.slice_count() {
+        1 => String::new(),
+        slices => format!(" of {slices} slices"),
+    }
 }
 
 /// A time with at most three digits after the point.

@@ -1,16 +1,19 @@
 //! Gives a program times: every operation starts as early as list order and dependencies allow.
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
-//! lowering. Copies run on a lane of their own beside the passes of their stage, in the order of the
-//! list: a stage waits at OFFLOAD until the copy is done, and a pass waits for its RELOAD, not the
-//! stage. Does not model: links that carry one message at a time, memory that runs out, compute
-//! slowed down by communication.
+//! lowering. Results leave a stage one after another, in the order in which they were made, if they
+//! go to the same stage. The gradient of a replica takes as long to its twin as a result that nothing
+//! stands in the way of, and stands in nobody's. Copies run on a lane of their own beside the passes of
+//! their stage, in the order of the list: a stage waits at OFFLOAD until the copy is done, and a pass waits
+//! for its RELOAD, not the stage. Does not model: memory that runs out, compute slowed down by
+//! communication.
+
+use std::collections::BTreeMap;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::boundary::chunk_before;
 use crate::cost::{CopyLanes, CostError, Costs};
-use crate::op::{Compute, Flow, Memory, Op, Pass, Transfer, Update};
+use crate::op::{Compute, Flow, Memory, Op, Pass, Reduction, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -73,7 +76,7 @@ pub fn simulate_with(
     step_count: u32,
     measured: &dyn Fn(StageIndex, Op) -> Option<f64>,
 ) -> Result<Timeline, SimulateError> {
-    costs.check(&program.placement)?;
+    costs.check(&program.placement, program.slice_count)?;
     if !(1..=STEP_COUNT_MAX).contains(&step_count) {
         return Err(SimulateError::StepCount { found: step_count });
     }
@@ -86,12 +89,14 @@ pub fn simulate_with(
         kind: program.kind,
         placement: program.placement.clone(),
         microbatch_count: program.microbatch_count,
+        slice_count: program.slice_count,
         step_count,
         slices: clock.slices,
     })
 }
 
-/// When the parts of a pass ended. Read only after they were written: the walk sees to that.
+/// When the results of a pass had left its stage: at its end, or later if they had to wait for those
+/// before them. Read only after they were written: the walk sees to that.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     forward: f64,
@@ -125,6 +130,7 @@ struct Clock<'a> {
     costs: &'a Costs,
     measured: Measured<'a>,
     placement: &'a Placement,
+    slice_count: u32,
     window: Option<Window>,
     /// By stage: when its last operation ended.
     now: Vec<f64>,
@@ -132,8 +138,12 @@ struct Clock<'a> {
     copies: Vec<Copies>,
     /// By step.
     ends: Vec<PassTable<Ends>>,
+    /// By the stages that a way leads from and to: when it is free.
+    ways: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage.
     reports: Vec<Vec<f64>>,
+    /// By step, then by chunk: when its own gradient left for its twin.
+    told: Vec<Vec<f64>>,
     slices: Vec<Vec<Slice>>,
 }
 
@@ -149,11 +159,14 @@ impl<'a> Clock<'a> {
             costs,
             measured,
             placement: &program.placement,
+            slice_count: program.slice_count,
             window: program.window,
             now: vec![0.0; program.stages.len()],
             copies: vec![Copies::default(); program.stages.len()],
             ends: vec![PassTable::new(program, Ends::default()); steps],
+            ways: BTreeMap::new(),
             reports: vec![vec![0.0; program.stages.len()]; steps],
+            told: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
             slices: program.stages.iter().map(room).collect(),
         }
     }
@@ -219,19 +232,46 @@ impl<'a> Clock<'a> {
                 Some(Window::Zero) | None => 0.0,
             },
             Op::Update(Update::Report | Update::Commit) => 0.0,
+            Op::Reduce(Reduction::Send | Reduction::Local, _) => 0.0,
+            Op::Reduce(Reduction::Receive | Reduction::Add, chunk) => {
+                self.twin_arrival(step, chunk)
+            }
             Op::Memory(..) => unreachable!("copies run on lanes of their own"),
         }
     }
 
-    /// When the operand of `pass` is on its stage: the end of the pass before it, and a hop.
+    /// When the twin's gradient is where `chunk` is.
+    fn twin_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
+        let twin = self.placement.twin_of(chunk).expect("the walk visits no other");
+        let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
+        let carried = if is_here { 0.0 } else { self.costs.occupancy };
+        self.told[step as usize][twin.index()] + carried + self.hop(twin, chunk)
+    }
+
+    /// When the operand of `pass` is on its stage: it left the stage before, and a hop.
     fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
-        let Some(chunk) = chunk_before(self.placement, pass.chunk, flow) else { return 0.0 };
+        let Some(chunk) = self.placement.chunk_before(pass.chunk, flow) else { return 0.0 };
         let before = self.ends(step, Pass { chunk, ..pass });
         let end = match flow {
             Flow::Forward => before.forward,
             Flow::Backward => before.backward,
         };
         end + self.hop(chunk, pass.chunk)
+    }
+
+    /// When the result that a pass has at `end` has left its stage.
+    fn leaves(&mut self, flow: Flow, pass: Pass, end: f64) -> f64 {
+        let to = self.placement.chunk_after(pass.chunk, flow);
+        let to = to.and_then(|chunk| self.placement.stage_of(chunk));
+        let from = self.placement.stage_of(pass.chunk).expect("a visited pass has a stage");
+        match to {
+            Some(to) if to != from && self.costs.occupancy > 0.0 => {
+                let free = self.ways.entry((from, to)).or_default();
+                *free = free.max(end) + self.costs.occupancy / f64::from(self.slice_count);
+                *free
+            }
+            Some(_) | None => end,
+        }
     }
 
     fn hop(&self, from: ChunkIndex, to: ChunkIndex) -> f64 {
@@ -251,7 +291,13 @@ impl<'a> Clock<'a> {
         reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
     }
 
+    /// What a pass over a whole microbatch takes, and of it the share of its slice.
     fn duration(&self, step: u32, op: Op) -> f64 {
+        let share = |pass: Pass| self.costs.slice_share(pass.slice, self.slice_count);
+        op.pass().map_or(1.0, share) * self.whole_duration(step, op)
+    }
+
+    fn whole_duration(&self, step: u32, op: Op) -> f64 {
         let times = |pass: Pass| self.costs.chunks[pass.chunk.index()];
         match op {
             Op::Compute(Compute::F, pass) => times(pass).f,
@@ -268,6 +314,7 @@ impl<'a> Clock<'a> {
             Op::Memory(Memory::Reload, pass) => self.costs.memory_times(pass.chunk).reload,
             Op::Memory(Memory::Drop, _) => 0.0,
             Op::Transfer(..)
+            | Op::Reduce(..)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
             ) => 0.0,
@@ -276,12 +323,22 @@ impl<'a> Clock<'a> {
 
     fn note(&mut self, stage: StageIndex, step: u32, op: Op, end: f64) {
         match op {
-            Op::Compute(Compute::F, pass) => self.ends_mut(step, pass).forward = end,
-            Op::Compute(Compute::B | Compute::BW, pass) => self.ends_mut(step, pass).backward = end,
+            Op::Compute(Compute::F, pass) => {
+                let end = self.leaves(Flow::Forward, pass, end);
+                self.ends_mut(step, pass).forward = end;
+            }
+            Op::Compute(Compute::B | Compute::BW, pass) => {
+                let end = self.leaves(Flow::Backward, pass, end);
+                self.ends_mut(step, pass).backward = end;
+            }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
+            Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
+                self.told[step as usize][chunk.index()] = end;
+            }
             Op::Compute(Compute::W | Compute::R, _)
             | Op::Transfer(..)
+            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Memory(..)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
@@ -393,6 +450,55 @@ mod tests {
     }
 
     #[test]
+    fn slices_take_their_shares_of_a_microbatch() {
+        let program = program(ScheduleKind::Seq1F1B);
+        let even = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.0);
+        let check = |slice_shares, expected: [f64; 2]| {
+            let costs = Costs { slice_shares, ..even.clone() };
+            let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+            let duration = |op| slice(&timeline, 1, 0, op).duration();
+            assert_eq!([duration("1F1"), duration("1F1.1")], expected);
+            assert_eq!([duration("1BW0"), duration("1BW0.1")], expected.map(|time| 6.0 * time));
+        };
+        check(vec![], [0.5, 0.5]);
+        check(vec![0.25, 0.75], [0.25, 0.75]);
+    }
+
+    #[test]
+    fn a_way_carries_one_result_at_a_time() {
+        let program = program(ScheduleKind::GPipe);
+        let mut costs = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.5);
+        costs.occupancy = 3.0;
+        let timeline = simulate(&program, &costs, 1).expect("the program is legal");
+        let start = |stage, op| slice(&timeline, stage, 0, op).start;
+        // The first leaves from 1 to 4, the second, made at 2, from 4 to 7.
+        assert_eq!((start(1, "1F0"), start(1, "1F1")), (4.5, 7.5));
+        // Gradients go the other way, and last longer than their way is kept.
+        assert_eq!((start(1, "1BW0"), start(0, "0BW0")), (8.5, 18.0));
+        assert_eq!((start(1, "1BW1"), start(0, "0BW1")), (14.5, 24.0));
+    }
+
+    #[test]
+    fn gradients_of_twins_meet_a_hop_after_the_later_one_is_complete() {
+        let program = lower(
+            &program(ScheduleKind::Gems),
+            LowerOptions { window: Window::Zero, early_head_weights: false },
+        );
+        let costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.5);
+        let at = |costs: &Costs, stage, op| {
+            let timeline = simulate(&program, costs, 1).expect("the program is legal");
+            slice(&timeline, stage, 0, op).start
+        };
+        assert_eq!((at(&costs, 1, "1SEND_G"), at(&costs, 1, "2SEND_G")), (4.5, 12.5));
+        assert_eq!((at(&costs, 0, "0SEND_G"), at(&costs, 0, "3SEND_G")), (7.0, 10.0));
+        assert_eq!((at(&costs, 0, "0REDUCE"), at(&costs, 0, "3REDUCE")), (13.0, 13.0));
+        assert_eq!((at(&costs, 1, "1REDUCE"), at(&costs, 1, "REPORT")), (12.5, 12.5));
+        // Two more each for F and B of both microbatches, and then for the gradient itself.
+        let slow = Costs { occupancy: 2.0, ..costs };
+        assert_eq!(at(&slow, 0, "0REDUCE"), 13.0 + 4.0 * 2.0);
+    }
+
+    #[test]
     fn a_fused_backward_releases_its_result_at_its_end() {
         let program = program(ScheduleKind::OneFOneB);
         let costs = Costs::even(&program.placement, 1.0, 2.0, 4.0, 0.5);
@@ -478,6 +584,20 @@ mod tests {
     }
 
     /// Programs that were never checked: nothing panics, and the operation is named.
+    #[test]
+    fn a_twin_the_program_does_not_have_is_where_it_stops() {
+        for kind in [ScheduleKind::ZbH1, ScheduleKind::Chimera] {
+            for word in ["0REDUCE", "9SEND_G", "4294967295RECV_G", "2LOCAL_G"] {
+                let mut broken = program(kind);
+                let op = word.parse().expect("the word is an operation");
+                broken.stages[1].insert(0, op);
+                let stuck = simulate(&broken, &unit_costs(&broken), 1);
+                let is_there = kind == ScheduleKind::Chimera && word == "2LOCAL_G";
+                assert_eq!(stuck.is_ok(), is_there, "{kind} {word}");
+            }
+        }
+    }
+
     #[test]
     fn a_pass_the_program_does_not_have_is_where_it_stops() {
         for word in ["2F0", "0F2", "9B9", "4294967295RECV_F0", "0RECV_F0", "2W0", "0SEND_F9"] {

@@ -1,9 +1,9 @@
 //! Finds the order in which a pipeline runs best: chunks with times of their own, a limit of memory
-//! for each stage, one chunk a stage or two in a vee.
+//! for each stage; one chunk a stage, two in a vee, or several dealt round.
 //!
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
-//! hand-made ZB-V over a vee) and [`policy`]; what they cost is the longest span of a stage, the
-//! zero-bubble paper's measure. The search ends as soon as an order costs what [`bound`] says that
+//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]; what they cost is the longest span of a stage, the
+//! zero-bubble paper's measure, or the time until all have the verdict, if no step is left open. The search ends as soon as an order costs what [`bound`] says that
 //! every order costs: then it is optimal, and the answer says so. Otherwise it says how far from
 //! optimal it is at most.
 
@@ -16,13 +16,14 @@ mod pipeline;
 mod policy;
 mod problem;
 mod rounds;
+mod stepwise;
 mod waves;
 
-pub use problem::{ChunkCosts, Owner, Problem, StageCosts};
+pub use problem::{ChunkCosts, Ending, Owner, Problem, StageCosts};
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::generate::{compute, generate};
+use crate::generate::{PipelineSize, compute, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::Compute;
 use crate::placement::PlacementShape;
@@ -37,7 +38,8 @@ use problem::TOLERANCE;
 pub struct Solution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// The longest span of a stage.
+    /// What a step costs, by what ends it ([`Ending`]): the longest span of a stage, or the time from
+    /// the first start to the verdict.
     pub cost: f64,
     /// What every order costs at least.
     pub lower_bound: f64,
@@ -66,7 +68,7 @@ fn reaches(cost: f64, bound: f64) -> bool {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
     /// A placement for which no order is looked for.
-    #[error("expected chunks on a line or in a vee, found a {found}")]
+    #[error("expected the chunks of one model, found a {found}")]
     Shape {
         /// Its shape.
         found: PlacementShape,
@@ -119,18 +121,23 @@ pub enum SolveError {
     },
 }
 
-/// What every order of a problem costs at least: the longest span of a stage.
+/// What every order of a problem costs at least. Over two replicas that is no more than the work of
+/// the busiest stage.
 ///
 /// # Errors
-/// As [`solve`].
+/// As [`solve`], but for placements with two replicas.
 pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     problem.check()?;
+    if problem.placement.replica_count() > 1 {
+        return Ok(problem.work_max());
+    }
     Ok(bound::lower_bound(&Pipeline::new(problem)))
 }
 
 /// The best order that the searches find within the limits.
 ///
-/// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee.
+/// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee, GIS where
+/// chunks are dealt round.
 ///
 /// # Errors
 /// If a number is no cost, or a limit is below what one microbatch takes: one at a time is always
@@ -140,12 +147,17 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// Never, as long as one microbatch fits.
 pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     problem.check()?;
+    let shape = problem.placement.shape();
+    if problem.placement.replica_count() > 1 {
+        return Err(SolveError::Shape { found: shape });
+    }
     let pipeline = Pipeline::new(problem);
     let mut best = Best::new(bound::lower_bound(&pipeline));
-    match problem.placement.shape() {
+    match shape {
         PlacementShape::Line => try_rounds(&pipeline, &mut best),
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
-        PlacementShape::Loop => unreachable!("it was checked"),
+        PlacementShape::Loop => try_by_hand(&pipeline, &mut best, &OVER_A_LOOP),
+        PlacementShape::Cross => unreachable!("it was checked"),
     }
     if !best.is_optimal() {
         try_rules(&pipeline, &mut best);
@@ -187,7 +199,7 @@ const RULES_MIN: usize = 8;
 /// such, so what is tried for one is bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
 /// Rules that are tried for a small problem before the best of them are changed.
-const SMALL_RULES_MAX: usize = 30;
+const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
 
@@ -215,13 +227,36 @@ fn try_waves<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
             return;
         }
     }
-    let stage_count = pipeline.stage_count() as u32;
-    let by_hand = generate(ScheduleKind::ZbV, stage_count, pipeline.microbatch_count()).ok();
-    let follow = |program: Program| follow::follow(pipeline, &follow::orders_of(&program));
-    if best.take(by_hand.and_then(follow), None) {
-        return;
+    try_by_hand(pipeline, best, &[ScheduleKind::ZbV]);
+    if !best.is_optimal() {
+        try_waves_of_others(pipeline, best);
     }
-    try_waves_of_others(pipeline, best);
+}
+
+/// Orders made by hand over chunks dealt round.
+const OVER_A_LOOP: [ScheduleKind; 5] = [
+    ScheduleKind::Gis,
+    ScheduleKind::GisH,
+    ScheduleKind::Po,
+    ScheduleKind::Interleaved,
+    ScheduleKind::LoopedBfs,
+];
+
+/// Orders made by hand, where they exist in this size and memory holds them.
+fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[ScheduleKind]) {
+    let placement = &pipeline.problem.placement;
+    let size = PipelineSize {
+        stage_count: placement.stage_count(),
+        chunks_per_stage: placement.chunks_per_stage(),
+        microbatch_count: pipeline.microbatch_count(),
+        slice_count: 1,
+    };
+    for kind in kinds {
+        let Ok(program) = generate_sized(*kind, size) else { continue };
+        if best.take(follow::follow(pipeline, &follow::orders_of(&program)), None) {
+            return;
+        }
+    }
 }
 
 /// Orders made for times other than those there are: what is gained and lost where a gap is filled
@@ -247,7 +282,9 @@ fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
 fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let mut allowance = Allowance::new(pipeline);
     let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
-    for rules in policy::rules(pipeline).take(tries(pipeline).clamp(RULES_MIN, most)) {
+    for rules in
+        policy::rules(pipeline, best.lower_bound).take(tries(pipeline).clamp(RULES_MIN, most))
+    {
         let board = policy::by_rules(pipeline, &rules, &allowance);
         if best.take(board, Some(rules)) {
             return;
@@ -294,6 +331,17 @@ impl<'a> Best<'a> {
     }
 }
 
+/// The schedule that names any order over chunks that are laid like this.
+#[must_use]
+pub const fn kind_of_shape(shape: PlacementShape) -> ScheduleKind {
+    match shape {
+        PlacementShape::Line => ScheduleKind::ZbAuto,
+        PlacementShape::Vee => ScheduleKind::ZbV,
+        PlacementShape::Loop => ScheduleKind::Gis,
+        PlacementShape::Cross => ScheduleKind::Chimera,
+    }
+}
+
 fn program_of(problem: &Problem, board: Board<'_>) -> Program {
     let mut counts = vec![[0_u32; 3]; problem.chunks.len()];
     let mut op = |put: Put| {
@@ -308,15 +356,13 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
     };
     let orders = board.into_orders().into_iter();
     let stages = orders.map(|order| order.into_iter().map(&mut op).collect()).collect();
-    let kind = match problem.placement.shape() {
-        PlacementShape::Line | PlacementShape::Loop => ScheduleKind::ZbAuto,
-        PlacementShape::Vee => ScheduleKind::ZbV,
-    };
+    let kind = kind_of_shape(problem.placement.shape());
     let Problem { placement, microbatch_count, .. } = problem;
     Program {
         kind,
         placement: placement.clone(),
         microbatch_count: *microbatch_count,
+        slice_count: 1,
         window: None,
         stages,
     }
@@ -336,7 +382,9 @@ mod tests {
             chunks: vec![CHUNK, chunk],
             limits: vec![4.0; 2],
             link: 0.0,
+            occupancy: 0.0,
             microbatch_count: 3,
+            ending: Ending::default(),
         }
     }
 
@@ -349,9 +397,10 @@ mod tests {
     #[test]
     fn what_is_no_problem_is_named() {
         let legal = problem(CHUNK);
-        let found = PlacementShape::Loop;
-        let looped = Problem { placement: Placement::looped(2, 2), ..legal.clone() };
-        refused(&looped, SolveError::Shape { found });
+        let cross = Problem { placement: Placement::cross(1), ..legal.clone() };
+        let cross = Problem { limits: vec![f64::INFINITY], ..cross };
+        let found = PlacementShape::Cross;
+        assert_eq!(solve(&cross), Err(SolveError::Shape { found }));
         let short = SolveError::Count { name: "chunks", expected: 4, found: 2 };
         refused(&Problem { placement: Placement::vee(2), ..legal.clone() }, short);
         let short = SolveError::Count { name: "limits", expected: 2, found: 1 };
@@ -389,7 +438,10 @@ mod tests {
         let of = |chunk: ChunkCosts, limit: f64, link: f64, microbatch_count: u32| {
             let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
             let placement = Placement::line(3);
-            solve(&Problem { placement, chunks, limits, link, microbatch_count }).expect("legal")
+            let (occupancy, ending) = (0.0, Ending::default());
+            let problem =
+                Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending };
+            solve(&problem).expect("legal")
         };
         let found = of(ChunkCosts { f: 0.0, b: 0.0, w: 0.0, ..CHUNK }, 4.0, 0.0, 4);
         assert_eq!((found.cost, found.gap()), (0.0, 0.0));

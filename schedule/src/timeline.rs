@@ -39,6 +39,7 @@ pub struct Timeline {
     pub(crate) kind: ScheduleKind,
     pub(crate) placement: Placement,
     pub(crate) microbatch_count: u32,
+    pub(crate) slice_count: u32,
     pub(crate) step_count: u32,
     /// By stage, in list order, one step after the other.
     pub(crate) slices: Vec<Vec<Slice>>,
@@ -61,6 +62,12 @@ impl Timeline {
     #[must_use]
     pub fn microbatch_count(&self) -> u32 {
         self.microbatch_count
+    }
+
+    /// Slices of each microbatch.
+    #[must_use]
+    pub fn slice_count(&self) -> u32 {
+        self.slice_count
     }
 
     /// Steps simulated.

@@ -8,10 +8,9 @@
 
 use std::fmt;
 
-use zbelastic_types::StageIndex;
+use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::boundary::{chunk_after, chunk_before};
-use crate::op::{Compute, Flow, Op, Pass, Transfer, Update};
+use crate::op::{Compute, Flow, Op, Pass, Reduction, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::program::{Program, Window};
 
@@ -93,6 +92,8 @@ struct Walk<'a> {
     done: Vec<PassTable<Done>>,
     /// By step.
     reports: Vec<Reports>,
+    /// By step, then by chunk: whether its own gradient has left for its twin.
+    told: Vec<Vec<bool>>,
 }
 
 /// Who has reported a step.
@@ -115,6 +116,7 @@ impl<'a> Walk<'a> {
             awake: stages(program).rev().collect(),
             done: vec![PassTable::new(program, Done::default()); steps],
             reports: vec![Reports { sent: vec![false; stage_count], prefix: 0 }; steps],
+            told: vec![vec![false; program.placement.chunk_count() as usize]; steps],
         }
     }
 
@@ -128,20 +130,21 @@ impl<'a> Walk<'a> {
         match op {
             Op::Compute(compute, pass) => self.is_compute_ready(step, compute, pass),
             Op::Transfer(Transfer::Receive, flow, pass) => {
-                let before = chunk_before(&self.program.placement, pass.chunk, flow);
+                let before = self.program.placement.chunk_before(pass.chunk, flow);
                 before.is_some_and(|chunk| self.is_done(step, flow, Pass { chunk, ..pass }))
             }
             Op::Transfer(Transfer::Send | Transfer::Local, flow, pass) => {
                 self.is_done(step, flow, pass)
             }
             Op::Update(update) => self.is_update_ready(stage, step, update),
+            Op::Reduce(reduction, chunk) => self.is_reduction_ready(step, reduction, chunk),
             Op::Memory(_, pass) => self.is_done(step, Flow::Forward, pass),
         }
     }
 
     fn is_compute_ready(&self, step: u32, compute: Compute, pass: Pass) -> bool {
         let from = |flow| {
-            let before = chunk_before(&self.program.placement, pass.chunk, flow);
+            let before = self.program.placement.chunk_before(pass.chunk, flow);
             before.is_none_or(|chunk| self.is_done(step, flow, Pass { chunk, ..pass }))
         };
         match compute {
@@ -168,6 +171,14 @@ impl<'a> Walk<'a> {
         }
     }
 
+    fn is_reduction_ready(&self, step: u32, reduction: Reduction, chunk: ChunkIndex) -> bool {
+        let Some(twin) = self.program.placement.twin_of(chunk) else { return false };
+        match reduction {
+            Reduction::Send | Reduction::Local => true,
+            Reduction::Receive | Reduction::Add => self.told[step as usize][twin.index()],
+        }
+    }
+
     fn has_pass(&self, pass: Pass) -> bool {
         self.done.first().is_some_and(|table| table.get(pass).is_some())
     }
@@ -186,8 +197,12 @@ impl<'a> Walk<'a> {
                 self.finish_pass(step, Flow::Backward, pass);
             }
             Op::Update(Update::Report) => self.finish_report(stage, step),
+            Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
+                self.finish_telling(step, chunk)
+            }
             Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
+            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Memory(..)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
@@ -206,8 +221,18 @@ impl<'a> Walk<'a> {
             Flow::Backward => done.backward = true,
         }
         let placement = &self.program.placement;
-        let after = chunk_after(placement, pass.chunk, flow).and_then(|c| placement.stage_of(c));
-        self.awake.extend(after.filter(|stage| stage.index() < self.program.stages.len()));
+        self.wake(placement.chunk_after(pass.chunk, flow));
+    }
+
+    fn finish_telling(&mut self, step: u32, chunk: ChunkIndex) {
+        self.told[step as usize][chunk.index()] = true;
+        self.wake(self.program.placement.twin_of(chunk));
+    }
+
+    /// Wakes the stage that holds `chunk`.
+    fn wake(&mut self, chunk: Option<ChunkIndex>) {
+        let stage = chunk.and_then(|chunk| self.program.placement.stage_of(chunk));
+        self.awake.extend(stage.filter(|stage| stage.index() < self.program.stages.len()));
     }
 
     /// The last report wakes all. A stage that waits at STEP could often move earlier, but nothing

@@ -77,6 +77,7 @@ fn check_chunks(
             stage_count: stages,
             chunks_per_stage: chunks,
             microbatch_count: rounds * stages,
+            slice_count: 1,
         };
         let program = generate_sized(kind, size).expect("the size is legal");
         for times in [EQUAL, REAL, SHORT_W] {
@@ -115,8 +116,12 @@ fn more_chunks_leave_smaller_bubbles() {
 #[test]
 fn smaller_groups_keep_less_and_leave_larger_bubbles() {
     for (stages, chunks) in (1..=4).flat_map(|half| (2..=5).map(move |v| (2 * half, v))) {
-        let size =
-            |m| PipelineSize { stage_count: stages, chunks_per_stage: chunks, microbatch_count: m };
+        let size = |m| PipelineSize {
+            stage_count: stages,
+            chunks_per_stage: chunks,
+            microbatch_count: m,
+            slice_count: 1,
+        };
         let (p, v) = (f64::from(stages), f64::from(chunks));
         for m in [stages, 3 * stages] {
             let program = generate_sized(ScheduleKind::GisH, size(m)).expect("legal");
@@ -161,6 +166,43 @@ fn a_vee_keeps_half_a_third_or_two_thirds() {
     check(ScheduleKind::OneFOneBV, |p| 2 * p / 3 + 1, 2.375);
 }
 
+/// Slices leave a bubble and a ramp of activations that are as much smaller as they are.
+#[test]
+fn slices_leave_a_share_of_the_bubble() {
+    let kind = ScheduleKind::Seq1F1B;
+    for (stages, slices) in (1..=8).flat_map(|p| (1..=6).map(move |n| (p, n))) {
+        let (p, n) = (f64::from(stages), f64::from(slices));
+        for microbatches in [2, stages.max(2), 4 * stages] {
+            let size = PipelineSize {
+                slice_count: slices,
+                ..PipelineSize::of(kind, stages, microbatches)
+            };
+            let program = generate_sized(kind, size).expect("the size is legal");
+            let kept = (stages - 1 + slices).min(microbatches * slices);
+            assert_eq!(chunks_kept(&program), f64::from(kept) / n, "{size:?}");
+            if microbatches * slices < stages - 1 + slices {
+                continue;
+            }
+            for Times { f, b, w } in [EQUAL, REAL, SHORT_W] {
+                let costs = Costs::even(&program.placement, f, b, w, 0.0);
+                let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
+                let whole = f + b + w;
+                let expected = f64::from(microbatches) * whole + (p - 1.0) * whole / n;
+                let found = timeline.cost(0);
+                assert!((found - expected).abs() < 1e-9, "{size:?}: {found}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_slice_is_no_slice() {
+    let size = PipelineSize { slice_count: 1, ..PipelineSize::of(ScheduleKind::Seq1F1B, 4, 7) };
+    let one = generate_sized(ScheduleKind::Seq1F1B, size).expect("the size is legal");
+    let plain = generate(ScheduleKind::OneFOneB, 4, 7).expect("the size is legal");
+    assert_eq!(one.stages, plain.stages);
+}
+
 #[test]
 fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
     for times in [EQUAL, REAL] {
@@ -168,6 +210,66 @@ fn pairs_in_sequence_leave_the_bubble_of_one_leg() {
     }
     let program = generate(ScheduleKind::DualPipeV, 6, 12).expect("legal");
     assert_eq!(chunks_kept(&program), 13.0);
+}
+
+/// Microbatches whose activations a stage keeps, by stage.
+fn microbatches_kept(program: &zbelastic_schedule::Program) -> Vec<f64> {
+    let one = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.0,
+        after_input_gradient: 1.0,
+        after_early_weights: 1.0,
+    };
+    peak_memory(program, &vec![one; program.placement.chunk_count() as usize])
+}
+
+/// Li and Hoefler, SC 2021, table 2 and figure 2: p - 2 slots of the length of F, as long as BW takes
+/// one as well, however many units there are; and from p/2 + 1 to p microbatches kept.
+#[test]
+fn two_directions_leave_half_of_a_bubble() {
+    let slot = Times { f: 6.0, b: 4.0, w: 2.0 };
+    for half in 1..=4 {
+        let (p, stages) = (f64::from(2 * half), 2 * half);
+        for microbatches in [stages, 2 * stages, 5 * stages] {
+            let timeline = replay(ScheduleKind::Chimera, stages, microbatches, slot);
+            let n = f64::from(microbatches);
+            assert_eq!(timeline.cost(0), (2.0 * n + p - 2.0) * slot.f, "{stages} {microbatches}");
+            let rate = (p - 2.0) / (2.0 * n + p - 2.0);
+            assert!((timeline.bubble_span(0) - rate).abs() < 1e-12);
+            let program = generate(ScheduleKind::Chimera, stages, microbatches).expect("legal");
+            let side = |stage: u32| stage.min(stages - 1 - stage);
+            let expected: Vec<f64> =
+                (0..stages).map(|stage| f64::from(half + 1 + side(stage))).collect();
+            assert_eq!(microbatches_kept(&program), expected, "{stages} {microbatches}");
+        }
+        // Whatever the microbatches, no direction is in the way of the other.
+        for microbatches in 2..6 * stages {
+            let timeline = replay(ScheduleKind::Chimera, stages, microbatches, slot);
+            let most = (f64::from(microbatches.div_ceil(stages) * stages) * 2.0 + p - 2.0) * slot.f;
+            assert!(timeline.cost(0) <= most, "{stages} {microbatches}");
+        }
+    }
+}
+
+/// The same paper's formula for GEMS, where BW takes twice as long as F: a bubble rate of
+/// (p - 1)/(p + 1/2) as the microbatches grow, and one microbatch kept. For an even number of them it
+/// is exact.
+#[test]
+fn one_microbatch_after_the_other_idles_most_of_the_time() {
+    for stages in 1..=8 {
+        let p = f64::from(stages);
+        let times = Times { f: 2.0, b: 2.0, w: 2.0 };
+        let timeline = replay(ScheduleKind::Gems, stages, 12, times);
+        let rate = (p - 1.0) / (p + 0.5);
+        assert!((timeline.bubble_span(0) - rate).abs() < 1e-12, "{stages}");
+        for times in [EQUAL, REAL] {
+            let timeline = replay(ScheduleKind::Gems, stages, 12, times);
+            let expected = 12.0 * (p * (times.b + times.w) + times.f);
+            assert!((timeline.cost(0) - expected).abs() < 1e-9, "{stages}");
+        }
+        let program = generate(ScheduleKind::Gems, stages, 12).expect("legal");
+        assert_eq!(microbatches_kept(&program), vec![1.0; stages as usize]);
+    }
 }
 
 /// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and what

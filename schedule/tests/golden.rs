@@ -84,9 +84,36 @@ fn a_timeline_has_its_text() {
 }
 
 #[test]
+fn slices_have_their_text_picture_and_trace() {
+    let program = lowered(ScheduleKind::Seq1F1B, 3, 3);
+    let timeline = timeline(&program, 1, |costs| costs.slice_shares = vec![0.4, 0.6]);
+    check("seq1f1b.ascii.txt", &ascii::draw(&timeline, 144));
+    check("seq1f1b.svg", &svg::draw(&timeline));
+    let tracks = chrome_trace::timeline_tracks(&timeline, 1500.0);
+    check("seq1f1b.trace.json", &chrome_trace::write_trace(&tracks));
+}
+
+#[test]
 fn a_timeline_that_does_not_fit_keeps_its_letters() {
     let program = lowered(ScheduleKind::Interleaved, 2, 12);
     check("interleaved-narrow.ascii.txt", &ascii::draw(&timeline(&program, 1, |_| {}), 60));
+}
+
+/// The gradients of replicas meet where an R stands.
+#[test]
+fn two_directions_have_their_text_and_picture() {
+    let program = lowered(ScheduleKind::Chimera, 4, 8);
+    let link = |costs: &mut Costs| {
+        costs.chunks.iter_mut().for_each(|chunk| chunk.f = 2.0);
+        costs.link = 0.25;
+    };
+    let timeline = timeline(&program, 1, link);
+    check("chimera.ascii.txt", &ascii::draw(&timeline, 120));
+    check("chimera.svg", &svg::draw(&timeline));
+    let tracks = chrome_trace::timeline_tracks(&timeline, 1.0);
+    check("chimera.trace.json", &chrome_trace::write_trace(&tracks));
+    let program = lowered(ScheduleKind::Gems, 3, 4);
+    check("gems.ascii.txt", &ascii::draw(&self::timeline(&program, 1, |_| {}), 120));
 }
 
 #[test]

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, MemoryCosts,
-    Op, Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice, Timeline, Update,
-    Window, check, check_size, generate, generate_sized, live_passes, lower, lower_bound,
-    peak_memory, simulate, solve,
+    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions,
+    MemoryCosts, Op, Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice,
+    Timeline, Update, Window, check, check_size, generate, generate_sized, live_passes, lower,
+    lower_bound, peak_memory, simulate, solve,
 };
-use zbelastic_types::StageIndex;
+use zbelastic_types::{ChunkIndex, StageIndex};
 
 fn kind() -> impl Strategy<Value = ScheduleKind> {
     prop::sample::select(ScheduleKind::ALL.to_vec())
@@ -21,10 +21,13 @@ fn options() -> impl Strategy<Value = LowerOptions> {
         .prop_map(|(window, early_head_weights)| LowerOptions { window, early_head_weights })
 }
 
-/// A program of up to 6 stages, with 2 to 4 chunks each where their number is free. A schedule that
-/// does not exist for the microbatches drawn gets the next number that it exists for.
+/// A program of up to 6 stages, with 2 to 4 chunks each where their number is free, and as many
+/// slices. A schedule that does not exist for the microbatches or stages drawn gets the next number
+/// that it exists for.
 fn program() -> impl Strategy<Value = Program> {
     (kind(), 1..=6u32, 2..=4u32, 1..=20u32).prop_map(|(kind, stages, chunks, microbatches)| {
+        let stages =
+            if kind == ScheduleKind::Chimera { stages.next_multiple_of(2) } else { stages };
         let chunks_per_stage = match kind.chunk_counts() {
             ChunkCounts::Exactly(count) => count,
             ChunkCounts::AtLeast(_) => chunks,
@@ -33,6 +36,7 @@ fn program() -> impl Strategy<Value = Program> {
             stage_count: stages,
             chunks_per_stage,
             microbatch_count,
+            slice_count: if kind.is_sliced() { chunks } else { 1 },
         });
         let size = sizes.take(20).find(|size| check_size(kind, *size).is_ok());
         generate_sized(kind, size.expect("one of twenty is legal")).expect("the size is legal")
@@ -51,13 +55,13 @@ fn chunk_times() -> impl Strategy<Value = ChunkTimes> {
 /// Times of 24 chunks: as many as the largest program has. Every chunk has its own.
 fn costs() -> impl Strategy<Value = Costs> {
     let chunks = prop::collection::vec(chunk_times(), 24);
-    (chunks, 0.0..3.0, 0.0..30.0, 0.0..5.0).prop_map(|(chunks, link, verdict, step)| Costs {
-        chunks,
-        link,
-        verdict,
-        step,
-        memory: MemoryCosts::default(),
-    })
+    let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
+    (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
+        |(chunks, link, occupancy, verdict, step)| {
+            let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory }
+        },
+    )
 }
 
 fn run(program: &Program, costs: &Costs, steps: u32) -> Timeline {
@@ -79,13 +83,13 @@ fn times_of(timeline: &Timeline) -> BTreeMap<(u32, Compute, Pass), (f64, f64)> {
 
 /// The passes that must have ended, and their results arrived, before this one may start.
 fn dependencies(program: &Program, compute: Compute, pass: Pass) -> Vec<(Compute, Pass)> {
-    let Pass { chunk, microbatch } = pass;
-    let neighbour = |chunk: u32| Pass::new(chunk, microbatch.0);
-    let last = program.placement.last_chunk();
+    let Pass { chunk, .. } = pass;
+    let neighbour = |chunk: u32| Pass { chunk: ChunkIndex(chunk), ..pass };
+    let placement = &program.placement;
     match compute {
-        Compute::F if chunk.0 == 0 => vec![],
+        Compute::F if placement.is_first(chunk) => vec![],
         Compute::F => vec![(Compute::F, neighbour(chunk.0 - 1))],
-        Compute::B | Compute::BW if chunk == last => vec![(Compute::F, pass)],
+        Compute::B | Compute::BW if placement.is_last(chunk) => vec![(Compute::F, pass)],
         Compute::B | Compute::BW => vec![(Compute::B, neighbour(chunk.0 + 1))],
         Compute::W | Compute::WE => vec![(Compute::B, pass)],
         Compute::R => vec![(Compute::F, pass)],
@@ -216,7 +220,7 @@ proptest! {
     fn memory_stays_within_what_the_schedule_promises(
         program in program(), kept_by_b in 0.0..1.0f64,
     ) {
-        let per_stage = f64::from(program.placement.chunks_per_stage());
+        let per_stage = 1.0 / program.placement.chunk_share();
         let chunk = ChunkMemory {
             after_forward: 1.0 / per_stage,
             after_drop: 0.0,
@@ -247,12 +251,15 @@ proptest! {
             ScheduleKind::DualPipeV => stages + 0.5,
             ScheduleKind::Interleaved => stages + (stages - 1.0) / per_stage,
             ScheduleKind::ZbH2 => 2.0 * stages - 1.0,
+            ScheduleKind::Gems => 1.0,
+            ScheduleKind::Chimera => stages,
+            ScheduleKind::Seq1F1B => 1.0 + (stages - 1.0) / f64::from(program.slice_count),
         };
         for peak in peak_memory(&program, &chunks) {
             prop_assert!(peak <= promise.min(microbatches) + 1e-9);
         }
         let most = live_passes(&program).iter().map(|live| live.slots).max();
-        prop_assert!(most.is_some_and(|slots| slots <= m));
+        prop_assert!(most.is_some_and(|slots| slots <= m * program.slice_count));
     }
 }
 
@@ -270,16 +277,29 @@ fn chunk_costs() -> impl Strategy<Value = ChunkCosts> {
 fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Value = Problem> {
     let chunks = prop::collection::vec(chunk_costs(), placement.chunk_count() as usize);
     let rooms = prop::collection::vec(1.0..8.0, placement.stage_count() as usize);
-    (chunks, rooms, 0.0..3.0, 1..=microbatches_max).prop_map(
-        move |(chunks, rooms, link, microbatch_count): (Vec<ChunkCosts>, Vec<f64>, _, _)| {
+    let occupancy = prop_oneof![Just(0.0), 0.0..6.0];
+    let links = (0.0..3.0, occupancy);
+    let ending = ending(placement.stage_count() as usize);
+    (chunks, rooms, links, 1..=microbatches_max, ending).prop_map(
+        move |(chunks, rooms, (link, occupancy), microbatch_count, ending)| {
+            let rooms: Vec<f64> = rooms;
             let limit = |(stage, room): (u32, f64)| {
                 let kept = placement.chunks_of(StageIndex(stage));
                 room * kept.map(|chunk| chunks[chunk.index()].after_forward).sum::<f64>()
             };
             let limits = (0..).zip(rooms).map(limit).collect();
-            Problem { placement: placement.clone(), chunks, limits, link, microbatch_count }
+            let placement = placement.clone();
+            Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending }
         },
     )
+}
+
+/// With a step left open, as mostly, or with none.
+fn ending(stage_count: usize) -> impl Strategy<Value = Ending> {
+    let window = prop_oneof![2 => Just(Window::One), 1 => Just(Window::Zero)];
+    let after = prop::collection::vec(0.0..6.0, stage_count);
+    let after = prop_oneof![2 => Just(Vec::new()), 1 => after];
+    (window, 0.0..6.0, after).prop_map(|(window, verdict, after)| Ending { window, verdict, after })
 }
 
 fn line(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
@@ -292,11 +312,18 @@ fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem>
     (1..=stages_max).prop_flat_map(sized)
 }
 
+/// Two chunks a stage or three, dealt round.
+fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+    let sized =
+        move |(stages, chunks)| problem(Placement::looped(stages, chunks), microbatches_max);
+    (1..=stages_max, 2..=3_u32).prop_flat_map(sized)
+}
+
 /// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
 fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
     let timeline =
         simulate(program, &problem.costs(), 1).ok().filter(|_| problem.holds(program))?;
-    Some(timeline.cost(0))
+    Some(problem.cost(&timeline))
 }
 
 /// Whether what a program costs is not below the bound, with the memory there is if that holds it,
@@ -336,13 +363,33 @@ proptest! {
             generate(ScheduleKind::ZbV, stage_count, problem.microbatch_count).expect("legal");
         check_bound(&problem, &program)?;
     }
+
+    #[test]
+    fn no_replay_over_a_loop_costs_less_than_the_bound(
+        problem in looped(5, 10),
+        kind in prop::sample::select(vec![
+            ScheduleKind::Gis, ScheduleKind::Po, ScheduleKind::LoopedBfs, ScheduleKind::Interleaved,
+        ]),
+    ) {
+        let size = PipelineSize {
+            stage_count: problem.limits.len() as u32,
+            chunks_per_stage: problem.placement.chunks_per_stage(),
+            microbatch_count: problem.microbatch_count,
+            slice_count: 1,
+        };
+        if let Ok(program) = generate_sized(kind, size) {
+            check_bound(&problem, &program)?;
+        }
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn what_is_solved_is_an_order_that_fits(problem in prop_oneof![line(5, 9), vee(5, 9)]) {
+    fn what_is_solved_is_an_order_that_fits(
+        problem in prop_oneof![line(5, 9), vee(5, 9), looped(4, 8)],
+    ) {
         let found = solve(&problem).expect("legal");
         prop_assert_eq!(check(&found.program), Ok(()));
         let cost = cost_of(&problem, &found.program).expect("memory holds it");

@@ -65,6 +65,12 @@ pub enum PlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// The schedule has more than one replica of the model.
+    #[error("{kind} has {} replicas of the model, and stages train one", kind.replica_count())]
+    Replicas {
+        /// The schedule.
+        kind: ScheduleKind,
+    },
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -118,7 +124,8 @@ impl PlanRequest<'_> {
     fn size(&self) -> PipelineSize {
         let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
-        PipelineSize { chunks_per_stage, ..size }
+        // A stage runs whole microbatches: a schedule that could cut them runs with one slice.
+        PipelineSize { chunks_per_stage, slice_count: 1, ..size }
     }
 
     /// Where chunks stand.
@@ -169,6 +176,9 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
+        if request.kind.replica_count() > 1 {
+            return Err(PlanError::Replicas { kind: request.kind });
+        }
         let compute = generate_sized(request.kind, request.size())?;
         Self::with_program(request, chunks, &compute)
     }

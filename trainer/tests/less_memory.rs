@@ -74,7 +74,9 @@ fn recomputation_goes_with_every_schedule_and_keeps_the_bits() {
         let model = tiny_model(family);
         let expected = serial(&model);
         let mut seed: u64 = seed;
-        for kind in ScheduleKind::ALL {
+        // Stages train one replica of the model.
+        let kinds = ScheduleKind::ALL.into_iter().filter(|kind| kind.replica_count() == 1);
+        for kind in kinds {
             for stages in [2, 4] {
                 if kind.chunk_counts().least() * stages > model.layer_count() {
                     continue;

@@ -42,7 +42,7 @@ fn chosen(
 fn compute(plan: &Plan) -> Vec<Vec<Op>> {
     let is_pass = |op: &&Op| match op {
         Op::Compute(compute, _) => *compute != zbelastic_schedule::Compute::WE,
-        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => false,
+        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => false,
     };
     plan.program.stages.iter().map(|ops| ops.iter().filter(is_pass).copied().collect()).collect()
 }

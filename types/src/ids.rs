@@ -59,6 +59,11 @@ id! {
     MicrobatchIndex(u32)
 }
 id! {
+    /// A slice of a microbatch's sequences, counted from their beginning. A program without slices
+    /// has one, number 0.
+    SliceIndex(u32)
+}
+id! {
     /// One optimizer step, counted from 0: the batch it reads and the update it leads to.
     Step(u64)
 }

@@ -11,7 +11,7 @@ mod units;
 pub use digest::Digest;
 pub use ids::{
     Attempt, ChunkIndex, ClusterId, Generation, Incarnation, LayerId, MicrobatchIndex, NodeId,
-    StageIndex, Step, TensorIndex,
+    SliceIndex, StageIndex, Step, TensorIndex,
 };
 pub use layers::LayerRange;
 pub use units::Bytes;

@@ -2,5 +2,6 @@
 
 mod damage;
 mod golden;
+mod programs;
 mod samples;
 mod words;

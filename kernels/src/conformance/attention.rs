@@ -15,7 +15,7 @@ const SHAPES: [(usize, usize, usize, usize, usize); 8] = [
     (1, 420, 1, 1, 64),
     (1, 800, 2, 1, 4),
 ];
-const ERROR_MAX: f64 = 4e-6;
+pub(super) const ERROR_MAX: f64 = 4e-6;
 
 fn shape(
     (sequences, sequence_len, heads, kv_heads, head_width): (usize, usize, usize, usize, usize),
@@ -23,7 +23,12 @@ fn shape(
     AttentionShape { sequences, sequence_len, heads, kv_heads, head_width }
 }
 
-fn run<B: Backend>(device: &B, shape: AttentionShape, qkv: &[f32], dy: &[f32]) -> Vec<Vec<f32>> {
+pub(super) fn run<B: Backend>(
+    device: &B,
+    shape: AttentionShape,
+    qkv: &[f32],
+    dy: &[f32],
+) -> Vec<Vec<f32>> {
     let mut qkv = upload(device, qkv);
     let mut out = poisoned(device, shape.rows() * shape.query_width());
     let mut log_sums = poisoned(device, shape.rows() * shape.heads);

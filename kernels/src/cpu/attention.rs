@@ -6,12 +6,16 @@
 //! pass computes them again from the saved sums (Dao et al., arXiv 2205.14135, section 3.1 and
 //! appendix B). What is masked takes part in sums as an exact zero, equally far in every
 //! instruction set.
+//!
+//! Sequences may be cut into slices of equal length. Queries are then those of one slice, and keys
+//! those of the slices before it as well. Keys are counted from the beginning of the sequence and so
+//! are their blocks: a query's sums have the same terms in the same order, cut or not.
 
 mod backward;
 mod forward;
 mod heads;
 
-pub(super) use backward::{Saved, backward};
+pub(super) use backward::{KeyValueGradients, Saved, backward};
 pub(super) use forward::forward;
 
 use super::matmul::{BLOCK_DEPTH, PANEL, STRIP, padded};
@@ -23,10 +27,11 @@ const QUERIES: usize = STRIP;
 /// into the same cache sets.
 const SCORE_STRIDE: usize = BLOCK_DEPTH + 16;
 
-/// The end of the panel that holds the last key which queries from `first` on may see.
-fn key_limit(first: usize, sequence_len: usize) -> usize {
-    let seen = (first + QUERIES).min(sequence_len);
-    seen.next_multiple_of(PANEL).min(padded(sequence_len))
+/// The end of the panel that holds the last of `key_count` keys which the queries from position
+/// `first` on may see.
+fn key_limit(first: usize, key_count: usize) -> usize {
+    let seen = (first + QUERIES).min(key_count);
+    seen.next_multiple_of(PANEL).min(padded(key_count))
 }
 
 /// The widest head: its products are one chain.

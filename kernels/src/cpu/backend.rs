@@ -9,8 +9,8 @@ use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, optimizer, probe, rotate};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
-    Rows, SquareSum, Turn, View, ViewMut,
+    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
+    NormGradient, Rows, SquareSum, Turn, View, ViewMut,
 };
 
 /// Processor cores as a device. Results depend neither on the thread count nor on the instruction
@@ -306,8 +306,7 @@ impl Backend for CpuBackend {
         out: &mut CpuBuffer,
         log_sums: &mut CpuBuffer,
     ) {
-        let (out, log_sums) = (out.as_mut_slice(), log_sums.as_mut_slice());
-        attention::forward(self, shape, qkv.as_slice(), out, log_sums);
+        self.attention_slice_forward(shape, &[], qkv, out, log_sums);
     }
 
     fn attention_backward(
@@ -318,12 +317,53 @@ impl Backend for CpuBackend {
         gradient: &CpuBuffer,
         qkv_then_gradient: &mut CpuBuffer,
     ) {
+        let (earlier, later) = (&mut [], None);
+        self.attention_slice_backward(
+            shape,
+            earlier,
+            later,
+            out,
+            log_sums,
+            gradient,
+            qkv_then_gradient,
+        );
+    }
+
+    fn attention_slice_forward(
+        &self,
+        shape: AttentionShape,
+        earlier: &[&CpuBuffer],
+        qkv: &CpuBuffer,
+        out: &mut CpuBuffer,
+        log_sums: &mut CpuBuffer,
+    ) {
+        let earlier: Vec<&[f32]> = earlier.iter().map(|slice| slice.as_slice()).collect();
+        let (out, log_sums) = (out.as_mut_slice(), log_sums.as_mut_slice());
+        attention::forward(self, shape, &earlier, qkv.as_slice(), out, log_sums);
+    }
+
+    fn attention_slice_backward(
+        &self,
+        shape: AttentionShape,
+        earlier: &mut [EarlierSlice<'_, CpuBuffer>],
+        later: Option<&CpuBuffer>,
+        out: &CpuBuffer,
+        log_sums: &CpuBuffer,
+        gradient: &CpuBuffer,
+        qkv_then_gradient: &mut CpuBuffer,
+    ) {
+        let earlier = earlier.iter_mut().map(|slice| attention::KeyValueGradients {
+            qkv: slice.qkv.as_slice(),
+            gradients: slice.key_value_gradient.as_mut_slice(),
+        });
         let saved = attention::Saved {
             out: out.as_slice(),
             log_sums: log_sums.as_slice(),
             gradient: gradient.as_slice(),
         };
-        attention::backward(self, shape, saved, qkv_then_gradient.as_mut_slice());
+        let later = later.map(CpuBuffer::as_slice);
+        let qkv = qkv_then_gradient.as_mut_slice();
+        attention::backward(self, shape, earlier.collect(), later, saved, qkv);
     }
 
     fn gelu_forward(&self, rows: Rows, before: &CpuBuffer, h: &mut CpuBuffer) {

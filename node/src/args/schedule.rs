@@ -45,17 +45,21 @@ Examples:
   zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
 
 const SOLVE_EXAMPLES: &str = "\
-One step, arithmetic only. The answer says how far from optimal it is at most. The kind says where
-chunks are: zb-auto has one a stage, zb-v two in a vee, which share what the stage takes; auto takes the
-better of both. Any other kind is replayed, with the bound beside it.
-A table has a line of names, some of case, p, m, f, b, w, comm, mf, mb, mw, mem_limit and kind in any
-order, p and m among them; lists have semicolons.
+The answer says how far from optimal it is at most. The kind says where chunks are: zb-auto has one a
+stage, zb-v two in a vee, loop --chunks dealt round, which share what the stage takes; auto takes the
+best of the first two, and of the third if --chunks is said. Any other kind is replayed, with the bound
+beside it. With --window the program is lowered and its period is told as well.
+A table has a line of names, some of case, p, m, f, b, w, comm, occupancy, mf, mb, mw, mem_limit, kind,
+chunks, window, verdict, after, data_parallel and gradient in any order, p and m among them; lists have
+semicolons.
 
 Examples:
   zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
   zbelastic schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16,11,11,11 --w 12,8,8,8
   zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json
-  zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 8 --kind auto";
+  zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 8 --kind auto
+  zbelastic schedule solve --stages 4 --microbatches 16 --window 0 --verdict 2 --after 1
+  zbelastic schedule solve --stages 4 --microbatches 64 --data-parallel 2 --gradient 3,2,2,3";
 
 /// A program and what its operations take. Lists have one value for all stages, or one a stage,
 /// with commas; a stage's chunks share its values evenly.
@@ -73,6 +77,13 @@ pub struct ProgramArgs {
     /// Chunks a stage holds, where the schedule leaves that free [default: the least it has].
     #[arg(long, value_name = "V", conflicts_with = "program")]
     pub chunks: Option<u32>,
+    /// Slices that a microbatch's sequences are cut into, where the schedule cuts them [default: 2].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub slices: Option<u32>,
+    /// What the slices of a microbatch take beside each other, one number a slice; later slices
+    /// attend to more [default: all the same].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub slice_times: Option<String>,
     /// Program to read instead, as text or as a file of PyTorch's pipelining; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
@@ -116,6 +127,30 @@ pub struct TimesArgs {
     /// Time from one stage to another.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub comm: String,
+    /// Time for which a result keeps the way to another stage from those after it.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub occupancy: String,
+}
+
+/// What ends a step.
+#[derive(Args, Debug)]
+pub struct EndingArgs {
+    /// Steps that may be open while a stage goes on, 0 or 1: with 0 the time until all have the
+    /// verdict counts, and not the longest span of a stage [default: 1].
+    #[arg(long, value_name = "WINDOW")]
+    pub window: Option<String>,
+    /// Time from the last report to the verdict.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
+    pub verdict: String,
+    /// Time of what a stage does behind its last W, such as the update.
+    #[arg(long, value_name = "LIST", default_value = "0", allow_hyphen_values = true)]
+    pub after: String,
+    /// Copies of the pipeline, which share a step's microbatches and add up their gradients.
+    #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub data_parallel: u32,
+    /// Time in which a stage's whole gradient goes over its link once; copies add up in a ring.
+    #[arg(long, value_name = "LIST", default_value = "0", allow_hyphen_values = true)]
+    pub gradient: String,
 }
 
 /// What microbatches keep.
@@ -144,6 +179,9 @@ pub struct SolveArgs {
     /// Microbatches of a step.
     #[arg(long, value_name = "M", required_unless_present = "csv")]
     pub microbatches: Option<u32>,
+    /// Slices of a microbatch, for a schedule that cuts them and is replayed [default: 2].
+    #[arg(long, value_name = "N", conflicts_with = "csv")]
+    pub slices: Option<u32>,
     /// A table of problems to solve instead, a row each; - is standard input. Its answer is the same
     /// table with results.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["stages", "microbatches", "json"])]
@@ -157,10 +195,16 @@ pub struct SolveArgs {
     /// Memory that a stage has, in the unit of --mf [default: enough for everything].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
-    /// What to solve for: zb-auto, zb-v, or auto for the better of both; any other schedule is
+    /// What to solve for: zb-auto, zb-v, loop, or auto for the best of them; any other schedule is
     /// replayed [default: zb-auto].
     #[arg(long, conflicts_with = "csv")]
     pub kind: Option<String>,
+    /// Chunks a stage holds where they are dealt round; auto tries that if this is said [default: 2].
+    #[arg(long, value_name = "V", conflicts_with = "csv")]
+    pub chunks: Option<u32>,
+    /// What ends a step.
+    #[command(flatten)]
+    pub ending: EndingArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -297,7 +297,10 @@ impl Device {
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
         match activity {
-            Activity::Op { op: Op::Compute(..) | Op::Update(_) | Op::Memory(..), .. } => {
+            Activity::Op {
+                op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
+                ..
+            } => {
                 self.step.busy += now - began;
                 self.log(Doing::Ran(activity), began, now);
             }

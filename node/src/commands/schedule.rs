@@ -53,7 +53,9 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
     ];
     for (path, form) in forms {
         if let Some(path) = path {
-            write_to(path, &pytorch::write(&replay.program, form), out)?;
+            let text = pytorch::write(&replay.program, form)
+                .map_err(|error| input_error::failure(vec![error.into()]))?;
+            write_to(path, &text, out)?;
         }
     }
     if let Some(path) = &args.trace {
@@ -76,17 +78,24 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
-    let SolveArgs { times, memory, mem_limit, .. } = args;
+    let SolveArgs { times, memory, mem_limit, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
-    let text = ProblemText { stages, microbatches, times, memory, mem_limit };
-    let task = Task::new(&text, args.kind.as_deref()).map_err(input_error::failure)?;
+    let slices = args.slices;
+    let text = ProblemText { stages, microbatches, slices, times, memory, mem_limit, ending };
+    let task = Task::new(&text, kind.as_deref(), *chunks).map_err(input_error::failure)?;
     let Answer { problem, solution, fits, took } = task.answer();
     let found = fits.then(|| report::Found::new(&solution, took));
+    let in_run = task
+        .window()
+        .map(|window| inputs::solved_in_run(problem, solution.program.clone(), window));
     let (replay, memory) = inputs::solved(problem, solution.program);
-    let timeline = timeline(&replay);
-    let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
-    let report = report.with(found);
-    if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
+    let once = timeline(&replay);
+    let report = report::Report::new(&replay, &once, &memory, args.program_text).with(found);
+    let report = match &in_run {
+        Some(replay) => report.in_run(replay, &timeline(replay)),
+        None => report,
+    };
+    if args.json { report.write_json(out) } else { report.write_table(&once, out) }
 }
 
 fn timeline(replay: &Replay) -> Timeline {

@@ -16,6 +16,9 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
+        PlanError::Replicas { .. } => {
+            Detail::new(error.to_string()).at("schedule.kind").hint(OTHER_SCHEDULE)
+        }
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
         }
@@ -90,13 +93,29 @@ fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
             let smaller = fewer.map(|(size, count)| microbatch_hint(size, count));
             detail
                 .at("schedule.kind")
-                .why(format!("{kind} runs passes of different microbatches in pairs"))
+                .why(if kind.replica_count() > 1 {
+                    format!("each replica of {kind} runs a microbatch or more")
+                } else {
+                    format!("{kind} runs passes of different microbatches in pairs")
+                })
                 .hint(one_of(smaller.into_iter().chain([OTHER_SCHEDULE.to_owned()]).collect()))
         }
+        GenerateError::OddStages { found, .. } => detail
+            .at("--workers")
+            .why("two directions meet in one slot of the middle worker")
+            .hint(one_of(
+                [found - 1, found + 1]
+                    .into_iter()
+                    .filter(|even| *even > 0)
+                    .map(|even| format!("--workers {even}"))
+                    .chain(["--schedule gems".to_owned(), OTHER_SCHEDULE.to_owned()])
+                    .collect(),
+            )),
         GenerateError::UnevenGroups { stage_count, microbatch_count } => detail
             .at("schedule.kind")
             .why("interleaved deals microbatches in groups of one a worker")
             .hint(uneven_hint(batch, *stage_count, *microbatch_count, workers)),
+        GenerateError::SliceCount { .. } => detail.at("schedule.slices"),
     }
 }
 

@@ -102,7 +102,7 @@ impl Slice {
                 Update::Report | Update::Step | Update::Commit => true,
                 Update::GatePrevious | Update::GateThis => false,
             },
-            Doing::Ran(Activity::Settled { .. }) => true,
+            Doing::Ran(Activity::Settled { .. } | Activity::Op { op: Op::Reduce(..), .. }) => true,
             Doing::Ran(Activity::Op {
                 op: Op::Compute(..) | Op::Transfer(..) | Op::Memory(..),
                 ..

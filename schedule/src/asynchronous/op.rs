@@ -271,7 +271,7 @@ impl FromStr for AsyncOp {
             (Op::Transfer(transfer, flow, pass), None) => Ok(Self::Transfer(transfer, flow, pass)),
             (Op::Compute(..), None)
             | (Op::Transfer(..), Some(_))
-            | (Op::Update(_) | Op::Memory(..), _) => Err(no_version()),
+            | (Op::Update(_) | Op::Reduce(..) | Op::Memory(..), _) => Err(no_version()),
         }
     }
 }

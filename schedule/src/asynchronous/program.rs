@@ -19,7 +19,7 @@ use super::op::{AsyncOp, AsyncOpParseError};
 use super::versions::kept_max;
 use crate::kind::ScheduleKind;
 use crate::memory::live_passes;
-use crate::placement::{Placement, PlacementError};
+use crate::placement::{Placement, PlacementError, PlacementShape};
 use crate::program::{Program, TEXT_COUNT_MAX, Window, parse_shape};
 
 /// Most passes, chunks times microbatches of the whole segment, an asynchronous program may have.
@@ -116,6 +116,7 @@ impl AsyncProgram {
             kind: ScheduleKind::OneFOneB,
             placement: self.placement.clone(),
             microbatch_count: microbatch_count.expect("the limit fits"),
+            slice_count: 1,
             window: Some(Window::Zero),
             stages: self.stages.iter().map(plain).collect(),
         }
@@ -230,7 +231,9 @@ fn parse_header(line: &str) -> Result<AsyncProgram, AsyncProgramParseError> {
     };
     let size = |word: &str| number(word, TEXT_COUNT_MAX.into());
     let long = |word: &str| number(word, ASYNC_PASS_COUNT_MAX);
-    let shape = parse_shape(shape).ok_or_else(header)?;
+    // Its pipelines are not replicas that share a step.
+    let shape = parse_shape(shape).filter(|shape| *shape != PlacementShape::Cross);
+    let shape = shape.ok_or_else(header)?;
     let program = AsyncProgram {
         kind: kind.parse()?,
         placement: Placement::of_shape(shape, size(stages)?, size(chunks)?)?,

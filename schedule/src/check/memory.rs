@@ -84,11 +84,25 @@ pub(super) fn left_away(program: &Program, findings: &mut Findings) {
         match op {
             Op::Memory(Memory::Offload, _) => *away = true,
             Op::Memory(Memory::Reload, _) => *away = false,
-            Op::Memory(Memory::Drop, _) | Op::Compute(..) | Op::Transfer(..) | Op::Update(_) => {}
+            Op::Memory(Memory::Drop, _)
+            | Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..) => {}
         }
     });
     for (pass, _) in is_away.iter().filter(|(_, away)| *away) {
         findings.add(Violation::LeftAway { pass });
+    }
+}
+
+/// What a slice keeps stays until B: later slices of its microbatch read it.
+pub(super) fn sliced_memory(program: &Program, findings: &mut Findings) {
+    if program.slice_count <= 1 {
+        return;
+    }
+    for (stage, op) in ops_of(program).filter(|(_, op)| matches!(op, Op::Memory(..))) {
+        findings.add(Violation::SlicedMemory { stage, op });
     }
 }
 
@@ -101,7 +115,7 @@ fn each_after(
     for (stage, op) in ops_of(program) {
         let pass = match op {
             Op::Compute(_, pass) | Op::Memory(_, pass) => pass,
-            Op::Transfer(..) | Op::Update(_) => continue,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => continue,
         };
         let Some(latest) = latest.get_mut(pass) else { continue };
         visit(stage, op, *latest);
@@ -198,6 +212,14 @@ mod tests {
         let away = |text: &str| Violation::Away { stage: STAGE, op: op(text) };
         find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", away("0BW0"));
         find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
+    }
+
+    #[test]
+    fn what_later_slices_read_stays() {
+        let sliced = "program seq1f1b line stages 1 chunks 1 microbatches 1 slices 2 window -
+            stage 0: 0F0.0 0F0.1 0BW0.1 0BW0.0";
+        let drop = Violation::SlicedMemory { stage: STAGE, op: op("0DROP0") };
+        find(sliced, "0F0.1 0BW0.1", "0DROP0.0 0F0.1 0BW0.1 0R0.0", drop);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Rules about arithmetic: each pass is there, once, on its stage, in an order that is legal.
 
-use zbelastic_types::MicrobatchIndex;
+use std::cmp::Reverse;
+
+use zbelastic_types::ChunkIndex;
 
 use super::{Findings, Violation, ops_of};
 use crate::op::{Compute, Op, Pass};
@@ -10,8 +12,8 @@ use crate::program::Program;
 /// An operation stands on the stage that holds its chunk.
 pub(super) fn foreign_chunk(program: &Program, findings: &mut Findings) {
     for (stage, op) in ops_of(program) {
-        let Some(pass) = op.pass() else { continue };
-        let expected = program.placement.stage_of(pass.chunk);
+        let Some(chunk) = op.chunk() else { continue };
+        let expected = program.placement.stage_of(chunk);
         if expected != Some(stage) {
             findings.add(Violation::ForeignChunk { stage, op, expected });
         }
@@ -24,6 +26,19 @@ pub(super) fn microbatch_range(program: &Program, findings: &mut Findings) {
     for (stage, op) in ops_of(program) {
         if op.pass().is_some_and(|pass| pass.microbatch.0 >= microbatch_count) {
             findings.add(Violation::MicrobatchRange { stage, op, microbatch_count });
+        }
+    }
+}
+
+/// A microbatch runs through one replica.
+pub(super) fn other_replica(program: &Program, findings: &mut Findings) {
+    let placement = &program.placement;
+    for (stage, op) in ops_of(program) {
+        let Some(pass) = op.pass() else { continue };
+        let expected = placement.replica_of_microbatch(pass.microbatch);
+        let found = placement.replica_of(pass.chunk);
+        if found != expected && pass.chunk.0 < placement.chunk_count() {
+            findings.add(Violation::OtherReplica { stage, op, expected, found });
         }
     }
 }
@@ -47,11 +62,13 @@ pub(super) fn backward_count(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// WE occurs at most once for a pass, and only where W can be split: on the last chunk.
+/// WE occurs at most once for a pass, and only where W can be split: on the last chunk of a replica.
 pub(super) fn early_weights(program: &Program, findings: &mut Findings) {
-    let last_chunk = program.placement.last_chunk();
+    let placement = &program.placement;
+    let half = placement.chunks_per_replica();
     for (pass, found) in count(program).iter() {
         let is_split = found.w > 0;
+        let last_chunk = ChunkIndex((placement.replica_of(pass.chunk) + 1) * half - 1);
         let is_legal = found.we == 0 || (found.we == 1 && is_split && pass.chunk == last_chunk);
         if !is_legal {
             findings.add(Violation::EarlyWeights { pass, last_chunk, found: found.we, is_split });
@@ -82,7 +99,8 @@ pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// Every gradient is summed in microbatch order, which makes its bits independent of the schedule.
+/// Every gradient is summed in microbatch order, and within a microbatch from its last slice to its
+/// first, which makes its bits independent of the schedule.
 ///
 /// A chunk sums two parts: the share that WE may run early, and the rest. Each has an order of its
 /// own. W and BW add to the rest, and also to the early share of a pass that has no WE.
@@ -108,17 +126,18 @@ pub(super) fn accumulation_order(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// The latest microbatch added to each part of a chunk's gradient.
+/// The latest pass added to each part of a chunk's gradient.
 #[derive(Clone, Copy, Default)]
 struct Parts {
-    early: Option<MicrobatchIndex>,
-    rest: Option<MicrobatchIndex>,
+    early: Option<Pass>,
+    rest: Option<Pass>,
 }
 
-/// The later microbatch that was added before `pass`, if there is one.
-fn add_to(latest: &mut Option<MicrobatchIndex>, pass: Pass) -> Option<MicrobatchIndex> {
-    let after = latest.filter(|latest| *latest > pass.microbatch);
-    *latest = (*latest).max(Some(pass.microbatch));
+/// The pass that was added before `pass` and belongs behind it, if there is one.
+fn add_to(latest: &mut Option<Pass>, pass: Pass) -> Option<Pass> {
+    let place = |pass: &Pass| (pass.microbatch, Reverse(pass.slice));
+    let after = latest.filter(|latest| place(latest) > place(&pass));
+    *latest = after.or(Some(pass));
     after
 }
 
@@ -152,10 +171,10 @@ pub(super) fn count(program: &Program) -> PassTable<Counts> {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+    use zbelastic_types::{ChunkIndex, StageIndex};
 
     use crate::check::Violation;
-    use crate::check::tests::{FUSED, SPLIT, find, op};
+    use crate::check::tests::{CROSS, FUSED, SPLIT, find, op};
     use crate::op::Pass;
 
     const STAGE: StageIndex = StageIndex(0);
@@ -174,6 +193,16 @@ mod tests {
         let beyond =
             Violation::MicrobatchRange { stage: STAGE, op: op("0F2"), microbatch_count: 2 };
         find(SPLIT, "0F0 0SEND_F0", "0F0 0SEND_F0 0F2", beyond);
+    }
+
+    #[test]
+    fn microbatches_stay_in_their_replica() {
+        let (expected, found) = (1, 0);
+        let other = Violation::OtherReplica { stage: STAGE, op: op("0F1"), expected, found };
+        find(CROSS, "0F0 0SEND_F0", "0F0 0SEND_F0 0F1", other);
+        // Microbatch 0 does not run through chunk 3: nothing is missing there.
+        let forwards = Violation::ForwardCount { pass: Pass::new(3, 1), found: 0 };
+        find(CROSS, "3F1 ", "", forwards);
     }
 
     #[test]
@@ -228,7 +257,7 @@ mod tests {
     #[test]
     fn gradients_are_summed_in_microbatch_order() {
         let order = |stage, late: &str| {
-            let (op, after) = (op(late), MicrobatchIndex(1));
+            let (op, after) = (op(late), Pass::new(stage, 1));
             Violation::AccumulationOrder { stage: StageIndex(stage), op, after }
         };
         find(SPLIT, "1W0 1W1", "1W1 1W0", order(1, "1W0"));

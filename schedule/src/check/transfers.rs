@@ -15,7 +15,7 @@ pub(super) fn not_lowered(program: &Program, findings: &mut Findings) {
         match op {
             Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW | Compute::R, _)
             | Op::Memory(..) => {}
-            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) => {
+            Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
                 findings.add(Violation::NotLowered { stage, op });
             }
         }
@@ -68,7 +68,7 @@ pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
                 *asked = true;
             }
             let is_asked = match op {
-                Op::Compute(..) | Op::Update(_) | Op::Memory(..) => true,
+                Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => true,
                 Op::Transfer(Transfer::Receive, ..) => {
                     asked.get_mut(op).is_some_and(|asked| *asked)
                 }
@@ -103,6 +103,7 @@ impl<T: Copy> ReceiveTable<T> {
             Op::Transfer(Transfer::Send | Transfer::Local, ..)
             | Op::Compute(..)
             | Op::Update(_)
+            | Op::Reduce(..)
             | Op::Memory(..) => None,
         }
     }
@@ -124,6 +125,7 @@ mod tests {
         check("1SEND_B0");
         check("REPORT");
         check("1WE0");
+        check("1REDUCE");
     }
 
     #[test]

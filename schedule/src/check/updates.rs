@@ -55,7 +55,7 @@ pub(super) fn gate_place(program: &Program, findings: &mut Findings) {
 fn update_of(op: Op) -> Option<Update> {
     match op {
         Op::Update(update) => Some(update),
-        Op::Compute(..) | Op::Transfer(..) | Op::Memory(..) => None,
+        Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => None,
     }
 }
 
@@ -72,7 +72,9 @@ mod tests {
     fn updates(text: &str) -> Vec<Update> {
         let update = |op: Op| match op {
             Op::Update(update) => update,
-            Op::Compute(..) | Op::Transfer(..) | Op::Memory(..) => panic!("{op} is no update"),
+            Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => {
+                panic!("{op} is no update")
+            }
         };
         ops(text).into_iter().map(update).collect()
     }

@@ -1,6 +1,6 @@
 //! What a rule says when a program breaks it: one variant a rule.
 
-use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex};
 
 use crate::op::{Op, Pass, Update};
 use crate::program::PASS_COUNT_MAX;
@@ -9,7 +9,8 @@ use crate::walk::Stuck;
 /// A rule that a program breaks, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Chunks times microbatches are more than any reader accepts. Nothing else was checked.
+    /// Chunks times microbatches times slices are more than any reader accepts. Nothing else was
+    /// checked.
     #[error("expected at most {PASS_COUNT_MAX} passes, found {found}")]
     PassCount {
         /// The program's passes.
@@ -43,8 +44,23 @@ pub enum Violation {
         /// Microbatches in a step.
         microbatch_count: u32,
     },
+    /// An operation on a microbatch that runs through the other replica.
+    #[error(
+        "stage {stage}: {op} is on a chunk of replica {found}; its microbatch runs through \
+         replica {expected}"
+    )]
+    OtherReplica {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// The microbatch's replica.
+        expected: u32,
+        /// The chunk's replica.
+        found: u32,
+    },
     /// A pass has not exactly one F.
-    #[error("chunk {}, microbatch {}: expected one F, found {found}", pass.chunk, pass.microbatch)]
+    #[error("{}: expected one F, found {found}", pass_text(*pass))]
     ForwardCount {
         /// The pass.
         pass: Pass,
@@ -53,10 +69,8 @@ pub enum Violation {
     },
     /// A pass has neither exactly one BW nor exactly one B and one W.
     #[error(
-        "chunk {}, microbatch {}: expected either one BW or one B and one W, \
-         found {b} B, {w} W, {bw} BW",
-        pass.chunk,
-        pass.microbatch
+        "{}: expected either one BW or one B and one W, found {b} B, {w} W, {bw} BW",
+        pass_text(*pass)
     )]
     BackwardCount {
         /// The pass.
@@ -70,10 +84,8 @@ pub enum Violation {
     },
     /// WE more than once, on a pass that is not split, or not on the last chunk.
     #[error(
-        "chunk {}, microbatch {}: expected at most one WE, on a split pass of chunk {last_chunk}, \
-         found {found}{}",
-        pass.chunk,
-        pass.microbatch,
+        "{}: expected at most one WE, on a split pass of chunk {last_chunk}, found {found}{}",
+        pass_text(*pass),
         if *is_split { "" } else { " on a pass without W" }
     )]
     EarlyWeights {
@@ -96,15 +108,19 @@ pub enum Violation {
         /// The operation of the same pass that should have come later.
         after: Op,
     },
-    /// A gradient is not summed in microbatch order, so its bits would depend on the schedule.
-    #[error("stage {stage}: {op} adds to a gradient that microbatch {after} was added to before")]
+    /// A gradient is not summed in microbatch order, or slices not in reverse, so its bits would
+    /// depend on the schedule.
+    #[error(
+        "stage {stage}: {op} adds to a gradient that microbatch {} was added to before",
+        after.microbatch_text(1)
+    )]
     AccumulationOrder {
         /// The stage.
         stage: StageIndex,
         /// The operation.
         op: Op,
-        /// The later microbatch that was added first.
-        after: MicrobatchIndex,
+        /// The pass that was added first and belongs behind it.
+        after: Pass,
     },
     /// A transfer, update or WE in a program that says it is not lowered.
     #[error(
@@ -191,6 +207,26 @@ pub enum Violation {
         /// What stands before it, from the gate on, at most two operations.
         found: Vec<Op>,
     },
+    /// What makes one gradient of a chunk and its twin is not there, or too often.
+    #[error("expected {op} {expected} times, found it {found} times")]
+    ReductionCount {
+        /// The operation, on its chunk.
+        op: Op,
+        /// How often it belongs into a step.
+        expected: u32,
+        /// How often it was found.
+        found: u32,
+    },
+    /// A gradient is told or added to its twin's before it is complete, or told after.
+    #[error("stage {stage}: expected {op} before {after}, found it after")]
+    ReductionOrder {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that comes too late.
+        op: Op,
+        /// The operation on the same chunk that should have come later.
+        after: Op,
+    },
     /// OFFLOAD does not follow the pass's F or its DROP.
     #[error("stage {stage}: expected {op} after F or DROP of its pass, found it after {}", latest_text(*after))]
     OffloadPlace {
@@ -253,6 +289,14 @@ pub enum Violation {
         /// The operation.
         op: Op,
     },
+    /// What a slice keeps is moved or given up, and later slices read it.
+    #[error("stage {stage}: expected what a slice keeps to stay until its B, found {op}")]
+    SlicedMemory {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+    },
     /// The step ends and what a pass keeps is still away.
     #[error(
         "chunk {}, microbatch {}: expected RELOAD after OFFLOAD, found the end",
@@ -266,6 +310,45 @@ pub enum Violation {
     /// The stages come to a point where each waits for another, or for nothing that comes.
     #[error(transparent)]
     Stuck(Stuck),
+    /// A program with no slice at all. Nothing else was checked.
+    #[error("expected 1 slice a microbatch or more, found 0")]
+    SliceCount,
+    /// An operation on a slice that microbatches do not have.
+    #[error("stage {stage}: {op} is beyond the {slice_count} slices of a microbatch")]
+    SliceRange {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+        /// Slices of a microbatch.
+        slice_count: u32,
+    },
+    /// A slice goes forward before one whose keys and values it attends to.
+    #[error("stage {stage}: expected {expected} before {op}, found it after")]
+    ForwardSlices {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that comes too early.
+        op: Op,
+        /// The F that it needs.
+        expected: Op,
+    },
+    /// A slice goes backward before one that adds to the gradients of its keys and values.
+    #[error(
+        "stage {stage}: expected the backward pass of slice {behind} before {op}, found it after"
+    )]
+    BackwardSlices {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation that comes too early.
+        op: Op,
+        /// The slice behind it.
+        behind: SliceIndex,
+    },
+}
+
+fn pass_text(pass: Pass) -> String {
+    format!("chunk {}, microbatch {}", pass.chunk, pass.microbatch_text(1))
 }
 
 fn home_text(stage: Option<StageIndex>) -> String {
@@ -293,7 +376,7 @@ fn updates_text(updates: &[Update]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
+    use zbelastic_types::{ChunkIndex, StageIndex};
 
     use super::Violation;
     use crate::check::tests::op;
@@ -316,7 +399,7 @@ mod tests {
              found 1 on a pass without W",
         );
         check(
-            Violation::AccumulationOrder { stage, op: op("1W1"), after: MicrobatchIndex(2) },
+            Violation::AccumulationOrder { stage, op: op("1W1"), after: Pass::new(1, 2) },
             "stage 1: 1W1 adds to a gradient that microbatch 2 was added to before",
         );
         let (b, send) = (op("1B1"), op("1SEND_B1"));

@@ -27,7 +27,7 @@ const BACKWARD_HOP: u32 = 2;
 const FORWARD_HOP: u32 = 1;
 
 pub(super) fn stage_ops(size: PipelineSize, stage: u32, group: u32) -> Vec<Op> {
-    let PipelineSize { stage_count, chunks_per_stage: turns, microbatch_count } = size;
+    let PipelineSize { stage_count, chunks_per_stage: turns, microbatch_count, .. } = size;
     let block = Block::new(size, group);
     let behind = stage_count - 1 - stage;
     let forward = stage * FORWARD_HOP;

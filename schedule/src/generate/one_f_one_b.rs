@@ -14,11 +14,20 @@ pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
 
 /// `microbatches` through `chunk`, `ahead` of them forward before the first comes back.
 pub(crate) fn run(chunk: u32, microbatches: Range<u32>, ahead: u32) -> Vec<Op> {
-    let mut forward = microbatches.clone().map(|k| compute(Compute::F, chunk, k));
-    let mut ops: Vec<Op> = forward.by_ref().take(ahead as usize).collect();
-    for k in microbatches {
-        ops.extend(forward.next());
-        ops.push(compute(Compute::BW, chunk, k));
+    let forwards = microbatches.clone().map(|k| compute(Compute::F, chunk, k));
+    alternate(forwards, microbatches.map(|k| compute(Compute::BW, chunk, k)), ahead)
+}
+
+/// `ahead` forward passes, then one of each in turn.
+pub(super) fn alternate(
+    mut forwards: impl Iterator<Item = Op>,
+    backwards: impl Iterator<Item = Op>,
+    ahead: u32,
+) -> Vec<Op> {
+    let mut ops: Vec<Op> = forwards.by_ref().take(ahead as usize).collect();
+    for backward in backwards {
+        ops.extend(forwards.next());
+        ops.push(backward);
     }
     ops
 }

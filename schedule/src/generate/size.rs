@@ -13,14 +13,17 @@ pub struct PipelineSize {
     pub chunks_per_stage: u32,
     /// Microbatches of a step.
     pub microbatch_count: u32,
+    /// Slices of a microbatch; 1 where they are not cut.
+    pub slice_count: u32,
 }
 
 impl PipelineSize {
-    /// A pipeline with as many chunks as `kind` has if nobody says how many.
+    /// A pipeline with as many chunks and slices as `kind` has if nobody says how many.
     #[must_use]
     pub const fn of(kind: ScheduleKind, stage_count: u32, microbatch_count: u32) -> Self {
         let chunks_per_stage = kind.chunk_counts().least();
-        Self { stage_count, chunks_per_stage, microbatch_count }
+        let slice_count = kind.slice_count();
+        Self { stage_count, chunks_per_stage, microbatch_count, slice_count }
     }
 }
 
@@ -55,7 +58,8 @@ pub enum GenerateError {
     },
     /// More passes than any reader of a program accepts.
     #[error(
-        "a program has at most {PASS_COUNT_MAX} passes (chunks times microbatches), found {found}"
+        "a program has at most {PASS_COUNT_MAX} passes (chunks times microbatches times slices), \
+         found {found}"
     )]
     PassCount {
         /// The passes the generator would run through.
@@ -84,6 +88,30 @@ pub enum GenerateError {
         /// The microbatches asked for.
         found: u32,
     },
+    /// On an odd number of stages the two directions would meet in one slot.
+    #[error("{kind} needs an even number of stages, found {found}")]
+    OddStages {
+        /// The schedule asked for.
+        kind: ScheduleKind,
+        /// The stages asked for.
+        found: u32,
+    },
+    /// A number of slices that the schedule does not have.
+    #[error("{kind} {}, found {found}", slices_text(*kind))]
+    SliceCount {
+        /// The schedule asked for.
+        kind: ScheduleKind,
+        /// The slices asked for.
+        found: u32,
+    },
+}
+
+fn slices_text(kind: ScheduleKind) -> String {
+    if kind.is_sliced() {
+        format!("cuts a microbatch into 1 to {TEXT_COUNT_MAX} slices")
+    } else {
+        "does not cut microbatches into slices: expected 1 slice".to_owned()
+    }
 }
 
 /// Whether a schedule has a program of that size.
@@ -91,7 +119,7 @@ pub enum GenerateError {
 /// # Errors
 /// As [`generate_sized`](super::generate_sized).
 pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), GenerateError> {
-    let PipelineSize { stage_count, chunks_per_stage, microbatch_count } = size;
+    let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;
     let expected = kind.chunk_counts();
     if !expected.allow(chunks_per_stage) || chunks_per_stage > TEXT_COUNT_MAX {
         return Err(GenerateError::ChunkCount { kind, expected, found: chunks_per_stage });
@@ -103,19 +131,52 @@ pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), Generate
     if !(1..=TEXT_COUNT_MAX).contains(&microbatch_count) {
         return Err(GenerateError::MicrobatchCount { found: microbatch_count });
     }
-    let found = u64::from(stage_count * chunks_per_stage) * microbatches_run_through(kind, size);
+    let slices_max = if kind.is_sliced() { TEXT_COUNT_MAX } else { 1 };
+    if !(1..=slices_max).contains(&slice_count) {
+        return Err(GenerateError::SliceCount { kind, found: slice_count });
+    }
+    let microbatches = microbatches_run_through(kind, size);
+    let found = u64::from(stage_count * chunks_per_stage) * microbatches * u64::from(slice_count);
     if found > PASS_COUNT_MAX {
         return Err(GenerateError::PassCount { found });
     }
     if kind == ScheduleKind::Interleaved && !microbatch_count.is_multiple_of(stage_count) {
         return Err(GenerateError::UnevenGroups { stage_count, microbatch_count });
     }
-    let least = dual_pipe_v::microbatches_least(stage_count);
-    if kind == ScheduleKind::DualPipeV && microbatch_count < least {
-        let found = microbatch_count;
+    if kind == ScheduleKind::Chimera && !stage_count.is_multiple_of(2) {
+        return Err(GenerateError::OddStages { kind, found: stage_count });
+    }
+    let (least, found) = (microbatches_least(kind, stage_count), microbatch_count);
+    if found < least {
         return Err(GenerateError::FewMicrobatches { kind, stage_count, least, found });
     }
     Ok(())
+}
+
+/// The fewest microbatches that a schedule exists for: each replica has one.
+fn microbatches_least(kind: ScheduleKind, stage_count: u32) -> u32 {
+    match kind {
+        ScheduleKind::DualPipeV => dual_pipe_v::microbatches_least(stage_count),
+        ScheduleKind::Gems | ScheduleKind::Chimera => 2,
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::Interleaved
+        | ScheduleKind::ZbH1
+        | ScheduleKind::ZbH2
+        | ScheduleKind::ZbAuto
+        | ScheduleKind::ZbV
+        | ScheduleKind::LoopedBfs
+        | ScheduleKind::Gis
+        | ScheduleKind::GisH
+        | ScheduleKind::Po
+        | ScheduleKind::VHalf
+        | ScheduleKind::VMin
+        | ScheduleKind::OneFOneBV
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => 1,
+    }
 }
 
 /// Microbatches that a generator goes through, those it leaves out again among them.
@@ -137,6 +198,9 @@ fn microbatches_run_through(kind: ScheduleKind, size: PipelineSize) -> u64 {
         | ScheduleKind::GisH
         | ScheduleKind::Po
         | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B
         | ScheduleKind::PoHalf
         | ScheduleKind::PoFull
         | ScheduleKind::PoSelective => size.microbatch_count,
@@ -169,9 +233,15 @@ mod tests {
             check(kind, (2, 0), Err(GenerateError::MicrobatchCount { found: 0 }));
             let found = TEXT_COUNT_MAX + 1;
             check(kind, (1, found), Err(GenerateError::MicrobatchCount { found }));
-            let found = 1;
-            let few = GenerateError::FewMicrobatches { kind, stage_count: 1, least: 2, found };
-            check(kind, (1, 1), if kind == ScheduleKind::DualPipeV { Err(few) } else { Ok(()) });
+            let few = GenerateError::FewMicrobatches { kind, stage_count: 1, least: 2, found: 1 };
+            let expected = if kind == ScheduleKind::Chimera {
+                Err(GenerateError::OddStages { kind, found: 1 })
+            } else if [ScheduleKind::DualPipeV, ScheduleKind::Gems].contains(&kind) {
+                Err(few)
+            } else {
+                Ok(())
+            };
+            check(kind, (1, 1), expected);
         }
     }
 
@@ -208,11 +278,42 @@ mod tests {
     }
 
     #[test]
+    fn slices_are_for_schedules_that_have_them() {
+        let check_slices = |kind, slice_count, expected| {
+            let size = PipelineSize { slice_count, ..PipelineSize::of(kind, 2, 4) };
+            check_sized(kind, size, expected);
+        };
+        let refused = |kind, found| Err(GenerateError::SliceCount { kind, found });
+        let (plain, sliced) = (ScheduleKind::OneFOneB, ScheduleKind::Seq1F1B);
+        check_slices(plain, 1, Ok(()));
+        check_slices(plain, 2, refused(plain, 2));
+        check_slices(sliced, 1, Ok(()));
+        check_slices(sliced, 64, Ok(()));
+        check_slices(sliced, 0, refused(sliced, 0));
+        check_slices(sliced, TEXT_COUNT_MAX + 1, refused(sliced, TEXT_COUNT_MAX + 1));
+        let size = PipelineSize { slice_count: 4097, ..PipelineSize::of(sliced, 2, 512) };
+        let found = PASS_COUNT_MAX + 2 * 512;
+        check_sized(sliced, size, Err(GenerateError::PassCount { found }));
+    }
+
+    #[test]
     fn interleaved_needs_whole_groups() {
         let uneven = GenerateError::UnevenGroups { stage_count: 4, microbatch_count: 6 };
         check(ScheduleKind::Interleaved, (4, 6), Err(uneven));
         check(ScheduleKind::Interleaved, (4, 8), Ok(()));
         check(ScheduleKind::Interleaved, (1, 7), Ok(()));
+    }
+
+    #[test]
+    fn each_replica_needs_a_microbatch_and_chimera_pairs_of_stages() {
+        for (kind, stage_count) in [(ScheduleKind::Gems, 3), (ScheduleKind::Chimera, 4)] {
+            let few = GenerateError::FewMicrobatches { kind, stage_count, least: 2, found: 1 };
+            check(kind, (stage_count, 1), Err(few));
+            check(kind, (stage_count, 2), Ok(()));
+        }
+        let kind = ScheduleKind::Chimera;
+        check(kind, (3, 4), Err(GenerateError::OddStages { kind, found: 3 }));
+        check(ScheduleKind::Gems, (1, 2), Ok(()));
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl<'a> StageTrips<'a> {
                 Op::Compute(Compute::W | Compute::WE, _)
                 | Op::Memory(Memory::Offload | Memory::Reload, _)
                 | Op::Transfer(..)
-                | Op::Update(_) => {}
+                | Op::Update(_)
+                | Op::Reduce(..) => {}
             }
         }
         trips.sort_by_key(|trip| trip.from);

@@ -2,7 +2,6 @@
 
 use zbelastic_types::StageIndex;
 
-use crate::boundary::chunk_after;
 use crate::cost::Costs;
 use crate::op::{Compute, Flow, Memory, Op, Pass};
 use crate::pass_table::PassTable;
@@ -41,7 +40,11 @@ impl Timetable {
                     next.min(reader_start(program, costs, pass, &forward_starts))
                 }
                 Op::Memory(Memory::Drop, _) => next,
-                Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
+                Op::Compute(..)
+                | Op::Transfer(..)
+                | Op::Update(_)
+                | Op::Reduce(..)
+                | Op::Memory(..) => continue,
             };
             let (start, end) = (
                 &mut self.starts[stage.index()][position],
@@ -63,7 +66,7 @@ impl Timetable {
 /// When the result of an F must leave for the next chunk.
 fn reader_start(program: &Program, costs: &Costs, pass: Pass, starts: &PassTable<f64>) -> f64 {
     let placement = &program.placement;
-    let Some(chunk) = chunk_after(placement, pass.chunk, Flow::Forward) else {
+    let Some(chunk) = placement.chunk_after(pass.chunk, Flow::Forward) else {
         return f64::INFINITY;
     };
     let is_here = placement.stage_of(chunk) == placement.stage_of(pass.chunk);

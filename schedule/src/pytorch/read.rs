@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
-use crate::boundary::{chunk_after, receive_before, transfer_after};
+use crate::boundary::{receive_before, transfer_after};
 use crate::generate::{PipelineSize, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::placement::{Placement, PlacementShape};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::solve::kind_of_shape;
 
 /// Why a file is no program. Rows and columns count from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,21 +112,17 @@ pub fn read(text: &str) -> Result<Program, ReadError> {
     let compute = |row: Vec<Op>| row.into_iter().filter(|op| !is_transfer(op)).collect();
     let stages: Vec<Vec<Op>> = rows.into_iter().map(compute).collect();
     let kind = kind_of(&placement, microbatch_count, &stages);
-    Ok(Program { kind, placement, microbatch_count, window: None, stages })
+    Ok(Program { kind, placement, microbatch_count, slice_count: 1, window: None, stages })
 }
 
 fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> ScheduleKind {
     let (stage_count, chunks_per_stage) = (placement.stage_count(), placement.chunks_per_stage());
-    let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage };
+    let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage, slice_count: 1 };
     let is_equal = |kind: &ScheduleKind| {
         let made = generate_sized(*kind, size);
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
     };
-    let any = match placement.shape() {
-        PlacementShape::Line => ScheduleKind::ZbAuto,
-        PlacementShape::Vee => ScheduleKind::ZbV,
-        PlacementShape::Loop => ScheduleKind::Gis,
-    };
+    let any = kind_of_shape(placement.shape());
     // A file says nothing of copies.
     let copies = |kind: &ScheduleKind| kind.offload_chunks(chunks_per_stage).is_some();
     let mut kinds = ScheduleKind::ALL.into_iter().filter(|kind| !copies(kind));
@@ -267,7 +264,7 @@ fn check_exchanges(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
     for (sender, ops) in rows.iter().enumerate() {
         for op in ops {
             let Op::Transfer(Transfer::Send, flow, pass) = *op else { continue };
-            let next = chunk_after(placement, pass.chunk, flow).expect("a checked send");
+            let next = placement.chunk_after(pass.chunk, flow).expect("a checked send");
             let receiver = placement.stage_of(next).expect("a chunk has a stage").index();
             let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk: next, ..pass });
             under_way.entry((sender, receiver)).or_default().push(receive);

@@ -3,22 +3,50 @@
 use zbelastic_types::StageIndex;
 
 use super::{Form, action};
-use crate::boundary::{chunk_after, transfer_after};
+use crate::boundary::transfer_after;
 use crate::cost::Costs;
+use crate::kind::ScheduleKind;
 use crate::op::{Op, Pass, Transfer};
 use crate::program::Program;
 use crate::simulate::simulate;
+
+/// Why a program has no file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The model is there twice; a file's stages make up one.
+    #[error("{kind} has two replicas of the model, and a file of PyTorch's names stages of one")]
+    Replicas {
+        /// The schedule.
+        kind: ScheduleKind,
+    },
+    /// An action there is on a whole microbatch.
+    #[error(
+        "files of PyTorch know no slices of a microbatch, expected a program of 1 slice, found {found}"
+    )]
+    Slices {
+        /// Slices of a microbatch.
+        found: u32,
+    },
+}
 
 /// The file of a program that [`crate::check`] accepts. With communication, a send stands right behind
 /// what makes its content, and the receive where the other rank stands by then if all passes take
 /// equally long: so two ranks send and receive in one order, and a receive is not posted so early that
 /// others wait behind it.
 ///
+/// # Errors
+/// If there are two replicas of the model, or if microbatches are cut into slices.
+///
 /// # Panics
 /// If the program does not reach its end.
-#[must_use]
-pub fn write(program: &Program, form: Form) -> String {
+pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
+    if program.slice_count > 1 {
+        return Err(WriteError::Slices { found: program.slice_count });
+    }
     let placement = &program.placement;
+    if placement.replica_count() > 1 {
+        return Err(WriteError::Replicas { kind: program.kind });
+    }
     let mut rows = vec![Vec::new(); program.stages.len()];
     for (stage, op) in in_order_of_time(program) {
         rows[stage.index()].extend(action(op));
@@ -28,12 +56,12 @@ pub fn write(program: &Program, form: Form) -> String {
             continue;
         };
         rows[stage.index()].extend(action(send));
-        let chunk = chunk_after(placement, pass.chunk, flow).expect("a send has a reader");
+        let chunk = placement.chunk_after(pass.chunk, flow).expect("a send has a reader");
         let reader = placement.stage_of(chunk).expect("a chunk has a stage");
         let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk, ..pass });
         rows[reader.index()].extend(action(receive));
     }
-    rows.iter().map(|row| row.join(",") + "\n").collect()
+    Ok(rows.iter().map(|row| row.join(",") + "\n").collect())
 }
 
 /// The arithmetic of all stages as it ends, if all passes take equally long.

@@ -2,15 +2,16 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, headline, pass_names};
-use crate::op::{Memory, Op, Pass, Update};
+use super::{end, has_later_chunks, has_reductions, headline, pass_names};
+use crate::op::{Memory, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
 ///
 /// Every pass takes a share of the row that is proportional to its time, at least one character.
 /// If there is room, the shortest pass gets a whole number of characters, so that equal times look
-/// equal. A microbatch's number is written where it fits whole, and left out otherwise.
+/// equal. A microbatch's number, with its slice behind a point, is written where it fits whole, and
+/// left out otherwise.
 #[must_use]
 pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let scale = Scale::new(timeline, columns);
@@ -66,7 +67,7 @@ impl Scale {
 fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
     let labelled = |slice: &Slice| match slice.op {
         Op::Compute(compute, pass) => Some((compute.to_string(), pass)),
-        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
     };
     labelled_row(timeline, stage, scale, ('.', labelled))
 }
@@ -76,7 +77,11 @@ fn copies_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
     let labelled = |slice: &Slice| match slice.op {
         Op::Memory(Memory::Offload, pass) => Some(("O".to_owned(), pass)),
         Op::Memory(Memory::Reload, pass) => Some(("L".to_owned(), pass)),
-        Op::Memory(Memory::Drop, _) | Op::Compute(..) | Op::Transfer(..) | Op::Update(_) => None,
+        Op::Memory(Memory::Drop, _)
+        | Op::Compute(..)
+        | Op::Transfer(..)
+        | Op::Update(_)
+        | Op::Reduce(..) => None,
     };
     labelled_row(timeline, stage, scale, (' ', labelled))
 }
@@ -94,7 +99,8 @@ fn labelled_row(
         let Some((letters, pass)) = labelled(slice) else { continue };
         let (from, to) = (scale.column(slice.start), scale.column(slice.end));
         let cells = &mut row[from.min(scale.width)..to.max(from + 1).min(scale.width)];
-        let label = label(letters, pass, cells.len(), Some(pass.chunk) == first_chunk);
+        let number = pass.microbatch_text(timeline.slice_count());
+        let label = label(letters, &number, cells.len(), Some(pass.chunk) == first_chunk);
         for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' '))) {
             *cell = letter;
         }
@@ -104,9 +110,9 @@ fn labelled_row(
 
 /// Letters and number; without room for both, the letters; without room for these, the first. A
 /// number is never cut, because what is left of it would be another number.
-fn label(letters: String, pass: Pass, room: usize, is_first_chunk: bool) -> String {
+fn label(letters: String, number: &str, room: usize, is_first_chunk: bool) -> String {
     let letters = if is_first_chunk { letters } else { letters.to_lowercase() };
-    let whole = format!("{letters}{}", pass.microbatch);
+    let whole = format!("{letters}{number}");
     if whole.len() <= room { whole } else { letters }
 }
 
@@ -118,9 +124,11 @@ fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
         let mark = match slice.op {
             Op::Update(Update::Step) => 'S',
             Op::Update(Update::GatePrevious | Update::GateThis) => 'G',
+            Op::Reduce(Reduction::Add, _) => 'R',
             Op::Compute(..)
             | Op::Transfer(..)
             | Op::Memory(..)
+            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Update(Update::Report | Update::Commit) => continue,
         };
         let (from, to) = (scale.column(slice.start), scale.column(slice.end));
@@ -139,7 +147,8 @@ fn legend(timeline: &Timeline, has_marks: bool, has_copies: bool) -> String {
         entries.push("copies: O out, L back");
     }
     if has_marks {
-        entries.push("below: G gate, S step");
+        let marks = ["below: G gate, S step", "below: G gate, R reduce, S step"];
+        entries.push(marks[usize::from(has_reductions(timeline))]);
     }
     format!("{:<8} {}\n", "", entries.join(" | "))
 }

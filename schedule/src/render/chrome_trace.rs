@@ -3,8 +3,8 @@
 
 use zbelastic_types::StageIndex;
 
-use super::short;
-use crate::op::{Compute, Memory, Op, Update};
+use super::{of_slices, short};
+use crate::op::{Compute, Memory, Op, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// One line of a trace.
@@ -59,19 +59,21 @@ pub fn write_trace(tracks: &[Track]) -> String {
 pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
     let trace_slice = |slice: &Slice| {
         let category = category(slice.op)?;
+        let op = slice.op.text(timeline.slice_count());
         let name = match timeline.step_count() {
-            1 => slice.op.to_string(),
-            _ => format!("{} step {}", slice.op, slice.step + 1),
+            1 => op,
+            _ => format!("{op} step {}", slice.step + 1),
         };
         let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
         Some(TraceSlice { name, category, start_us, duration_us })
     };
     let track = |stage: StageIndex, is_copies: bool| Track {
         process: format!(
-            "{}, {} stages, {} microbatches",
+            "{}, {} stages, {} microbatches{}",
             timeline.kind(),
             timeline.placement().stage_count(),
-            timeline.microbatch_count()
+            timeline.microbatch_count(),
+            of_slices(timeline)
         ),
         thread: format!("stage {stage}{}", if is_copies { " copies" } else { "" }),
         slices: timeline
@@ -102,7 +104,10 @@ pub fn category(op: Op) -> Option<&'static str> {
         Op::Compute(Compute::R, _) => Some("forward again"),
         Op::Memory(Memory::Offload, _) => Some("copy out"),
         Op::Memory(Memory::Reload, _) => Some("copy back"),
-        Op::Transfer(..) | Op::Memory(Memory::Drop, _) => None,
+        Op::Reduce(Reduction::Add, _) => Some("reduce"),
+        Op::Transfer(..)
+        | Op::Memory(Memory::Drop, _)
+        | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => None,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, headline, pass_names, short};
-use crate::op::{Compute, Memory, Op, Pass, Update};
+use super::{end, has_later_chunks, has_reductions, headline, pass_names, short};
+use crate::op::{Compute, Memory, Op, Pass, Reduction, Update};
 use crate::timeline::{Slice, Timeline};
 
 /// Lengths are in pixels.
@@ -30,7 +30,7 @@ const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
 .number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
 .w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.r{fill:#b8d4ec}.out{fill:#8a8a8a}\
-.back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444}\
+.back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
 .gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
@@ -62,7 +62,11 @@ impl<'a> Picture<'a> {
             slices.filter(|slice| matches!(slice.op, Op::Compute(..))).count()
         };
         let passes = timeline.stages().map(passes).max().unwrap_or(0);
-        let plot_width = (passes as f64 * PASS_WIDTH).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
+        let pass_width = match timeline.slice_count() {
+            1 => PASS_WIDTH,
+            _ => PASS_WIDTH + 2.0 * DIGIT_WIDTH,
+        };
+        let plot_width = (passes as f64 * pass_width).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
         Self { timeline, time_end: end(timeline), plot_width }
     }
 
@@ -94,6 +98,9 @@ impl<'a> Picture<'a> {
         }
         if self.timeline.all_slices().any(|slice| matches!(slice.op, Op::Update(_))) {
             entries.extend([("gate".to_owned(), "gate"), ("step".to_owned(), "step")]);
+        }
+        if has_reductions(self.timeline) {
+            entries.push(("reduce".to_owned(), "reduce"));
         }
         let (mut svg, mut x) = (String::new(), MARGIN);
         for (class, name) in entries {
@@ -128,10 +135,13 @@ impl<'a> Picture<'a> {
     fn slice_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
         let (class, width_min, number) = match slice.op {
             Op::Compute(compute, pass) => {
-                (self.pass_class(stage, compute, pass), 0.0, pass.microbatch.to_string())
+                let number = pass.microbatch_text(self.timeline.slice_count());
+                (self.pass_class(stage, compute, pass), 0.0, number)
             }
             Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
+            Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Transfer(..)
+            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Memory(..)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
@@ -142,7 +152,7 @@ impl<'a> Picture<'a> {
         let mut svg = format!(
             "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
              height=\"{ROW_HEIGHT}\"/>",
-            tooltip(slice)
+            self.tooltip(slice)
         );
         let has_room = number.len() as f64 * DIGIT_WIDTH + 2.0 <= width;
         if has_room && !number.is_empty() {
@@ -155,13 +165,22 @@ impl<'a> Picture<'a> {
         Some(svg)
     }
 
+    fn tooltip(&self, slice: &Slice) -> String {
+        let op = slice.op.text(self.timeline.slice_count());
+        let (start, end) = (short(slice.start), short(slice.end));
+        let text = format!("{op} step {}: {start} to {end}", slice.step);
+        format!("<title>{}</title>", escape(&text))
+    }
+
     fn copy_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
         let (class, pass) = match slice.op {
             Op::Memory(Memory::Offload, pass) => ("out", pass),
             Op::Memory(Memory::Reload, pass) => ("back", pass),
-            Op::Memory(Memory::Drop, _) | Op::Compute(..) | Op::Transfer(..) | Op::Update(_) => {
-                return None;
-            }
+            Op::Memory(Memory::Drop, _)
+            | Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..) => return None,
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
         let width = self.x(slice.end) - x;
@@ -169,7 +188,7 @@ impl<'a> Picture<'a> {
         Some(format!(
             "<g>{}<rect class=\"{class}{later}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
              height=\"{COPY_HEIGHT}\"/></g>\n",
-            tooltip(slice)
+            self.tooltip(slice)
         ))
     }
 
@@ -190,7 +209,7 @@ impl<'a> Picture<'a> {
             format!(
                 "<line class=\"gate\" x1=\"{x:.2}\" y1=\"{top}\" x2=\"{x:.2}\" y2=\"{bottom}\">\
                  {}</line>\n",
-                tooltip(slice)
+                self.tooltip(slice)
             )
         })
     }
@@ -226,12 +245,6 @@ impl<'a> Picture<'a> {
 /// Also the name of the style.
 fn class_of(compute: Compute) -> String {
     compute.to_string().to_lowercase()
-}
-
-fn tooltip(slice: &Slice) -> String {
-    let text =
-        format!("{} step {}: {} to {}", slice.op, slice.step, short(slice.start), short(slice.end));
-    format!("<title>{}</title>", escape(&text))
 }
 
 /// The next of 1, 2, 5, 10, 20, 50.. (or their tenths) that is at least `interval_min`.

@@ -1,8 +1,9 @@
 //! An order in the making: passes are put on stages one after another, each as early as it can.
 
 use super::pipeline::Pipeline;
-use super::problem::{ChunkCosts, TOLERANCE};
+use super::problem::{ChunkCosts, Ending, TOLERANCE};
 use crate::op::Compute;
+use crate::program::Window;
 
 /// A pass of a stage; microbatches of one kind and chunk come in their own order, so these two say
 /// enough.
@@ -43,9 +44,15 @@ pub(super) struct Board<'a> {
     pub(super) lanes: Vec<Lane>,
     /// By chunk.
     pub(super) passes: Vec<Passes>,
-    /// By chunk and microbatch: when its F and its B end.
-    ends_f: Vec<f64>,
+    /// By chunk and microbatch: when the result of its F and of its B is where it is read, and on the
+    /// last chunk when its F ends.
+    arrivals_f: Vec<f64>,
+    arrivals_b: Vec<f64>,
+    /// By chunk and microbatch: when its B ends.
     ends_b: Vec<f64>,
+    /// By stage: when the ways from it are free, to the stage before it, to the one after it, and
+    /// to the other end of the pipeline.
+    ways: Vec<[f64; 3]>,
 }
 
 impl<'a> Board<'a> {
@@ -58,8 +65,10 @@ impl<'a> Board<'a> {
             pipeline,
             lanes: (0..stage_count).map(|_| lane()).collect(),
             passes: vec![Passes::default(); chunk_count],
-            ends_f: vec![NEVER; cells],
+            arrivals_f: vec![NEVER; cells],
+            arrivals_b: vec![NEVER; cells],
             ends_b: vec![NEVER; cells],
+            ways: vec![[0.0; 3]; stage_count],
         }
     }
 
@@ -80,7 +89,7 @@ impl<'a> Board<'a> {
         let next = self.passes[chunk].f;
         match chunk.checked_sub(1) {
             None => 0.0,
-            Some(before) => self.ends_f[self.cell(before, next)] + self.pipeline.hop(chunk),
+            Some(before) => self.arrivals_f[self.cell(before, next)],
         }
     }
 
@@ -88,9 +97,9 @@ impl<'a> Board<'a> {
     pub(super) fn arrival_b(&self, chunk: usize) -> f64 {
         let next = self.passes[chunk].b;
         if chunk + 1 == self.passes.len() {
-            self.ends_f[self.cell(chunk, next)]
+            self.arrivals_f[self.cell(chunk, next)]
         } else {
-            self.ends_b[self.cell(chunk + 1, next)] + self.pipeline.hop(chunk + 1)
+            self.arrivals_b[self.cell(chunk + 1, next)]
         }
     }
 
@@ -140,12 +149,17 @@ impl<'a> Board<'a> {
         match compute {
             Compute::F => {
                 let cell = self.cell(chunk, f);
-                self.ends_f[cell] = end;
+                let is_last = chunk + 1 == self.passes.len();
+                self.arrivals_f[cell] =
+                    if is_last { end } else { self.arrival(chunk, chunk + 1, end) };
                 self.passes[chunk].f += 1;
             }
             Compute::B => {
                 let cell = self.cell(chunk, b);
                 self.ends_b[cell] = end;
+                if let Some(before) = chunk.checked_sub(1) {
+                    self.arrivals_b[cell] = self.arrival(chunk, before, end);
+                }
                 self.passes[chunk].b += 1;
             }
             Compute::W | Compute::BW | Compute::WE | Compute::R => self.passes[chunk].w += 1,
@@ -161,14 +175,43 @@ impl<'a> Board<'a> {
         lane.order.push(Put { compute, chunk: chunk as u32 });
     }
 
+    /// When what is made on a chunk at `end` is on a neighbour of the chunk.
+    fn arrival(&mut self, from: usize, to: usize, end: f64) -> f64 {
+        let hop = self.pipeline.hop(from.max(to));
+        let occupancy = self.pipeline.problem.occupancy;
+        let (from, to) = (self.pipeline.stage_of(from), self.pipeline.stage_of(to));
+        if occupancy == 0.0 || from == to {
+            return end + hop;
+        }
+        let direction = if to + 1 == from {
+            0
+        } else if from + 1 == to {
+            1
+        } else {
+            2
+        };
+        let way = &mut self.ways[from][direction];
+        let leaves = way.max(end);
+        *way = leaves + occupancy;
+        leaves + hop
+    }
+
     /// The stage that stood still for longest.
     pub(super) fn idle_max(&self) -> f64 {
         self.lanes.iter().map(|lane| lane.idle).fold(0.0, f64::max)
     }
 
-    /// The longest span of a stage.
+    /// What the step costs, by what ends it.
     pub(super) fn cost(&self) -> f64 {
-        self.lanes.iter().map(|lane| lane.clock - lane.began).fold(0.0, f64::max)
+        let Ending { window, verdict, .. } = &self.pipeline.problem.ending;
+        let longest = |of: fn(&Lane) -> f64| {
+            let ends = self.lanes.iter().enumerate();
+            ends.map(|(stage, lane)| of(lane) + self.pipeline.after(stage)).fold(0.0, f64::max)
+        };
+        match *window {
+            Window::One => longest(|lane| lane.clock - lane.began),
+            Window::Zero => longest(|lane| lane.clock) + *verdict,
+        }
     }
 
     /// The list of each stage.

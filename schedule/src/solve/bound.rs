@@ -1,5 +1,5 @@
 //! A lower bound on what any order of a step costs: the longest span of a stage, from the start of
-//! its first forward pass to the end of its last weight gradient.
+//! its first forward pass to the end of its last weight gradient, and what the step's ending adds.
 //!
 //! Three things take time on every stage, whatever the order. Its own work, with what it must wait
 //! before its first B (the *head*: a microbatch has to go through the rest of the model and back,
@@ -10,10 +10,12 @@
 //! A stage that holds two chunks meets a microbatch first in the *lower* and then in the *upper*
 //! one: its first pass is an F of the lower chunk, its first B one of the upper chunk, its last F
 //! one of the upper chunk, and the last microbatch to leave it leaves the lower chunk. With one
-//! chunk the two are the same.
+//! chunk the two are the same. With more than two, the lower and the upper one are the ends, and
+//! less is known of what it waits.
 
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
+use super::stepwise;
 
 /// No order of the problem costs less.
 pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
@@ -21,12 +23,11 @@ pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
     let heads: Vec<f64> = stages.iter().map(Stage::head).collect();
     let mut bound = 0.0_f64;
     for (stage, head) in stages.iter().zip(&heads) {
-        bound = bound
-            .max(stage.alone(*head))
-            .max(stage.by_memory())
-            .max(stage.through_others(&stages, &heads));
+        let span =
+            stage.alone(*head).max(stage.by_memory()).max(stage.through_others(&stages, &heads));
+        bound = bound.max(span + pipeline.beside(stage.index));
     }
-    bound
+    bound.max(stepwise::lower_bound(pipeline, bound))
 }
 
 /// By stage: how long it stands still after its last F in any order.
@@ -62,8 +63,8 @@ impl<'a> Stage<'a> {
         self.pipeline.microbatch_count()
     }
 
-    fn has_two(&self) -> bool {
-        self.lower != self.upper
+    fn chunk_count(&self) -> usize {
+        self.pipeline.chunks_of(self.index).len()
     }
 
     fn costs(&self) -> (&ChunkCosts, &ChunkCosts) {
@@ -81,8 +82,10 @@ impl<'a> Stage<'a> {
         let m = self.microbatch_count();
         let trip = self.pipeline.first_trip(self.index);
         let of_lower = |rest: f64| f64::from(how_many(rest, lower.after_forward, m)) * lower.f;
-        if !self.has_two() {
-            return (trip - of_lower(self.limit)).max(0.0);
+        match self.chunk_count() {
+            1 => return (trip - of_lower(self.limit)).max(0.0),
+            2 => {}
+            _ => return self.head_of_many(trip, of_lower(self.limit)),
         }
         let way_up = self.way_up();
         let before_upper = (way_up - of_lower(self.limit)).max(0.0);
@@ -95,9 +98,27 @@ impl<'a> Stage<'a> {
         (trip - busy).max(before_upper)
     }
 
+    /// The same with more than two chunks, of which the lower one has F of `of_lower` to run: what
+    /// memory holds is as long as the densest F.
+    fn head_of_many(&self, trip: f64, of_lower: f64) -> f64 {
+        let chunks = self.pipeline.chunks_of(self.index);
+        let way_to_second = self.pipeline.way(self.lower, chunks[1]);
+        let dense = |chunk: &usize| {
+            let ChunkCosts { f, after_forward, .. } = *self.pipeline.costs(*chunk);
+            if f > 0.0 { f / after_forward } else { 0.0 }
+        };
+        let densest = chunks.iter().map(dense).fold(0.0, f64::max);
+        let held = if densest > 0.0 { densest * self.limit } else { 0.0 };
+        let all = f64::from(self.microbatch_count()) * self.pipeline.sum(self.index, |c| c.f);
+        (trip - held.min(all)).max(way_to_second - of_lower).max(0.0)
+    }
+
     /// What it waits after its last F: after that it has only so much to do until that microbatch
     /// comes back.
     fn tail(&self) -> f64 {
+        if self.chunk_count() > 2 {
+            return 0.0;
+        }
         let (lower, upper) = self.costs();
         let chain = self.pipeline.trip(self.lower) - self.way_up() - upper.f + lower.b + lower.w;
         let m = self.microbatch_count();
@@ -108,7 +129,7 @@ impl<'a> Stage<'a> {
             if left >= chain {
                 return 0.0;
             }
-            left = left.max(if self.has_two() {
+            left = left.max(if self.chunk_count() == 2 {
                 self.left_of_two(count, chain)
             } else {
                 self.left_of_one(count)
@@ -170,7 +191,7 @@ impl<'a> Stage<'a> {
     }
 
     /// All of a stage that comes after it in the model, and the way there and back. Of a stage with
-    /// a chunk before and a chunk after it, the chunk after it counts.
+    /// chunks before and chunks after it, those after it count.
     fn through_others(&self, stages: &[Self], heads: &[f64]) -> f64 {
         let m = f64::from(self.microbatch_count());
         let mut bound = 0.0_f64;
@@ -178,13 +199,14 @@ impl<'a> Stage<'a> {
             if other.upper < self.lower {
                 continue;
             }
-            let is_whole = other.lower >= self.lower;
-            let pair = |costs: &ChunkCosts| costs.f + costs.b;
-            let (first, pairs, head) = if is_whole {
-                (other.lower, self.pipeline.sum(other.index, pair), *head)
-            } else {
-                (other.upper, pair(other.costs().1), 0.0)
+            let behind = || {
+                let chunks = self.pipeline.chunks_of(other.index).iter().copied();
+                chunks.filter(|chunk| *chunk >= self.lower)
             };
+            let first = behind().next().expect("its upper chunk is behind");
+            let pair = |chunk| self.pipeline.costs(chunk).f + self.pipeline.costs(chunk).b;
+            let pairs: f64 = behind().map(pair).sum();
+            let head = if first == other.lower { *head } else { 0.0 };
             let way = self.pipeline.way_and_back(self.lower, first);
             bound = bound.max(way + m * pairs + head + self.costs().0.w);
         }

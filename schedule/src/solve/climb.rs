@@ -10,7 +10,7 @@ const TRIES_MAX: usize = 2_000;
 /// Passes that are put on boards at most for a small problem: some milliseconds.
 const SMALL_PASSES_MAX: usize = 50_000;
 /// Tries for a small problem, at least and at most.
-const SMALL_TRIES: (usize, usize) = (100, 500);
+const SMALL_TRIES: (usize, usize) = (100, 2_000);
 /// Tries without a better order after which it goes on from the best rules again.
 const PLATEAU_MAX: usize = 150;
 

@@ -5,13 +5,25 @@ use super::pipeline::Pipeline;
 use crate::op::{Compute, Op};
 use crate::program::Program;
 
-/// The orders of a program that has arithmetic only, and whose chunks run microbatches in turn.
+/// The orders of a program that has arithmetic only, and whose chunks run microbatches in turn. What
+/// it does in one, B and W, is done one after the other.
 pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
-    let put = |op: &Op| match *op {
-        Op::Compute(compute, pass) => Some(Put { compute, chunk: pass.chunk.0 }),
-        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
+    let puts = |op: &Op| {
+        let (computes, pass): (&[Compute], _) = match op {
+            Op::Compute(Compute::BW, pass) => (&[Compute::B, Compute::W], pass),
+            Op::Compute(Compute::F, pass) => (&[Compute::F], pass),
+            Op::Compute(Compute::B, pass) => (&[Compute::B], pass),
+            Op::Compute(Compute::W, pass) => (&[Compute::W], pass),
+            Op::Compute(Compute::WE | Compute::R, _)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => return Vec::new(),
+        };
+        let put = |compute: &Compute| Put { compute: *compute, chunk: pass.chunk.0 };
+        computes.iter().map(put).collect()
     };
-    program.stages.iter().map(|ops| ops.iter().filter_map(put).collect()).collect()
+    program.stages.iter().map(|ops| ops.iter().flat_map(puts).collect()).collect()
 }
 
 /// The board of given orders; `None` if a stage's memory does not hold its order, or it stops.

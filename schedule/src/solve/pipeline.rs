@@ -1,7 +1,8 @@
 //! A problem with what a search looks up again and again.
 
-use super::problem::{ChunkCosts, Problem};
+use super::problem::{ChunkCosts, Ending, Problem};
 use crate::placement::PlacementShape;
+use crate::program::Window;
 
 /// Chunks and stages are indices here: a search counts in millions of passes.
 pub(super) struct Pipeline<'a> {
@@ -27,7 +28,7 @@ impl<'a> Pipeline<'a> {
         let chunk_count = problem.chunks.len();
         let stage_of = |chunk: usize| match problem.placement.shape() {
             PlacementShape::Line | PlacementShape::Loop => chunk % stage_count,
-            PlacementShape::Vee => chunk.min(chunk_count - 1 - chunk),
+            PlacementShape::Vee | PlacementShape::Cross => chunk.min(chunk_count - 1 - chunk),
         };
         let stage_of: Vec<usize> = (0..chunk_count).map(stage_of).collect();
         let mut chunks_of = vec![Vec::with_capacity(2); stage_count];
@@ -36,7 +37,7 @@ impl<'a> Pipeline<'a> {
         }
         let hop = |chunk: usize| {
             let is_local = chunk == 0 || stage_of[chunk - 1] == stage_of[chunk];
-            if is_local { 0.0 } else { problem.link }
+            if is_local { 0.0 } else { problem.link + problem.occupancy }
         };
         let hops: Vec<f64> = (0..chunk_count).map(hop).collect();
         let (mut there, mut back) = (vec![0.0; chunk_count], vec![0.0; chunk_count]);
@@ -88,7 +89,12 @@ impl<'a> Pipeline<'a> {
         self.problem.limits[stage]
     }
 
-    /// The way between a chunk and the one before it.
+    /// What a stage does behind its last W.
+    pub(super) fn after(&self, stage: usize) -> f64 {
+        self.problem.ending.after.get(stage).copied().unwrap_or(0.0)
+    }
+
+    /// The way between a chunk and the one before it, if nothing else is on it.
     pub(super) fn hop(&self, chunk: usize) -> f64 {
         self.hops[chunk]
     }
@@ -96,6 +102,21 @@ impl<'a> Pipeline<'a> {
     /// Work that a stage has in a step.
     pub(super) fn work(&self, stage: usize) -> f64 {
         f64::from(self.microbatch_count()) * self.sum(stage, |costs| costs.f + costs.b + costs.w)
+    }
+
+    /// What the step costs at least if this stage never stands still.
+    pub(super) fn least(&self, stage: usize) -> f64 {
+        self.work(stage) + self.beside(stage)
+    }
+
+    /// What the step costs beside the span of a stage, at least.
+    pub(super) fn beside(&self, stage: usize) -> f64 {
+        let Ending { window, verdict, .. } = &self.problem.ending;
+        let others = match window {
+            Window::One => 0.0,
+            Window::Zero => self.there[self.ends_of(stage).0] + verdict,
+        };
+        others + self.after(stage)
     }
 
     /// From the start of a chunk's F to the start of the same microbatch's B, if nothing waits.

@@ -1,11 +1,14 @@
 //! Orders made in the order of time: whenever a stage is free, a rule says what it does next with
 //! what has arrived.
 
+use std::iter;
+
 use super::board::Board;
 use super::bound::tails;
 use super::due::Due;
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
+use super::stepwise;
 use crate::op::Compute;
 
 /// What a stage goes by.
@@ -58,18 +61,11 @@ enum Ahead {
 /// The share of a weight gradient that no gap has.
 pub(super) const NEVER_FILLS: f64 = f64::MAX;
 
-/// The rules that are tried first: all stages go by the same.
-pub(super) fn rules<'a>(pipeline: &'a Pipeline<'a>) -> impl Iterator<Item = Vec<Rule>> + 'a {
-    const AHEAD: [(Ahead, Ahead); 8] = [
-        (Ahead::Freely, Ahead::Freely),
-        (Ahead::UntilFirst(0), Ahead::UntilFirst(0)),
-        (Ahead::UntilFirst(0), Ahead::AsNeeded(1)),
-        (Ahead::UntilFirst(1), Ahead::UntilFirst(1)),
-        (Ahead::Freely, Ahead::AsNeeded(1)),
-        (Ahead::Freely, Ahead::AsNeeded(2)),
-        (Ahead::AsNeeded(1), Ahead::AsNeeded(1)),
-        (Ahead::AsNeeded(0), Ahead::AsNeeded(0)),
-    ];
+/// The rules that are tried first: all stages go by the same. `bound` is what every order costs.
+pub(super) fn rules<'a>(
+    pipeline: &'a Pipeline<'a>,
+    bound: f64,
+) -> impl Iterator<Item = Vec<Rule>> + 'a {
     // Whether the upper chunk's F, and B, come first.
     const UPPER_FIRST: [(bool, bool); 4] =
         [(true, false), (true, true), (false, false), (false, true)];
@@ -78,8 +74,7 @@ pub(super) fn rules<'a>(pipeline: &'a Pipeline<'a>) -> impl Iterator<Item = Vec<
     let has_several = pipeline.chunk_count() > pipeline.stage_count();
     let upper_first = UPPER_FIRST.into_iter().take(if has_several { UPPER_FIRST.len() } else { 1 });
     upper_first.flat_map(move |(upper_f_first, upper_b_first)| {
-        AHEAD.into_iter().flat_map(move |(first, ahead)| {
-            let (first, ahead) = (caps(pipeline, first), caps(pipeline, ahead));
+        ahead(pipeline, bound).flat_map(move |(first, ahead)| {
             choices().map(move |(turns, yields, share)| {
                 let rule = |stage: usize| {
                     let turn = if is_busiest(stage) { turns.0 } else { turns.1 };
@@ -99,6 +94,29 @@ pub(super) fn rules<'a>(pipeline: &'a Pipeline<'a>) -> impl Iterator<Item = Vec<
             })
         })
     })
+}
+
+/// By stage, how many microbatches it begins before its first B and from then on, at most. Orders of
+/// a small problem are made from the first three.
+fn ahead<'a>(
+    pipeline: &'a Pipeline<'a>,
+    bound: f64,
+) -> impl Iterator<Item = (Vec<u32>, Vec<u32>)> + 'a {
+    const AHEAD: [(Ahead, Ahead); 7] = [
+        (Ahead::UntilFirst(0), Ahead::UntilFirst(0)),
+        (Ahead::UntilFirst(0), Ahead::AsNeeded(1)),
+        (Ahead::UntilFirst(1), Ahead::UntilFirst(1)),
+        (Ahead::Freely, Ahead::AsNeeded(1)),
+        (Ahead::Freely, Ahead::AsNeeded(2)),
+        (Ahead::AsNeeded(1), Ahead::AsNeeded(1)),
+        (Ahead::AsNeeded(0), Ahead::AsNeeded(0)),
+    ];
+    let freely = || caps(pipeline, Ahead::Freely);
+    let stepwise = stepwise::forwards_first(pipeline, bound).into_iter();
+    let stepwise = stepwise.map(move |first| (first, caps(pipeline, Ahead::Freely)));
+    let others =
+        AHEAD.into_iter().map(|(first, ahead)| (caps(pipeline, first), caps(pipeline, ahead)));
+    iter::once((freely(), freely())).chain(stepwise).chain(others)
 }
 
 /// Turns, of the busiest stages and of the others, whether F yield, and the share of a W that a gap
@@ -138,7 +156,7 @@ impl<'a> Allowance<'a> {
     /// Orders that cost more than this are given up.
     pub(super) fn lower_to(&mut self, cost: f64) {
         for (stage, idle_max) in self.idle_max.iter_mut().enumerate() {
-            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.work(stage);
+            *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.least(stage);
         }
     }
 

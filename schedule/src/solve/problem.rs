@@ -1,5 +1,5 @@
-//! What is to be solved: a pipeline with one chunk a stage, or two in a vee, each chunk with times
-//! of its own.
+//! What is to be solved: a pipeline with one chunk a stage, two in a vee, or several dealt round,
+//! each chunk with times of its own.
 
 use std::fmt;
 
@@ -8,8 +8,9 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use super::SolveError;
 use crate::cost::{ChunkTimes, Costs, MemoryCosts};
 use crate::memory::{ChunkMemory, peak_memory};
-use crate::placement::{Placement, PlacementShape};
-use crate::program::Program;
+use crate::placement::Placement;
+use crate::program::{Program, Window};
+use crate::timeline::Timeline;
 
 /// What one chunk takes, for one microbatch. Times are in one unit of the caller's choice, memory
 /// in another.
@@ -39,7 +40,7 @@ pub struct StageCosts {
 /// A pipeline whose operations are to be put into an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// Which stage holds which chunk: a line or a vee.
+    /// Which stage holds which chunk.
     pub placement: Placement,
     /// By chunk, in model order.
     pub chunks: Vec<ChunkCosts>,
@@ -47,8 +48,34 @@ pub struct Problem {
     pub limits: Vec<f64>,
     /// From the end of a pass to the arrival of its result on another stage.
     pub link: f64,
+    /// How long a result keeps its way from those after it ([`Costs::occupancy`]).
+    pub occupancy: f64,
     /// Microbatches in a step.
     pub microbatch_count: u32,
+    /// What ends a step.
+    pub ending: Ending,
+}
+
+/// What ends a step, and how the next one follows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ending {
+    /// With one step open, the next begins on a stage when that is done with this one: what counts
+    /// is the longest span of a stage. With none, all wait for all and for the verdict: what counts
+    /// is the time from the first start to there.
+    pub window: Window,
+    /// From the last stage's end to the verdict being known on every stage; counts without an open
+    /// step only.
+    pub verdict: f64,
+    /// By stage: what it does behind its last W, such as adding gradients up among copies of the
+    /// pipeline; empty if that is nothing.
+    pub after: Vec<f64>,
+}
+
+impl Default for Ending {
+    /// The next step begins at once.
+    fn default() -> Self {
+        Self { window: Window::One, verdict: 0.0, after: Vec::new() }
+    }
 }
 
 /// Whose number it is.
@@ -75,23 +102,24 @@ impl Problem {
         microbatch_count: u32,
     ) -> Self {
         assert_eq!(stages.len(), placement.stage_count() as usize, "one entry a stage");
-        let count = f64::from(placement.chunk_count() / placement.stage_count());
+        let share = placement.chunk_share();
         let shared = |stage: StageIndex| {
             let ChunkCosts { f, b, w, after_forward, after_input_gradient } =
                 stages[stage.index()].chunks;
             ChunkCosts {
-                f: f / count,
-                b: b / count,
-                w: w / count,
-                after_forward: after_forward / count,
-                after_input_gradient: after_input_gradient / count,
+                f: f * share,
+                b: b * share,
+                w: w * share,
+                after_forward: after_forward * share,
+                after_input_gradient: after_input_gradient * share,
             }
         };
         let holders =
             (0..placement.chunk_count()).map(|chunk| placement.stage_of(ChunkIndex(chunk)));
         let chunks = holders.map(|stage| shared(stage.expect("the chunk exists"))).collect();
         let limits = stages.iter().map(|stage| stage.limit).collect();
-        Self { placement, chunks, limits, link, microbatch_count }
+        let (occupancy, ending) = (0.0, Ending::default());
+        Self { placement, chunks, limits, link, occupancy, microbatch_count, ending }
     }
 
     /// What its passes take, to simulate a program of it; verdict and step take no time.
@@ -102,7 +130,29 @@ impl Problem {
             ChunkTimes { f, b, w, w_early: 0.0 }
         };
         let chunks = self.chunks.iter().map(times).collect();
-        Costs { chunks, link: self.link, verdict: 0.0, step: 0.0, memory: MemoryCosts::default() }
+        let Self { link, occupancy, .. } = *self;
+        let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+        Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step: 0.0, memory }
+    }
+
+    /// What a step of arithmetic costs that was simulated with these costs, by what ends it.
+    ///
+    /// # Panics
+    /// If it has other stages.
+    #[must_use]
+    pub fn cost(&self, timeline: &Timeline) -> f64 {
+        let Ending { window, verdict, after } = &self.ending;
+        let longest = |of: &dyn Fn(StageIndex) -> f64| {
+            let after = |stage: StageIndex| after.get(stage.index()).copied().unwrap_or(0.0);
+            timeline.stages().map(|stage| of(stage) + after(stage)).fold(0.0, f64::max)
+        };
+        match window {
+            Window::One => longest(&|stage| timeline.span(stage, 0)),
+            Window::Zero => {
+                let end = |stage| timeline.slices(stage).last().map_or(0.0, |slice| slice.end);
+                longest(&end) + verdict
+            }
+        }
     }
 
     /// What its passes keep, in model order; a WE gives nothing back.
@@ -128,20 +178,45 @@ impl Problem {
         peaks.into_iter().zip(&self.limits).all(fits)
     }
 
+    /// What the busiest stage computes in a step.
+    pub(super) fn work_max(&self) -> f64 {
+        let mut work = vec![0.0; self.limits.len()];
+        for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
+            let stage = self.placement.stage_of(chunk).expect("it was counted");
+            let replica = self.placement.replica_of(chunk);
+            let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
+            work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
+        }
+        work.into_iter().fold(0.0, f64::max)
+    }
+
     /// Whether it is one that can be solved.
     ///
     /// # Errors
     /// As [`crate::solve`].
     pub fn check(&self) -> Result<(), SolveError> {
         self.check_counts()?;
-        check_number("link", Owner::All, self.link)?;
+        let Ending { verdict, after, .. } = &self.ending;
+        for (name, found) in
+            [("link", self.link), ("occupancy", self.occupancy), ("verdict", *verdict)]
+        {
+            check_number(name, Owner::All, found)?;
+        }
+        for (stage, found) in (0..).map(StageIndex).zip(after) {
+            check_number("after", Owner::Stage(stage), *found)?;
+        }
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             check_chunk(chunk, costs)?;
         }
         let mut needed = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
-            needed[stage.index()] += costs.after_forward;
+            // A microbatch runs through one replica.
+            let needed = &mut needed[stage.index()];
+            *needed = match self.placement.replica_count() {
+                1 => *needed + costs.after_forward,
+                _ => f64::max(*needed, costs.after_forward),
+            };
         }
         for ((stage, limit), needed) in (0..).map(StageIndex).zip(&self.limits).zip(needed) {
             if limit.is_nan() || *limit < 0.0 {
@@ -156,10 +231,6 @@ impl Problem {
     }
 
     fn check_counts(&self) -> Result<(), SolveError> {
-        let shape = self.placement.shape();
-        if shape == PlacementShape::Loop {
-            return Err(SolveError::Shape { found: shape });
-        }
         if self.microbatch_count == 0 {
             return Err(SolveError::NoMicrobatch);
         }
@@ -168,7 +239,12 @@ impl Problem {
             if is_it { Ok(()) } else { Err(SolveError::Count { name, expected, found }) }
         };
         check("chunks", self.placement.chunk_count(), self.chunks.len())?;
-        check("limits", self.placement.stage_count(), self.limits.len())
+        check("limits", self.placement.stage_count(), self.limits.len())?;
+        let after = &self.ending.after;
+        if after.is_empty() {
+            return Ok(());
+        }
+        check("after", self.placement.stage_count(), after.len())
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::board::Board;
 use super::pipeline::Pipeline;
-use super::problem::TOLERANCE;
+use super::problem::{Problem, TOLERANCE};
 use crate::op::Compute;
 
 /// How the open questions of the search are answered.
@@ -58,7 +58,8 @@ impl Rounds<'_> {
     }
 
     fn link(&self) -> f64 {
-        self.board.pipeline.problem.link
+        let Problem { link, occupancy, .. } = *self.board.pipeline.problem;
+        link + occupancy
     }
 
     fn warm_up(&mut self) {

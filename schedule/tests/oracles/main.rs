@@ -31,10 +31,13 @@ fn kind_of(row: &Row<'_>) -> Option<ScheduleKind> {
 
 /// Schedules without rows. What is solved is held against others in `solved.rs`, what is copied in
 /// `offloaded.rs`.
-const NOT_REPLAYED: [ScheduleKind; 6] = [
+const NOT_REPLAYED: [ScheduleKind; 9] = [
     ScheduleKind::ZbAuto,
     ScheduleKind::LoopedBfs,
     ScheduleKind::DualPipeV,
+    ScheduleKind::Gems,
+    ScheduleKind::Chimera,
+    ScheduleKind::Seq1F1B,
     ScheduleKind::PoHalf,
     ScheduleKind::PoFull,
     ScheduleKind::PoSelective,
@@ -56,7 +59,8 @@ fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
 
 fn check_row(kind: ScheduleKind, row: &Row<'_>) {
     let [p, v, m] = ["p", "v", "m"].map(|name| row.count(name));
-    let size = PipelineSize { stage_count: p, chunks_per_stage: v, microbatch_count: m };
+    let size =
+        PipelineSize { stage_count: p, chunks_per_stage: v, microbatch_count: m, slice_count: 1 };
     let [f, b, w, link] = ["t_f", "t_b", "t_w", "t_comm"].map(|name| row.number(name));
     let program = generate_sized(kind, size).unwrap_or_else(|error| panic!("{kind}: {error}"));
     let costs = Costs::even(&program.placement, f, b, w, link);
@@ -87,7 +91,7 @@ fn peak(
     after_forward: f64,
     after_input_gradient: f64,
 ) -> f64 {
-    let share = |memory: f64| memory / f64::from(program.placement.chunks_per_stage());
+    let share = |memory: f64| memory * program.placement.chunk_share();
     let chunk = ChunkMemory {
         after_forward: share(after_forward),
         after_drop: 0.0,

@@ -51,7 +51,7 @@ struct Tally {
 fn check_row(row: &Row<'_>, tally: &mut Tally) {
     let [stage_count, chunks_per_stage, microbatch_count] =
         ["p", "v", "m"].map(|name| row.count(name));
-    let size = PipelineSize { stage_count, chunks_per_stage, microbatch_count };
+    let size = PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count: 1 };
     let order = generate_sized(kind_of(row), size).expect("the size is legal");
     let (costs, memory) = (costs(row, &order), resident(&order));
     let chunks = OffloadChunks::First(row.count("offload_chunks"));

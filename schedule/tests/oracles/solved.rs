@@ -85,7 +85,7 @@ fn even_stages_are_solved_as_well_as_the_published_search_does_or_better() {
         let solution = solved(&problem);
         let theirs = row.number("lb_cost");
         let bound = solution.lower_bound;
-        assert!((bound - theirs).abs() <= 1e-6 * theirs, "bound {bound}, not {theirs}: {row:?}");
+        assert!(bound >= theirs * (1.0 - 1e-6), "bound {bound}, not {theirs}: {row:?}");
         let tally = if times == 1.0 { &mut at_one } else { &mut at_others };
         tally.note(&solution, row.number("cost"));
     }
@@ -93,6 +93,7 @@ fn even_stages_are_solved_as_well_as_the_published_search_does_or_better() {
     assert!(at_one.rows > 0 && at_others.rows > 0);
     assert_eq!((at_one.above, at_others.above), (0, 0));
     assert_eq!(at_one.optimal, at_one.rows);
+    assert!(at_others.gap_max <= 0.01, "within a hundredth of the bound, found {at_others:?}");
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Region {
     }
 
     fn take_forward(&mut self, microbatch: MicrobatchIndex) {
-        let pass = Pass { chunk: self.chunk, microbatch };
+        let pass = Pass::new(self.chunk.0, microbatch.0);
         let of = |transfer| AsyncOp::Transfer(transfer, Flow::Forward, pass);
         self.chosen.extend((!self.is_first).then(|| of(Transfer::Receive)));
         let version = Version::new(self.version);
@@ -103,7 +103,7 @@ impl Region {
     }
 
     fn take_backward(&mut self, microbatch: MicrobatchIndex) {
-        let pass = Pass { chunk: self.chunk, microbatch };
+        let pass = Pass::new(self.chunk.0, microbatch.0);
         let of = |transfer| AsyncOp::Transfer(transfer, Flow::Backward, pass);
         self.chosen.extend((!self.is_last).then(|| of(Transfer::Receive)));
         let version = Version::new(self.version);

@@ -51,7 +51,9 @@ impl Pace {
         };
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
+            slice_shares: Vec::new(),
             link: self.link,
+            occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: MemoryCosts { chunks: self.memory_times(plan), ..MemoryCosts::default() },

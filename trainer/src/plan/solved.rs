@@ -2,8 +2,8 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkTimes, PlacementShape, Problem, Program, ScheduleKind, generate, lower_bound,
-    solve,
+    ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, ScheduleKind, generate,
+    lower_bound, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -40,6 +40,9 @@ pub(super) fn solved_plans<B: Backend>(
         | ScheduleKind::VMin
         | ScheduleKind::OneFOneBV
         | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B
         | ScheduleKind::PoHalf
         | ScheduleKind::PoFull
         | ScheduleKind::PoSelective => return Vec::new(),
@@ -79,7 +82,7 @@ fn with_early_first(times: &ChunkTimes) -> ChunkTimes {
 const fn depth(shape: PlacementShape) -> u32 {
     match shape {
         PlacementShape::Line => 2,
-        PlacementShape::Loop | PlacementShape::Vee => 1,
+        PlacementShape::Loop | PlacementShape::Vee | PlacementShape::Cross => 1,
     }
 }
 
@@ -110,7 +113,9 @@ fn problem<B: Backend>(
         chunks,
         limits,
         link: request.pace.link,
+        occupancy: 0.0,
         microbatch_count: request.batch.microbatch_count,
+        ending: Ending::default(),
     }
 }
 
@@ -159,7 +164,9 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         chunks: pace.chunk_times(placement, &plan.chunks).into_iter().map(costs).collect(),
         limits: vec![f64::INFINITY; placement.stage_count() as usize],
         link: pace.link,
+        occupancy: 0.0,
         microbatch_count: plan.batch.microbatch_count,
+        ending: Ending::default(),
     };
     Some(lower_bound(&problem).expect("a pace has times"))
 }

@@ -21,6 +21,13 @@ struct Away {
     has_logits: bool,
 }
 
+/// The chunk, and what a pass works in.
+type Working<'a, B> = (
+    &'a mut Chunk<B>,
+    &'a mut PassStash<<B as Backend>::Buffer>,
+    Option<&'a mut Logits<<B as Backend>::Buffer>>,
+);
+
 /// A chunk with the memory its passes work in.
 pub(super) struct ChunkBench<B: Backend> {
     pub(super) chunk: Chunk<B>,
@@ -70,10 +77,7 @@ impl<B: Backend> ChunkBench<B> {
     }
 
     /// The chunk, and what a pass works in.
-    pub(super) fn working(
-        &mut self,
-        microbatch: MicrobatchIndex,
-    ) -> (&mut Chunk<B>, &mut PassStash<B::Buffer>, Option<&mut Logits<B::Buffer>>) {
+    pub(super) fn working(&mut self, microbatch: MicrobatchIndex) -> Working<'_, B> {
         let stash = self.stashes.get(microbatch);
         let logits = self.logits.find(microbatch);
         (&mut self.chunk, stash, logits)

@@ -445,6 +445,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
             Op::Update(update) => self.run_update(update),
+            Op::Reduce(..) => unreachable!("a plan has one replica of the model"),
             Op::Memory(memory, pass) => match self.run_memory(memory, pass) {
                 Ok(()) => None,
                 Err(error) => return Progress::Failed(error),

@@ -44,9 +44,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
         let chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
         let passes = groups.flat_map(|group| {
-            chunks.iter().flat_map(move |chunk| {
-                group.iter().map(|i| Pass { chunk: *chunk, microbatch: MicrobatchIndex(*i) })
-            })
+            chunks.iter().flat_map(move |chunk| group.iter().map(|i| Pass::new(chunk.0, *i)))
         });
         passes.collect()
     }

@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    Compute, Flow, Memory, Op, Pass, Placement, PlacementShape, Program, ScheduleKind, Transfer,
-    Update, Window,
+    Compute, Flow, Memory, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
+    Transfer, Update, Window,
 };
-use zbelastic_types::{Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
 use crate::codec;
 use crate::entry::Entry;
@@ -28,6 +28,7 @@ enum ProgramEdit {
     RepeatList { stage: usize },
     Placement(PlacementShape, u32, u32),
     Microbatches(u32),
+    Slices(u32),
     Window(Option<Window>),
     Kind(ScheduleKind),
 }
@@ -54,7 +55,10 @@ fn number() -> impl Strategy<Value = u32> {
 }
 
 fn ops() -> impl Strategy<Value = Op> {
-    let pass = || (number(), number()).prop_map(|(chunk, microbatch)| Pass::new(chunk, microbatch));
+    let pass = || {
+        (number(), number(), prop_oneof![8 => Just(0), 1 => number()])
+            .prop_map(|(chunk, microbatch, slice)| Pass::sliced(chunk, microbatch, slice))
+    };
     let compute = prop::sample::select(vec![
         Compute::F,
         Compute::B,
@@ -73,19 +77,31 @@ fn ops() -> impl Strategy<Value = Op> {
         Update::GateThis,
         Update::Commit,
     ]);
+    let reduction = prop::sample::select(vec![
+        Reduction::Send,
+        Reduction::Receive,
+        Reduction::Local,
+        Reduction::Add,
+    ]);
     prop_oneof![
         (compute, pass()).prop_map(|(compute, pass)| Op::Compute(compute, pass)),
         (transfer, flow, pass())
             .prop_map(|(transfer, flow, pass)| Op::Transfer(transfer, flow, pass)),
         update.prop_map(Op::Update),
+        (reduction, number())
+            .prop_map(|(reduction, chunk)| Op::Reduce(reduction, ChunkIndex(chunk))),
         (memory, pass()).prop_map(|(memory, pass)| Op::Memory(memory, pass)),
     ]
 }
 
 fn edits_of_programs() -> impl Strategy<Value = ProgramEdit> {
     let (stage, at) = (|| 0..4_usize, || 0..40_usize);
-    let shape =
-        prop::sample::select(vec![PlacementShape::Line, PlacementShape::Loop, PlacementShape::Vee]);
+    let shape = prop::sample::select(vec![
+        PlacementShape::Line,
+        PlacementShape::Loop,
+        PlacementShape::Vee,
+        PlacementShape::Cross,
+    ]);
     let window = prop::sample::select(vec![None, Some(Window::Zero), Some(Window::One)]);
     prop_oneof![
         6 => (stage(), at(), ops())
@@ -100,6 +116,7 @@ fn edits_of_programs() -> impl Strategy<Value = ProgramEdit> {
         1 => stage().prop_map(|stage| ProgramEdit::RepeatList { stage }),
         2 => (shape, 0..6_u32, 0..9_u32).prop_map(|(s, p, c)| ProgramEdit::Placement(s, p, c)),
         1 => number().prop_map(ProgramEdit::Microbatches),
+        1 => number().prop_map(ProgramEdit::Slices),
         1 => window.prop_map(ProgramEdit::Window),
         1 => prop::sample::select(ScheduleKind::ALL.to_vec()).prop_map(ProgramEdit::Kind),
     ]
@@ -168,6 +185,7 @@ fn edit_program(program: &mut Program, edit: ProgramEdit) {
             program.placement = placement.unwrap_or_else(|_| program.placement.clone());
         }
         ProgramEdit::Microbatches(count) => program.microbatch_count = count,
+        ProgramEdit::Slices(count) => program.slice_count = count,
         ProgramEdit::Window(window) => program.window = window,
         ProgramEdit::Kind(kind) => program.kind = kind,
     }

@@ -1,6 +1,6 @@
 //! Plans: adopted at once or ahead, loaded, resumed.
 
-use zbelastic_schedule::Window;
+use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
     Digest, Generation, Incarnation, LayerId, LayerRange, NodeId, StageIndex, Step,
 };
@@ -89,6 +89,19 @@ fn chunks_make_up_the_model() {
     check(&[(2, 4), (0, 2)], 2);
     check(&[(0, 2), (1, 4)], 2);
     check(&[(0, 1), (1, 2), (2, 4)], 4);
+}
+
+#[test]
+fn the_model_is_there_once() {
+    let mut log = Log::with_job(spec(), &[1, 2]);
+    let two = generate(ScheduleKind::Chimera, 2, 2).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    let spoil = |plan: &mut PlanRecord| {
+        plan.program = lower(&two, options);
+        // As many chunks as there are, and the model's layers end where they should.
+        plan.chunks = (0..4).map(|layer| LayerRange::new(layer, layer + 1)).collect();
+    };
+    refuse(&mut log, &[1, 2], spoil, PlanRefusal::Replicas { found: 2 });
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //! For a block of keys, the queries that see it compute their weights P and the gradient dS of
 //! their scores and add to the queries' gradient; then dV is the sum over queries of P times the
 //! output's gradient, and dK that of dS times the query.
+//!
+//! Of a slice, dK and dV of earlier slices' keys and values are shares, which are added to those of
+//! later slices; its own are complete with what later slices have added before.
 
 use std::ops::Range;
 
@@ -14,7 +17,7 @@ use super::super::matmul::{
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
-use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
+use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, with_head_scratch};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
@@ -26,32 +29,67 @@ pub(in super::super) struct Saved<'a> {
     pub(in super::super) gradient: &'a [f32],
 }
 
+/// An earlier slice: what its queries, keys and values are, and where the gradients of its keys and
+/// values are collected. A row of these holds a row of keys and then one of values.
+pub(in super::super) struct KeyValueGradients<'a> {
+    pub(in super::super) qkv: &'a [f32],
+    pub(in super::super) gradients: &'a mut [f32],
+}
+
+/// `later` is what later slices added to this one's keys and values; without it this is the last
+/// one, which begins the sums of the earlier ones.
 pub(in super::super) fn backward(
     cpu: &CpuBackend,
     shape: AttentionShape,
+    earlier: Vec<KeyValueGradients<'_>>,
+    later: Option<&[f32]>,
     saved: Saved<'_>,
     qkv_then_gradient: &mut [f32],
 ) {
-    assert_eq!(qkv_then_gradient.len(), shape.rows() * shape.qkv_width());
+    let (qkv_len, kv_len) =
+        (shape.rows() * shape.qkv_width(), shape.rows() * 2 * shape.key_width());
+    assert_eq!(qkv_then_gradient.len(), qkv_len);
+    assert!(later.is_none_or(|later| later.len() == kv_len));
+    for KeyValueGradients { qkv, gradients } in &earlier {
+        assert_eq!((qkv.len(), gradients.len()), (qkv_len, kv_len));
+    }
     assert_eq!(saved.out.len(), shape.rows() * shape.query_width());
     assert_eq!(saved.gradient.len(), saved.out.len());
     assert_eq!(saved.log_sums.len(), shape.rows() * shape.heads);
     let qkv = SharedRows::new(qkv_then_gradient, shape.qkv_width());
+    let lengths = Lengths::new(shape, earlier.len());
+    let earlier: Vec<Earlier<'_>> = earlier
+        .into_iter()
+        .map(|slice| {
+            let gradients = SharedRows::new(slice.gradients, 2 * shape.key_width());
+            Earlier { qkv: slice.qkv, gradients }
+        })
+        .collect();
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let row = sequence * shape.sequence_len;
-        let job = Job { set: cpu.instruction_set(), shape, row, saved, qkv: &qkv };
-        with_head_scratch(shape, true, |scratch| job.group(kv_head, scratch));
+        let (set, earlier, qkv) = (cpu.instruction_set(), &earlier[..], &qkv);
+        let job = Job { set, shape, lengths, row, saved, earlier, later, qkv };
+        with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
     });
+}
+
+/// An earlier slice, shared by all tasks.
+struct Earlier<'a> {
+    qkv: &'a [f32],
+    gradients: SharedRows<'a>,
 }
 
 /// One sequence.
 struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
+    lengths: Lengths,
     /// Its first row.
     row: usize,
     saved: Saved<'a>,
+    earlier: &'a [Earlier<'a>],
+    later: Option<&'a [f32]>,
     qkv: &'a SharedRows<'a>,
 }
 
@@ -68,21 +106,70 @@ struct KeyBlock {
 impl Job<'_> {
     /// All query heads that read one key and value head.
     fn group(&self, kv_head: usize, scratch: &mut HeadScratch) {
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let (head_width, key_count) = (self.shape.head_width, self.lengths.keys);
         let group = self.shape.heads / self.shape.kv_heads;
         let at = HeadColumns::new(self.shape, kv_head * group);
-        self.gather(at.key, &mut scratch.rows);
+        self.gather_all(at.key, &mut scratch.rows);
         let keys = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
-        keys.pack_rows_as_columns(self.set, sequence_len, &mut scratch.keys_as_columns);
-        keys.pack_as_is(self.set, sequence_len, &mut scratch.keys);
-        self.gather(at.value, &mut scratch.rows);
+        keys.pack_rows_as_columns(self.set, key_count, &mut scratch.keys_as_columns);
+        keys.pack_as_is(self.set, key_count, &mut scratch.keys);
+        self.gather_all(at.value, &mut scratch.rows);
         let values = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
-        values.pack_rows_as_columns(self.set, sequence_len, &mut scratch.values_as_columns);
+        values.pack_rows_as_columns(self.set, key_count, &mut scratch.values_as_columns);
+        let (key, value) = (kv_head * head_width, self.shape.key_width() + kv_head * head_width);
+        let is_begun = self.take_up(key, &mut scratch.key_gradients)
+            && self.take_up(value, &mut scratch.value_gradients);
         for index in 0..group {
-            self.head(kv_head * group + index, index > 0, scratch);
+            self.head(kv_head * group + index, is_begun || index > 0, scratch);
         }
-        self.scatter(at.key, &scratch.key_gradients);
-        self.scatter(at.value, &scratch.value_gradients);
+        self.give_back((at.key, key), &scratch.key_gradients);
+        self.give_back((at.value, value), &scratch.value_gradients);
+    }
+
+    /// Copies one head's columns of the rows of this sequence, from all slices up to this one.
+    fn gather_all(&self, column: usize, to: &mut [f32]) {
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let (before, own) = to.split_at_mut(self.earlier.len() * sequence_len * head_width);
+        let slices = before.chunks_exact_mut(sequence_len * head_width);
+        for (slice, to) in self.earlier.iter().zip(slices) {
+            let from =
+                Columns::new(slice.qkv, self.shape.qkv_width(), self.row, column, head_width);
+            for (row, to) in to.chunks_exact_mut(head_width).enumerate() {
+                to.copy_from_slice(from.row(row));
+            }
+        }
+        self.gather(column, own);
+    }
+
+    /// What later slices have added for one head's columns, in all slices up to this one. Whether
+    /// there are later ones.
+    fn take_up(&self, column: usize, to: &mut [f32]) -> bool {
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let Some(later) = self.later else { return false };
+        let own = Columns::new(later, 2 * self.shape.key_width(), self.row, column, head_width);
+        for (at, to) in to.chunks_exact_mut(head_width).take(self.lengths.keys).enumerate() {
+            let (slice, row) = (at / sequence_len, at % sequence_len);
+            to.copy_from_slice(match self.earlier.get(slice) {
+                // SAFETY: the task alone has this sequence and these heads.
+                Some(slice) => unsafe { slice.gradients.piece(self.row + row, column, head_width) },
+                None => own.row(row),
+            });
+        }
+        true
+    }
+
+    /// Leaves one head's sums where they are collected; those of this slice, in the columns of its
+    /// own, are complete.
+    fn give_back(&self, (own, collected): (usize, usize), from: &[f32]) {
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let (before, complete) = from.split_at(self.earlier.len() * sequence_len * head_width);
+        for (at, from) in before.chunks_exact(head_width).enumerate() {
+            let gradients = &self.earlier[at / sequence_len].gradients;
+            let row = self.row + at % sequence_len;
+            // SAFETY: the task alone has this sequence and these heads.
+            unsafe { gradients.piece(row, collected, head_width) }.copy_from_slice(from);
+        }
+        self.scatter(own, complete);
     }
 
     fn head(&self, head: usize, add: bool, scratch: &mut HeadScratch) {
@@ -96,9 +183,11 @@ impl Job<'_> {
         for row in 0..sequence_len {
             scratch.dots[row] = dot(self.set, gradients.row(row), out.row(row));
         }
-        for start in (0..sequence_len).step_by(BLOCK_DEPTH) {
-            let keys = KeyBlock { head, start, len: BLOCK_DEPTH.min(sequence_len - start) };
-            for first in (start..sequence_len).step_by(QUERIES) {
+        let key_count = self.lengths.keys;
+        for start in (0..key_count).step_by(BLOCK_DEPTH) {
+            let keys = KeyBlock { head, start, len: BLOCK_DEPTH.min(key_count - start) };
+            let from = self.lengths.first_query(start) / QUERIES * QUERIES;
+            for first in (from..sequence_len).step_by(QUERIES) {
                 self.queries(keys, first, scratch);
             }
             for first in (0..keys.len).step_by(STRIP) {
@@ -148,13 +237,14 @@ impl Job<'_> {
         gradients.pack_strip(self.set, first, rows, &mut scratch.gradient_strip);
         self.score(keys, first, rows, scratch);
         // Keys that any of these queries sees.
-        let seen = (first + QUERIES - keys.start).min(padded(keys.len));
+        let position = self.lengths.position(first);
+        let seen = (position + QUERIES - keys.start).min(padded(keys.len));
         for row in 0..rows {
             let query = first + row;
             let line = ScoreLine {
                 query,
                 queries: sequence_len,
-                visible: (query + 1 - keys.start).min(keys.len),
+                visible: (position + row + 1).saturating_sub(keys.start).min(keys.len),
                 seen,
                 scale: softmax_scale(head_width),
                 log_sum: self.saved.log_sums[(self.row + query) * heads + keys.head],
@@ -175,8 +265,9 @@ impl Job<'_> {
 
     /// Scores of the packed queries, and the gradients of their weights.
     fn score(&self, keys: KeyBlock, first: usize, rows: usize, scratch: &mut HeadScratch) {
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let columns = (key_limit(first, sequence_len) - keys.start).min(BLOCK_DEPTH);
+        let head_width = self.shape.head_width;
+        let limit = key_limit(self.lengths.position(first), self.lengths.keys);
+        let columns = (limit - keys.start).min(BLOCK_DEPTH);
         let products = [
             (&scratch.query_strip, &scratch.keys_as_columns, &mut scratch.scores),
             (&scratch.gradient_strip, &scratch.values_as_columns, &mut scratch.weight_gradients),
@@ -216,11 +307,11 @@ impl Job<'_> {
     /// A strip of keys: the sums over queries that are dV and dK.
     fn key_strip(&self, keys: KeyBlock, first: usize, add: bool, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let start = keys.start + first;
+        let from = self.lengths.first_query(keys.start + first);
         let mut add = add;
-        for block in (start / BLOCK_DEPTH * BLOCK_DEPTH..sequence_len).step_by(BLOCK_DEPTH) {
+        for block in (from / BLOCK_DEPTH * BLOCK_DEPTH..sequence_len).step_by(BLOCK_DEPTH) {
             let block_len = BLOCK_DEPTH.min(sequence_len - block);
-            let query = start.max(block);
+            let query = from.max(block);
             let products = [
                 (&scratch.key_weights, &scratch.gradients, &mut scratch.value_gradients),
                 (&scratch.key_score_gradients, &scratch.queries, &mut scratch.key_gradients),

@@ -7,28 +7,32 @@ use super::super::matmul::{
     Ahead, BLOCK_DEPTH, Panels, Product, RowSource, multiply_strip, pack_rows, padded,
 };
 use super::super::shared::SharedRows;
-use super::heads::{Columns, HeadColumns, HeadScratch, with_head_scratch};
+use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, with_head_scratch};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
 pub(in super::super) fn forward(
     cpu: &CpuBackend,
     shape: AttentionShape,
+    earlier: &[&[f32]],
     qkv: &[f32],
     out: &mut [f32],
     log_sums: &mut [f32],
 ) {
-    assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
+    for slice in earlier.iter().chain([&qkv]) {
+        assert_eq!(slice.len(), shape.rows() * shape.qkv_width());
+    }
     assert_eq!(out.len(), shape.rows() * shape.query_width());
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
     let out = SharedRows::new(out, shape.query_width());
     let log_sums = SharedRows::new(log_sums, shape.heads);
+    let lengths = Lengths::new(shape, earlier.len());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let group = shape.heads / shape.kv_heads;
         let row = sequence * shape.sequence_len;
-        let job = Job { set: cpu.instruction_set(), shape, row, qkv };
-        with_head_scratch(shape, false, |scratch| {
+        let job = Job { set: cpu.instruction_set(), shape, lengths, row, earlier, qkv };
+        with_head_scratch(shape, lengths, false, |scratch| {
             job.pack_keys_and_values(kv_head * group, scratch);
             for head in kv_head * group..(kv_head + 1) * group {
                 for first in (0..shape.sequence_len).step_by(QUERIES) {
@@ -43,22 +47,45 @@ pub(in super::super) fn forward(
 struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
+    lengths: Lengths,
     /// Its first row.
     row: usize,
+    earlier: &'a [&'a [f32]],
     qkv: &'a [f32],
 }
 
 impl Job<'_> {
-    fn columns(&self, column: usize) -> Columns<'_> {
+    fn columns_of<'b>(&self, floats: &'b [f32], column: usize) -> Columns<'b> {
         let stride = self.shape.qkv_width();
-        Columns::new(self.qkv, stride, self.row, column, self.shape.head_width)
+        Columns::new(floats, stride, self.row, column, self.shape.head_width)
+    }
+
+    fn columns(&self, column: usize) -> Columns<'_> {
+        self.columns_of(self.qkv, column)
     }
 
     fn pack_keys_and_values(&self, head: usize, scratch: &mut HeadScratch) {
         let at = HeadColumns::new(self.shape, head);
-        let len = self.shape.sequence_len;
-        self.columns(at.key).pack_rows_as_columns(self.set, len, &mut scratch.keys_as_columns);
-        self.columns(at.value).pack_as_is(self.set, len, &mut scratch.values);
+        let HeadScratch { rows, keys_as_columns, values, .. } = scratch;
+        let keys = self.all_columns(at.key, rows);
+        keys.pack_rows_as_columns(self.set, self.lengths.keys, keys_as_columns);
+        self.all_columns(at.value, rows).pack_as_is(self.set, self.lengths.keys, values);
+    }
+
+    /// The columns of all slices up to this one, brought together in `to` if there are several.
+    fn all_columns<'b>(&'b self, column: usize, to: &'b mut [f32]) -> Columns<'b> {
+        if self.earlier.is_empty() {
+            return self.columns(column);
+        }
+        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let slices = self.earlier.iter().chain([&self.qkv]);
+        for (slice, to) in slices.zip(to.chunks_exact_mut(sequence_len * head_width)) {
+            let from = self.columns_of(slice, column);
+            for (row, to) in to.chunks_exact_mut(head_width).enumerate() {
+                to.copy_from_slice(from.row(row));
+            }
+        }
+        Columns::new(to, head_width, 0, 0, head_width)
     }
 
     /// Up to [`QUERIES`] queries of one head.
@@ -73,15 +100,16 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let at = HeadColumns::new(self.shape, head);
         let rows = QUERIES.min(sequence_len - first);
+        let position = self.lengths.position(first);
         let strip = &mut scratch.query_strip;
         self.columns(at.query).pack_strip(self.set, first, rows, strip);
-        self.score(first, rows, scratch);
+        self.score(position, rows, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
             let line = Line {
                 row,
-                visible: first + row + 1,
-                limit: key_limit(first, sequence_len),
+                visible: position + row + 1,
+                limit: key_limit(position, self.lengths.keys),
                 scale: softmax_scale(head_width),
             };
             let kept = soften(self.set, line, &mut scratch.scores);
@@ -90,7 +118,7 @@ impl Job<'_> {
             let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
             log_sum[0] = (f64::from(kept.max) + libm::log(f64::from(kept.sum))) as f32;
         }
-        self.weigh_values(rows, (first + rows).min(sequence_len), scratch);
+        self.weigh_values(rows, position + rows, scratch);
         for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
             // SAFETY: as above.
             let to = unsafe { out.piece(self.row + first + row, at.out, head_width) };
@@ -100,10 +128,11 @@ impl Job<'_> {
         }
     }
 
-    /// Scores of the packed queries with all keys they may see, in blocks of [`BLOCK_DEPTH`] keys.
-    fn score(&self, first: usize, rows: usize, scratch: &mut HeadScratch) {
+    /// Scores of the packed queries, from `position` on, with all keys they may see, in blocks of
+    /// [`BLOCK_DEPTH`] keys.
+    fn score(&self, position: usize, rows: usize, scratch: &mut HeadScratch) {
         let width = self.shape.head_width;
-        let limit = key_limit(first, self.shape.sequence_len);
+        let limit = key_limit(position, self.lengths.keys);
         for (block, key) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
             let to = Product {
                 floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE..],
@@ -120,7 +149,7 @@ impl Job<'_> {
 
     /// Weights times values, keys in order.
     fn weigh_values(&self, rows: usize, keys: usize, scratch: &mut HeadScratch) {
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let head_width = self.shape.head_width;
         for (block, key) in (0..keys).step_by(BLOCK_DEPTH).enumerate() {
             let depth = BLOCK_DEPTH.min(keys - key);
             let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE..];
@@ -135,7 +164,7 @@ impl Job<'_> {
             };
             let panels = Panels {
                 floats: &scratch.values[key * padded(head_width)..],
-                rows: BLOCK_DEPTH.min(sequence_len - key),
+                rows: BLOCK_DEPTH.min(self.lengths.keys - key),
                 start: 0,
             };
             multiply_strip(self.set, depth, &scratch.weight_strip, panels, Ahead::NOTHING, to);

@@ -91,6 +91,33 @@ impl HeadColumns {
     }
 }
 
+/// How many queries and keys a sequence has, and where the queries are among the keys.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths {
+    /// Those of the slice.
+    pub(super) queries: usize,
+    /// Those of the slices before it as well.
+    pub(super) keys: usize,
+}
+
+impl Lengths {
+    /// Of the slice that `earlier` slices of the same shape come before.
+    pub(super) fn new(shape: AttentionShape, earlier: usize) -> Self {
+        let queries = shape.sequence_len;
+        Self { queries, keys: (earlier + 1) * queries }
+    }
+
+    /// Where in its sequence a query of the slice is.
+    pub(super) fn position(self, query: usize) -> usize {
+        self.keys - self.queries + query
+    }
+
+    /// The first query of the slice that sees a key at `position` or behind it.
+    pub(super) fn first_query(self, position: usize) -> usize {
+        (position + self.queries).saturating_sub(self.keys)
+    }
+}
+
 /// Memory of a thread for one head, grown when a longer sequence comes.
 #[derive(Default)]
 pub(super) struct HeadScratch {
@@ -125,36 +152,38 @@ pub(super) struct HeadScratch {
 
 impl HeadScratch {
     /// Makes room for the shape; `with_gradients` for the backward pass as well.
-    fn grow(&mut self, shape: AttentionShape, with_gradients: bool) {
+    fn grow(&mut self, shape: AttentionShape, lengths: Lengths, with_gradients: bool) {
         let grow = |floats: &mut Vec<f32>, len: usize| {
             if floats.len() < len {
                 floats.resize(len, 0.0);
             }
         };
-        let len = shape.sequence_len;
-        let panels = padded(len) * padded(shape.head_width);
+        let Lengths { queries, keys } = lengths;
+        let panels = |rows: usize| padded(rows) * padded(shape.head_width);
         let score_rows = QUERIES * SCORE_STRIDE;
         grow(&mut self.query_strip, STRIP_FLOATS);
         grow(&mut self.weight_strip, STRIP_FLOATS);
-        grow(&mut self.scores, len.div_ceil(BLOCK_DEPTH) * score_rows);
+        grow(&mut self.scores, keys.div_ceil(BLOCK_DEPTH) * score_rows);
         grow(&mut self.sums, QUERIES * shape.head_width);
-        grow(&mut self.keys_as_columns, panels);
-        grow(&mut self.values, panels);
+        grow(&mut self.keys_as_columns, panels(keys));
+        grow(&mut self.values, panels(keys));
+        if with_gradients || keys > queries {
+            grow(&mut self.rows, keys * shape.head_width);
+        }
         if with_gradients {
             grow(&mut self.gradient_strip, STRIP_FLOATS);
             grow(&mut self.weight_gradients, score_rows);
-            grow(&mut self.values_as_columns, panels);
-            grow(&mut self.keys, panels);
-            grow(&mut self.queries, panels);
-            grow(&mut self.gradients, panels);
-            grow(&mut self.rows, len * shape.head_width);
-            grow(&mut self.query_gradients, len * shape.head_width);
-            grow(&mut self.key_gradients, len * shape.head_width);
-            grow(&mut self.value_gradients, len * shape.head_width);
-            let block = len * padded(len).min(BLOCK_DEPTH).next_multiple_of(QUERIES);
+            grow(&mut self.values_as_columns, panels(keys));
+            grow(&mut self.keys, panels(keys));
+            grow(&mut self.queries, panels(queries));
+            grow(&mut self.gradients, panels(queries));
+            grow(&mut self.query_gradients, queries * shape.head_width);
+            grow(&mut self.key_gradients, keys * shape.head_width);
+            grow(&mut self.value_gradients, keys * shape.head_width);
+            let block = queries * padded(keys).min(BLOCK_DEPTH).next_multiple_of(QUERIES);
             grow(&mut self.key_weights, block);
             grow(&mut self.key_score_gradients, block);
-            grow(&mut self.dots, len);
+            grow(&mut self.dots, queries);
         }
     }
 }
@@ -163,14 +192,15 @@ thread_local! {
     static SCRATCH: RefCell<HeadScratch> = RefCell::new(HeadScratch::default());
 }
 
-/// Runs `work` with this thread's memory, large enough for `shape`.
+/// Runs `work` with this thread's memory, large enough for `shape` and `lengths`.
 pub(super) fn with_head_scratch<R>(
     shape: AttentionShape,
+    lengths: Lengths,
     with_gradients: bool,
     work: impl FnOnce(&mut HeadScratch) -> R,
 ) -> R {
     SCRATCH.with_borrow_mut(|scratch| {
-        scratch.grow(shape, with_gradients);
+        scratch.grow(shape, lengths, with_gradients);
         work(scratch)
     })
 }

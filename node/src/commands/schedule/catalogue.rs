@@ -20,6 +20,10 @@ struct Entry {
     chunks_per_stage: u32,
     /// Whether a stage may hold more.
     more_chunks: bool,
+    /// How often the model is there.
+    replicas: u32,
+    /// What a microbatch is cut into if nobody says how many; 1 where it is not.
+    slices: u32,
     /// Versions of a chunk's weights that a stage keeps, temporary ones included.
     weight_versions: &'static str,
     synchronous: bool,
@@ -49,6 +53,9 @@ fn entry(kind: ScheduleKind) -> Entry {
         ScheduleKind::DualPipeV => {
             ("(p-1)(F+B-W)/2", "p+1/2", "DeepSeek-AI, DualPipe, 2025; without overlap")
         }
+        ScheduleKind::Gems => ("m(p-1)(B+W)", "1", "Jain et al., SC 2020"),
+        ScheduleKind::Chimera => ("(p-2)F if F = B+W", "p", "Li and Hoefler, SC 2021"),
+        ScheduleKind::Seq1F1B => ("(p-1)(F+B+W)/n", "1+(p-1)/n", "Sun et al., NAACL 2025"),
         ScheduleKind::PoHalf => ("< (p-1)(F+B+W)", "< ((v+2)p/8+4)/v", "Wan et al., ICML 2025"),
         ScheduleKind::PoFull | ScheduleKind::PoSelective => {
             ("< (p-1)(F+B+W)", "< 5/v", "Wan et al., ICML 2025")
@@ -61,6 +68,8 @@ fn entry(kind: ScheduleKind) -> Entry {
         peak_activations,
         chunks_per_stage,
         more_chunks: kind.chunk_counts().allow(chunks_per_stage + 1),
+        replicas: kind.replica_count(),
+        slices: kind.slice_count(),
         weight_versions: "1",
         synchronous: true,
         source,
@@ -85,6 +94,8 @@ fn async_entry(kind: AsyncKind) -> Entry {
         peak_activations,
         chunks_per_stage: kind.chunks_per_stage(),
         more_chunks: false,
+        replicas: 1,
+        slices: 1,
         weight_versions,
         synchronous: false,
         source,
@@ -118,10 +129,10 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     }
     writeln!(
         out,
-        "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks); F, B, W: times of a \
-         whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
+        "\np stages, m microbatches, v chunks a stage (2+: 2 or more, --chunks), n slices of a \
+         microbatch\n(2, --slices); F, B, W: times of a whole stage.\nidle: what the busiest stage waits in a step. peak: microbatches whose \
          activations a stage keeps;\np/2 of gis-h is rounded up, the quotients of v-half, v-min and \
-         1f1b-v down. versions: of its weights\n(n pipelines). sync: trains to the same bits as one \
+         1f1b-v down; gems with an even number of microbatches. gems and chimera hold the\nmodel twice, a chunk of each. versions: of its weights (n pipelines). sync: trains to the same bits as one \
          process; the others to those of one\nprocess with the same staleness, see docs/schedules.md."
     )?;
     Ok(())
@@ -133,12 +144,12 @@ mod tests {
 
     use super::entry;
 
-    /// The formulas of the list at p = 4, v = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
+    /// The formulas of the list at p = 4, v = 2, n = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
     /// that say no more.
     fn value(formula: &str) -> f64 {
         match formula {
             "(p-1)(F+B+W)" => 3.0 * 29.0,
-            "(p-1)(F+B+W)/v" => 3.0 * 14.5,
+            "(p-1)(F+B+W)/v" | "(p-1)(F+B+W)/n" => 3.0 * 14.5,
             "(p-1)(F+B)/v" => 3.0 * 10.5,
             "((p-1)(F+B)+(v-1)(F+B-W)p/2)/v" => (3.0 * 21.0 + 2.0 * 13.0) / 2.0,
             "< (p-1)(F+B+W)" => 3.0 * 29.0,
@@ -157,6 +168,9 @@ mod tests {
             "(p+1)/3+1" => 2.0,
             "2p/3+1" => 3.0,
             "p+1/2" => 4.5,
+            "m(p-1)(B+W)" => 8.0 * 3.0 * 19.0,
+            "1" => 1.0,
+            "1+(p-1)/n" => 2.5,
             other => panic!("{other}"),
         }
     }
@@ -174,7 +188,7 @@ mod tests {
     fn the_list_says_what_simulation_says() {
         for kind in ScheduleKind::ALL {
             let program = generate(kind, 4, 8).expect("legal");
-            let share = 1.0 / f64::from(program.placement.chunks_per_stage());
+            let share = program.placement.chunk_share();
             let chunk = ChunkMemory {
                 after_forward: share,
                 after_drop: share,

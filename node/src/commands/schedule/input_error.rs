@@ -49,6 +49,9 @@ pub enum InputError {
         /// Why not.
         source: pytorch::ReadError,
     },
+    /// The program has no file of PyTorch's.
+    #[error(transparent)]
+    WritePyTorch(#[from] pytorch::WriteError),
     /// The program breaks rules.
     #[error("{} broken rules", violations.len())]
     Violations {
@@ -83,6 +86,14 @@ pub enum InputError {
         /// Values found.
         found: usize,
     },
+    /// Not a time for each slice.
+    #[error("expected {expected} numbers, one a slice and not all 0, found `{found}`")]
+    SliceTimes {
+        /// The slices of a microbatch.
+        expected: u32,
+        /// What was found.
+        found: String,
+    },
     /// Memory that does not add up.
     #[error("--mf plus --mb is {sum} on stage {stage}, but --mw is {after_b}")]
     MemorySum {
@@ -96,11 +107,13 @@ pub enum InputError {
     /// A problem that has no solution.
     #[error(transparent)]
     Solve(#[from] SolveError),
-    /// A schedule whose bound is not known.
-    #[error("{kind} deals its chunks round the stages, and no bound is known for that")]
-    Looped {
-        /// The schedule.
-        kind: ScheduleKind,
+    /// Microbatches that cannot be shared.
+    #[error("{copies} copies cannot share {found} microbatches evenly")]
+    Copies {
+        /// Copies of the pipeline.
+        copies: u32,
+        /// Microbatches of a step.
+        found: u32,
     },
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
@@ -132,18 +145,25 @@ impl InputError {
             Self::Violations { path, violations } => {
                 return violation_details(&path.display().to_string(), violations);
             }
+            Self::WritePyTorch(_) => {
+                let hint =
+                    "`schedule simulate .. --program-text` writes it, and zbelastic reads that";
+                detail.at("--pytorch").hint(hint)
+            }
             Self::Window { .. } => detail.at("--window"),
             Self::Number { flag, .. } => detail.at(*flag),
             Self::Length { flag, .. } => {
                 detail.at(*flag).hint("one value for all stages, or one a stage, with commas")
             }
+            Self::SliceTimes { .. } => detail.at("--slice-times"),
             Self::MemorySum { .. } => detail
                 .at("--mb")
                 .why("what B leaves is what W needs: both say the same")
                 .hint("leave out --mb or --mw"),
             Self::Solve(error) => solve_hint(detail, error),
-            Self::Looped { .. } => {
-                detail.at("--kind").hint("`zbelastic schedule simulate` times it")
+            Self::Copies { copies, found } => {
+                let above = found.next_multiple_of(*copies);
+                detail.at("--data-parallel").hint(format!("--microbatches {above}"))
             }
             Self::NegativeMemory { .. } => {
                 detail.at("--mb").why("B cannot give back more than F kept")
@@ -195,6 +215,18 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
         GenerateError::FewMicrobatches { least, .. } => {
             detail.at("--microbatches").hint(format!("--microbatches {least} or more"))
         }
+        GenerateError::OddStages { found, .. } => detail
+            .at("--stages")
+            .why("two directions meet in one slot of the middle stage")
+            .hint(match found - 1 {
+                0 => "--stages 2".to_owned(),
+                below => format!("--stages {below} or {}", found + 1),
+            }),
+        GenerateError::SliceCount { kind, .. } => detail.at("--slices").hint(if kind.is_sliced() {
+            format!("--slices 1 to {TEXT_COUNT_MAX}")
+        } else {
+            format!("--kind {}, or leave out --slices", ScheduleKind::Seq1F1B)
+        }),
         GenerateError::UnevenGroups { stage_count, microbatch_count } => {
             let above = microbatch_count.next_multiple_of(*stage_count);
             detail.at("--microbatches").hint(match above - stage_count {

@@ -5,15 +5,15 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, MemoryCosts, MemoryTimes,
-    OffloadChunks, OffloadRequest, PipelineSize, Problem, Program, ScheduleKind, StageCosts,
-    Window, check, check_size, generate_sized, lower, offload, recompute,
+    ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, MemoryCosts, MemoryTimes,
+    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, ScheduleKind,
+    StageCosts, Window, check, check_size, generate_sized, lower, offload, recompute,
 };
 use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
-use crate::args::{MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
+use crate::args::{EndingArgs, MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
 use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
@@ -69,7 +69,8 @@ fn read_replay(
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
     let round_trip = args.offload.as_ref();
     let round_trip = round_trip.map(|text| reading.list("--offload", text, Numbers::FromZero));
-    let (program, (times, link)) = (program?, times?);
+    let (program, times) = (program?, times?);
+    let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
     let round_trip = match round_trip {
         Some(asked) => asked?,
         None => times.sums(),
@@ -77,7 +78,9 @@ fn read_replay(
     let chunks = times.of_chunks(&program);
     let memory =
         MemoryCosts { chunks: memory_times(&program, &chunks, &round_trip), ..Default::default() };
-    let costs = Costs { chunks, link, verdict: verdict?, step: step?, memory };
+    let StageTimes { link, occupancy, .. } = times;
+    let (verdict, step) = (verdict?, step?);
+    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
     let own_window = program.window;
     let program = if args.recompute { recompute(&program) } else { program };
     let program = offloaded(args, program, &costs, kept, reading)?;
@@ -88,6 +91,22 @@ fn read_replay(
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// The share of a microbatch's times that each slice takes; nothing if all take the same.
+fn read_slice_shares(
+    args: &ProgramArgs,
+    slice_count: u32,
+    reading: &mut Reading,
+) -> Option<Vec<f64>> {
+    let Some(text) = &args.slice_times else { return Some(Vec::new()) };
+    let times = reading.numbers("--slice-times", text, Numbers::FromZero)?;
+    let sum: f64 = times.iter().sum();
+    if times.len() != slice_count as usize || sum == 0.0 {
+        let found = text.clone();
+        return reading.keep(Err(InputError::SliceTimes { expected: slice_count, found }));
+    }
+    Some(times.into_iter().map(|time| time / sum).collect())
 }
 
 /// What R and copies take: R as long as F, a copy half of the way out and back.
@@ -135,12 +154,13 @@ fn offloaded(
 }
 
 /// What passes take on each stage, and the way from one to another.
-fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<(StageTimes, f64)> {
+fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
     let f = reading.list("--f", &args.f, Numbers::FromZero);
     let b = reading.list("--b", &args.b, Numbers::FromZero);
     let w = reading.list("--w", &args.w, Numbers::FromZero);
     let link = reading.number("--comm", &args.comm, Numbers::FromZero);
-    Some((StageTimes { f: f?, b: b?, w: w? }, link?))
+    let occupancy = reading.number("--occupancy", &args.occupancy, Numbers::FromZero);
+    Some(StageTimes { f: f?, b: b?, w: w?, link: link?, occupancy: occupancy? })
 }
 
 /// A problem as a person says it.
@@ -149,26 +169,46 @@ pub struct ProblemText<'a> {
     pub stages: u32,
     /// Microbatches.
     pub microbatches: u32,
+    /// Slices of each; as many as the schedule has if nobody says.
+    pub slices: Option<u32>,
     /// What passes take.
     pub times: &'a TimesArgs,
     /// What microbatches keep.
     pub memory: &'a MemoryArgs,
     /// Memory of each stage; enough for everything if nothing is said.
     pub mem_limit: Option<&'a str>,
+    /// What ends a step.
+    pub ending: &'a EndingArgs,
 }
 
 /// Stages and what they take, whatever chunks they hold.
 pub struct Stages {
     costs: Vec<StageCosts>,
     link: f64,
+    occupancy: f64,
+    /// Of one copy of the pipeline.
     microbatch_count: u32,
+    ending: Ending,
+    /// Whether it was said which steps may be open.
+    has_window: bool,
 }
 
 impl Stages {
-    /// The problem over the placement of a kind.
-    pub fn over(&self, kind: ScheduleKind) -> Problem {
-        let placement = kind.placement(self.costs.len() as u32);
-        Problem::of_stages(placement, &self.costs, self.link, self.microbatch_count)
+    /// The problem over a placement of these stages.
+    pub fn over(&self, placement: Placement) -> Problem {
+        let Self { link, occupancy, microbatch_count, ending, .. } = self;
+        let problem = Problem::of_stages(placement, &self.costs, *link, *microbatch_count);
+        Problem { occupancy: *occupancy, ending: ending.clone(), ..problem }
+    }
+
+    /// Microbatches that one copy of the pipeline has.
+    pub fn microbatch_count(&self) -> u32 {
+        self.microbatch_count
+    }
+
+    /// Which steps may be open, if that was said.
+    pub fn window(&self) -> Option<Window> {
+        self.has_window.then_some(self.ending.window)
     }
 }
 
@@ -191,7 +231,12 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         Some(text) => reading.list("--mem-limit", text, Numbers::FromZero),
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
-    let ((times, link), memory, limits) = (times?, memory?, limits?);
+    let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
+    if !args.microbatches.is_multiple_of(copies) {
+        let found = args.microbatches;
+        return reading.keep(Err(InputError::Copies { copies, found }));
+    }
+    let (times, memory, limits, ending) = (times?, memory?, limits?, ending?);
     let stage = |i: usize| StageCosts {
         chunks: ChunkCosts {
             f: times.f[i],
@@ -203,12 +248,38 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         limit: limits[i],
     };
     let costs = (0..args.stages as usize).map(stage).collect();
-    Some(Stages { costs, link, microbatch_count: args.microbatches })
+    let StageTimes { link, occupancy, .. } = times;
+    let microbatch_count = args.microbatches / copies;
+    let has_window = args.ending.window.is_some();
+    Some(Stages { costs, link, occupancy, microbatch_count, ending, has_window })
+}
+
+/// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
+/// part, as many parts as there are copies, to get the sum, and as much again to hand it on.
+fn read_ending(args: &EndingArgs, reading: &mut Reading) -> Option<Ending> {
+    let window = args.window.as_ref().map(|text| reading.keep(parse_window(text)));
+    let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
+    let after = reading.list("--after", &args.after, Numbers::FromZero);
+    let gradient = reading.list("--gradient", &args.gradient, Numbers::FromZero);
+    let copies = f64::from(args.data_parallel);
+    let ring = 2.0 * (copies - 1.0) / copies;
+    let sums = after?.into_iter().zip(gradient?).map(|(after, once)| after + ring * once);
+    let after: Vec<f64> = sums.collect();
+    let window = window.unwrap_or(Some(Window::One))?;
+    Some(Ending { window, verdict: verdict?, after })
 }
 
 /// A solution as a replay of it, and what each chunk keeps.
 pub fn solved(problem: &Problem, program: Program) -> (Replay, Vec<ChunkMemory>) {
     (Replay { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
+}
+
+/// The same lowered, in the middle of a run.
+pub fn solved_in_run(problem: &Problem, program: Program, window: Window) -> Replay {
+    let Ending { verdict, after, .. } = &problem.ending;
+    let step = after.iter().copied().fold(0.0, f64::max);
+    let costs = Costs { verdict: *verdict, step, ..problem.costs() };
+    Replay { program: lowered(program, Some(window)), costs, step_count: 3, step: 1 }
 }
 
 /// As a plan lowers it.
@@ -230,7 +301,8 @@ fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
     let kind: ScheduleKind = reading.keep(kind.parse().map_err(InputError::from))?;
     let size = PipelineSize::of(kind, stages, microbatches);
     let chunks_per_stage = args.chunks.unwrap_or(size.chunks_per_stage);
-    let size = PipelineSize { chunks_per_stage, ..size };
+    let slice_count = args.slices.unwrap_or(size.slice_count);
+    let size = PipelineSize { chunks_per_stage, slice_count, ..size };
     reading.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
@@ -253,11 +325,13 @@ fn parse_window(text: &str) -> Result<Window, InputError> {
     }
 }
 
-/// By stage.
+/// By stage, and between stages.
 struct StageTimes {
     f: Vec<f64>,
     b: Vec<f64>,
     w: Vec<f64>,
+    link: f64,
+    occupancy: f64,
 }
 
 impl StageTimes {
@@ -304,7 +378,7 @@ impl StageMemory {
 /// One entry a chunk, made of its stage and of the chunk's share of that stage.
 fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
     let placement = &program.placement;
-    let share = 1.0 / f64::from(placement.chunks_per_stage());
+    let share = placement.chunk_share();
     let stage_of = |chunk| placement.stage_of(chunk).expect("the chunk exists").index();
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
@@ -421,6 +495,37 @@ mod tests {
         check("--mf 6 --mb -4 --mw 2", 2.0);
     }
 
+    #[test]
+    fn slices_are_as_many_and_take_as_much_as_asked_for() {
+        let check = |flags: &str, slices: u32, shares: &[f64]| {
+            let flags = format!("--kind seq1f1b --stages 2 --microbatches 4 {flags}");
+            let (replay, _) = read(&flags).expect("legal");
+            assert_eq!(replay.program.slice_count, slices);
+            assert_eq!(replay.costs.slice_shares, shares);
+        };
+        check("", 2, &[]);
+        check("--slices 3", 3, &[]);
+        check("--slices 3 --slice-times 1,1,2", 3, &[0.25, 0.25, 0.5]);
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 1",
+            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `1`",
+        );
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slice-times 0,0",
+            "  --slice-times: expected 2 numbers, one a slice and not all 0, found `0,0`",
+        );
+        check_wrong(
+            "--kind 1f1b --stages 2 --microbatches 4 --slices 2",
+            "  --slices: 1f1b does not cut microbatches into slices: expected 1 slice, found 2
+  try: --kind seq1f1b, or leave out --slices",
+        );
+        check_wrong(
+            "--kind seq1f1b --stages 2 --microbatches 4 --slices 0",
+            "  --slices: seq1f1b cuts a microbatch into 1 to 65536 slices, found 0
+  try: --slices 1 to 65536",
+        );
+    }
+
     fn check_wrong(flags: &str, expected: &str) {
         let Err(errors) = read(flags) else { panic!("{flags} is wrong") };
         let details = failure(errors).details;
@@ -446,7 +551,7 @@ mod tests {
             "--kind zb-h3 --stages 0 --microbatches 4",
             "  --kind: unknown schedule `zb-h3`; expected one of gpipe, 1f1b, interleaved, zb-h1, \
              zb-h2, zb-auto, zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, \
-             po-half, po-full, po-selective\n  try: zb-h1",
+             gems, chimera, seq1f1b, po-half, po-full, po-selective\n  try: zb-h1",
         );
         check_wrong(
             "--kind zb-h1 --stages 0 --microbatches 4",
@@ -466,6 +571,12 @@ mod tests {
             "--kind dualpipe-v --stages 4 --microbatches 6",
             "  --microbatches: dualpipe-v with 4 stages needs 8 microbatches or more, found 6
   try: --microbatches 8 or more",
+        );
+        check_wrong(
+            "--kind chimera --stages 3 --microbatches 6",
+            "  --stages: chimera needs an even number of stages, found 3
+  why: two directions meet in one slot of the middle stage
+  try: --stages 2 or 4",
         );
         check_wrong(
             &format!("{ZB_V} --chunks 3"),

@@ -49,11 +49,21 @@ impl Reading {
         self.keep(parse_number(flag, text, numbers))
     }
 
-    /// A number for each stage, from one for all or one a stage.
-    pub fn list(&mut self, flag: &'static str, text: &str, numbers: Numbers) -> Option<Vec<f64>> {
+    /// Numbers with commas, as many as there are.
+    pub fn numbers(
+        &mut self,
+        flag: &'static str,
+        text: &str,
+        numbers: Numbers,
+    ) -> Option<Vec<f64>> {
         let values: Vec<Option<f64>> =
             text.split(',').map(|item| self.number(flag, item, numbers)).collect();
-        let values: Vec<f64> = values.into_iter().collect::<Option<_>>()?;
+        values.into_iter().collect()
+    }
+
+    /// A number for each stage, from one for all or one a stage.
+    pub fn list(&mut self, flag: &'static str, text: &str, numbers: Numbers) -> Option<Vec<f64>> {
+        let values = self.numbers(flag, text, numbers)?;
         let expected = self.stage_count?;
         match values.as_slice() {
             [value] => Some(vec![*value; expected as usize]),

@@ -39,6 +39,9 @@ pub struct Report {
 /// How good a solution is.
 #[derive(Debug, Serialize)]
 pub struct Found {
+    /// What the step costs, by what ends it: the longest span of a stage and what comes behind it,
+    /// or the time until all have the verdict.
+    step_time: f64,
     lower_bound: f64,
     gap: f64,
     proven_optimal: bool,
@@ -49,6 +52,7 @@ impl Found {
     /// Of a solution that took so long.
     pub fn new(solution: &Solution, took: Duration) -> Self {
         Self {
+            step_time: solution.cost,
             lower_bound: solution.lower_bound,
             gap: solution.gap(),
             proven_optimal: solution.is_proven_optimal(),
@@ -59,7 +63,8 @@ impl Found {
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { lower_bound, gap, proven_optimal, solve_ms } = self;
+        let Self { step_time, lower_bound, gap, proven_optimal, solve_ms } = self;
+        write!(f, "step time {}, ", short(*step_time))?;
         if *proven_optimal {
             write!(f, "proven optimal")?;
         } else {
@@ -101,6 +106,12 @@ impl Report {
         Self { found, ..self }
     }
 
+    /// The same, with how steps follow each other in a run.
+    pub fn in_run(self, replay: &Replay, timeline: &Timeline) -> Self {
+        let window = replay.program.window.map(|window| window.to_string());
+        Self { window, period: period(timeline, replay.step), ..self }
+    }
+
     /// One object.
     pub fn write_json(&self, out: &mut dyn Write) -> Result<(), Stop> {
         let text = serde_json::to_string_pretty(self).expect("finite numbers are JSON");
@@ -111,9 +122,10 @@ impl Report {
     /// A headline and a row a stage.
     pub fn write_table(&self, timeline: &Timeline, out: &mut dyn Write) -> Result<(), Stop> {
         let window = match &self.window {
-            Some(window) => {
+            Some(window) if self.step_count > 1 => {
                 format!(", window {window}, step {} of {}", self.step + 1, self.step_count)
             }
+            Some(window) => format!(", window {window}"),
             None => String::new(),
         };
         let period =

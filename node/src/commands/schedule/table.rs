@@ -11,17 +11,35 @@ use zbelastic_schedule::{Solution, peak_memory};
 use super::input_error;
 use super::inputs::{self, ProblemText};
 use super::task::{Answer, Task};
-use crate::args::{MemoryArgs, TimesArgs};
+use crate::args::{EndingArgs, MemoryArgs, TimesArgs};
 use crate::failure::{Detail, Failure, Stop};
 
 /// Columns that a table may have.
-const COLUMNS: [&str; 12] =
-    ["case", "p", "m", "f", "b", "w", "comm", "mf", "mb", "mw", "mem_limit", "kind"];
+const COLUMNS: [&str; 19] = [
+    "case",
+    "p",
+    "m",
+    "f",
+    "b",
+    "w",
+    "comm",
+    "mf",
+    "mb",
+    "mw",
+    "mem_limit",
+    "kind",
+    "chunks",
+    "occupancy",
+    "window",
+    "verdict",
+    "after",
+    "data_parallel",
+    "gradient",
+];
 /// Columns that it must have.
 const NEEDED: [&str; 2] = ["p", "m"];
 /// Columns of results.
-const RESULTS: &str =
-    "solved,makespan,cost,bubble_span,bubble_sync,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
+const RESULTS: &str = "solved,makespan,cost,bubble_span,bubble_sync,step_time,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
 /// Bytes of a table at most.
 const BYTES_MAX: usize = 256 << 20;
 /// Threads that solve rows.
@@ -152,8 +170,13 @@ impl Row<'_> {
     fn task(&self) -> Result<Task, Vec<Detail>> {
         let list = |column: &str| self.cell(column).map(|cell| cell.replace(';', ","));
         let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
-        let times =
-            TimesArgs { f: or("f", "1"), b: or("b", "1"), w: or("w", "1"), comm: or("comm", "0") };
+        let times = TimesArgs {
+            f: or("f", "1"),
+            b: or("b", "1"),
+            w: or("w", "1"),
+            comm: or("comm", "0"),
+            occupancy: or("occupancy", "0"),
+        };
         let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: None };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
@@ -162,14 +185,29 @@ impl Row<'_> {
             })
         };
         let mem_limit = list("mem_limit");
+        let chunks = self.cell("chunks").map(|_| count("chunks")).transpose()?;
+        let copies = self.cell("data_parallel").map(|_| count("data_parallel")).transpose()?;
+        if copies == Some(0) {
+            return Err(vec![Detail::new("expected 1 copy or more, found 0").at("data_parallel")]);
+        }
+        let ending = EndingArgs {
+            window: list("window"),
+            verdict: or("verdict", "0"),
+            after: or("after", "0"),
+            data_parallel: copies.unwrap_or(1),
+            gradient: or("gradient", "0"),
+        };
         let text = ProblemText {
             stages: count("p")?,
             microbatches: count("m")?,
+            slices: None,
             times: &times,
             memory: &memory,
             mem_limit: mem_limit.as_deref(),
+            ending: &ending,
         };
-        Task::new(&text, self.cell("kind")).map_err(|errors| input_error::failure(errors).details)
+        Task::new(&text, self.cell("kind"), chunks)
+            .map_err(|errors| input_error::failure(errors).details)
     }
 }
 
@@ -197,10 +235,10 @@ fn answer_all(tasks: &[Task]) -> Vec<String> {
 fn cells(task: &Task) -> String {
     let Answer { problem, solution, fits, took } = task.answer();
     let quality = if fits {
-        let Solution { lower_bound, .. } = solution;
-        format!("{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
+        let Solution { cost, lower_bound, .. } = solution;
+        format!("{cost},{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
     } else {
-        ",,".to_owned()
+        format!("{},,,", solution.cost)
     };
     let (replay, memory) = inputs::solved(problem, solution.program);
     let timeline = super::timeline(&replay);
@@ -210,7 +248,7 @@ fn cells(task: &Task) -> String {
         "{},{},{},{},{},{quality},{},{:.3}",
         replay.program.kind,
         timeline.makespan(0),
-        solution.cost,
+        timeline.cost(0),
         timeline.bubble_span(0),
         timeline.bubble_sync(0),
         peaks.join(";"),
@@ -279,6 +317,34 @@ mod tests {
     }
 
     #[test]
+    fn a_row_says_what_ends_its_step() {
+        let lines = solved(
+            "p,m,window,verdict,after,data_parallel,gradient,occupancy,kind,chunks\n\
+             2,4,,,,,,,,\n2,4,0,3,,,,,,\n2,4,,,1;2,,,,,\n2,8,1,3,,2,5,,,\n2,4,,,,,,2,,\n2,4,,,,,,,loop,3\n",
+        );
+        let lines = lines.expect("legal");
+        let names: Vec<&str> = lines[0].split(',').collect();
+        let time = names.iter().position(|name| *name == "step_time").expect("a column");
+        let of_line = |line: &String| {
+            let cell = line.split(',').nth(time).expect("a cell");
+            cell.parse::<f64>().expect("a time").round()
+        };
+        let times: Vec<f64> = lines[1..].iter().map(of_line).collect();
+        // All wait for the second stage, which begins one later. Two copies have half of the
+        // microbatches each, and send what they have once, in two parts. The last gradient leaves the
+        // second stage at 11.
+        assert_eq!(times, [12.0, 16.0, 14.0, 17.0, 15.0, 12.0]);
+    }
+
+    #[test]
+    fn copies_share_microbatches_evenly() {
+        let found = solved("p,m,data_parallel\n2,4,0\n2,4,3\n").expect_err("it is wrong");
+        let (none, uneven) = ("expected 1 copy or more", "3 copies cannot share 4 microbatches");
+        assert!(found[0].contains("line 2, data_parallel") && found[0].contains(none), "{found:?}");
+        assert!(found[1].contains("line 3") && found[1].contains(uneven), "{found:?}");
+    }
+
+    #[test]
     fn everything_wrong_is_told_with_its_line() {
         let wrong = |text: &str| solved(text).expect_err("it is wrong").join("\n");
         assert!(wrong("").contains("no line of names"));
@@ -286,9 +352,8 @@ mod tests {
         assert!(wrong("p,m,x\n").contains("column `x` is unknown"));
         let rows = wrong("p,m,f\n2,3,-1\n2,3\n0,3,1\nq,1,1\n");
         assert!(rows.contains("FILE: line 3: expected 3 cells, found 2"), "{rows}");
-        let rows = wrong(
-            "p,m,f,mem_limit,kind\n2,3,-1,,\n0,3,1,,\nq,1,1,,\n2,2,1,0.5,\n2,2,1,,interleaved\n",
-        );
+        let rows =
+            wrong("p,m,f,mem_limit,kind\n2,3,-1,,\n0,3,1,,\nq,1,1,,\n2,2,1,0.5,\n2,2,1,,zb\n");
         for place in
             ["line 2, f", "line 3, stages", "line 4, p", "line 5, mem_limit", "line 6, kind"]
         {

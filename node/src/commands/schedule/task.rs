@@ -4,25 +4,29 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    PipelineSize, PlacementShape, Problem, ScheduleKind, Solution, check_size, generate,
-    lower_bound, simulate, solve_any,
+    ChunkCosts, PipelineSize, Placement, Problem, ScheduleKind, Solution, Window, check_size,
+    generate_sized, lower_bound, simulate, solve_any,
 };
 
 use super::input_error::InputError;
 use super::inputs::{self, ProblemText};
 
-/// Asks for the better of what is found for each of [`SOLVED`].
+/// Asks for the best of what is found over several placements.
 const ANY: &str = "auto";
-/// Kinds that are solved for; others are replayed. Of two that cost the same the first is better: it
-/// sends half as much.
-const SOLVED: [ScheduleKind; 2] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV];
+/// Asks for an order of chunks that are dealt round.
+const LOOP: &str = "loop";
+/// The schedules that name any order over their placement. Of those that cost the same the first is
+/// better: it sends least.
+const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, ScheduleKind::Gis];
 
 /// A legal question.
 pub struct Task {
     /// The same stages over each placement that is allowed.
     problems: Vec<Problem>,
-    /// A schedule to replay; none if one is to be found.
-    replayed: Option<ScheduleKind>,
+    /// A schedule to replay, and its size; none if one is to be found.
+    replayed: Option<(ScheduleKind, PipelineSize)>,
+    /// Which steps may be open, if that was said.
+    window: Option<Window>,
 }
 
 /// What came of it.
@@ -39,27 +43,52 @@ pub struct Answer<'a> {
 }
 
 impl Task {
-    /// The question of a person who wants `kind`, or ZB auto if nothing is said.
-    pub fn new(text: &ProblemText<'_>, kind: Option<&str>) -> Result<Self, Vec<InputError>> {
+    /// The question of a person who wants `kind`, or ZB auto if nothing is said, with so many chunks
+    /// a stage where that is free.
+    pub fn new(
+        text: &ProblemText<'_>,
+        kind: Option<&str>,
+        chunks: Option<u32>,
+    ) -> Result<Self, Vec<InputError>> {
         let stages = inputs::stages(text)?;
-        let over = |kind: ScheduleKind| stages.over(kind);
-        // On a line what is wrong is told in whole stages, as it was said.
         let wrong = |error: InputError| vec![error];
-        over(ScheduleKind::ZbAuto).check().map_err(|error| wrong(error.into()))?;
-        let kinds = match kind {
-            None => vec![ScheduleKind::ZbAuto],
-            Some(ANY) => SOLVED.to_vec(),
-            Some(name) => vec![name.parse().map_err(|error| wrong(InputError::Kind(error)))?],
-        };
-        for kind in &kinds {
-            if kind.shape() == PlacementShape::Loop {
-                return Err(wrong(InputError::Looped { kind: *kind }));
+        let placement = ScheduleKind::ZbAuto.placement(text.stages);
+        // On a line what is wrong is told in whole stages, as it was said.
+        stages.over(placement).check().map_err(|error| wrong(error.into()))?;
+        let [on_line, over_vee, dealt_round] = SOLVED;
+        let (kinds, replayed) = match kind {
+            None => (vec![on_line], None),
+            Some(ANY) if chunks.is_some() => (SOLVED.to_vec(), None),
+            Some(ANY) => (vec![on_line, over_vee], None),
+            Some(LOOP) => (vec![dealt_round], None),
+            Some(name) => {
+                let kind = name.parse().map_err(|error| wrong(InputError::Kind(error)))?;
+                let is_solved = kind == on_line || kind == over_vee;
+                (vec![kind], (!is_solved).then_some(kind))
             }
-            check_size(*kind, PipelineSize::of(*kind, text.stages, text.microbatches))
-                .map_err(|error| wrong(error.into()))?;
+        };
+        let mut problems = Vec::with_capacity(kinds.len());
+        let mut replayed_size = None;
+        for kind in kinds {
+            let own = PipelineSize::of(kind, text.stages, stages.microbatch_count());
+            let is_free = replayed.is_some() || kind.chunk_counts().allow(own.chunks_per_stage + 1);
+            let size = PipelineSize {
+                chunks_per_stage: chunks.filter(|_| is_free).unwrap_or(own.chunks_per_stage),
+                slice_count: text.slices.unwrap_or(own.slice_count),
+                ..own
+            };
+            check_size(kind, size).map_err(|error| wrong(error.into()))?;
+            replayed_size = replayed.map(|kind| (kind, size));
+            let chunk_count = size.stage_count * size.chunks_per_stage;
+            let placement = Placement::of_shape(kind.shape(), size.stage_count, chunk_count);
+            problems.push(stages.over(placement.expect("its size was checked")));
         }
-        let replayed = kinds.iter().copied().find(|kind| !SOLVED.contains(kind));
-        Ok(Self { problems: kinds.into_iter().map(over).collect(), replayed })
+        Ok(Self { problems, replayed: replayed_size, window: stages.window() })
+    }
+
+    /// Which steps may be open, if that was said.
+    pub fn window(&self) -> Option<Window> {
+        self.window
     }
 
     /// Finds it.
@@ -68,13 +97,12 @@ impl Task {
         let began = Instant::now();
         let solution = match self.replayed {
             None => solve_any(&self.problems).expect(CHECKED),
-            Some(kind) => {
+            Some((kind, size)) => {
                 let problem = &self.problems[0];
-                let (stages, microbatches) = (problem.limits.len(), problem.microbatch_count);
-                let program = generate(kind, stages as u32, microbatches).expect(CHECKED);
+                let program = generate_sized(kind, size).expect(CHECKED);
                 let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
-                let lower_bound = lower_bound(problem).expect(CHECKED);
-                Solution { program, cost: timeline.cost(0), lower_bound }
+                let lower_bound = lower_bound(&of_slices(problem, size)).expect(CHECKED);
+                Solution { program, cost: problem.cost(&timeline), lower_bound }
             }
         };
         let took = began.elapsed();
@@ -82,5 +110,24 @@ impl Task {
         let problem = self.problems.iter().find(is_its).expect("it is over one of the placements");
         let fits = problem.holds(&solution.program);
         Answer { problem, solution, fits, took }
+    }
+}
+
+/// The same with slices in the place of microbatches, and nothing said of how slices of one
+/// microbatch depend on each other: no order of slices is below its bound.
+fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
+    let share = 1.0 / f64::from(size.slice_count);
+    let cut = |chunk: &ChunkCosts| ChunkCosts {
+        f: chunk.f * share,
+        b: chunk.b * share,
+        w: chunk.w * share,
+        after_forward: chunk.after_forward * share,
+        after_input_gradient: chunk.after_input_gradient * share,
+    };
+    Problem {
+        chunks: problem.chunks.iter().map(cut).collect(),
+        occupancy: problem.occupancy * share,
+        microbatch_count: size.microbatch_count * size.slice_count,
+        ..problem.clone()
     }
 }

@@ -55,9 +55,8 @@ fn words_are_refused_with_the_nearest() {
   why: it means: A model with its usual batch, by name; keys beside it override single values.
   try: model.preset = \"tiny\"
   run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
-         zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, po-half, \
-         po-full, po-selective, pipedream, \
-         pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
+         zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, gems, chimera, seq1f1b, \
+         po-half, po-full, po-selective, pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
   why: it means: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
   run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
-    Compute, Costs, Op, Pass, Placement, Program, Timeline, Window, simulate_with,
+    Compute, Costs, Flow, Op, Pass, Placement, Program, Timeline, Window, simulate_with,
 };
-use zbelastic_types::{ChunkIndex, StageIndex};
+use zbelastic_types::StageIndex;
 
 use super::{Doing, Extent, PLANNED_STEPS, Slice, longest, total_us};
 
@@ -86,7 +86,7 @@ impl Profile {
                 let (start, end) = passes.get(&(stage, compute, pass))?;
                 Some(end - start)
             }
-            Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => None,
+            Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
         };
         let Self { costs, planned_us } = self;
         let computed_us = span_us(program, costs, &took)?;
@@ -167,13 +167,14 @@ fn made_us(
     (compute, pass): (Compute, Pass),
     stage: StageIndex,
 ) -> Option<f64> {
-    let (chunk, makers) = match compute {
-        Compute::F => (pass.chunk.0.checked_sub(1)?, &[Compute::F][..]),
-        Compute::B | Compute::BW => (pass.chunk.0 + 1, &[Compute::B, Compute::BW][..]),
+    let (flow, makers) = match compute {
+        Compute::F => (Flow::Forward, &[Compute::F][..]),
+        Compute::B | Compute::BW => (Flow::Backward, &[Compute::B, Compute::BW][..]),
         Compute::W | Compute::WE | Compute::R => return None,
     };
-    let maker = placement.stage_of(ChunkIndex(chunk)).filter(|maker| *maker != stage)?;
-    let made = Pass { chunk: ChunkIndex(chunk), ..pass };
+    let chunk = placement.chunk_before(pass.chunk, flow)?;
+    let maker = placement.stage_of(chunk).filter(|maker| *maker != stage)?;
+    let made = Pass { chunk, ..pass };
     makers.iter().find_map(|compute| Some(passes.get(&(maker, *compute, made))?.1))
 }
 

@@ -1,4 +1,4 @@
-use zbelastic_types::{Attempt, Generation, MicrobatchIndex};
+use zbelastic_types::{Attempt, Generation};
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn turn(step: u64, attempt: u32) -> Turn {
 }
 
 fn pass(turn: Turn, compute: Compute, start_us: f64, end_us: f64) -> Slice {
-    let pass = Pass { chunk: ChunkIndex(0), microbatch: MicrobatchIndex(0) };
+    let pass = Pass::new(0, 0);
     let op = Op::Compute(compute, pass);
     Slice { doing: Doing::Ran(Activity::Op { turn, op }), start_us, end_us }
 }
@@ -123,7 +123,7 @@ mod planned {
     fn record(timing: &mut Timing, chunk: u32, passes: &[(Compute, f64)]) {
         let mut start_us = 0.0;
         let slices = passes.iter().map(|(compute, duration_us)| {
-            let pass = Pass { chunk: ChunkIndex(chunk), microbatch: MicrobatchIndex(0) };
+            let pass = Pass::new(chunk, 0);
             let op = Op::Compute(*compute, pass);
             let doing = Doing::Ran(Activity::Op { turn: turn(0, 0), op });
             let slice = Slice { doing, start_us, end_us: start_us + duration_us };
@@ -183,6 +183,7 @@ mod explained {
             Op::Compute(Compute::WE | Compute::BW | Compute::R, _)
             | Op::Transfer(..)
             | Op::Update(_)
+            | Op::Reduce(..)
             | Op::Memory(..) => None,
         };
         let timeline = simulate_with(program, &costs, 3, &took).expect("it runs to its end");

@@ -107,7 +107,7 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncFindings) {
     let mut first: BTreeMap<(ChunkIndex, u32, Compute), Version> = BTreeMap::new();
     walk_shelves(program, |stage, op, shelf| {
         let AsyncOp::Compute(compute, pass, version) = op else { return };
-        let Pass { chunk, microbatch } = pass;
+        let Pass { chunk, microbatch, .. } = pass;
         let reads = match compute {
             Compute::F => forward_reads(program, chunk, microbatch),
             Compute::B | Compute::W | Compute::WE | Compute::BW | Compute::R => {

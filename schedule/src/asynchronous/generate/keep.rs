@@ -69,6 +69,9 @@ fn of_plain(op: crate::op::Op) -> Option<AsyncOp> {
         crate::op::Op::Transfer(transfer, flow, pass) => {
             Some(AsyncOp::Transfer(transfer, flow, pass))
         }
-        crate::op::Op::Compute(..) | crate::op::Op::Update(_) | crate::op::Op::Memory(..) => None,
+        crate::op::Op::Compute(..)
+        | crate::op::Op::Update(_)
+        | crate::op::Op::Reduce(..)
+        | crate::op::Op::Memory(..) => None,
     }
 }

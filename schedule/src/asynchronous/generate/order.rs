@@ -6,7 +6,6 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
 use crate::asynchronous::kind::AsyncKind;
 use crate::asynchronous::program::AsyncProgram;
-use crate::boundary::chunk_before;
 use crate::generate::one_f_one_b_run;
 use crate::op::{Compute, Flow, Op, Pass};
 
@@ -124,7 +123,7 @@ impl<'a> Board<'a> {
         {
             return None;
         }
-        let ready = match chunk_before(&self.program.placement, pass.chunk, flow) {
+        let ready = match self.program.placement.chunk_before(pass.chunk, flow) {
             Some(chunk) => *self.ends.get(&(flow, Pass { chunk, ..pass }))?,
             None => 0,
         };

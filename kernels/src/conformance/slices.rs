@@ -1,0 +1,141 @@
+//! Attention over slices of sequences.
+
+use super::attention::{ERROR_MAX, run};
+use super::probe::{check, download, floats, poisoned, upload, widen};
+use crate::backend::{AttentionShape, Backend, EarlierSlice};
+use crate::reference;
+
+/// Sequences, slices, length of a slice, heads, key heads, width: slices that end within strips,
+/// panels and key blocks and at their ends, and keys of one to four blocks.
+const SHAPES: [(usize, usize, usize, usize, usize, usize); 11] = [
+    (1, 1, 37, 2, 1, 4),
+    (1, 2, 1, 1, 1, 2),
+    (2, 3, 5, 3, 3, 4),
+    (3, 2, 33, 4, 2, 8),
+    (1, 4, 16, 4, 1, 16),
+    (2, 2, 100, 2, 2, 33),
+    (1, 7, 61, 2, 1, 6),
+    (1, 3, 200, 1, 1, 64),
+    (1, 2, 384, 1, 1, 4),
+    (1, 2, 400, 2, 1, 4),
+    (1, 3, 450, 1, 1, 2),
+];
+
+/// The shape of whole sequences, and how many slices they are cut into.
+fn shapes() -> impl Iterator<Item = (AttentionShape, usize)> {
+    SHAPES.into_iter().map(|(sequences, slices, slice_len, heads, kv_heads, head_width)| {
+        let sequence_len = slices * slice_len;
+        (AttentionShape { sequences, sequence_len, heads, kv_heads, head_width }, slices)
+    })
+}
+
+/// Queries, keys and values of a microbatch, and the gradient of attention's output.
+fn inputs(shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
+    let scaled = floats(shape.rows() * shape.qkv_width(), 1);
+    let qkv = scaled.iter().map(|x| x * 2.0).collect();
+    (qkv, floats(shape.rows() * shape.query_width(), 2))
+}
+
+/// Where the rows of a slice lie among those of whole sequences.
+fn rows_of(shape: AttentionShape, slices: usize, slice: usize) -> impl Iterator<Item = usize> {
+    let (sequence_len, slice_len) = (shape.sequence_len, shape.sequence_len / slices);
+    let rows = move |sequence: usize| {
+        let first = sequence * sequence_len + slice * slice_len;
+        first..first + slice_len
+    };
+    (0..shape.sequences).flat_map(rows)
+}
+
+fn cut(shape: AttentionShape, slices: usize, slice: usize, width: usize, from: &[f32]) -> Vec<f32> {
+    let rows = rows_of(shape, slices, slice);
+    rows.flat_map(|row| from[row * width..][..width].iter().copied()).collect()
+}
+
+/// A slice on a device.
+struct Slice<T> {
+    qkv: T,
+    key_value_gradient: T,
+    out: T,
+    log_sums: T,
+}
+
+/// Forward in turn, and B in reverse: output, sums and gradients of whole sequences.
+fn run_slices<B: Backend>(
+    device: &B,
+    (whole, slices): (AttentionShape, usize),
+    qkv: &[f32],
+    dy: &[f32],
+) -> Vec<Vec<f32>> {
+    let shape = AttentionShape { sequence_len: whole.sequence_len / slices, ..whole };
+    let widths = [whole.query_width(), whole.heads, whole.qkv_width()];
+    let make = |slice| Slice {
+        qkv: upload(device, &cut(whole, slices, slice, whole.qkv_width(), qkv)),
+        key_value_gradient: poisoned(device, shape.rows() * 2 * shape.key_width()),
+        out: poisoned(device, shape.rows() * shape.query_width()),
+        log_sums: poisoned(device, shape.rows() * shape.heads),
+    };
+    let mut parts: Vec<Slice<B::Buffer>> = (0..slices).map(make).collect();
+    for slice in 0..slices {
+        let (before, own) = parts.split_at_mut(slice);
+        let earlier: Vec<&B::Buffer> = before.iter().map(|slice| &slice.qkv).collect();
+        let Slice { qkv, out, log_sums, .. } = &mut own[0];
+        device.attention_slice_forward(shape, &earlier, qkv, out, log_sums);
+    }
+    for slice in (0..slices).rev() {
+        let gradient = upload(device, &cut(whole, slices, slice, whole.query_width(), dy));
+        let (before, own) = parts.split_at_mut(slice);
+        let mut earlier: Vec<EarlierSlice<'_, B::Buffer>> = before
+            .iter_mut()
+            .map(|Slice { qkv, key_value_gradient, .. }| EarlierSlice { qkv, key_value_gradient })
+            .collect();
+        let Slice { qkv, key_value_gradient, out, log_sums } = &mut own[0];
+        let later = (slice + 1 < slices).then_some(&*key_value_gradient);
+        device.attention_slice_backward(shape, &mut earlier, later, out, log_sums, &gradient, qkv);
+    }
+    let mut results = widths.map(|width| vec![f32::NAN; whole.rows() * width]);
+    for (slice, part) in parts.iter().enumerate() {
+        let buffers = [&part.out, &part.log_sums, &part.qkv];
+        for ((result, width), buffer) in results.iter_mut().zip(widths).zip(buffers) {
+            let floats = download(device, buffer);
+            for (row, from) in rows_of(whole, slices, slice).zip(floats.chunks_exact(width)) {
+                result[row * width..][..width].copy_from_slice(from);
+            }
+        }
+    }
+    results.to_vec()
+}
+
+/// Forward and B, slice by slice.
+pub fn attention_slices<B: Backend>(devices: &[B]) {
+    for (shape, slices) in shapes() {
+        let (qkv, dy) = inputs(shape);
+        let (out, log_sums) = reference::attention_forward(shape, &widen(&qkv));
+        let gradient = reference::attention_backward(shape, &widen(&qkv), &widen(&dy));
+        let expected = [("out", out), ("log sums", log_sums), ("gradient", gradient)];
+        check(&format!("{slices} slices of {shape:?}"), devices, &expected, ERROR_MAX, |device| {
+            run_slices(device, (shape, slices), &qkv, &dy)
+        });
+    }
+}
+
+/// What has the same terms in sums of the same order is the same number: all of the forward pass and
+/// the gradients of queries; of a single slice, everything. Gradients of keys and values are not:
+/// whole sequences add up queries from the first on, slices from the last.
+pub fn slices_are_the_whole<B: Backend>(devices: &[B]) {
+    for (shape, slices) in shapes() {
+        let (qkv, dy) = inputs(shape);
+        for device in devices {
+            let whole = run(device, shape, &qkv, &dy);
+            let cut = run_slices(device, (shape, slices), &qkv, &dy);
+            let what = format!("{slices} slices of {shape:?}");
+            assert_eq!(whole[0], cut[0], "{what}: out");
+            assert_eq!(whole[1], cut[1], "{what}: log sums");
+            let same = if slices == 1 { shape.qkv_width() } else { shape.query_width() };
+            let rows = |gradient: &[f32]| -> Vec<f32> {
+                let rows = gradient.chunks_exact(shape.qkv_width());
+                rows.flat_map(|row| row[..same].to_vec()).collect()
+            };
+            assert_eq!(rows(&whole[2]), rows(&cut[2]), "{what}: gradients");
+        }
+    }
+}
