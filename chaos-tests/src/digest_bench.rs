@@ -64,6 +64,9 @@ struct Stash {
     end: u64,
 }
 
+/// What makes gradients of replicas impossible here.
+const ONE_REPLICA: &str = "the log refuses plans with replicas";
+
 /// A stage on hashes.
 pub struct DigestBench {
     shape: DigestShape,
@@ -240,6 +243,18 @@ impl Workbench for DigestBench {
         let (of_flow, of_pass, hash) = self.result.take().expect("a result is there");
         assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
         pack(hash, 0.0)
+    }
+
+    fn partial_len(&self, _chunk: ChunkIndex) -> usize {
+        unreachable!("{ONE_REPLICA}")
+    }
+
+    fn partial(&self, _chunk: ChunkIndex) -> Vec<f32> {
+        unreachable!("{ONE_REPLICA}")
+    }
+
+    fn reduce(&mut self, _chunk: ChunkIndex, _twin: &[f32]) {
+        unreachable!("{ONE_REPLICA}")
     }
 
     fn freeze(&mut self, microbatch_count: u32) {

@@ -138,6 +138,18 @@ impl Workbench for FloatBench {
         self.bench.take_result(flow, pass)
     }
 
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.bench.partial_len(chunk)
+    }
+
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        self.bench.partial(chunk)
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        self.bench.reduce(chunk, twin);
+    }
+
     fn freeze(&mut self, microbatch_count: u32) {
         self.bench.freeze(microbatch_count);
         if let Some(mark) = self.faults.borrow_mut().gradient_mark() {

@@ -41,7 +41,7 @@ pub use note::Note;
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
 pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
-pub use steps::{check_has_steps, check_needs_no_steps};
+pub use steps::{check_cluster_can_run, check_needs_no_steps};
 pub use value::Value;
 
 use std::path::PathBuf;
@@ -201,6 +201,15 @@ impl ScheduleChoice {
             Self::Auto => Ok(&AUTO_KINDS),
             Self::Kind(kind) => Ok(std::slice::from_ref(kind)),
             Self::Asynchronous(kind) => Err(*kind),
+        }
+    }
+
+    /// The schedule that was asked for, if it has more than one replica of the model.
+    #[must_use]
+    pub fn of_replicas(self) -> Option<ScheduleKind> {
+        match self {
+            Self::Kind(kind) => Some(kind).filter(|kind| kind.replica_count() > 1),
+            Self::Auto | Self::Asynchronous(_) => None,
         }
     }
 }

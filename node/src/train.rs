@@ -90,16 +90,18 @@ fn train_into(
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
     let mut reporter = Reporter::new(out, folder, context, names);
-    // Without steps there is nothing that processes could agree on.
+    // Without steps there is nothing that processes could agree on, and they hold each layer once.
     let in_threads = match prepared.plan {
-        PlanOfRun::Synchronous(_) => threads_only,
+        PlanOfRun::Synchronous(_) => {
+            threads_only || prepared.config.schedule.of_replicas().is_some()
+        }
         PlanOfRun::Asynchronous { .. } => true,
     };
     let trained = match &prepared.plan {
         PlanOfRun::Asynchronous { plan, .. } => {
             asynchronous::train(prepared, plan, &mut |news| reporter.observe(news))
         }
-        PlanOfRun::Synchronous(_) if threads_only => {
+        PlanOfRun::Synchronous(_) if in_threads => {
             let scratch = scratch(&prepared.config, &reporter.folder_path());
             let outfit = Processors { threads: prepared.job.threads, scratch };
             cluster::train_on(&outfit, &prepared.job, &mut |news| reporter.observe(news))

@@ -238,7 +238,7 @@ fn every_schedule_is_listed() {
     let list = printed(&["schedule", "list"]);
     let entries = json(&["schedule", "list", "--json"]);
     let entries = entries.as_array().expect("a list");
-    assert_eq!(entries.len(), 26);
+    assert_eq!(entries.len(), 29);
     for entry in entries {
         assert!(list.contains(entry["name"].as_str().expect("a name")));
     }

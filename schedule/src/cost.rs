@@ -123,15 +123,14 @@ impl Costs {
         let times = ChunkTimes { f: share(f), b: share(b), w: share(w), w_early: 0.0 };
         let chunks = vec![times; placement.chunk_count() as usize];
         let slice_shares = Vec::new();
-        let memory = MemoryCosts::default();
-        Self { chunks, slice_shares, link, occupancy: 0.0, verdict: 0.0, step: 0.0, memory }
-    }
-
-    /// The share of a microbatch's times that one of `slice_count` slices takes.
-    pub(crate) fn slice_share(&self, slice: SliceIndex, slice_count: u32) -> f64 {
-        match self.slice_shares.get(slice.index()) {
-            Some(share) => *share,
-            None => 1.0 / f64::from(slice_count),
+        Self {
+            chunks,
+            slice_shares,
+            link,
+            occupancy: 0.0,
+            verdict: 0.0,
+            step: 0.0,
+            memory: MemoryCosts::default(),
         }
     }
 
@@ -154,6 +153,14 @@ impl Costs {
         let recompute = self.chunks[chunk.index()].f;
         let free = MemoryTimes { recompute, offload: 0.0, reload: 0.0 };
         self.memory.chunks.get(chunk.index()).copied().unwrap_or(free)
+    }
+
+    /// The share of a microbatch's times that one of `slice_count` slices takes.
+    pub(crate) fn slice_share(&self, slice: SliceIndex, slice_count: u32) -> f64 {
+        match self.slice_shares.get(slice.index()) {
+            Some(share) => *share,
+            None => 1.0 / f64::from(slice_count),
+        }
     }
 
     pub(crate) fn check(&self, placement: &Placement, slice_count: u32) -> Result<(), CostError> {
@@ -265,13 +272,6 @@ mod tests {
         let chunk = ChunkIndex(1);
         let share = CostError::EarlyShare { chunk, w: 1.0, w_early: 1.5 };
         check(|costs| costs.chunks[1].w_early = 1.5, Err(share));
-        check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
-        let count = CostError::SliceCount { expected: 2, found: 3 };
-        check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));
-        let negative = CostError::Duration { name: "the share of a slice", found: -0.5 };
-        check(|costs| costs.slice_shares = vec![-0.5, 1.5], Err(negative));
-        let sum = CostError::SliceShares { sum: 1.25 };
-        check(|costs| costs.slice_shares = vec![0.5, 0.75], Err(sum));
         const TIMES: MemoryTimes = MemoryTimes { recompute: 1.0, offload: 2.0, reload: 3.0 };
         check(|costs| costs.memory.chunks = vec![TIMES; 2], Ok(()));
         let none = CostError::Duration { name: "reload", found: -3.0 };
@@ -279,7 +279,13 @@ mod tests {
             costs.memory.chunks = vec![MemoryTimes { reload: -3.0, ..TIMES }; 2];
         };
         check(backwards, Err(none));
-        let one = CostError::ChunkCount { expected: 2, found: 1 };
-        check(|costs| costs.memory.chunks = vec![TIMES], Err(one));
+        check(|costs| costs.memory.chunks = vec![TIMES], Err(count));
+        check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
+        let count = CostError::SliceCount { expected: 2, found: 3 };
+        check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));
+        let negative = CostError::Duration { name: "the share of a slice", found: -0.5 };
+        check(|costs| costs.slice_shares = vec![-0.5, 1.5], Err(negative));
+        let sum = CostError::SliceShares { sum: 1.25 };
+        check(|costs| costs.slice_shares = vec![0.5, 0.75], Err(sum));
     }
 }

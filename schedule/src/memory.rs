@@ -33,8 +33,8 @@ pub struct ChunkMemory {
 pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
     let mut kept = PassTable::new(program, Kept::default());
-    let slices = f64::from(program.slice_count);
     // Divided once, so that shares add up.
+    let slices = f64::from(program.slice_count);
     program.lists().map(|(_, ops)| peak_of_list(ops, chunks, &mut kept) / slices).collect()
 }
 

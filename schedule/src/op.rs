@@ -2,9 +2,9 @@
 //!
 //! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
 //! B the half of the backward pass that yields the gradient of the input, W the half that yields
-//! the gradient of the weights, BW both in one. R runs the forward pass again. An operation on a
-//! chunk is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program
-//! with slices the slice follows after a point, as in `2F0.1`.
+//! the gradient of the weights, BW both in one. R runs the forward pass again. An operation on a chunk
+//! is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program with
+//! slices the slice follows after a point, as in `2F0.1`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -298,7 +298,6 @@ const REDUCTION_TEXT: [(Reduction, &str); 4] = [
     (Reduction::Local, "LOCAL_G"),
     (Reduction::Add, "REDUCE"),
 ];
-
 const MEMORY_TEXT: [(Memory, &str); 3] =
     [(Memory::Offload, "OFFLOAD"), (Memory::Reload, "RELOAD"), (Memory::Drop, "DROP")];
 
@@ -408,12 +407,12 @@ mod tests {
         check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
         check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
+        check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
+        check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
         check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
         check("2OFFLOAD0", Op::Memory(Memory::Offload, Pass::new(2, 0)));
         check("2RELOAD10", Op::Memory(Memory::Reload, Pass::new(2, 10)));
         check("12DROP3", Op::Memory(Memory::Drop, Pass::new(12, 3)));
-        check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
-        check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
         check("2BW0.1", Op::Compute(Compute::BW, Pass::sliced(2, 0, 1)));
         check(
             "2RECV_F10.3",

@@ -79,8 +79,8 @@ mod tests {
     #[test]
     fn every_schedule_can_recompute() {
         for kind in ScheduleKind::ALL {
-            for microbatches in [8, 12] {
-                let program = generate(kind, 4, microbatches).expect("the size is legal");
+            for (stages, microbatches) in [(2, 6), (4, 12)] {
+                let program = generate(kind, stages, microbatches).expect("the size is legal");
                 let found = recompute(&program);
                 assert_eq!(check(&found), Ok(()), "{kind}");
                 let options = LowerOptions { window: Window::Zero, early_head_weights: true };

@@ -129,7 +129,7 @@ pub enum SolveError {
 pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     problem.check()?;
     if problem.placement.replica_count() > 1 {
-        return Ok(problem.work_max());
+        return Ok(problem.work_bound());
     }
     Ok(bound::lower_bound(&Pipeline::new(problem)))
 }

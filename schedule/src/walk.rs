@@ -202,8 +202,8 @@ impl<'a> Walk<'a> {
             }
             Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
-            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Memory(..)
+            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
             | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
                 {}
         }

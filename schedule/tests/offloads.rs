@@ -26,8 +26,9 @@ fn order() -> impl Strategy<Value = Program> {
             let counts = kind.chunk_counts();
             let chunks_per_stage = if counts.allow(chunks) { chunks } else { counts.least() };
             let microbatch_count = groups * stage_count;
+            let slice_count = 1;
             let size =
-                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count: 1 };
+                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count };
             let order = generate_sized(kind, size).expect("the size is legal");
             if has_recomputation { recompute(&order) } else { order }
         },

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use zbelastic_schedule::{
     ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions,
     MemoryCosts, Op, Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice,
-    Timeline, Update, Window, check, check_size, generate, generate_sized, live_passes, lower,
-    lower_bound, peak_memory, simulate, solve,
+    SolveError, Timeline, Update, Window, check, check_size, generate, generate_sized, live_passes,
+    lower, lower_bound, peak_memory, simulate, solve,
 };
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -312,6 +312,11 @@ fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem>
     (1..=stages_max).prop_flat_map(sized)
 }
 
+fn cross(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+    let sized = move |stages| problem(Placement::cross(stages), microbatches_max);
+    (1..=stages_max).prop_flat_map(sized)
+}
+
 /// Two chunks a stage or three, dealt round.
 fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
     let sized =
@@ -362,6 +367,19 @@ proptest! {
         let program =
             generate(ScheduleKind::ZbV, stage_count, problem.microbatch_count).expect("legal");
         check_bound(&problem, &program)?;
+    }
+
+    #[test]
+    fn no_replay_of_two_replicas_costs_less_than_the_bound(
+        problem in cross(6, 12),
+        kind in prop::sample::select(vec![ScheduleKind::Gems, ScheduleKind::Chimera]),
+    ) {
+        let stage_count = problem.limits.len() as u32;
+        if let Ok(program) = generate(kind, stage_count, problem.microbatch_count) {
+            check_bound(&problem, &program)?;
+        }
+        let found = problem.placement.shape();
+        prop_assert_eq!(solve(&problem), Err(SolveError::Shape { found }));
     }
 
     #[test]

@@ -65,12 +65,6 @@ pub enum PlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    /// The schedule has more than one replica of the model.
-    #[error("{kind} has {} replicas of the model, and stages train one", kind.replica_count())]
-    Replicas {
-        /// The schedule.
-        kind: ScheduleKind,
-    },
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -95,7 +89,7 @@ pub struct Plan {
     pub generation: Generation,
     /// The lowered program.
     pub program: Program,
-    /// The layers of each chunk, in model order.
+    /// The layers of each chunk, in model order; those of a second replica are the first one's.
     pub chunks: Vec<LayerRange>,
     /// The batch.
     pub batch: BatchShape,
@@ -140,7 +134,7 @@ impl PlanRequest<'_> {
         check_size(self.kind, self.size())?;
         let PipelineSize { stage_count, chunks_per_stage, .. } = self.size();
         let chunk_count = stage_count * chunks_per_stage;
-        if chunk_count > layer_count {
+        if chunk_count / self.kind.replica_count() > layer_count {
             return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
         }
         let placement = Placement::of_shape(self.kind.shape(), stage_count, chunk_count);
@@ -148,7 +142,7 @@ impl PlanRequest<'_> {
     }
 }
 
-/// The layers of each chunk, so that the stage that takes longest takes as short as can be.
+/// The layers of each chunk of one replica, so that the stage that takes longest takes as short as can be.
 fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
     let stages = (0..placement.stage_count()).map(StageIndex);
@@ -168,7 +162,7 @@ impl Plan {
         Self::with_chunks(request, chunks)
     }
 
-    /// A plan with layers spread as told.
+    /// A plan with layers spread as told, over the chunks that make up the model once.
     ///
     /// # Errors
     /// If the chunks do not make up the model, or the schedule does not exist for this size.
@@ -176,9 +170,6 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
-        if request.kind.replica_count() > 1 {
-            return Err(PlanError::Replicas { kind: request.kind });
-        }
         let compute = generate_sized(request.kind, request.size())?;
         Self::with_program(request, chunks, &compute)
     }
@@ -190,7 +181,8 @@ impl Plan {
         compute: &Program,
     ) -> Result<Self, PlanError> {
         let PlanRequest { model, batch, kind, window, .. } = request;
-        let (expected, layer_count) = (compute.placement.chunk_count(), model.layer_count());
+        let placement = &compute.placement;
+        let (expected, layer_count) = (placement.chunks_per_replica(), model.layer_count());
         let mut end = 0;
         for chunk in &chunks {
             if chunk.ids().start == end {
@@ -201,6 +193,7 @@ impl Plan {
             let found = chunks.len();
             return Err(PlanError::Partition { expected, found, end, layer_count });
         }
+        let chunks = chunks.repeat(placement.replica_count() as usize);
         let early_head_weights = kind.splits_backward();
         let program = lower(compute, LowerOptions { window, early_head_weights });
         let violations: Result<(), Vec<Violation>> = check(&program);

@@ -2,7 +2,8 @@
 //!
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
 //! then AdamW in place. What this yields is right by being plain; [`crate::stage`] must yield the
-//! same bits.
+//! same bits. Where the plan has two replicas of the model, one runs after the other and their
+//! gradients are added at the end.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
@@ -86,10 +87,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// One step; `is_skipped` reads the batch and leaves the state alone.
     pub fn step(&mut self, step: Step, is_skipped: bool) -> ReferenceStep {
         let batch = self.setup.plan.batch;
-        let mut loss_sum = 0.0;
-        for microbatch in (0..batch.microbatch_count).map(MicrobatchIndex) {
-            loss_sum += self.microbatch(step, microbatch, PassOrder::Apart);
-        }
+        let loss_sum = self.accumulate(step, PassOrder::Apart);
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
         self.version = step.next();
@@ -104,9 +102,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// against it.
     pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
         let batch = self.setup.plan.batch;
-        let microbatches = (0..batch.microbatch_count).map(MicrobatchIndex);
-        let loss_sum: f64 =
-            microbatches.map(|index| self.microbatch(step, index, PassOrder::Together)).sum();
+        let loss_sum = self.accumulate(step, PassOrder::Together);
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
         self.updates += 1;
@@ -120,14 +116,56 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
     }
 
-    fn microbatch(&mut self, step: Step, microbatch: MicrobatchIndex, order: PassOrder) -> f64 {
+    /// The gradient of a step, and the sum of its losses in microbatch order. Each replica sums over
+    /// its own microbatches in order; then the first one's sum and the second one's are added.
+    fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
+        let replica_count = self.setup.plan.placement().replica_count();
+        let microbatch_count = self.setup.plan.batch.microbatch_count;
+        let mut losses = vec![0.0; microbatch_count as usize];
+        let mut before: Vec<Vec<f32>> = Vec::new();
+        for replica in 0..replica_count {
+            let mut accumulate = Accumulate::Start;
+            for k in (replica..microbatch_count).step_by(replica_count as usize) {
+                losses[k as usize] = self.microbatch((step, MicrobatchIndex(k)), order, accumulate);
+                accumulate = Accumulate::Add;
+            }
+            if replica > 0 {
+                self.add_gradients_before(&before);
+            }
+            if replica + 1 < replica_count {
+                before = self.gradients();
+            }
+        }
+        losses.into_iter().fold(0.0, |sum, loss| sum + loss)
+    }
+
+    /// By layer.
+    fn gradients(&self) -> Vec<Vec<f32>> {
+        let read =
+            |layer: &LayerState<B>| self.backend.download(View::new(&layer.g, 0..layer.spec.len()));
+        self.model.layers().iter().map(read).collect()
+    }
+
+    /// Puts `before` plus the gradient in the gradient's place.
+    fn add_gradients_before(&mut self, before: &[Vec<f32>]) {
+        let now = self.gradients();
+        for ((layer, before), now) in self.model.layers_mut().iter_mut().zip(before).zip(now) {
+            let sum: Vec<f32> = before.iter().zip(&now).map(|(a, b)| a + b).collect();
+            self.backend.upload(&sum, ViewMut::new(&mut layer.g, 0..sum.len()));
+        }
+    }
+
+    fn microbatch(
+        &mut self,
+        (step, microbatch): (Step, MicrobatchIndex),
+        order: PassOrder,
+        accumulate: Accumulate,
+    ) -> f64 {
         let batch = self.source.training(step, microbatch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
         let context = context(&self.setup, &self.backend, &self.angles);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let loss = self.model.forward(&context, &batch, stash, Some(logits));
-        let is_first = microbatch == MicrobatchIndex(0);
-        let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
         let scaled = (&batch, scale);
         match order {
             PassOrder::Apart => {

@@ -45,6 +45,7 @@ fn run(engine: &mut Engine, ledger: &mut Ledger, until: Option<Step>) -> Option<
                 Output::Frame { .. }
                 | Output::Prefix { .. }
                 | Output::Gradients { .. }
+                | Output::Partial { .. }
                 | Output::Sealed { .. } => {}
             }
         }

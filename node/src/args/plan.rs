@@ -34,7 +34,8 @@ pub struct PlanArgs {
     /// Nodes: so many like this machine, a file of them, or live for the workers of the cluster.
     #[arg(long, value_name = "N|FILE|live", default_value = "4")]
     pub nodes: String,
-    /// Schedules to show beside the chosen one, with commas [default: all].
+    /// Schedules to show beside the chosen one, with commas [default: all that a
+    /// cluster can run].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub compare: Vec<String>,
     /// Threads that compute on a node like this machine [default: all cores].

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::AllocateError;
-use zbelastic_schedule::{Flow, Pass};
+use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
@@ -43,11 +43,11 @@ impl Outfit for Paced {
         };
         let chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>> =
             setup.plan.chunks_of(stage).map(|(chunk, layers)| (chunk, of_chunk(layers))).collect();
-        let share = chunks.len() as u32;
+        let share = chunks.len() as u32 / setup.plan.placement().replica_count();
         let Self { f, b, w } = *self;
         Ok(PacedBench {
             times: Self { f: f / share, b: b / share, w: w / share },
-            last: setup.plan.placement().last_chunk(),
+            placement: setup.plan.placement().clone(),
             chunks,
             under_way: BTreeSet::new(),
             version: Step(0),
@@ -63,15 +63,17 @@ impl Outfit for Paced {
 pub struct PacedBench {
     /// Of one chunk.
     times: Paced,
-    last: ChunkIndex,
+    placement: Placement,
     chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>>,
     under_way: BTreeSet<Pass>,
     version: Step,
 }
 
 impl PacedBench {
+    /// Those of the first replica.
     fn layers(&self) -> impl Iterator<Item = &LayerSpec> {
-        self.chunks.values().flatten()
+        let is_first = |chunk: &ChunkIndex| self.placement.replica_of(*chunk) == 0;
+        self.chunks.iter().filter(move |(chunk, _)| is_first(chunk)).flat_map(|(_, layers)| layers)
     }
 }
 
@@ -108,7 +110,7 @@ impl Workbench for PacedBench {
     fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Vec<f32>>) -> Option<f64> {
         self.under_way.insert(pass);
         take(self.times.f);
-        (pass.chunk == self.last).then_some(1.0)
+        self.placement.is_last(pass.chunk).then_some(1.0)
     }
 
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
@@ -146,6 +148,16 @@ impl Workbench for PacedBench {
     fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Vec<f32> {
         vec![0.0; FRAME_LEN]
     }
+
+    fn partial_len(&self, _chunk: ChunkIndex) -> usize {
+        FRAME_LEN
+    }
+
+    fn partial(&self, _chunk: ChunkIndex) -> Vec<f32> {
+        vec![0.0; FRAME_LEN]
+    }
+
+    fn reduce(&mut self, _chunk: ChunkIndex, _twin: &[f32]) {}
 
     fn freeze(&mut self, _microbatch_count: u32) {}
 

@@ -64,6 +64,7 @@ impl SerialEngine {
                     Output::Frame { .. }
                     | Output::Prefix { .. }
                     | Output::Gradients { .. }
+                    | Output::Partial { .. }
                     | Output::Evaluated { .. } => {
                         unreachable!("one stage sends to nobody")
                     }

@@ -286,7 +286,10 @@ impl Device {
                 self.say(DeviceOutput::Failed(error.into()))?;
                 false
             }
-            Some(Progress::Blocked(Wait::Frame { .. } | Wait::Prefix) | Progress::Finished)
+            Some(
+                Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
+                | Progress::Finished,
+            )
             | None => false,
         };
         self.deliver()?;

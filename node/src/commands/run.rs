@@ -22,7 +22,7 @@ use super::reach::{connect, write_json_line};
 use crate::api::{CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition};
 use crate::args::RunArgs;
 use crate::cluster::document::DataName;
-use crate::config::{Loaded, WeightSource, check_has_steps, load};
+use crate::config::{Loaded, WeightSource, check_cluster_can_run, load};
 use crate::failure::{Detail, Failure, Stop};
 use crate::train::corpus::{cut_text, gather_text};
 use crate::train::prepare::weights_of_folder;
@@ -54,7 +54,7 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
 
 fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
     let loaded = load(&args.config.sources())?;
-    check_has_steps(&loaded.config)?;
+    check_cluster_can_run(&loaded.config)?;
     let text = gather_text(&loaded)?;
     let (bytes, hash) = (text.bytes.clone(), text.hash);
     cut_text(text, &loaded)?;

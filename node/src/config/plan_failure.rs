@@ -16,9 +16,6 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
-        PlanError::Replicas { .. } => {
-            Detail::new(error.to_string()).at("schedule.kind").hint(OTHER_SCHEDULE)
-        }
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
         }

@@ -1,4 +1,5 @@
-//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none.
+//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none, or that
+//! has the model twice.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
@@ -6,11 +7,19 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use super::{RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
-/// Whether a cluster can run `config`: only what has steps can be sealed and taken back.
+/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and each
+/// layer has one holder, with copies elsewhere.
 ///
 /// # Errors
-/// If its schedule is asynchronous.
-pub fn check_has_steps(config: &RunConfig) -> Result<(), Failure> {
+/// If its schedule is asynchronous, or has two replicas of the model.
+pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
+    if let Some(kind) = config.schedule.of_replicas() {
+        let detail = Detail::new(format!("{kind} has the model twice"))
+            .at("schedule.kind")
+            .why("a cluster has one holder for each layer, and keeps copies of its own")
+            .hint("zbelastic train, which runs it in one process, or --schedule auto");
+        return Err(Failure::usage("the configuration", vec![detail]));
+    }
     match config.schedule.kinds() {
         Ok(_) => Ok(()),
         Err(kind) => {
@@ -83,7 +92,7 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
 mod tests {
     use zbelastic_schedule::asynchronous::AsyncKind;
 
-    use super::{check_has_steps, check_needs_no_steps};
+    use super::{check_cluster_can_run, check_needs_no_steps};
     use crate::config::tests::load_text;
 
     fn details(text: &str) -> Vec<Option<String>> {
@@ -108,14 +117,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_told_to_use_steps() {
+    fn a_cluster_is_told_to_use_steps_and_one_replica() {
         let config = |kind: &str| {
             let text = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
             load_text(&text).expect("legal").config
         };
-        assert_eq!(check_has_steps(&config("zb-h1")), Ok(()));
-        let failure = check_has_steps(&config("pipedream-2bw")).expect_err("asynchronous");
+        assert_eq!(check_cluster_can_run(&config("zb-h1")), Ok(()));
+        let failure = check_cluster_can_run(&config("pipedream-2bw")).expect_err("asynchronous");
         assert!(failure.to_string().contains("zbelastic train"), "{failure}");
+        let twice = check_cluster_can_run(&config("chimera")).expect_err("two replicas");
+        let expected = "error: the configuration has an error
+  schedule.kind: chimera has the model twice
+  why: a cluster has one holder for each layer, and keeps copies of its own
+  try: zbelastic train, which runs it in one process, or --schedule auto";
+        assert_eq!(twice.to_string(), expected);
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 38] = pages![
+const PAGES: [(&str, &str); 40] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -40,6 +40,8 @@ const PAGES: [(&str, &str); 38] = pages![
     "decisions/0019-a-job-is-one-document-in-the-log.md",
     "decisions/0020-asynchronous-schedules-are-siblings.md",
     "decisions/0021-a-simulation-chooses-among-solved-orders.md",
+    "decisions/0022-slots-follow-the-list.md",
+    "decisions/0023-replicas-follow-from-the-placement.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -177,11 +177,15 @@ impl<'a> Coordinator<'a> {
 
     fn outcome(self, results: Vec<StageResult>) -> Outcome {
         let mut layers = Vec::new();
-        let mut digests = BTreeMap::new();
+        let (mut digests, mut twins) = (BTreeMap::new(), Vec::new());
         for result in results {
             assert_eq!(result.updates, self.ledger.updates(), "all stages applied all seals");
             layers.extend(result.layers);
             digests.extend(result.digests);
+            twins.extend(result.twins);
+        }
+        for (layer, digest) in twins {
+            assert_eq!(digests[&layer], digest, "both replicas of layer {layer} end the same");
         }
         layers.sort_by_key(|(layer, _)| *layer);
         Outcome {

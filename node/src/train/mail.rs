@@ -4,7 +4,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::Report;
 use zbelastic_kernels::AllocateError;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::{Event, StoreError};
+use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK, StoreError};
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::timing::Slice;
@@ -70,18 +70,21 @@ pub struct StageResult {
     pub layers: Vec<(LayerId, Vec<f32>)>,
     /// Digests of its layers.
     pub digests: Vec<LayerDigest>,
+    /// Digests of the layers of second replicas, which another stage ends with as well.
+    pub twins: Vec<LayerDigest>,
     /// Updates it applied.
     pub updates: u64,
 }
 
 /// Mail that may wait for one worker. While it runs a single operation its neighbours send at most
-/// the frames that an engine takes in, which is seven for each of its passes; sums, seals and the
-/// end of the run come to less than what is added for them.
+/// the frames that an engine takes in, which is seven for each of its passes, and the gradients of
+/// twins; sums, seals and the end of the run come to less than what is added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;
     let chunks = plan.chunks_of(stage).count();
-    chunks * plan.batch.microbatch_count as usize * FRAMES_PER_PASS + CONTROL
+    let frames = chunks * plan.batch.microbatch_count as usize * FRAMES_PER_PASS;
+    frames + chunks * PARTIALS_PER_CHUNK + CONTROL
 }
 
 /// Messages that may wait for the coordinator, of each worker. Workers wait when it is behind.

@@ -5,11 +5,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::thread;
 
 use zbelastic_kernels::AllocateError;
-use zbelastic_schedule::Op;
+use zbelastic_schedule::render::chrome_trace::category;
 use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::{
-    Activity, Event, EventRefusal, FrameRefusal, Output, Progress, StageEngine, StageSetup, Wait,
-    Workbench,
+    Activity, Event, EventRefusal, FrameRefusal, Output, PartialRefusal, Progress, StageEngine,
+    StageSetup, Wait, Workbench,
 };
 use zbelastic_types::StageIndex;
 
@@ -105,7 +106,9 @@ impl<O: Outfit> Worker<'_, O> {
 
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
     fn log(&self, slices: &mut Vec<Slice>, doing: Doing, start_us: f64) {
-        if let Doing::Ran(Activity::Op { op: Op::Transfer(..), .. }) = doing {
+        if let Doing::Ran(Activity::Op { op, .. }) = doing
+            && category(op).is_none()
+        {
             return;
         }
         slices.push(Slice { doing, start_us, end_us: self.clock.now_us() });
@@ -115,7 +118,7 @@ impl<O: Outfit> Worker<'_, O> {
     /// bubble, and shows as what is between slices.
     fn log_wait(&self, slices: &mut Vec<Slice>, engine: &Engine<O>, wait: Wait, start_us: f64) {
         match wait {
-            Wait::Frame { .. } => {}
+            Wait::Frame { .. } | Wait::Partial { .. } => {}
             Wait::Prefix => self.log(slices, Doing::Waited(engine.turn()), start_us),
             Wait::Seal(turn) => self.log(slices, Doing::Waited(turn), start_us),
         }
@@ -143,6 +146,7 @@ impl<O: Outfit> Worker<'_, O> {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
                 Output::Prefix { to, prefix } => self.send(to, Event::Prefix(prefix)),
+                Output::Partial { to, partial } => self.send(to, Event::Partial(partial)),
                 Output::Gradients { .. } => unreachable!("this run keeps no copies"),
                 Output::Sealed { .. } => {}
                 Output::Report { report, .. } => {
@@ -185,19 +189,34 @@ fn handle<O: Outfit>(engine: &mut Engine<O>, mail: Mail) -> Course {
     };
     match engine.handle(event) {
         // A frame of a turn that was dropped while it was on its way.
-        Ok(()) | Err(EventRefusal::Frame(FrameRefusal::Stale { .. })) => Course::Continue,
+        Ok(())
+        | Err(
+            EventRefusal::Frame(FrameRefusal::Stale { .. })
+            | EventRefusal::Partial(PartialRefusal::Stale { .. }),
+        ) => Course::Continue,
         Err(EventRefusal::Frame(
             refusal @ (FrameRefusal::Length { .. }
             | FrameRefusal::Elsewhere { .. }
             | FrameRefusal::Full { .. }),
         )) => panic!("frames follow the plan: {refusal}"),
+        Err(EventRefusal::Partial(
+            refusal @ (PartialRefusal::Length { .. }
+            | PartialRefusal::Elsewhere { .. }
+            | PartialRefusal::Full { .. }),
+        )) => panic!("gradients of twins follow the plan: {refusal}"),
         Err(EventRefusal::Seal(refusal)) => panic!("seals come in order: {refusal}"),
     }
 }
 
 fn result<O: Outfit>(engine: &Engine<O>) -> StageResult {
     let bench = engine.bench();
-    StageResult { layers: O::weights(bench), digests: bench.digests(), updates: engine.updates() }
+    let twins = bench.twin_images();
+    StageResult {
+        layers: O::weights(bench),
+        digests: bench.digests(),
+        twins: twins.iter().map(|image| (image.layer, layer_digest(image))).collect(),
+        updates: engine.updates(),
+    }
 }
 
 /// Tells the coordinator when the thread unwinds.

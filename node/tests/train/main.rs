@@ -13,4 +13,5 @@ mod guard;
 mod place;
 mod reading;
 mod refusals;
+mod replicas;
 mod trace;

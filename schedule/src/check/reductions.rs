@@ -136,7 +136,7 @@ mod tests {
             let ops = |text: &str| text.split_whitespace().map(op).collect::<Vec<_>>();
             let update = |op| match op {
                 Op::Update(update) => update,
-                Op::Compute(..) | Op::Transfer(..) | Op::Memory(..) | Op::Reduce(..) => {
+                Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => {
                     panic!("{op} is no update")
                 }
             };

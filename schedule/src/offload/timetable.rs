@@ -70,7 +70,7 @@ fn reader_start(program: &Program, costs: &Costs, pass: Pass, starts: &PassTable
         return f64::INFINITY;
     };
     let is_here = placement.stage_of(chunk) == placement.stage_of(pass.chunk);
-    let hop = if is_here { 0.0 } else { costs.link };
+    let hop = if is_here { 0.0 } else { costs.link + costs.occupancy };
     starts.get(Pass { chunk, ..pass }).unwrap_or(f64::INFINITY) - hop
 }
 

@@ -67,7 +67,7 @@ impl Scale {
 fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
     let labelled = |slice: &Slice| match slice.op {
         Op::Compute(compute, pass) => Some((compute.to_string(), pass)),
-        Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => None,
+        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) | Op::Reduce(..) => None,
     };
     labelled_row(timeline, stage, scale, ('.', labelled))
 }

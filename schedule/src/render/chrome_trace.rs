@@ -101,10 +101,10 @@ pub fn category(op: Op) -> Option<&'static str> {
         Op::Compute(Compute::BW, _) => Some("both gradients"),
         Op::Update(Update::GatePrevious | Update::GateThis) => Some("gate"),
         Op::Update(Update::Report | Update::Step | Update::Commit) => Some("update"),
+        Op::Reduce(Reduction::Add, _) => Some("reduce"),
         Op::Compute(Compute::R, _) => Some("forward again"),
         Op::Memory(Memory::Offload, _) => Some("copy out"),
         Op::Memory(Memory::Reload, _) => Some("copy back"),
-        Op::Reduce(Reduction::Add, _) => Some("reduce"),
         Op::Transfer(..)
         | Op::Memory(Memory::Drop, _)
         | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => None,

@@ -141,8 +141,8 @@ impl<'a> Picture<'a> {
             Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
             Op::Transfer(..)
-            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Memory(..)
+            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
             | Op::Update(
                 Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
             ) => return None,
@@ -180,7 +180,9 @@ impl<'a> Picture<'a> {
             | Op::Compute(..)
             | Op::Transfer(..)
             | Op::Update(_)
-            | Op::Reduce(..) => return None,
+            | Op::Reduce(..) => {
+                return None;
+            }
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
         let width = self.x(slice.end) - x;

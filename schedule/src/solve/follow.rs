@@ -18,7 +18,9 @@ pub(super) fn orders_of(program: &Program) -> Vec<Vec<Put>> {
             | Op::Transfer(..)
             | Op::Update(_)
             | Op::Reduce(..)
-            | Op::Memory(..) => return Vec::new(),
+            | Op::Memory(..) => {
+                return Vec::new();
+            }
         };
         let put = |compute: &Compute| Put { compute: *compute, chunk: pass.chunk.0 };
         computes.iter().map(put).collect()

@@ -178,8 +178,8 @@ impl Problem {
         peaks.into_iter().zip(&self.limits).all(fits)
     }
 
-    /// What the busiest stage computes in a step.
-    pub(super) fn work_max(&self) -> f64 {
+    /// What no order of a step is below: the busiest stage computes, and does what is behind it.
+    pub(super) fn work_bound(&self) -> f64 {
         let mut work = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
@@ -187,7 +187,13 @@ impl Problem {
             let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
             work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
         }
-        work.into_iter().fold(0.0, f64::max)
+        let Ending { window, verdict, after } = &self.ending;
+        let after = after.iter().copied().chain(std::iter::repeat(0.0));
+        let longest = work.iter().zip(after).map(|(work, after)| work + after).fold(0.0, f64::max);
+        match window {
+            Window::One => longest,
+            Window::Zero => longest + verdict,
+        }
     }
 
     /// Whether it is one that can be solved.

@@ -205,6 +205,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     let is_wanted = self.spec.checkpoints(version) || is_ordered;
                     written = is_wanted.then_some(version);
                 }
+                Output::Partial { .. } => {
+                    unreachable!("a plan in the log has one replica of the model")
+                }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outbox.push_back(HostOutput::Evaluated { steps_done, loss_sum, token_count });
                 }

@@ -20,7 +20,7 @@ pub struct StageMemory {
     pub stash: Bytes,
     /// What lives within one pass.
     pub scratch: Bytes,
-    /// Boundary tensors in flight to this stage.
+    /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep.
     pub copies: Bytes,
@@ -146,6 +146,10 @@ pub fn stage_memory<B: Backend>(
         away += left_bytes(&plan.program, &sizes, layers, recompute) * u64::from(live.away);
         // Who is away has read its activation, and its gradient may come before it does.
         messages += pass.message * u64::from(slots + live.away);
+        if plan.placement().twin_of(chunk).is_some() {
+            let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
+            messages += Bytes::of_f32(floats);
+        }
     }
     let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
     if model.family == Family::Llama {

@@ -5,7 +5,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::model::LayerRange;
 
-/// Cuts layers with this much work into the placement's chunks, so that the stage that takes longest
+/// Cuts layers with this much work into the placement's chunks of one replica, so that the stage that takes longest
 /// takes as short as can be; among such cuts, one whose longest chunk is short. A stage of speed 2
 /// does its work in half the time; `speeds` has one entry a stage.
 ///
@@ -18,7 +18,7 @@ use crate::model::LayerRange;
 #[must_use]
 pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<LayerRange> {
     assert_eq!(speeds.len(), placement.stage_count() as usize, "one speed a stage");
-    let chunk_count = placement.chunk_count() as usize;
+    let chunk_count = placement.chunks_per_replica() as usize;
     assert!(work.len() >= chunk_count, "{} layers for {chunk_count} chunks", work.len());
     let stage_of = |chunk| placement.stage_of(ChunkIndex(chunk)).expect("a chunk has a stage");
     let chunks = 0..placement.chunk_count();
@@ -42,15 +42,16 @@ struct Cutting<'a> {
     /// By layer.
     work: &'a [f64],
     placement: &'a Placement,
-    /// By chunk: of its stage.
+    /// By chunk, those of every replica: of its stage.
     speeds: Vec<f64>,
 }
 
 impl Cutting<'_> {
     /// The ends of chunks that take about equally long, each with a layer.
     fn equal_shares(&self) -> Vec<usize> {
-        let Self { work, speeds, .. } = self;
-        let chunk_count = speeds.len();
+        let Self { work, .. } = self;
+        let chunk_count = self.placement.chunks_per_replica() as usize;
+        let speeds = &self.speeds[..chunk_count];
         let (total, speed): (f64, f64) = (work.iter().sum(), speeds.iter().sum());
         let mut ends = Vec::with_capacity(chunk_count);
         let (mut end, mut done, mut target) = (0, 0.0, 0.0);
@@ -71,11 +72,11 @@ impl Cutting<'_> {
     fn burden(&self, ends: &[usize]) -> Burden {
         let Self { work, placement, speeds } = self;
         let starts = std::iter::once(0).chain(ends.iter().copied());
-        let chunks: Vec<f64> = starts
-            .zip(ends)
-            .zip(speeds)
-            .map(|((start, end), speed)| work[start..*end].iter().sum::<f64>() / speed)
-            .collect();
+        let sums: Vec<f64> =
+            starts.zip(ends).map(|(start, end)| work[start..*end].iter().sum()).collect();
+        let time =
+            |(chunk, speed): (u32, &f64)| sums[placement.position_of(ChunkIndex(chunk))] / speed;
+        let chunks: Vec<f64> = (0..).zip(speeds).map(time).collect();
         let stages: Vec<f64> = (0..placement.stage_count())
             .map(|stage| placement.chunks_of(StageIndex(stage)).map(|c| chunks[c.index()]).sum())
             .collect();
@@ -184,6 +185,14 @@ mod tests {
         check(&[1.0; 3], &Placement::line(3), &[1, 2, 3]);
     }
 
+    /// Stages 0 and 2 hold both ends of the model, stage 1 its middle twice.
+    #[test]
+    fn a_cross_weighs_both_replicas_of_a_stage() {
+        assert_eq!(ends(&[1.0; 9], &Placement::cross(3)), [3, 6, 9]);
+        // The head's three and two more at the ends, twice three in the middle: no cut takes less.
+        assert_eq!(ends(&[1.0, 1.0, 1.0, 1.0, 1.0, 3.0], &Placement::cross(3)), [2, 5, 6]);
+    }
+
     #[test]
     fn a_vee_weighs_both_chunks_of_a_stage() {
         let work = [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.0];
@@ -195,7 +204,7 @@ mod tests {
     /// The least burden over all cuts, by trying them.
     fn least(work: &[f64], placement: &Placement) -> f64 {
         fn extend(work: &[f64], placement: &Placement, ends: &mut Vec<usize>, best: &mut f64) {
-            let left = placement.chunk_count() as usize - ends.len();
+            let left = placement.chunks_per_replica() as usize - ends.len();
             let start = ends.last().copied().unwrap_or(0);
             if left == 1 {
                 ends.push(work.len());
@@ -219,11 +228,12 @@ mod tests {
         fn no_cut_is_more_than_a_tenth_lighter(
             work in prop::collection::vec(0.5f64..2.0, 8..13),
             stages in 1u32..4,
-            shape in 0..3,
+            shape in 0..4,
         ) {
             let placement = match shape {
                 0 => Placement::line(stages),
                 1 => Placement::looped(stages, 2),
+                2 => Placement::cross(stages),
                 _ => Placement::vee(stages),
             };
             let (found, _, _) = burden(&work, &placement, &ends(&work, &placement));

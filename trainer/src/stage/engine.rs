@@ -11,12 +11,13 @@ use zbelastic_consensus::validation::{
 };
 use zbelastic_kernels::{AllocateError, Backend};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
-use zbelastic_types::{Attempt, StageIndex, Step};
+use zbelastic_types::{Attempt, ChunkIndex, StageIndex, Step};
 
 use super::evaluation::Evaluation;
 use super::frame::{Frame, Lap};
 use super::inbox::{FrameRefusal, Inbox};
 use super::injection::Injection;
+use super::partial::{Partial, PartialRefusal, Partials};
 use super::passes::Bench;
 use super::store::StoreError;
 use super::workbench::Workbench;
@@ -96,6 +97,8 @@ pub enum Event {
         /// The last step.
         after: Step,
     },
+    /// The other replica's gradient of a chunk.
+    Partial(Partial),
 }
 
 /// What should happen elsewhere.
@@ -144,6 +147,13 @@ pub enum Output {
         /// Over so many tokens.
         token_count: u64,
     },
+    /// A chunk's gradient over the microbatches of its replica, for the stage of its twin.
+    Partial {
+        /// Where to.
+        to: StageIndex,
+        /// The gradient.
+        partial: Partial,
+    },
 }
 
 /// What was dropped instead of being taken in. The engine stays as it was.
@@ -155,6 +165,9 @@ pub enum EventRefusal {
     /// A seal.
     #[error(transparent)]
     Seal(#[from] SealRefusal),
+    /// A partial gradient.
+    #[error(transparent)]
+    Partial(#[from] PartialRefusal),
 }
 
 /// What [`StageEngine::run_next`] did.
@@ -206,6 +219,11 @@ pub enum Wait {
     Prefix,
     /// A verdict.
     Seal(Turn),
+    /// The other replica's gradient.
+    Partial {
+        /// The chunk that adds it.
+        chunk: ChunkIndex,
+    },
 }
 
 /// Where the engine is.
@@ -234,6 +252,7 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) replayed: (Step, u32),
     pub(super) phase: Phase,
     pub(super) inbox: Inbox,
+    pub(super) partials: Partials,
     pub(super) outbox: VecDeque<Output>,
     /// What the last report told, for the prefix.
     pub(super) report: Option<Report>,
@@ -274,7 +293,7 @@ impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
         Ok(Self::begin_run(setup, stage, bench, source))
     }
 
-    /// The layers on this stage, in model order within each chunk.
+    /// The layers that this stage speaks for, in model order within each chunk.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.bench.layers()
     }
@@ -321,6 +340,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             replayed: (turn.step, 0),
             phase,
             inbox,
+            partials: Partials::default(),
             outbox: VecDeque::new(),
             report: None,
             prefix: None,
@@ -411,6 +431,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 }
                 Ok(())
             }
+            Event::Partial(partial) => Ok(self.take_in_partial(partial)?),
         }
     }
 
@@ -445,7 +466,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
             Op::Update(update) => self.run_update(update),
-            Op::Reduce(..) => unreachable!("a plan has one replica of the model"),
+            Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk),
             Op::Memory(memory, pass) => match self.run_memory(memory, pass) {
                 Ok(()) => None,
                 Err(error) => return Progress::Failed(error),
@@ -477,6 +498,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.phase = Phase::Program { cursor: 0 };
         self.losses.fill(None);
         self.inbox.forget_before(turn);
+        self.partials.forget_before(turn);
     }
 
     /// Whether the run ends with `step`.

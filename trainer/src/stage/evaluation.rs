@@ -42,7 +42,10 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let count = (0..HELD_OUT_MAX).take_while(|i| self.source.held_out(*i).is_some()).count();
         let all: Vec<u32> = (0..count as u32).collect();
         let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
-        let chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
+        let placement = self.setup.plan.placement();
+        let mut chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
+        // Every replica has the same weights: one is enough.
+        chunks.retain(|chunk| placement.replica_of(*chunk) == 0);
         let passes = groups.flat_map(|group| {
             chunks.iter().flat_map(move |chunk| group.iter().map(|i| Pass::new(chunk.0, *i)))
         });
@@ -73,9 +76,10 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             self.end_evaluation(next, after);
             return self.run_next();
         };
-        let awaited = match pass.chunk.0 {
-            0 => self.receipt_before(pass.microbatch).map(|pass| (Flow::Backward, pass)),
-            _ => Some((Flow::Forward, pass)),
+        let awaited = if self.setup.plan.placement().is_first(pass.chunk) {
+            self.receipt_before(pass.microbatch).map(|pass| (Flow::Backward, pass))
+        } else {
+            Some((Flow::Forward, pass))
         };
         if let Some((flow, pass)) = awaited
             && !self.inbox.has(next, Lap::Evaluation, flow, pass)
@@ -120,7 +124,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     fn run_held_out(&mut self, pass: Pass) {
-        if let Some(receipt) = self.receipt_before(pass.microbatch).filter(|_| pass.chunk.0 == 0) {
+        let is_first = self.setup.plan.placement().is_first(pass.chunk);
+        if let Some(receipt) = self.receipt_before(pass.microbatch).filter(|_| is_first) {
             self.inbox.take(self.turn, Lap::Evaluation, Flow::Backward, receipt);
         }
         let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
@@ -134,7 +139,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             return;
         }
         let floats = self.bench.take_result(Flow::Forward, pass);
-        let reader = Pass { chunk: pass.chunk.next(), ..pass };
+        let chunk = self.setup.plan.placement().chunk_after(pass.chunk, Flow::Forward);
+        let reader = Pass { chunk: chunk.expect("what has no loss has a reader"), ..pass };
         if self.bench.has_chunk(reader.chunk) {
             let (lap, flow) = (Lap::Evaluation, Flow::Forward);
             let frame = Frame { turn: self.turn, lap, flow, pass: reader, floats };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
-use zbelastic_schedule::{Compute, Flow, Memory, Pass, Transfer, live_passes};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, StageIndex, Step};
 
 use super::chunk_bench::ChunkBench;
@@ -31,6 +31,7 @@ pub struct Bench<B: Backend> {
     backend: B,
     model: ModelConfig,
     shape: MicrobatchShape,
+    placement: Placement,
     chunks: BTreeMap<ChunkIndex, ChunkBench<B>>,
     scratch: Scratch<B::Buffer>,
     angles: Option<B::Buffer>,
@@ -79,12 +80,14 @@ impl<B: Backend> Bench<B> {
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let (model, shape) = (model.clone(), plan.batch.microbatch);
+        let placement = plan.placement().clone();
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
         let store = Box::new(MemoryStore::new(claim.away));
         Ok(Self {
             backend,
             model,
             shape,
+            placement,
             chunks,
             scratch,
             angles,
@@ -110,9 +113,26 @@ impl<B: Backend> Bench<B> {
         &self.backend
     }
 
-    /// The layers on this stage, in model order within each chunk.
+    /// The layers that this stage speaks for, in model order within each chunk: all it has, but
+    /// for those of a second replica.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.chunks.values().flat_map(|bench| bench.chunk.layers())
+        self.layers_of_replica(|replica| replica == 0)
+    }
+
+    /// The layers of second replicas, for which other stages speak.
+    pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
+        self.layers_of_replica(|replica| replica > 0)
+    }
+
+    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &LayerState<B>> {
+        let chunks =
+            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
+        chunks.flat_map(|(_, bench)| bench.chunk.layers())
+    }
+
+    /// How many microbatches of a step a chunk sees.
+    fn microbatches_of(&self, chunk: ChunkIndex, microbatch_count: u32) -> u32 {
+        self.placement.microbatches_of(self.placement.replica_of(chunk), microbatch_count)
     }
 
     /// Takes layers that travelled here, in the order of chunks.
@@ -174,10 +194,13 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
-        for bench in self.chunks.values_mut() {
-            assert_eq!(bench.accumulated, microbatch_count, "every microbatch is in the gradient");
+        let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
+        for chunk in chunks {
+            let expected = self.microbatches_of(chunk, microbatch_count);
+            let bench = self.chunks.get_mut(&chunk).expect("listed above");
+            assert_eq!(bench.accumulated, expected, "every microbatch is in the gradient");
             if bench.chunk.has_head() {
-                assert_eq!(bench.head_accumulated, microbatch_count, "in the head's as well");
+                assert_eq!(bench.head_accumulated, expected, "in the head's as well");
             }
             (bench.accumulated, bench.head_accumulated) = (0, 0);
         }
@@ -216,7 +239,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn version(&self) -> Step {
-        let mut versions = self.layers().map(LayerState::version);
+        let mut versions = self.layers().chain(self.twin_layers()).map(LayerState::version);
         let first = versions.next().expect("a stage has layers");
         assert!(versions.all(|version| version == first), "layers of a stage go together");
         first
@@ -231,12 +254,12 @@ impl<B: Backend> Workbench for Bench<B> {
         found.map(|layer| layer.image(&self.backend))
     }
 
+    fn twin_images(&self) -> Vec<LayerImage> {
+        self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
+    }
+
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
-        let read = |layer: &LayerState<B>| {
-            let all = View::new(&layer.g, 0..layer.spec.len());
-            (layer.spec.layer, self.backend.download(all))
-        };
-        self.layers().map(read).collect()
+        self.layers().map(|layer| (layer.spec.layer, self.gradient_of(layer))).collect()
     }
 
     /// F; yields the loss if the chunk has the head.
@@ -282,8 +305,9 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// W of the head's matrix, after which nobody reads the logits.
     fn head_weights(&mut self, pass: Pass) {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
         let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(pass.microbatch, &mut bench.head_accumulated);
+        let accumulate = next_in_order(turn, &mut bench.head_accumulated);
         let (chunk, stash, logits) = bench.working(pass.microbatch);
         let logits = logits.expect("the head's chunk has logits until here");
         chunk.head_weights(&context, stash, logits, accumulate);
@@ -292,12 +316,13 @@ impl<B: Backend> Workbench for Bench<B> {
 
     /// W of what is left, after which nobody reads the stash.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
         let (_, bench, _) = self.context(pass.chunk);
-        if bench.chunk.has_head() && bench.head_accumulated == pass.microbatch.0 {
+        if bench.chunk.has_head() && bench.head_accumulated == turn {
             self.head_weights(pass);
         }
         let (context, bench, _) = self.context(pass.chunk);
-        let accumulate = next_in_order(pass.microbatch, &mut bench.accumulated);
+        let accumulate = next_in_order(turn, &mut bench.accumulated);
         let (chunk, stash, _) = bench.working(pass.microbatch);
         chunk.backward_weights(&context, batch, stash, accumulate);
         bench.close(pass.microbatch);
@@ -330,6 +355,31 @@ impl<B: Backend> Workbench for Bench<B> {
         Ok(())
     }
 
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.len()).sum()
+    }
+
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        let layers = self.chunks[&chunk].chunk.layers().iter();
+        layers.flat_map(|layer| self.gradient_of(layer)).collect()
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        let is_first = self.placement.replica_of(chunk) == 0;
+        let own = self.partial(chunk);
+        assert_eq!(own.len(), twin.len(), "twins have the same layers");
+        let (first, second) = if is_first { (&own[..], twin) } else { (twin, &own[..]) };
+        let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+        let bench = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let mut start = 0;
+        for layer in bench.chunk.layers_mut() {
+            let end = start + layer.spec.len();
+            let to = ViewMut::new(&mut layer.g, 0..end - start);
+            self.backend.upload(&sum[start..end], to);
+            start = end;
+        }
+    }
+
     /// What the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
         match self.result.take() {
@@ -343,6 +393,10 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
+    fn gradient_of(&self, layer: &LayerState<B>) -> Vec<f32> {
+        self.backend.download(View::new(&layer.g, 0..layer.spec.len()))
+    }
+
     fn with_update(
         &mut self,
         order: UpdateOrder,
@@ -357,11 +411,12 @@ impl<B: Backend> Bench<B> {
     }
 }
 
-/// The order rule: gradients add up in microbatch order, whenever W runs.
-fn next_in_order(microbatch: MicrobatchIndex, accumulated: &mut u32) -> Accumulate {
-    assert_eq!(microbatch.0, *accumulated, "W adds microbatches in order");
+/// The order rule: gradients add up in microbatch order, whenever W runs. `turn` counts the
+/// microbatches of one replica.
+fn next_in_order(turn: u32, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(turn, *accumulated, "W adds microbatches in order");
     *accumulated += 1;
-    if microbatch.0 == 0 { Accumulate::Start } else { Accumulate::Add }
+    if turn == 0 { Accumulate::Start } else { Accumulate::Add }
 }
 
 fn build_layers<B: Backend>(
@@ -389,11 +444,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// The operand of a pass, if it comes from another chunk.
     fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Vec<f32>> {
         let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
-        let is_end = match flow {
-            Flow::Forward => pass.chunk.0 == 0,
-            Flow::Backward => pass.chunk == self.setup.plan.placement().last_chunk(),
-        };
-        assert_eq!(operand.is_none(), is_end, "the operand of {pass:?} was received");
+        let before = self.setup.plan.placement().chunk_before(pass.chunk, flow);
+        assert_eq!(operand.is_none(), before.is_none(), "the operand of {pass:?} was received");
         operand
     }
 
@@ -440,21 +492,22 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         flow: Flow,
         pass: Pass,
     ) -> Option<Wait> {
-        let neighbour = match flow {
-            Flow::Forward => ChunkIndex(pass.chunk.0 + 1),
-            Flow::Backward => ChunkIndex(pass.chunk.0.wrapping_sub(1)),
+        let reader = || {
+            let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
+            Pass { chunk: after.expect("a result that is passed on has a reader"), ..pass }
         };
-        let reader = Pass { chunk: neighbour, ..pass };
         match transfer {
             Transfer::Receive => {
                 let is_here = self.inbox.has(self.turn, Lap::Training, flow, pass);
                 return (!is_here).then_some(Wait::Frame { flow, pass });
             }
             Transfer::Send => {
+                let reader = reader();
                 let floats = self.bench.take_result(flow, pass);
                 self.send_frame(flow, reader, Lap::Training, floats);
             }
             Transfer::Local => {
+                let reader = reader();
                 let floats = self.bench.take_result(flow, pass);
                 let frame =
                     Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, floats };

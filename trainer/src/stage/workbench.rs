@@ -78,6 +78,19 @@ pub trait Workbench {
     /// What the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32>;
 
+    /// Floats of a chunk's gradient.
+    fn partial_len(&self, chunk: ChunkIndex) -> usize;
+
+    /// A chunk's gradient over the microbatches of its replica, layer after layer.
+    ///
+    /// # Panics
+    /// If a microbatch of the replica is missing.
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32>;
+
+    /// Makes the gradient of `chunk` the sum of both replicas', the first replica's first, where
+    /// `twin` is the other one's.
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]);
+
     /// The gradient is complete: the next step's begins anew.
     ///
     /// # Panics
@@ -87,7 +100,9 @@ pub trait Workbench {
     /// Corrupts a gradient on purpose, if its tensor is here.
     fn inject(&mut self, injection: &Injection);
 
-    /// The sum of squares of each tensor's gradient, in model order within each chunk.
+    /// The sum of squares of each tensor's gradient, in model order within each chunk. Of two
+    /// replicas of a layer the first one's holder speaks for it, here and in what is read of the
+    /// state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
     /// Computes candidate weights from the untouched state and puts them in force.
@@ -111,6 +126,11 @@ pub trait Workbench {
     /// The sealed state of one layer, if it is here.
     fn image(&self, layer: LayerId) -> Option<LayerImage> {
         self.images().into_iter().find(|image| image.layer == layer)
+    }
+
+    /// The sealed state of the layers that another stage speaks for: a second replica's.
+    fn twin_images(&self) -> Vec<LayerImage> {
+        Vec::new()
     }
 
     /// The frozen gradient of each layer.

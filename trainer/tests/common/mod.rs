@@ -13,6 +13,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
+use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
@@ -130,6 +131,8 @@ pub struct Outcome {
     pub rollbacks: usize,
     /// Events that were refused, by stage.
     pub refusals: usize,
+    /// Layers of second replicas, each equal to the first one's.
+    pub twins: usize,
 }
 
 impl Outcome {
@@ -207,6 +210,7 @@ impl Cluster {
             evaluations: Vec::new(),
             rollbacks: 0,
             refusals: 0,
+            twins: 0,
         };
         let mut idle = 0;
         loop {
@@ -231,6 +235,10 @@ impl Cluster {
         }
         let layers: BTreeMap<_, _> =
             self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
+        for image in self.engines.iter().flat_map(|engine| engine.bench().twin_images()) {
+            assert_eq!(layers[&image.layer], layer_digest(&image), "layer {}", image.layer);
+            outcome.twins += 1;
+        }
         outcome.digest = state_digest(layers.into_values(), self.ledger.updates());
         for engine in &self.engines {
             assert_eq!(engine.updates(), self.ledger.updates());
@@ -247,6 +255,9 @@ impl Cluster {
                 }
                 Output::Prefix { to, prefix } => {
                     self.send(from, to.0, Wire::Event(Event::Prefix(prefix)));
+                }
+                Output::Partial { to, partial } => {
+                    self.send(from, to.0, Wire::Event(Event::Partial(partial)));
                 }
                 Output::Report { report, .. } => self.send(from, LEADER, Wire::Report(report)),
                 Output::Gradients { .. } | Output::Sealed { .. } => {}

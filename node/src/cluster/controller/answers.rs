@@ -24,7 +24,7 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::keeper::hex;
 use crate::cluster::wire::NodeRequest;
-use crate::config::{RunConfig, WeightSource, check_has_steps, load_document};
+use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
 use crate::failure::Failure;
 
 /// Whether somebody with this role may ask this.
@@ -452,11 +452,11 @@ fn submitted(
     if document.trim_start().starts_with('{') {
         let job = JobDocument::decode(document.as_bytes());
         let job = job.map_err(|error| Refusal::Malformed { what: error.to_string() })?;
-        check_has_steps(&job.config).map_err(|failure| refused(&failure))?;
+        check_cluster_can_run(&job.config).map_err(|failure| refused(&failure))?;
         return Ok(job);
     }
     let loaded = load_document("the submitted configuration", document)
-        .and_then(|loaded| check_has_steps(&loaded.config).map(|()| loaded))
+        .and_then(|loaded| check_cluster_can_run(&loaded.config).map(|()| loaded))
         .map_err(|failure| refused(&failure))?;
     if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
         let what = format!("model.from_hf = {} is a folder of another machine", folder.display());

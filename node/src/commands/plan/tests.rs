@@ -159,4 +159,8 @@ fn a_schedule_that_is_none_is_named() {
     assert_eq!(kinds, [ScheduleKind::ZbH1, ScheduleKind::OneFOneB]);
     let failure = compared(&names(&["zb-h1", "zb-h9"])).expect_err("there is none").to_string();
     assert!(failure.contains("zb-h9") && failure.contains("try: zb-h1"), "{failure}");
+    let failure = compared(&names(&["1f1b", "gems"])).expect_err("two replicas").to_string();
+    assert!(failure.contains("--compare: gems has the model twice"), "{failure}");
+    let all = compared(&[]).expect("all that a cluster can run");
+    assert!(all.contains(&ScheduleKind::DualPipeV) && !all.contains(&ScheduleKind::Chimera));
 }

@@ -93,9 +93,15 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     let short = short.expect("a part of a run is no larger").plain();
     let pace = Pace::estimated(&config.model, config.batch.microbatch);
     let chunks = pace.chunk_times(&short.placement, &plan.chunks);
-    let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
-    let (link, occupancy, verdict, step) = (0.0, 0.0, 0.0, 0.0);
-    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
+    let costs = Costs {
+        chunks,
+        slice_shares: Vec::new(),
+        link: 0.0,
+        occupancy: 0.0,
+        verdict: 0.0,
+        step: 0.0,
+        memory: MemoryCosts::default(),
+    };
     let timeline = simulate(&short, &costs, 1).expect("a checked program runs to its end");
     timeline.bubble_span(0)
 }

@@ -1,0 +1,67 @@
+//! Schedules with two replicas of the model, from the command line: they train to one set of bits
+//! whatever the workers, and a cluster refuses them.
+
+use serde_json::json;
+
+use crate::common::refusal;
+use crate::place::{Place, STEPS};
+
+#[test]
+fn both_schedules_train_to_the_bits_of_one_worker() {
+    let place = Place::new();
+    let alone = place.run("--schedule gems --workers 1 --threads 1");
+    for (kind, workers) in [("gems", 3), ("chimera", 2), ("chimera", 4)] {
+        for window in [0, 1] {
+            let more = format!("--schedule {kind} --workers {workers} --window {window}");
+            let run = place.run(&format!("{more} --threads 2"));
+            assert_eq!(run.digest(), alone.digest(), "{more}");
+            assert_eq!(run.each("loss"), alone.each("loss"), "{more}");
+            assert_eq!(run.each("gnorm"), alone.each("gnorm"), "{more}");
+            let model = "model/model.safetensors";
+            assert!(run.file(model) == alone.file(model), "{more}: each layer is written once");
+            assert_eq!(run.json("run.json")["plan"]["schedule"], json!(kind));
+        }
+    }
+    assert_eq!(alone.of("step").len(), STEPS);
+    let other = place.run("--schedule 1f1b --workers 2");
+    assert_ne!(other.digest(), alone.digest(), "another order of the same sum");
+}
+
+#[test]
+fn a_corrupted_gradient_is_left_out_of_both_replicas() {
+    let place = Place::new();
+    let struck = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
+    let alone = place.run(&format!("--schedule gems --workers 1 {struck}"));
+    let run = place.run(&format!("--schedule chimera --workers 4 {struck}"));
+    assert_eq!(run.digest(), alone.digest());
+    assert_eq!(run.of("rollback").len(), 1);
+}
+
+/// Processes hold each layer once, so it is threads, without being asked.
+#[test]
+fn without_a_word_about_threads_it_trains_in_one_process() {
+    let place = Place::new();
+    let in_threads = place.run("--schedule chimera --workers 2");
+    let run = place.finish(&mut place.small_in_processes("--schedule chimera --workers 2"));
+    assert_eq!(run.digest(), in_threads.digest());
+}
+
+#[test]
+fn sizes_and_clusters_that_do_not_fit_are_refused() {
+    let place = Place::new();
+    let check = |more: &str, expected: &[&str]| {
+        let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
+        for part in expected {
+            assert!(error.contains(part), "{more}:\n{error}\nexpected {part}");
+        }
+    };
+    let odd =
+        ["--workers: chimera needs an even number of stages, found 3", "--workers 2, --workers 4"];
+    check("--schedule chimera --workers 3", &odd);
+    let few =
+        ["needs 2 microbatches or more, found 1", "each replica of gems", "train.microbatch=4"];
+    check("--schedule gems --workers 2 --set train.microbatch=8", &few);
+    let plan =
+        refusal(&mut place.command("plan --set model.preset=tiny --set schedule.kind=gems"), 2);
+    assert!(plan.contains("gems has the model twice") && plan.contains("try: "), "{plan}");
+}

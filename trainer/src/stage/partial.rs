@@ -1,0 +1,174 @@
+//! One replica's gradient of a chunk on its way to the other's.
+//!
+//! Where a program has two replicas of the model, each sums the gradients of its own microbatches.
+//! Before a step is reported the two sums are added, the first replica's first, by both who hold
+//! them: so both have the same bits, and go on having them.
+
+use std::collections::BTreeMap;
+
+use zbelastic_consensus::validation::Turn;
+use zbelastic_types::ChunkIndex;
+
+/// Gradients that may wait for a chunk: of this turn, of the next, and of a twin's that is further
+/// for having dropped one.
+pub const PARTIALS_PER_CHUNK: usize = 3;
+
+/// A chunk's gradient over the microbatches of one replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Partial {
+    /// The turn it was computed in.
+    pub turn: Turn,
+    /// The chunk that adds it to its own: the twin of the one it was computed on.
+    pub chunk: ChunkIndex,
+    /// The gradient, layer after layer.
+    pub floats: Vec<f32>,
+    /// Cross-entropies of the replica's microbatches in order, if the chunk ends the model.
+    pub losses: Vec<f64>,
+}
+
+/// How long a partial gradient is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialLength {
+    /// Numbers of the gradient.
+    pub floats: usize,
+    /// Cross-entropies.
+    pub losses: usize,
+}
+
+/// Why a partial gradient was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartialRefusal {
+    /// It was computed in a turn that is over or was dropped.
+    #[error("a gradient of {found}, now is {expected}")]
+    Stale {
+        /// What is open.
+        expected: Turn,
+        /// The gradient's.
+        found: Turn,
+    },
+    /// It is not as long as the chunk's own.
+    #[error("{found:?} for chunk {chunk}, expected {expected:?}")]
+    Length {
+        /// Who adds it.
+        chunk: ChunkIndex,
+        /// What the plan predicts.
+        expected: PartialLength,
+        /// What there is.
+        found: PartialLength,
+    },
+    /// Its chunk is not on this stage, or has no twin.
+    #[error("a gradient for chunk {chunk}, which waits for none on this stage")]
+    Elsewhere {
+        /// Who should add it.
+        chunk: ChunkIndex,
+    },
+    /// More wait than may.
+    #[error("more than {PARTIALS_PER_CHUNK} gradients wait for chunk {chunk}")]
+    Full {
+        /// Who should add them.
+        chunk: ChunkIndex,
+    },
+}
+
+/// Partial gradients that arrived and wait for REDUCE.
+#[derive(Default)]
+pub(super) struct Partials {
+    waiting: BTreeMap<(ChunkIndex, Turn), Partial>,
+}
+
+impl Partials {
+    /// Takes one in. `expected` is what the chunk's own is like, or `None` if it waits for none.
+    pub(super) fn insert(
+        &mut self,
+        now: Turn,
+        partial: Partial,
+        expected: Option<PartialLength>,
+    ) -> Result<(), PartialRefusal> {
+        let Partial { turn, chunk, floats, losses } = &partial;
+        let (turn, chunk) = (*turn, *chunk);
+        let expected = expected.ok_or(PartialRefusal::Elsewhere { chunk })?;
+        if turn < now {
+            return Err(PartialRefusal::Stale { expected: now, found: turn });
+        }
+        let found = PartialLength { floats: floats.len(), losses: losses.len() };
+        if found != expected {
+            return Err(PartialRefusal::Length { chunk, expected, found });
+        }
+        let of_chunk = self.waiting.keys().filter(|(waits, _)| *waits == chunk).count();
+        if of_chunk >= PARTIALS_PER_CHUNK {
+            return Err(PartialRefusal::Full { chunk });
+        }
+        self.waiting.insert((chunk, turn), partial);
+        Ok(())
+    }
+
+    /// Whether the one of this turn is there.
+    pub(super) fn has(&self, chunk: ChunkIndex, turn: Turn) -> bool {
+        self.waiting.contains_key(&(chunk, turn))
+    }
+
+    /// Takes the one of this turn out.
+    pub(super) fn take(&mut self, chunk: ChunkIndex, turn: Turn) -> Option<Partial> {
+        self.waiting.remove(&(chunk, turn))
+    }
+
+    /// Drops everything of turns before `now`.
+    pub(super) fn forget_before(&mut self, now: Turn) {
+        self.waiting.retain(|(_, turn), _| *turn >= now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_consensus::validation::Turn;
+    use zbelastic_types::{Attempt, ChunkIndex, Generation, Step};
+
+    use super::{PARTIALS_PER_CHUNK, Partial, PartialLength, PartialRefusal, Partials};
+
+    const CHUNK: ChunkIndex = ChunkIndex(3);
+    const LENGTH: PartialLength = PartialLength { floats: 2, losses: 1 };
+
+    fn turn(step: u64) -> Turn {
+        Turn { generation: Generation(0), step: Step(step), attempt: Attempt(0) }
+    }
+
+    fn partial(step: u64) -> Partial {
+        Partial { turn: turn(step), chunk: CHUNK, floats: vec![1.0, 2.0], losses: vec![0.5] }
+    }
+
+    #[test]
+    fn what_does_not_belong_is_named() {
+        let mut partials = Partials::default();
+        let mut check = |partial, expected, refusal| {
+            assert_eq!(partials.insert(turn(5), partial, expected), Err(refusal));
+        };
+        check(partial(5), None, PartialRefusal::Elsewhere { chunk: CHUNK });
+        let stale = PartialRefusal::Stale { expected: turn(5), found: turn(4) };
+        check(partial(4), Some(LENGTH), stale);
+        let short = Partial { floats: vec![1.0], ..partial(5) };
+        let found = PartialLength { floats: 1, losses: 1 };
+        let refusal = PartialRefusal::Length { chunk: CHUNK, expected: LENGTH, found };
+        check(short, Some(LENGTH), refusal);
+        let many = Partial { losses: vec![0.5; 2], ..partial(5) };
+        let found = PartialLength { floats: 2, losses: 2 };
+        let refusal = PartialRefusal::Length { chunk: CHUNK, expected: LENGTH, found };
+        check(many, Some(LENGTH), refusal);
+    }
+
+    #[test]
+    fn as_many_wait_as_may_and_none_of_a_turn_that_is_over() {
+        let mut partials = Partials::default();
+        let last = 5 + PARTIALS_PER_CHUNK as u64;
+        for step in 5..last {
+            assert_eq!(partials.insert(turn(5), partial(step), Some(LENGTH)), Ok(()));
+        }
+        let full = partials.insert(turn(5), partial(last), Some(LENGTH));
+        assert_eq!(full, Err(PartialRefusal::Full { chunk: CHUNK }));
+        assert!(partials.has(CHUNK, turn(5)));
+        partials.forget_before(turn(6));
+        assert!(!partials.has(CHUNK, turn(5)));
+        assert_eq!(partials.take(CHUNK, turn(6)), Some(partial(6)));
+        assert_eq!(partials.take(CHUNK, turn(6)), None);
+        assert_eq!(partials.insert(turn(6), partial(last), Some(LENGTH)), Ok(()));
+    }
+}

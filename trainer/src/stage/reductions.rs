@@ -1,0 +1,78 @@
+//! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of two replicas become one.
+
+use zbelastic_schedule::Reduction;
+use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+
+use super::engine::{Output, StageEngine, Wait};
+use super::partial::{Partial, PartialLength, PartialRefusal};
+use super::workbench::Workbench;
+use crate::data::BatchSource;
+
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    pub(super) fn run_reduction(
+        &mut self,
+        reduction: Reduction,
+        chunk: ChunkIndex,
+    ) -> Option<Wait> {
+        match reduction {
+            Reduction::Receive => {
+                let is_here = self.partials.has(chunk, self.turn);
+                return (!is_here).then_some(Wait::Partial { chunk });
+            }
+            Reduction::Send => {
+                let partial = self.partial_of(chunk);
+                let to = self.setup.plan.placement().stage_of(partial.chunk);
+                let to = to.expect("a twin stands somewhere");
+                self.outbox.push_back(Output::Partial { to, partial });
+            }
+            Reduction::Local => {
+                let partial = self.partial_of(chunk);
+                let kept = self.take_in_partial(partial);
+                assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+            }
+            Reduction::Add => {
+                let partial = self.partials.take(chunk, self.turn);
+                let Partial { floats, losses, .. } = partial.expect("it was received");
+                self.bench.reduce(chunk, &floats);
+                for (microbatch, loss) in self.losses_of_twin(chunk).zip(losses) {
+                    self.losses[microbatch.index()] = Some(loss);
+                }
+            }
+        }
+        None
+    }
+
+    pub(super) fn take_in_partial(&mut self, partial: Partial) -> Result<(), PartialRefusal> {
+        let chunk = partial.chunk;
+        let has_twin = self.setup.plan.placement().twin_of(chunk).is_some();
+        let expected = (has_twin && self.bench.has_chunk(chunk)).then(|| PartialLength {
+            floats: self.bench.partial_len(chunk),
+            losses: self.losses_of_twin(chunk).count(),
+        });
+        self.partials.insert(self.turn, partial, expected)
+    }
+
+    /// What `chunk` has of the gradient, for its twin.
+    fn partial_of(&self, chunk: ChunkIndex) -> Partial {
+        let placement = self.setup.plan.placement();
+        let twin = placement.twin_of(chunk).expect("only a chunk with a twin tells its gradient");
+        let loss = |microbatch: MicrobatchIndex| {
+            self.losses[microbatch.index()].expect("every microbatch of the replica has a loss")
+        };
+        let losses = self.losses_of_twin(twin).map(loss).collect();
+        Partial { turn: self.turn, chunk: twin, floats: self.bench.partial(chunk), losses }
+    }
+
+    /// The microbatches whose losses the twin of `chunk` has, if it ends the model.
+    fn losses_of_twin(
+        &self,
+        chunk: ChunkIndex,
+    ) -> impl Iterator<Item = MicrobatchIndex> + use<W, S> {
+        let placement = self.setup.plan.placement();
+        let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
+        let replica_count = placement.replica_count();
+        let replica = twin.map(|twin| placement.replica_of(twin));
+        let all = (0..self.setup.plan.batch.microbatch_count).map(MicrobatchIndex);
+        all.filter(move |microbatch| replica == Some(microbatch.0 % replica_count))
+    }
+}

@@ -1,0 +1,283 @@
+//! Schedules with two replicas of the model against their serial reference, which sums gradients
+//! replica by replica: the same bits, whatever the number of stages, the schedule, the window, the
+//! threads, the clipping and the rollbacks; and both replicas end with the same bits.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{BATCH, Cluster, corpus_for, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, stage_memory};
+use zbelastic_trainer::reference::{Reference, ReferenceStep};
+use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
+use zbelastic_types::{Bytes, StageIndex, Step};
+
+const STEPS: u64 = 5;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 3;
+
+fn request(
+    model: &ModelConfig,
+    batch: BatchShape,
+    kind: ScheduleKind,
+    stage_count: u32,
+    window: Window,
+) -> PlanRequest<'_> {
+    PlanRequest { model, batch, kind, chunks_per_stage: None, stage_count, window }
+}
+
+/// The setup of a serial run of two replicas: one stage holds both.
+fn serial_setup(model: &ModelConfig, batch: BatchShape) -> StageSetup {
+    let request = request(model, batch, ScheduleKind::Gems, 1, Window::Zero);
+    setup(model.clone(), Plan::new(request).expect("a legal plan"), STEPS)
+}
+
+fn serial(
+    setup: &StageSetup,
+    corpus: &Arc<Corpus>,
+    skipped: &[u64],
+) -> (StateDigest, Vec<ReferenceStep>) {
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(setup, backend, corpus.clone()).expect("memory");
+    let step = |step| run.step(Step(step), skipped.contains(&(step + 1)));
+    let steps = (0..setup.step_count).map(step).collect();
+    (run.digest(), steps)
+}
+
+/// The sizes that exist for the four blocks of the model.
+const SIZES: [(ScheduleKind, u32); 6] = [
+    (ScheduleKind::Gems, 1),
+    (ScheduleKind::Gems, 2),
+    (ScheduleKind::Gems, 3),
+    (ScheduleKind::Gems, 4),
+    (ScheduleKind::Chimera, 2),
+    (ScheduleKind::Chimera, 4),
+];
+
+/// What befalls the struck step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Injected {
+    Nothing,
+    Replayed,
+    Skipped,
+}
+
+#[test]
+fn both_replicas_equal_the_reference_whatever_befalls_them() {
+    let mut runs = 0;
+    for (family, microbatch_count) in
+        [(Family::Gpt2, 12), (Family::Llama, 7), (Family::Gpt2, 2), (Family::Llama, 4)]
+    {
+        let model = tiny_model(family);
+        let batch = BatchShape { microbatch_count, ..BATCH };
+        let corpus = corpus_for(batch, 0.05);
+        let mut norms: Vec<f64> =
+            serial(&serial_setup(&model, batch), &corpus, &[]).1.iter().map(|s| s.norm).collect();
+        norms.sort_by(f64::total_cmp);
+        let often = f64::midpoint(norms[1], norms[2]);
+        for clip_norm in [None, Some(often), Some(norms[0] / 100.0)] {
+            let mut serial_setup = serial_setup(&model, batch);
+            serial_setup.clip_norm = clip_norm;
+            let straight = serial(&serial_setup, &corpus, &[]).0;
+            let skipping = serial(&serial_setup, &corpus, &[STRUCK]).0;
+            assert_ne!(straight, skipping);
+            for (kind, stage_count) in SIZES {
+                for window in [Window::Zero, Window::One] {
+                    for injected in [Injected::Nothing, Injected::Replayed, Injected::Skipped] {
+                        runs += 1;
+                        let request = request(&model, batch, kind, stage_count, window);
+                        let plan = Plan::new(request).expect("a legal plan");
+                        let mut setup = setup(model.clone(), plan, STEPS);
+                        setup.clip_norm = clip_norm;
+                        let policy = policy(clip_norm, strike(&mut setup, injected));
+                        let threads = 1 + runs as usize % 2;
+                        let cluster =
+                            Cluster::with_corpus(&setup, policy, threads, runs, corpus.clone());
+                        let outcome = cluster.run();
+                        let expected =
+                            if injected == Injected::Skipped { skipping } else { straight };
+                        let case = format!(
+                            "{kind} {stage_count} stages {microbatch_count} microbatches {window} \
+                             {clip_norm:?} {injected:?}"
+                        );
+                        assert_eq!(outcome.digest, expected, "{case}");
+                        assert_eq!(outcome.twins, model.layer_count() as usize, "{case}");
+                        let count = |of| usize::from(injected == of);
+                        assert_eq!(outcome.verdicts("replay"), count(Injected::Replayed), "{case}");
+                        assert_eq!(outcome.verdicts("skip"), count(Injected::Skipped), "{case}");
+                        let clips = outcome.verdicts("clip");
+                        assert_eq!(clips > 0, clip_norm.is_some(), "{case}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(runs, 4 * 3 * 6 * 2 * 3);
+}
+
+/// The tensor is in the middle of the model, so that both holders are struck.
+fn strike(setup: &mut StageSetup, injected: Injected) -> NonfinitePolicy {
+    let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
+    match injected {
+        Injected::Nothing => return NonfinitePolicy::Skip,
+        Injected::Replayed | Injected::Skipped => {
+            setup.injections = vec![text.parse().expect("a legal injection")];
+        }
+    }
+    match injected {
+        Injected::Replayed => NonfinitePolicy::Replay,
+        Injected::Nothing | Injected::Skipped => NonfinitePolicy::Skip,
+    }
+}
+
+#[test]
+fn norms_and_losses_are_told_once_and_are_the_references_to_the_bit() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(BATCH, 0.05);
+    let (_, steps) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
+    for (kind, stage_count) in SIZES {
+        let request = request(&model, BATCH, kind, stage_count, Window::One);
+        let setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
+        let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+        let outcome = Cluster::with_corpus(&setup, policy, 1, 3, corpus.clone()).run();
+        let told: Vec<(u64, u64)> =
+            outcome.seals.iter().map(|seal| (seal.square_sum_bits, seal.loss_sum_bits)).collect();
+        let expected: Vec<(u64, u64)> =
+            steps.iter().map(|s| (s.square_sum.to_bits(), s.loss_sum.to_bits())).collect();
+        assert_eq!(told, expected, "{kind} {stage_count}");
+    }
+}
+
+/// What is summed is the same; the order is another, and so are the last bits.
+#[test]
+fn two_partial_sums_are_the_same_sum_in_another_order() {
+    let model = tiny_model(Family::Llama);
+    let corpus = corpus_for(BATCH, 0.05);
+    let (two, of_two) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
+    let plan = Plan::new(request(&model, BATCH, ScheduleKind::GPipe, 1, Window::Zero));
+    let one_setup = setup(model.clone(), plan.expect("legal"), STEPS);
+    let (one, of_one) = serial(&one_setup, &corpus, &[]);
+    assert_ne!(two, one);
+    assert_eq!(of_two[0].loss_sum.to_bits(), of_one[0].loss_sum.to_bits());
+    for (two, one) in of_two.iter().zip(&of_one) {
+        assert!((two.norm - one.norm).abs() < 1e-4 * one.norm, "{two:?} {one:?}");
+        assert!((two.loss - one.loss).abs() < 1e-4 * one.loss, "{two:?} {one:?}");
+    }
+}
+
+#[test]
+fn held_out_text_is_read_once_and_changes_nothing() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(BATCH, 0.05);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let serial_setup = serial_setup(&model, BATCH);
+    let mut run = Reference::new(&serial_setup, backend, corpus.clone()).expect("memory");
+    let mut expected = Vec::new();
+    for step in 0..STEPS {
+        run.step(Step(step), false);
+        if (step + 1) % 2 == 0 || step + 1 == STEPS {
+            expected.push((step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some")));
+        }
+    }
+    for (kind, stage_count) in SIZES {
+        for window in [Window::Zero, Window::One] {
+            let request = request(&model, BATCH, kind, stage_count, window);
+            let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
+            setup.evaluate_every = 2;
+            let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+            let outcome = Cluster::with_corpus(&setup, policy, 1, 9, corpus.clone()).run();
+            assert_eq!(outcome.digest, run.digest(), "{kind} {stage_count} {window}");
+            assert_eq!(outcome.evaluations, expected, "{kind} {stage_count} {window}");
+        }
+    }
+}
+
+#[test]
+fn candidates_of_both_replicas_are_dropped_together() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(BATCH, 0.05);
+    let (_, steps) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
+    // Above what the first stages contribute, below the whole: gates open and verdicts clip.
+    let clip_norm = Some(steps.iter().map(|s| s.norm).fold(f64::INFINITY, f64::min) * 0.97);
+    let mut serial_setup = serial_setup(&model, BATCH);
+    serial_setup.clip_norm = clip_norm;
+    let (expected, _) = serial(&serial_setup, &corpus, &[]);
+    let mut rollbacks = 0;
+    for seed in 0..20 {
+        let request = request(&model, BATCH, ScheduleKind::Chimera, 4, Window::One);
+        let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
+        setup.clip_norm = clip_norm;
+        let policy = policy(clip_norm, NonfinitePolicy::Skip);
+        let outcome = Cluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
+        assert_eq!(outcome.digest, expected, "seed {seed}");
+        rollbacks += outcome.rollbacks;
+    }
+    assert!(rollbacks > 20, "only {rollbacks} candidates were dropped");
+}
+
+#[test]
+fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(BATCH, 0.05);
+    let serial_setup = serial_setup(&model, BATCH);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(&serial_setup, backend, corpus.clone()).expect("memory");
+    for step in 0..2 {
+        run.step(Step(step), false);
+    }
+    for seed in 0..10 {
+        let request = request(&model, BATCH, ScheduleKind::Chimera, 4, Window::One);
+        let setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
+        let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+        let cluster = Cluster::with_corpus(&setup, policy, 1, seed, corpus.clone());
+        assert_eq!(cluster.halt_after(2).run().digest, run.digest(), "seed {seed}");
+    }
+}
+
+#[test]
+fn uneven_splits_equal_the_reference() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(BATCH, 0.05);
+    let (expected, _) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
+    let check = |kind, stage_count, ends: &[u32]| {
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let chunks = starts.zip(ends).map(|(start, end)| LayerRange::new(start, *end)).collect();
+        let request = request(&model, BATCH, kind, stage_count, Window::One);
+        let plan = Plan::with_chunks(request, chunks).expect("a legal split");
+        let setup = setup(model.clone(), plan, STEPS);
+        let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+        let outcome = Cluster::with_corpus(&setup, policy, 1, 7, corpus.clone()).run();
+        assert_eq!(outcome.digest, expected, "{kind} {ends:?}");
+    };
+    check(ScheduleKind::Chimera, 2, &[1, 10]);
+    check(ScheduleKind::Chimera, 4, &[4, 5, 6, 10]);
+    check(ScheduleKind::Gems, 3, &[2, 9, 10]);
+}
+
+/// The stage in the middle of three holds the middle of the model twice; the ends hold one end each.
+#[test]
+fn a_stage_claims_the_state_of_both_replicas() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let ranges: Vec<LayerRange> =
+        [(0, 3), (3, 7), (7, 10)].map(|(start, end)| LayerRange::new(start, end)).to_vec();
+    let of = |kind| {
+        let request = request(&model, BATCH, kind, 3, Window::One);
+        let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
+        let stages = (0..3).map(StageIndex);
+        stages.map(|stage| stage_memory(&backend, &model, &plan, stage)).collect::<Vec<_>>()
+    };
+    let (once, twice) = (of(ScheduleKind::GPipe), of(ScheduleKind::Gems));
+    let state = |a: usize, b: usize| once[a].state + once[b].state;
+    let found: Vec<Bytes> = twice.iter().map(|claim| claim.state).collect();
+    assert_eq!(found, [state(0, 2), state(1, 1), state(2, 0)]);
+    // One microbatch a replica at a time, and the gradient of each twin.
+    assert!(twice.iter().zip(&once).all(|(two, one)| two.stash < one.stash));
+    assert!(twice.iter().all(|claim| claim.messages.0 > 0));
+}
