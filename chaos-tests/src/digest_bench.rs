@@ -12,7 +12,7 @@ use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
     ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest,
 };
-use zbelastic_trainer::stage::{Injection, StageSetup, UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{Injection, StageSetup, StoreError, UpdateOrder, Workbench};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
@@ -74,6 +74,8 @@ pub struct DigestBench {
     shape: DigestShape,
     chunks: BTreeMap<ChunkIndex, Vec<Layer>>,
     stashes: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), Stash>,
+    /// What passes keep while it is away.
+    away: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), Stash>,
     slice_count: u32,
     accumulated: BTreeMap<ChunkIndex, u32>,
     result: Option<(Flow, Pass, u64)>,
@@ -115,6 +117,24 @@ impl DigestBench {
     }
 }
 
+impl DigestBench {
+    /// What F keeps that begins with `x`.
+    fn run_forward(&mut self, pass: Pass, batch: &Batch, mut x: u64) -> Stash {
+        let Pass { chunk, microbatch, slice } = pass;
+        let step = Step(u64::from(batch.inputs[2]));
+        let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
+        for (index, layer) in self.chunks[&chunk].iter().enumerate() {
+            inputs.push(x);
+            x = passes::attend(x, self.earlier(pass, index));
+            x = passes::forward(x, layer.live(), layer.id, self.draw(step, microbatch, layer.id));
+        }
+        self.passes_run += 1;
+        let target = passes::slice(u64::from(batch.targets[0]), slice);
+        let added = vec![0; inputs.len()];
+        Stash { inputs, gradients: Vec::new(), target, end: x, added }
+    }
+}
+
 impl Workbench for DigestBench {
     fn chunk_indices(&self) -> Vec<ChunkIndex> {
         self.chunks.keys().copied().collect()
@@ -129,11 +149,12 @@ impl Workbench for DigestBench {
     }
 
     fn slots_taken(&self) -> usize {
-        self.stashes.len()
+        self.stashes.len() + self.away.len()
     }
 
     fn drop_passes(&mut self) {
         self.stashes.clear();
+        self.away.clear();
         self.result = None;
         self.turns_dropped += 1;
         if bug::is(Bug::M4GradientsKept) {
@@ -145,19 +166,10 @@ impl Workbench for DigestBench {
 
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let Pass { chunk, microbatch, slice } = pass;
-        let step = Step(u64::from(batch.inputs[2]));
         let tokens = || passes::slice(tokens(batch), slice);
-        let mut x = input.map_or_else(tokens, |floats| unpack(&floats));
-        let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
-        for (index, layer) in self.chunks[&chunk].iter().enumerate() {
-            inputs.push(x);
-            x = passes::attend(x, self.earlier(pass, index));
-            x = passes::forward(x, layer.live(), layer.id, self.draw(step, microbatch, layer.id));
-        }
-        self.passes_run += 1;
-        let target = passes::slice(u64::from(batch.targets[0]), slice);
-        let added = vec![0; inputs.len()];
-        let stash = Stash { inputs, gradients: Vec::new(), target, end: x, added };
+        let x = input.map_or_else(tokens, |floats| unpack(&floats));
+        let stash = self.run_forward(pass, batch, x);
+        let (x, target) = (stash.end, stash.target);
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
@@ -222,6 +234,35 @@ impl Workbench for DigestBench {
             let share = passes::weights(*gradient, *input);
             layer.g = layer.g.plus(if order > 0 { mix(share, order) } else { share });
         }
+    }
+
+    /// Everything but the chunk's input is made again.
+    fn drop_activations(&mut self, pass: Pass) {
+        let stash =
+            self.stashes.get_mut(&(pass.chunk, pass.microbatch, pass.slice)).expect("F came first");
+        stash.inputs.truncate(1);
+        (stash.target, stash.end) = (0, 0);
+    }
+
+    fn recompute(&mut self, pass: Pass, batch: &Batch) {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let input = self.stashes[&place].inputs[0];
+        let stash = self.run_forward(pass, batch, input);
+        self.stashes.insert(place, stash);
+    }
+
+    fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let stash = self.stashes.remove(&place).expect("F came first");
+        self.away.insert(place, stash);
+        Ok(())
+    }
+
+    fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let stash = self.away.remove(&place).ok_or(StoreError::Missing { pass })?;
+        self.stashes.insert(place, stash);
+        Ok(())
     }
 
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
@@ -368,6 +409,7 @@ impl ComputeModel for DigestModel {
             chunks,
             stashes: BTreeMap::new(),
             slice_count: setup.plan.program.slice_count,
+            away: BTreeMap::new(),
             result: None,
             faults: self.faults.clone(),
             is_copied: setup.copies_wanted,

@@ -10,7 +10,9 @@ use zbelastic_trainer::elastic::{
     BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerImage, layer_digest,
 };
 use zbelastic_trainer::reference::Reference;
-use zbelastic_trainer::stage::{Bench, Corruption, Injection, StageSetup, UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{
+    Bench, Corruption, Injection, StageSetup, StoreError, UpdateOrder, Workbench,
+};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
 
 use crate::bug::{self, Bug};
@@ -114,6 +116,22 @@ impl Workbench for FloatBench {
 
     fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
         self.bench.backward_weights(pass, batch);
+    }
+
+    fn drop_activations(&mut self, pass: Pass) {
+        self.bench.drop_activations(pass);
+    }
+
+    fn recompute(&mut self, pass: Pass, batch: &Batch) {
+        self.bench.recompute(pass, batch);
+    }
+
+    fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        self.bench.offload(pass)
+    }
+
+    fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        self.bench.reload(pass)
     }
 
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {

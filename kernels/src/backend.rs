@@ -482,6 +482,9 @@ pub trait Backend {
         qkv_then_gradient: &mut Self::Buffer,
     );
 
+    /// `h = gelu(before)`: what [`ForwardEpilogue::Gelu`] left, to the same bits.
+    fn gelu_forward(&self, rows: Rows, before: &Self::Buffer, h: &mut Self::Buffer);
+
     /// `h = silu(gate) * up`; a row of `gate_up` holds `width` floats of each (Shazeer, arXiv
     /// 2002.05202).
     fn swiglu_forward(&self, rows: Rows, gate_up: &Self::Buffer, h: &mut Self::Buffer);

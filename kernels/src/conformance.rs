@@ -18,7 +18,7 @@ mod optimizer;
 mod probe;
 mod slices;
 
-pub use activation::swiglu;
+pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
 pub use embed::embedding;
 pub use head::{head, head_is_stable_for_large_logits};
@@ -38,7 +38,7 @@ macro_rules! conformance {
 
             $crate::conformance!(@tests $make;
                 linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
-                swiglu, attention, attention_sees_no_future, rotation, embedding, head,
+                gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
                 head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
                 adamw_loads_matrices, attention_slices, slices_are_the_whole
             );

@@ -14,6 +14,7 @@ mod file;
 mod injections;
 mod key;
 mod kind;
+mod memory;
 mod model;
 mod nearest;
 mod nodes;
@@ -33,6 +34,7 @@ mod words;
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Fallback, Key, SECTIONS, Spec};
 pub use kind::{Kind, Range, parse_size, size_text};
+pub use memory::{MemoryConfig, OffloadStore, RECOMPUTE_OPS, RecomputeMode};
 pub use nearest::nearest;
 pub use nodes::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
 pub use note::Note;
@@ -94,6 +96,9 @@ pub struct RunConfig {
     pub stage_bytes_max: Option<Bytes>,
     /// How far steps run ahead of their verdict.
     pub window: WindowChoice,
+    /// What passes keep, and where.
+    #[serde(default)]
+    pub memory: MemoryConfig,
     /// What a cluster keeps on disk.
     pub checkpoint: CheckpointConfig,
     /// How a cluster takes it when nodes come and go.

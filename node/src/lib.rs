@@ -10,6 +10,7 @@ pub mod data_folder;
 pub mod failure;
 pub mod machine;
 pub mod notice;
+pub mod second_store;
 pub mod terminal;
 pub mod text;
 pub mod train;

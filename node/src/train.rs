@@ -26,6 +26,7 @@ mod worker;
 
 use std::fs;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,12 +36,14 @@ use zbelastic_types::{Bytes, StageIndex};
 
 use crate::args::TrainArgs;
 use crate::cluster::document::{DataName, JobDocument};
-use crate::config::WeightSource;
+use crate::config::{OffloadStore, RunConfig, WeightSource};
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine;
+use crate::second_store::SECOND_STORE;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;
+use outfit::Processors;
 use prepare::{PlanOfRun, Prepared, prepare};
 use processes::{Submission, Told};
 use reporter::{Reader, Reporter};
@@ -99,7 +102,9 @@ fn train_into(
             asynchronous::train(prepared, plan, &mut |news| reporter.observe(news))
         }
         PlanOfRun::Synchronous(_) if in_threads => {
-            cluster::train(&prepared.job, &mut |news| reporter.observe(news))
+            let scratch = scratch(&prepared.config, &reporter.folder_path());
+            let outfit = Processors { threads: prepared.job.threads, scratch };
+            cluster::train_on(&outfit, &prepared.job, &mut |news| reporter.observe(news))
         }
         PlanOfRun::Synchronous(_) => {
             let submission = submission(prepared)?;
@@ -125,6 +130,14 @@ fn train_into(
     match stop {
         Some(stop) => Err(stop),
         None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
+    }
+}
+
+/// The folder in the run's own for what leaves memory, if that goes to files.
+fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
+    match config.memory.offload_store {
+        OffloadStore::Memory => None,
+        OffloadStore::File => Some(folder.join(SECOND_STORE)),
     }
 }
 

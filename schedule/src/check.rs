@@ -76,6 +76,7 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             memory::recompute_count,
             memory::away,
             memory::left_away,
+            memory::sliced_memory,
             stuck,
             slices::slice_range,
             slices::forward_slices,

@@ -96,6 +96,8 @@ pub struct PassesLive {
     pub remade_slots: u32,
     /// As `early_slots`, but none from DROP to R.
     pub remade_early_slots: u32,
+    /// Passes that are away.
+    pub away: u32,
 }
 
 impl PassesLive {
@@ -105,6 +107,7 @@ impl PassesLive {
             early_slots: self.early_slots.max(other.early_slots),
             remade_slots: self.remade_slots.max(other.remade_slots),
             remade_early_slots: self.remade_early_slots.max(other.remade_early_slots),
+            away: self.away.max(other.away),
         }
     }
 }
@@ -160,6 +163,9 @@ impl Life {
 
     /// Changes the count of every kind of slot that the pass takes.
     fn count(self, slots: &mut PassesLive, change: impl Fn(u32) -> u32) {
+        if self.is_away {
+            slots.away = change(slots.away);
+        }
         if !self.is_alive || self.is_away {
             return;
         }
@@ -245,6 +251,7 @@ mod tests {
                     early_slots: *slots,
                     remade_slots: *slots,
                     remade_early_slots: *slots,
+                    away: 0,
                 })
                 .collect();
             assert_eq!(live_passes(&program(kind)), expected, "{kind}");
@@ -273,13 +280,19 @@ mod tests {
         };
         assert_eq!(peak_memory(&program, &[chunk]), [100.0]);
         let live = live_passes(&program);
-        let one = PassesLive { slots: 1, early_slots: 1, remade_slots: 1, remade_early_slots: 1 };
+        let one = PassesLive {
+            slots: 1,
+            early_slots: 1,
+            remade_slots: 1,
+            remade_early_slots: 1,
+            away: 2,
+        };
         assert_eq!(live, [one]);
         let dropped = KEPT.replace(" 0OFFLOAD0", "").replace(" 0RELOAD0", "");
         let program: Program = dropped.parse().expect("the text is a program");
         assert_eq!(peak_memory(&program, &[chunk]), [120.0]);
         let live = live_passes(&program);
-        assert_eq!(live, [PassesLive { slots: 2, early_slots: 2, ..one }]);
+        assert_eq!(live, [PassesLive { slots: 2, early_slots: 2, away: 1, ..one }]);
         let kept = KEPT.replace(" 0OFFLOAD1", "").replace(" 0RELOAD1", "");
         let program: Program = kept.parse().expect("the text is a program");
         assert_eq!(peak_memory(&program, &[chunk]), [200.0]);

@@ -57,7 +57,8 @@ pub struct OffloadRequest<'a> {
 const HASTE: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 
 /// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To be
-/// lowered afterwards, also if it was lowered before.
+/// lowered afterwards, also if it was lowered before. A program with slices gets none: later slices of a
+/// microbatch read what earlier ones keep.
 ///
 /// # Errors
 /// If the costs are not this program's, or it does not reach its end.
@@ -69,6 +70,9 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
     let mut program = program.arithmetic();
     for ops in &mut program.stages {
         ops.retain(|op| !is_copy(*op));
+    }
+    if program.slice_count > 1 {
+        return Ok(program);
     }
     let timetable = Timetable::new(&program, request.costs)?;
     let mut kept = PassTable::new(&program, Kept::default());

@@ -13,11 +13,16 @@ use crate::program::Program;
 /// whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had of these
 /// before is replaced. To be lowered afterwards, also if it was lowered before.
 ///
+/// A program with slices gets none: later slices of a microbatch read what earlier ones keep.
+///
 /// R stands right before its B, so that lowering puts the receive between them: R runs while the
 /// gradient is awaited.
 #[must_use]
 pub fn recompute(program: &Program) -> Program {
     let arithmetic = program.arithmetic();
+    if arithmetic.slice_count > 1 {
+        return arithmetic;
+    }
     let stages = arithmetic.stages.iter().map(|ops| with_recomputation(ops)).collect();
     Program { stages, ..arithmetic }
 }

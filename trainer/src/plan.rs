@@ -16,7 +16,6 @@ pub use drift::{
     Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,
 };
 pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
-pub(crate) use memory::kept_passes;
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
@@ -30,7 +29,7 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::{ChunkIndex, Generation, SliceIndex, StageIndex};
 
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Sizes, SlicePlace};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute, Sizes, SlicePlace};
 
 /// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
 /// like, because it is part of the arithmetic.
@@ -82,6 +81,12 @@ pub enum PlanError {
         /// Tokens of a sequence.
         sequence_len: usize,
     },
+    /// Activations of slices that would be made again: later slices read those of earlier ones.
+    #[error("{slice_count} slices read what earlier slices keep, so nothing of it is made again")]
+    RecomputedSlices {
+        /// Slices of a sequence.
+        slice_count: u32,
+    },
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -110,6 +115,8 @@ pub struct Plan {
     pub chunks: Vec<LayerRange>,
     /// The batch.
     pub batch: BatchShape,
+    /// What DROP gives up and R makes again.
+    pub recompute: Recompute,
 }
 
 /// What a plan is made from.
@@ -220,7 +227,27 @@ impl Plan {
         let program = lower(compute, LowerOptions { window, early_head_weights });
         let violations: Result<(), Vec<Violation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
-        Ok(Self { generation: Generation(0), program, chunks, batch })
+        let recompute = Recompute::None;
+        Ok(Self { generation: Generation(0), program, chunks, batch, recompute })
+    }
+
+    /// The same with activations made again: DROP and R in the program, whatever the schedule is.
+    ///
+    /// # Errors
+    /// If sequences are cut into slices.
+    pub fn with_recompute(self, recompute: Recompute) -> Result<Self, PlanError> {
+        if !recompute.is_any() {
+            return Ok(self);
+        }
+        if self.program.slice_count > 1 {
+            return Err(PlanError::RecomputedSlices { slice_count: self.program.slice_count });
+        }
+        let window = self.program.window.expect("a plan is lowered");
+        let early_head_weights = self.program.kind.splits_backward();
+        let order = zbelastic_schedule::recompute(&self.program);
+        let program = lower(&order, LowerOptions { window, early_head_weights });
+        assert_eq!(check(&program), Ok(()), "R goes with every legal program");
+        Ok(Self { program, recompute, ..self })
     }
 
     /// Where chunks stand.

@@ -5,6 +5,7 @@
 //! [`StageEngine::poll_output`] yields what should be sent. It owns a device and its part of the
 //! model; threads, sockets and clocks are its owner's.
 
+mod chunk_bench;
 mod engine;
 mod evaluation;
 mod frame;
@@ -14,6 +15,7 @@ mod partial;
 mod passes;
 mod reductions;
 mod slots;
+mod store;
 mod updates;
 mod workbench;
 
@@ -28,4 +30,5 @@ pub use inbox::FrameRefusal;
 pub use injection::{Corruption, Injection, InjectionParseError};
 pub use partial::{PARTIALS_PER_CHUNK, Partial, PartialLength, PartialRefusal};
 pub use passes::Bench;
+pub use store::{MemoryStore, Room, SecondStore, StoreError};
 pub use workbench::{UpdateOrder, Workbench};

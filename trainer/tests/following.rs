@@ -17,7 +17,9 @@ use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Tur
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage};
+use zbelastic_trainer::elastic::{
+    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage, memory_stores,
+};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -84,7 +86,14 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
     stage.injections = injection.into_iter().map(|i| i.parse().expect("legal")).collect();
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let compute = BackendModel { model, optimizer, step_count: STEPS, weights, device };
+    let compute = BackendModel {
+        model,
+        optimizer,
+        step_count: STEPS,
+        weights,
+        device,
+        store: memory_stores(),
+    };
     Host::new(HostSetup { stage }, Tight { model: compute, is_full }, common::corpus())
 }
 

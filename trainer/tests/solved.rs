@@ -7,7 +7,7 @@ use common::{BATCH, Cluster, corpus, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
-use zbelastic_trainer::model::{Family, ModelConfig};
+use zbelastic_trainer::model::{Family, ModelConfig, Recompute};
 use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, choose};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_types::{Bytes, Step};
@@ -31,6 +31,7 @@ fn chosen(
         slice_count: None,
         stage_count: speeds.len() as u32,
         window: Window::One,
+        recompute: Recompute::None,
         copies: 0,
         stage_bytes_max,
         pace,

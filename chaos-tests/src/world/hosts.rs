@@ -91,6 +91,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             let activity = match process.host.run_next() {
                 Some(Progress::Ran(activity)) => activity,
+                Some(Progress::Failed(error)) => panic!("memory does not fail: {error}"),
                 Some(Progress::Blocked(_) | Progress::Finished) | None => return,
             };
             let takes_time = match activity {

@@ -1,8 +1,34 @@
-//! SwiGLU.
+//! GELU by itself, and SwiGLU.
 
-use super::probe::{check, download, floats, poisoned, upload, widen};
-use crate::backend::{Backend, Rows};
+use super::probe::{check, download, floats, matrix, poisoned, upload, widen};
+use crate::backend::{Backend, ForwardEpilogue, MatrixShape, Rows};
 use crate::reference;
+
+/// GELU by itself, which has the bits of GELU behind a product.
+pub fn gelu<B: Backend>(devices: &[B]) {
+    for (count, width) in [(1, 1), (3, 17), (260, 48)] {
+        let rows = Rows { count, width };
+        let x: Vec<f32> = floats(count * width, 1).iter().map(|x| x * 5.0).collect();
+        let expected = widen(&x).into_iter().map(reference::gelu).collect();
+        check(&format!("gelu {rows:?}"), devices, &[("h", expected)], 1e-6, |device| {
+            let mut h = poisoned(device, count * width);
+            device.gelu_forward(rows, &upload(device, &x), &mut h);
+            vec![download(device, &h)]
+        });
+        for device in devices {
+            let shape = MatrixShape { outputs: width, inputs: width };
+            let matrix = matrix(device, shape, &floats(width * width, 3));
+            let (mut before, mut behind) =
+                (poisoned(device, count * width), poisoned(device, count * width));
+            let epilogue = ForwardEpilogue::Gelu { before: &mut before };
+            device.linear_forward(count, &upload(device, &x), &matrix, None, epilogue, &mut behind);
+            let mut alone = poisoned(device, count * width);
+            device.gelu_forward(rows, &before, &mut alone);
+            let bits = |buffer| download(device, buffer).into_iter().map(f32::to_bits);
+            assert!(bits(&alone).eq(bits(&behind)), "gelu {rows:?} behind a product");
+        }
+    }
+}
 
 /// Forward and B.
 pub fn swiglu<B: Backend>(devices: &[B]) {

@@ -65,6 +65,25 @@ fn gelu_slope_lanes<L: Lanes>(gradient: &[f32], before: &mut [f32]) {
     }
 }
 
+pub(super) fn gelu_forward(cpu: &CpuBackend, rows: Rows, before: &[f32], h: &mut [f32]) {
+    assert_eq!(before.len(), rows.count * rows.width);
+    assert_eq!(h.len(), before.len());
+    let share = cpu.rows_per_task(rows.count) * rows.width;
+    let pieces = before.chunks(share).zip(h.chunks_mut(share));
+    cpu.threads().for_each(pieces.collect(), |(before, h)| {
+        gelu_rows(cpu.instruction_set(), before, h);
+    });
+}
+
+dispatch!(fn gelu_rows(before: &[f32], h: &mut [f32]) = gelu_rows_lanes);
+
+#[inline(always)]
+fn gelu_rows_lanes<L: Lanes>(before: &[f32], h: &mut [f32]) {
+    for at in (0..before.len()).step_by(LANES) {
+        gelu(L::load_at(before, at, 0.0)).store_at(h, at);
+    }
+}
+
 pub(super) fn swiglu_forward(cpu: &CpuBackend, rows: Rows, gate_up: &[f32], h: &mut [f32]) {
     assert_eq!(gate_up.len(), rows.count * 2 * rows.width);
     assert_eq!(h.len(), rows.count * rows.width);

@@ -366,6 +366,10 @@ impl Backend for CpuBackend {
         attention::backward(self, shape, earlier.collect(), later, saved, qkv);
     }
 
+    fn gelu_forward(&self, rows: Rows, before: &CpuBuffer, h: &mut CpuBuffer) {
+        activation::gelu_forward(self, rows, before.as_slice(), h.as_mut_slice());
+    }
+
     fn swiglu_forward(&self, rows: Rows, gate_up: &CpuBuffer, h: &mut CpuBuffer) {
         activation::swiglu_forward(self, rows, gate_up.as_slice(), h.as_mut_slice());
     }

@@ -12,7 +12,7 @@ use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_trainer::stage::{Injection, StageSetup, UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{Injection, StageSetup, StoreError, UpdateOrder, Workbench};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
 
 use crate::train::outfit::Outfit;
@@ -128,6 +128,21 @@ impl Workbench for PacedBench {
     fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
         take(self.times.w);
         self.under_way.remove(&pass);
+    }
+
+    fn drop_activations(&mut self, _pass: Pass) {}
+
+    fn recompute(&mut self, _pass: Pass, _batch: &Batch) {
+        take(self.times.f);
+    }
+
+    /// Copies run beside the passes of a device that is as fast as it is planned.
+    fn offload(&mut self, _pass: Pass) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn reload(&mut self, _pass: Pass) -> Result<(), StoreError> {
+        Ok(())
     }
 
     fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Vec<f32> {

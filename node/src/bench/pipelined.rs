@@ -33,7 +33,7 @@ pub fn round(
     stage_count: u32,
     step_count: u64,
 ) -> Result<PipelineRound, Failure> {
-    round_on(&Processors { threads: 1 }, case, kind, stage_count, step_count)
+    round_on(&Processors { threads: 1, scratch: None }, case, kind, stage_count, step_count)
 }
 
 /// The same with what `outfit` makes for each stage.

@@ -8,6 +8,7 @@
 //!                                          └────────┘
 //! ```
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
@@ -20,10 +21,10 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
-use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, Wait};
+use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
 use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
@@ -31,7 +32,8 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 use super::document::NamedJob;
 use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
 use super::wire::LayerMessage;
-use crate::config::ScheduleChoice;
+use crate::config::{OffloadStore, ScheduleChoice};
+use crate::second_store::FileStore;
 use crate::train::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
@@ -60,6 +62,8 @@ pub struct DeviceJob {
     pub weights: InitialWeights,
     /// Threads that compute.
     pub threads: usize,
+    /// The folder for what leaves memory, if that goes to files.
+    pub scratch: PathBuf,
 }
 
 /// Why the device cannot go on.
@@ -68,6 +72,9 @@ pub enum DeviceFault {
     /// There is too little memory, or no thread.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// What leaves memory cannot be stored, or read again.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A boundary tensor does not fit into a frame.
     #[error("a tensor cannot be sent: {0}")]
     Frame(#[from] FrameTooLarge),
@@ -275,6 +282,10 @@ impl Device {
                 self.waits_since.get_or_insert((began, turn));
                 false
             }
+            Some(Progress::Failed(error)) => {
+                self.say(DeviceOutput::Failed(error.into()))?;
+                false
+            }
             Some(
                 Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
                 | Progress::Finished,
@@ -377,8 +388,19 @@ impl Device {
     }
 }
 
+/// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
+fn file_stores(scratch: PathBuf) -> MakeStore {
+    // Of a process that was killed. What cannot be removed is told when something is written.
+    drop(std::fs::remove_dir_all(&scratch));
+    let made = AtomicU64::new(0);
+    Box::new(move |bytes| {
+        let number = made.fetch_add(1, Ordering::Relaxed);
+        Box::new(FileStore::new(scratch.join(number.to_string()), bytes))
+    })
+}
+
 fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
-    let DeviceJob { document, corpus, weights, threads } = job;
+    let DeviceJob { document, corpus, weights, threads, scratch } = job;
     let config = &document.job.config;
     // What a copy or a stage takes later is taken with the same number of threads.
     CpuBackend::new(threads)?;
@@ -395,6 +417,10 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         step_count: config.steps,
         weights: weights.clone(),
         device,
+        store: match config.memory.offload_store {
+            OffloadStore::Memory => memory_stores(),
+            OffloadStore::File => file_stores(scratch),
+        },
     };
     // Each plan that is loaded takes the place of this one, and cuts sequences as this one does.
     let kind = match config.schedule {
@@ -412,7 +438,10 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         stage_count: 1,
         window: Window::One,
     };
-    let plan = Plan::new(request).expect("every model fits on one stage of the plainest schedule");
+    let plan = Plan::new(request)
+        .expect("every model fits on one stage of the plainest schedule")
+        .with_recompute(config.memory.policy())
+        .expect("a cluster is not asked for slices that are made again");
     let stage = StageSetup {
         model: config.model.clone(),
         plan,

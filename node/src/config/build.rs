@@ -11,11 +11,13 @@ use zbelastic_trainer::plan::BatchShape;
 use zbelastic_types::Bytes;
 
 use super::key::Key;
+use super::memory::ops_of_names;
 use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
 use super::{
-    AsyncConfig, CheckpointConfig, ElasticConfig, RunConfig, ScheduleChoice, WeightSource,
+    AsyncConfig, CheckpointConfig, ElasticConfig, MemoryConfig, RunConfig, ScheduleChoice,
+    WeightSource,
 };
 use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 
@@ -66,8 +68,17 @@ fn run_config(
         asynchronous: asynchronous(reader),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
         window: reader.choice(Key::Window),
+        memory: memory(reader),
         checkpoint: checkpoint(reader),
         elastic: elastic(reader),
+    }
+}
+
+fn memory(reader: &Reader<'_>) -> MemoryConfig {
+    MemoryConfig {
+        recompute: reader.choice(Key::Recompute),
+        recompute_ops: ops_of_names(&reader.texts(Key::RecomputeOps)),
+        offload_store: reader.choice(Key::OffloadStore),
     }
 }
 

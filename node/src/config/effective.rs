@@ -3,6 +3,7 @@
 
 use super::key::{Fallback, Key, SECTIONS};
 use super::kind::size_text;
+use super::memory::names_of_ops;
 use super::settings::{Origin, Setting, Settings};
 use super::value::Value;
 use super::words::Named;
@@ -119,6 +120,11 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::AvgPipeAlpha => Value::Number(config.asynchronous.avgpipe_alpha),
         Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
         Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
+        Key::Recompute => word(config.memory.recompute),
+        Key::RecomputeOps => {
+            Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
+        }
+        Key::OffloadStore => word(config.memory.offload_store),
         Key::Nonfinite => word(guard.nonfinite),
         Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),
         Key::Retries => size(guard.replays_max),

@@ -14,7 +14,10 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
-use super::{NoticePolicy, ReplanPolicy, ScheduleChoice, WindowChoice};
+use super::{
+    NoticePolicy, OffloadStore, RECOMPUTE_OPS, RecomputeMode, ReplanPolicy, ScheduleChoice,
+    WindowChoice,
+};
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
 /// What a key has when nothing is said.
@@ -68,7 +71,7 @@ macro_rules! keys {
 }
 
 use Fallback::{Literal, Told};
-use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word};
+use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word, Words};
 use Range::{AboveZero, BelowOne, FromZero, UpTo};
 
 // Limits that no model or run comes near; they keep products of two sizes within 64 bits.
@@ -188,6 +191,14 @@ keys! {
     /// AMPNet: gradients of microbatches that make an update.
     AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
 
+    /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
+    Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");
+    /// With selective: what each layer computes again.
+    RecomputeOps: "memory.recompute_ops", Words(|| RECOMPUTE_OPS.to_vec()),
+        Literal("[\"norm\", \"activation\"]");
+    /// Where what leaves a stage's memory lies (schedules po-half, po-full, po-selective).
+    OffloadStore: "memory.offload_store", Word(words::<OffloadStore>), Literal("\"memory\"");
+
     /// What to do with a step whose gradient is not finite: leave it out, or run it again first.
     Nonfinite: "guard.nonfinite", Word(words::<NonfinitePolicy>), Literal("\"skip\"");
     /// Leave out steps with a norm this many deviations above the recent mean; 0: never.
@@ -219,12 +230,13 @@ keys! {
 }
 
 /// The sections in the order of the table, each with what it is about.
-pub const SECTIONS: [(&str, &str); 8] = [
+pub const SECTIONS: [(&str, &str); 9] = [
     ("model", "what is trained"),
     ("data", "what it is trained on"),
     ("train", "how long, in which batches"),
     ("optimizer", "how weights change"),
     ("schedule", "how the pipeline works"),
+    ("memory", "what passes keep, and where"),
     ("guard", "which steps are not taken"),
     ("checkpoint", "what a cluster keeps on disk"),
     ("elastic", "how a cluster takes it when nodes come and go"),

@@ -15,6 +15,8 @@ pub enum Kind {
     Text,
     /// A list of such texts; one text counts as a list of one.
     Texts,
+    /// A list of these words, each once at most; one word counts as a list of one.
+    Words(fn() -> Vec<&'static str>),
     /// One of these words; an integer counts as its digits.
     Word(fn() -> Vec<&'static str>),
     /// True or false.
@@ -66,6 +68,7 @@ impl Kind {
         match self {
             Self::Text => is_text(value).then(|| value.clone()),
             Self::Texts => texts(value),
+            Self::Words(words) => list_of_words(value, &words()),
             Self::Word(words) => word(value, &words()),
             Self::Flag => matches!(value, Value::Flag(_)).then(|| value.clone()),
             Self::Count(min, max) => count(value, min, max),
@@ -84,6 +87,7 @@ impl Kind {
             Self::Flag => vec!["true", "false"],
             Self::Text
             | Self::Texts
+            | Self::Words(_)
             | Self::Count(..)
             | Self::Number(_)
             | Self::Pair(_)
@@ -102,6 +106,14 @@ fn texts(value: &Value) -> Option<Value> {
         return is_text(value).then(|| Value::List(vec![value.clone()]));
     };
     items.iter().all(is_text).then(|| value.clone())
+}
+
+fn list_of_words(value: &Value, words: &[&str]) -> Option<Value> {
+    let list = texts(value)?;
+    let Value::List(items) = &list else { return None };
+    let is_word =
+        |(at, item): (usize, &Value)| word(item, words).is_some() && !items[..at].contains(item);
+    items.iter().enumerate().all(is_word).then_some(list)
 }
 
 fn word(value: &Value, words: &[&str]) -> Option<Value> {
@@ -184,6 +196,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Text => write!(f, "a text that is not empty"),
             Self::Texts => write!(f, "a list of texts that are not empty"),
+            Self::Words(words) => write!(f, "a list of {}", words().join(", ")),
             Self::Word(words) => {
                 let words = words();
                 write!(f, "one of {}", words.join(", "))
@@ -259,6 +272,12 @@ mod tests {
         check(Kind::Texts, "[\"\"]", "");
         check(Kind::Texts, "[]", "[]");
         check(Kind::Text, "\"\"", "");
+        let words = Kind::Words(|| vec!["norm", "attention"]);
+        check(words, "[\"attention\", \"norm\"]", "[\"attention\", \"norm\"]");
+        check(words, "\"norm\"", "[\"norm\"]");
+        check(words, "[]", "[]");
+        check(words, "[\"norm\", \"norm\"]", "");
+        check(words, "[\"dropout\"]", "");
         let word = Kind::Word(|| vec!["auto", "0", "1"]);
         check(word, "\"auto\"", "\"auto\"");
         check(word, "1", "\"1\"");

@@ -4,14 +4,15 @@
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
-use super::{RunConfig, WindowChoice};
+use super::{RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
 /// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and each
 /// layer has one holder, with copies elsewhere.
 ///
 /// # Errors
-/// If its schedule is asynchronous, or has two replicas of the model.
+/// If its schedule is asynchronous, has two replicas of the model, or cuts sequences whose activations
+/// should be made again.
 pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
     if let Some(kind) = config.schedule.of_replicas() {
         let detail = Detail::new(format!("{kind} has the model twice"))
@@ -21,6 +22,13 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
         return Err(Failure::usage("the configuration", vec![detail]));
     }
     match config.schedule.kinds() {
+        Ok(kinds) if kinds.iter().any(|kind| kind.is_sliced()) && is_recomputed(config) => {
+            let detail = Detail::new("what slices keep is not made again")
+                .at("memory.recompute")
+                .why("later slices read what earlier ones keep")
+                .hint("--set memory.recompute=none, or another schedule.kind");
+            Err(Failure::usage("the configuration", vec![detail]))
+        }
         Ok(_) => Ok(()),
         Err(kind) => {
             let detail = Detail::new(format!("{kind} is asynchronous"))
@@ -30,6 +38,10 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
             Err(Failure::usage("the configuration", vec![detail]))
         }
     }
+}
+
+fn is_recomputed(config: &RunConfig) -> bool {
+    config.memory.recompute != RecomputeMode::None
 }
 
 /// Whether `config` asks for nothing that needs steps.
@@ -66,6 +78,15 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
             ),
         ),
         (
+            is_recomputed(config),
+            refused(
+                "memory.recompute",
+                "a backward pass may run on other weights than its F, and what is made again on them \
+                 would be something else",
+                "--set memory.recompute=none",
+            ),
+        ),
+        (
             config.evaluate_every > 0,
             refused(
                 "train.eval_every",
@@ -95,9 +116,15 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\n";
+                    [train]\neval_every = 10\n[memory]\nrecompute = \"full\"\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
-        let expected = ["schedule.window", "guard.nonfinite", "guard.gnorm_z", "train.eval_every"];
+        let expected = [
+            "schedule.window",
+            "guard.nonfinite",
+            "guard.gnorm_z",
+            "memory.recompute",
+            "train.eval_every",
+        ];
         assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));
     }
 
@@ -116,6 +143,14 @@ mod tests {
   why: a cluster has one holder for each layer, and keeps copies of its own
   try: zbelastic train, which runs it in one process, or --schedule auto";
         assert_eq!(twice.to_string(), expected);
+        let text = "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"seq1f1b\"\n[memory]\n";
+        let sliced = |mode: &str| {
+            let text = format!("{text}recompute = \"{mode}\"\n");
+            check_cluster_can_run(&load_text(&text).expect("legal").config)
+        };
+        assert_eq!(sliced("none"), Ok(()));
+        let again = sliced("selective").expect_err("slices that are made again");
+        assert!(again.to_string().contains("memory.recompute"), "{again}");
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }
 }

@@ -6,7 +6,9 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 
-use super::{NoticePolicy, ReplanPolicy, ScheduleChoice, WindowChoice};
+use super::{
+    NoticePolicy, OffloadStore, RecomputeMode, ReplanPolicy, ScheduleChoice, WindowChoice,
+};
 
 /// A choice that is written as a word.
 pub trait Named: Copy + PartialEq {
@@ -66,6 +68,18 @@ impl Named for WindowChoice {
     fn table() -> Vec<(&'static str, Self)> {
         let fixed = |window| Self::Fixed(window);
         vec![("auto", Self::Auto), ("0", fixed(Window::Zero)), ("1", fixed(Window::One))]
+    }
+}
+
+impl Named for RecomputeMode {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("full", Self::Full), ("selective", Self::Selective)]
+    }
+}
+
+impl Named for OffloadStore {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("memory", Self::Memory), ("file", Self::File)]
     }
 }
 

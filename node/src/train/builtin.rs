@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 41] = pages![
+const PAGES: [(&str, &str); 42] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -40,6 +40,7 @@ const PAGES: [(&str, &str); 41] = pages![
     "decisions/0019-a-job-is-one-document-in-the-log.md",
     "decisions/0020-asynchronous-schedules-are-siblings.md",
     "decisions/0021-a-simulation-chooses-among-solved-orders.md",
+    "decisions/0022-slots-follow-the-list.md",
     "decisions/0023-replicas-follow-from-the-placement.md",
     "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "decisions/0025-plans-follow-measured-times-by-agreement-of-reviews.md",

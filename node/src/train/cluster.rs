@@ -53,7 +53,7 @@ pub fn train(
     job: &Job,
     observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
 ) -> Result<Outcome, Failure> {
-    train_on(&Processors { threads: job.threads }, job, observe)
+    train_on(&Processors { threads: job.threads, scratch: None }, job, observe)
 }
 
 /// Runs `job` to its end with what `outfit` makes for each stage.

@@ -9,7 +9,7 @@ use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
 use zbelastic_schedule::Window;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
-use zbelastic_trainer::stage::Event;
+use zbelastic_trainer::stage::{Event, StoreError};
 use zbelastic_types::{StageIndex, Step};
 
 use super::cluster::Job;
@@ -104,6 +104,7 @@ impl<'a> Coordinator<'a> {
                 Message::OutOfMemory { stage, error } => {
                     return Err(out_of_memory(stage, &error.to_string()));
                 }
+                Message::StoreFailed { stage, error } => return Err(store_failed(stage, error)),
                 Message::Died { stage } => return Err(died(stage)),
             }
         }
@@ -204,6 +205,15 @@ pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
     failure.details = vec![
         Detail::new("the run was stopped before its first step")
             .hint("a smaller train.microbatch, a smaller model, or another schedule.kind"),
+    ];
+    failure
+}
+
+fn store_failed(stage: StageIndex, error: StoreError) -> Failure {
+    let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
+    failure.details = vec![
+        Detail::new("what passes keep could not leave memory or come back")
+            .hint("room on the disk of the run's folder, or memory.offload_store = \"memory\""),
     ];
     failure
 }

@@ -4,7 +4,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::Report;
 use zbelastic_kernels::AllocateError;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK};
+use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK, StoreError};
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::timing::Slice;
@@ -40,6 +40,13 @@ pub enum Message {
         stage: StageIndex,
         /// What was asked for.
         error: AllocateError,
+    },
+    /// A stage's second store refused what it was given, or did not give it back.
+    StoreFailed {
+        /// The stage.
+        stage: StageIndex,
+        /// Why.
+        error: StoreError,
     },
     /// A worker's thread panicked.
     Died {

@@ -1,8 +1,12 @@
 //! What workers compute with.
 
+use std::path::PathBuf;
+
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
 use zbelastic_trainer::stage::{Bench, StageSetup, Workbench};
 use zbelastic_types::{LayerId, StageIndex};
+
+use crate::second_store::FileStore;
 
 /// Makes what a worker computes with, on the worker's own thread.
 pub trait Outfit: Sync {
@@ -20,17 +24,26 @@ pub trait Outfit: Sync {
 }
 
 /// Processors, with so many threads a worker.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Processors {
     /// Threads that compute, in each worker.
     pub threads: usize,
+    /// The folder for what leaves memory; none if it goes to other memory.
+    pub scratch: Option<PathBuf>,
 }
 
 impl Outfit for Processors {
     type Bench = Bench<CpuBackend>;
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        Bench::new(setup, stage, CpuBackend::new(self.threads)?)
+        let bench = Bench::new(setup, stage, CpuBackend::new(self.threads)?)?;
+        Ok(match &self.scratch {
+            None => bench,
+            Some(scratch) => {
+                let folder = scratch.join(format!("stage-{stage}"));
+                bench.with_store(|bytes| Box::new(FileStore::new(folder, bytes)))
+            }
+        })
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {

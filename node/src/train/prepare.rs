@@ -257,6 +257,7 @@ fn choose_plan(
         slice_count: config.slice_count,
         stage_count: worker_count,
         window: config.window.planned(),
+        recompute: config.memory.policy(),
         copies,
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),

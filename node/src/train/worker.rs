@@ -87,6 +87,10 @@ impl<O: Outfit> Worker<'_, O> {
                     }
                     self.log_wait(&mut slices, &engine, wait, start_us);
                 }
+                Progress::Failed(error) => {
+                    self.tell(Message::StoreFailed { stage: self.stage, error });
+                    return;
+                }
                 Progress::Finished => break,
             }
             if slices.len() >= SLICES_TOLD_MAX {

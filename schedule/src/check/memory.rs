@@ -96,6 +96,16 @@ pub(super) fn left_away(program: &Program, findings: &mut Findings) {
     }
 }
 
+/// What a slice keeps stays until B: later slices of its microbatch read it.
+pub(super) fn sliced_memory(program: &Program, findings: &mut Findings) {
+    if program.slice_count <= 1 {
+        return;
+    }
+    for (stage, op) in ops_of(program).filter(|(_, op)| matches!(op, Op::Memory(..))) {
+        findings.add(Violation::SlicedMemory { stage, op });
+    }
+}
+
 /// Every pass and every operation on memory, with what the same stage did before with the same pass.
 fn each_after(
     program: &Program,
@@ -202,6 +212,14 @@ mod tests {
         let away = |text: &str| Violation::Away { stage: STAGE, op: op(text) };
         find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", away("0BW0"));
         find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
+    }
+
+    #[test]
+    fn what_later_slices_read_stays() {
+        let sliced = "program seq1f1b line stages 1 chunks 1 microbatches 1 slices 2 window -
+            stage 0: 0F0.0 0F0.1 0BW0.1 0BW0.0";
+        let drop = Violation::SlicedMemory { stage: STAGE, op: op("0DROP0") };
+        find(sliced, "0F0.1 0BW0.1", "0DROP0.0 0F0.1 0BW0.1 0R0.0", drop);
     }
 
     #[test]

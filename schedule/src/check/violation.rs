@@ -289,6 +289,14 @@ pub enum Violation {
         /// The operation.
         op: Op,
     },
+    /// What a slice keeps is moved or given up, and later slices read it.
+    #[error("stage {stage}: expected what a slice keeps to stay until its B, found {op}")]
+    SlicedMemory {
+        /// The stage.
+        stage: StageIndex,
+        /// The operation.
+        op: Op,
+    },
     /// The step ends and what a pass keeps is still away.
     #[error(
         "chunk {}, microbatch {}: expected RELOAD after OFFLOAD, found the end",

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, Backend, ViewMut};
-use zbelastic_types::{Digest, LayerId, StageIndex, Step};
+use zbelastic_types::{Bytes, Digest, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
 use crate::model::{LayerSpec, LayerState, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
-use crate::stage::{Bench, InitialWeights, StageSetup};
+use crate::stage::{Bench, InitialWeights, MemoryStore, SecondStore, StageSetup};
 
 /// The real thing: a transformer on a device.
 pub struct BackendModel<F> {
@@ -23,6 +23,17 @@ pub struct BackendModel<F> {
     pub weights: InitialWeights,
     /// Makes a handle on the device.
     pub device: F,
+    /// Makes the second store of a stage, for so many bytes.
+    pub store: MakeStore,
+}
+
+/// Makes a second store for so many bytes.
+pub type MakeStore = Box<dyn Fn(Bytes) -> Box<dyn SecondStore> + Send>;
+
+/// Second stores in the host's memory.
+#[must_use]
+pub fn memory_stores() -> MakeStore {
+    Box::new(|bytes| Box::new(MemoryStore::new(bytes)))
 }
 
 /// What a device is wanted for.
@@ -57,7 +68,8 @@ impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
     ) -> Result<Bench<B>, AllocateError> {
-        let mut bench = Bench::new(setup, stage, (self.device)(DeviceUse::Stage))?;
+        let bench = Bench::new(setup, stage, (self.device)(DeviceUse::Stage))?;
+        let mut bench = bench.with_store(&self.store);
         bench.restore(layers);
         Ok(bench)
     }

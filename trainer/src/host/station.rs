@@ -354,7 +354,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
 
 /// The run's setup under a plan of the log.
 fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
-    let batch = base.plan.batch;
+    let (batch, recompute) = (base.plan.batch, base.plan.recompute);
     let (slices, expected) = (plan.program.slice_count, base.plan.program.slice_count);
     assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
     let plan_of_run = Plan {
@@ -362,6 +362,7 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         program: plan.program.clone(),
         chunks: plan.chunks.clone(),
         batch,
+        recompute,
     };
     let attest_every = if spec.copies > 0 { spec.attest_every } else { 0 };
     let copies_wanted = plan.promise.is_given();

@@ -1,73 +1,14 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, View, ViewMut};
-use zbelastic_types::{Bytes, LayerId, LayerRange, SliceIndex};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, ViewMut};
+use zbelastic_types::{Bytes, SliceIndex};
 
 use super::config::{Family, LayerKind, ModelConfig};
-use super::layers::{
-    AttentionStash, Context, HeadStash, Logits, MicrobatchShape, MlpStash, Scratch, Sizes,
-    embed_forward, embed_weights,
-};
+use super::layers::{Context, Logits, MicrobatchShape, Scratch, embed_forward, embed_weights};
+use super::pass_stash::{LayerStash, PassStash, download};
+use super::recompute::Recompute;
 use super::state::LayerState;
 use crate::data::Batch;
-
-/// What one layer's pass keeps.
-enum LayerStash<T> {
-    Embed,
-    Attention(AttentionStash<T>),
-    Mlp(MlpStash<T>),
-    Head(HeadStash<T>),
-}
-
-/// What one microbatch's passes over a chunk keep, from F to W.
-///
-/// `residuals[i]` is what layer `i` reads and, once its B has run, the gradient of that; the
-/// last one is the chunk's result and then the gradient that came back.
-pub struct PassStash<T> {
-    residuals: Vec<T>,
-    layers: Vec<LayerStash<T>>,
-}
-
-impl<T> PassStash<T> {
-    /// A stash for `layers`, its parts made by `make` from their sizes in floats.
-    ///
-    /// # Errors
-    /// Those of `make`.
-    pub fn build<E>(
-        sizes: &Sizes<'_>,
-        layers: LayerRange,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
-    ) -> Result<Self, E> {
-        let kind = |layer: u32| sizes.model.layer_kind(LayerId(layer));
-        let ids = layers.ids();
-        let mut residuals = Vec::new();
-        for boundary in ids.start..=ids.end {
-            let is_inner = boundary > 0 && boundary < sizes.model.layer_count();
-            residuals.push(make(if is_inner { sizes.residual() } else { 0 })?);
-        }
-        let mut stashes = Vec::new();
-        for layer in ids {
-            stashes.push(match kind(layer) {
-                LayerKind::Embed => LayerStash::Embed,
-                LayerKind::Attention { .. } => LayerStash::Attention(sizes.attention(make)?),
-                LayerKind::Mlp { .. } => LayerStash::Mlp(sizes.mlp(make)?),
-                LayerKind::Head => LayerStash::Head(sizes.head(make)?),
-            });
-        }
-        Ok(Self { residuals, layers: stashes })
-    }
-}
-
-impl<T> PassStash<T> {
-    fn attention(&self, layer: usize) -> &AttentionStash<T> {
-        match &self.layers[layer] {
-            LayerStash::Attention(stash) => stash,
-            LayerStash::Embed | LayerStash::Mlp(_) | LayerStash::Head(_) => {
-                unreachable!("slices have the layers of their chunk")
-            }
-        }
-    }
-}
 
 /// Adds up what a stash takes on `backend`.
 pub fn count_bytes<B: Backend, R>(
@@ -181,6 +122,34 @@ impl<B: Backend> Chunk<B> {
             }
         }
         loss
+    }
+
+    /// R: makes again what `recompute` says, from the rest of the stash.
+    pub fn recompute(
+        &self,
+        context: &Context<'_, B>,
+        batch: &Batch,
+        recompute: Recompute,
+        stash: &mut PassStash<B::Buffer>,
+        logits: Option<&mut Logits<B::Buffer>>,
+    ) {
+        let ops = match recompute {
+            Recompute::None => return,
+            Recompute::Full => {
+                self.forward(context, batch, stash, logits);
+                return;
+            }
+            Recompute::Selective(ops) => ops,
+        };
+        let PassStash { residuals, layers } = stash;
+        for ((state, layer), x) in self.layers.iter().zip(layers).zip(residuals) {
+            match layer {
+                LayerStash::Embed => {}
+                LayerStash::Attention(stash) => stash.recompute(context, state, x, ops),
+                LayerStash::Mlp(stash) => stash.recompute(context, state, x, ops),
+                LayerStash::Head(stash) => stash.recompute(context, state, x, ops),
+            }
+        }
     }
 
     /// B, of `scale` times the loss.
@@ -317,10 +286,6 @@ fn earlier_slices<'s, T>(
         }
     };
     earlier.iter_mut().map(of_slice).collect()
-}
-
-fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
-    backend.download(View::new(buffer, 0..backend.len(buffer)))
 }
 
 /// Rotary angles of every position, as [`Backend::rotate`] takes them, if the model's family has them.

@@ -7,8 +7,10 @@ mod attention;
 mod embed;
 mod head;
 mod mlp;
+mod stash;
 
 pub(super) use embed::{embed_forward, embed_weights};
+pub(super) use stash::PartsMut;
 
 use zbelastic_kernels::{Accumulate, Backend, LinearGradient, NormGradient, Rows};
 use zbelastic_types::SliceIndex;

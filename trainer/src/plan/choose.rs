@@ -11,7 +11,7 @@ use zbelastic_types::{Bytes, StageIndex};
 
 use super::solved::solved_plans;
 use super::{BatchShape, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory};
-use crate::model::{LayerRange, ModelConfig};
+use crate::model::{LayerRange, ModelConfig, Recompute};
 
 /// The schedules that are worth trying where none is named: those that are the fastest somewhere, or
 /// take least memory. The others come close to one of these, or are made for what is not predicted
@@ -50,6 +50,8 @@ pub struct ChooseRequest<'a> {
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
+    /// What passes give up and make again.
+    pub recompute: Recompute,
     /// Other stages that each stage keeps a copy of; 0 if there are no copies.
     pub copies: u32,
     /// The most that each stage may take; stages beyond may take anything.
@@ -190,8 +192,9 @@ fn consider<B: Backend>(
 ) -> Result<Considerable, Refusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
-    let own = Plan::with_chunks(of_kind, chunks)?;
+    let own = Plan::with_chunks(of_kind, chunks)?.with_recompute(request.recompute)?;
     let others = solved_plans(backend, request, &own);
+    let others = others.into_iter().filter_map(|plan| plan.with_recompute(request.recompute).ok());
     let plans = std::iter::once(own).chain(others);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {

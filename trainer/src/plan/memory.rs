@@ -2,12 +2,13 @@
 //! when it is.
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{Compute, Op, PassesLive, Program, live_passes};
+use zbelastic_schedule::{Memory, Op, PassesLive, Program, live_passes};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::Plan;
 use crate::model::{
-    Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, count_bytes, model_layers,
+    Family, LayerRange, LayerState, ModelConfig, PassStash, Recompute, Sizes, count_bytes,
+    left_len, model_layers,
 };
 
 /// A stage's claim.
@@ -23,6 +24,8 @@ pub struct StageMemory {
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep.
     pub copies: Bytes,
+    /// The most that is away in the second store at once. It is not part of any sum here.
+    pub away: Bytes,
 }
 
 impl StageMemory {
@@ -69,6 +72,8 @@ pub fn plan_memory<B: Backend>(
 pub(super) struct PassMemory {
     /// From F to W.
     pub(super) stash: Bytes,
+    /// From F to DROP and from R to W.
+    pub(super) remade: Bytes,
     /// From F to WE.
     pub(super) logits: Bytes,
     /// One boundary tensor a microbatch may wait at either end.
@@ -79,24 +84,39 @@ pub(super) fn pass_memory<B: Backend>(
     backend: &B,
     sizes: &Sizes<'_>,
     layers: LayerRange,
+    recompute: Recompute,
 ) -> PassMemory {
     let has_head = layers.ids().end == sizes.model.layer_count();
     let logits = || count_bytes(backend, |mut make| sizes.logits(&mut make));
     PassMemory {
-        stash: count_bytes(backend, |mut make| PassStash::build(sizes, layers, &mut make)),
+        stash: count_bytes(backend, |mut make| {
+            PassStash::build_kept(sizes, layers, recompute, &mut make)
+        }),
+        remade: if recompute.is_any() {
+            count_bytes(backend, |mut make| {
+                PassStash::build_remade(sizes, layers, recompute, &mut make)
+            })
+        } else {
+            Bytes(0)
+        },
         logits: if has_head { logits() } else { Bytes(0) },
         message: Bytes::of_f32(sizes.residual()),
     }
 }
 
-/// The passes that are alive at once if everything is kept: what a program moves or makes again stays
-/// where it is.
-#[must_use]
-pub(crate) fn kept_passes(program: &Program) -> Vec<PassesLive> {
-    let is_kept = |op: &&Op| !matches!(op, Op::Memory(..) | Op::Compute(Compute::R, _));
-    let of_stage = |ops: &Vec<Op>| ops.iter().filter(is_kept).copied().collect();
-    let stages = program.stages.iter().map(of_stage).collect();
-    live_passes(&Program { stages, ..program.clone() })
+/// What of a pass leaves at most. Where a program drops anything, it drops it before it leaves.
+fn left_bytes(
+    program: &Program,
+    sizes: &Sizes<'_>,
+    layers: LayerRange,
+    recompute: Recompute,
+) -> Bytes {
+    let is_drop = |op: &Op| matches!(op, Op::Memory(Memory::Drop, _));
+    let drops = program.stages.iter().flatten().any(is_drop);
+    let dropped = if drops { recompute } else { Recompute::None };
+    let has_head = layers.ids().end == sizes.model.layer_count();
+    let has_logits = has_head && !dropped.remakes_logits();
+    Bytes::of_f32(left_len(sizes, layers, dropped, has_logits))
 }
 
 /// What `stage` takes under `plan`, without copies of others.
@@ -109,16 +129,23 @@ pub fn stage_memory<B: Backend>(
 ) -> StageMemory {
     let sizes = plan.pass_sizes(model);
     let specs = model_layers(model);
-    let live = kept_passes(&plan.program);
-    let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
+    let live = live_passes(&plan.program);
+    let recompute = plan.recompute;
+    let (mut state, mut stash, mut messages, mut away) = (Bytes(0), Bytes(0), Bytes(0), Bytes(0));
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
-        let PassesLive { slots, early_slots, .. } = live[chunk.index()];
-        let pass = pass_memory(backend, &sizes, layers);
-        stash += pass.stash * u64::from(slots) + pass.logits * u64::from(early_slots);
-        messages += pass.message * u64::from(slots);
+        let live = live[chunk.index()];
+        let PassesLive { slots, early_slots, remade_slots, remade_early_slots, .. } = live;
+        let early_slots = if recompute.remakes_logits() { remade_early_slots } else { early_slots };
+        let pass = pass_memory(backend, &sizes, layers, recompute);
+        stash += pass.stash * u64::from(slots)
+            + pass.remade * u64::from(remade_slots)
+            + pass.logits * u64::from(early_slots);
+        away += left_bytes(&plan.program, &sizes, layers, recompute) * u64::from(live.away);
+        // Who is away has read its activation, and its gradient may come before it does.
+        messages += pass.message * u64::from(slots + live.away);
         if plan.placement().twin_of(chunk).is_some() {
             let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
             messages += Bytes::of_f32(floats);
@@ -130,5 +157,5 @@ pub fn stage_memory<B: Backend>(
         let slices = u64::from(plan.program.slice_count);
         scratch += Bytes(slices * backend.buffer_bytes(angles));
     }
-    StageMemory { state, stash, scratch, messages, copies: Bytes(0) }
+    StageMemory { state, stash, scratch, messages, copies: Bytes(0), away }
 }

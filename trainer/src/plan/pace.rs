@@ -4,11 +4,11 @@
 //! unit is a floating-point operation of a stage of speed 1; afterwards it is measured
 //! ([`crate::profile`]), and its unit is a second.
 
-use zbelastic_schedule::{ChunkTimes, Costs, MemoryCosts, Placement};
+use zbelastic_schedule::{ChunkTimes, Costs, MemoryCosts, MemoryTimes, Placement};
 use zbelastic_types::StageIndex;
 
 use super::{LayerWork, Plan, layer_work};
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 
 /// How long things take, in one unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,8 +56,30 @@ impl Pace {
             occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
-            memory: MemoryCosts::default(),
+            memory: MemoryCosts { chunks: self.memory_times(plan), ..MemoryCosts::default() },
         }
+    }
+
+    /// What R takes: F again, or attention alone, because what else is made again without a product
+    /// takes next to nothing. Copies are not known to take time.
+    fn memory_times(&self, plan: &Plan) -> Vec<MemoryTimes> {
+        let again = |layer: u32| {
+            let LayerWork { f, w, .. } = self.layers[layer as usize];
+            match plan.recompute {
+                Recompute::None => 0.0,
+                Recompute::Full => f,
+                // What F does beyond its products, of which W does each once as well.
+                Recompute::Selective(ops) if ops.attention => (f - w).max(0.0),
+                Recompute::Selective(_) => 0.0,
+            }
+        };
+        let times = |(chunk, layers): (u32, &LayerRange)| {
+            let stage = plan.placement().stage_of(zbelastic_types::ChunkIndex(chunk));
+            let speed = self.speed(stage.expect("a plan's chunks are placed"));
+            let recompute = layers.ids().map(again).sum::<f64>() / speed;
+            MemoryTimes { recompute, offload: 0.0, reload: 0.0 }
+        };
+        (0..).zip(&plan.chunks).map(times).collect()
     }
 
     /// What the passes of chunks take where they stand.

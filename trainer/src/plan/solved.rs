@@ -94,8 +94,10 @@ fn problem<B: Backend>(
 ) -> Problem {
     let sizes = Sizes::whole(request.model, request.batch.microbatch);
     let costs = |(times, layers): (&ChunkTimes, _)| {
-        let PassMemory { stash, logits, message } = pass_memory(backend, &sizes, layers);
-        let kept = (stash + message).0 as f64;
+        // What is made again counts as if it were kept: an order for that is good without it.
+        let PassMemory { stash, remade, logits, message } =
+            pass_memory(backend, &sizes, layers, own.recompute);
+        let kept = (stash + remade + message).0 as f64;
         ChunkCosts {
             f: times.f,
             b: times.b,

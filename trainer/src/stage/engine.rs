@@ -19,6 +19,7 @@ use super::inbox::{FrameRefusal, Inbox};
 use super::injection::Injection;
 use super::partial::{Partial, PartialRefusal, Partials};
 use super::passes::Bench;
+use super::store::StoreError;
 use super::workbench::Workbench;
 use crate::data::BatchSource;
 use crate::elastic::LayerGradient;
@@ -176,6 +177,8 @@ pub enum Progress {
     Ran(Activity),
     /// Nothing can be run until this arrives.
     Blocked(Wait),
+    /// The second store refused what was next. Nothing was run; who asks again has it tried again.
+    Failed(StoreError),
     /// The run is over.
     Finished,
 }
@@ -465,7 +468,10 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
             Op::Update(update) => self.run_update(update),
             Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk),
-            Op::Memory(..) => None,
+            Op::Memory(memory, pass) => match self.run_memory(memory, pass) {
+                Ok(()) => None,
+                Err(error) => return Progress::Failed(error),
+            },
         };
         if let Some(wait) = wait {
             return Progress::Blocked(wait);

@@ -7,37 +7,25 @@ use std::sync::Arc;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_schedule::{Compute, Flow, Pass, PassesLive, Placement, Transfer};
+use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
+use super::chunk_bench::{ChunkBench, Part, Working};
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
 use super::injection::Injection;
-use super::slots::Slots;
+use super::store::{MemoryStore, SecondStore, StoreError};
 use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash,
-    Scratch, Sizes, SlicePlace, model_layers, slice_angles,
+    Chunk, Context, LayerRange, LayerState, MicrobatchShape, ModelConfig, Recompute, Scratch,
+    Sizes, SlicePlace, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::{kept_passes, stage_memory};
-
-/// A chunk with the memory its passes work in.
-struct ChunkBench<B: Backend> {
-    chunk: Chunk<B>,
-    stashes: Slots<PassStash<B::Buffer>, Part>,
-    logits: Slots<Logits<B::Buffer>, Part>,
-    /// Weight gradients added so far this step: the order rule.
-    accumulated: u32,
-    head_accumulated: u32,
-}
-
-/// A slice of a microbatch; all of it where sequences are not cut.
-type Part = (MicrobatchIndex, SliceIndex);
+use crate::plan::stage_memory;
 
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
@@ -53,6 +41,10 @@ pub struct Bench<B: Backend> {
     angles: Vec<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
     result: Option<(Flow, Pass, Vec<f32>)>,
+    recompute: Recompute,
+    /// Where passes lie while they are away.
+    store: Box<dyn SecondStore>,
+    away_bytes: Bytes,
     optimizer: OptimizerConfig,
     step_count: u64,
     /// One over the tokens of a step: the loss is their mean.
@@ -67,7 +59,7 @@ impl<B: Backend> Bench<B> {
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let sizes = plan.pass_sizes(model);
-        let live = kept_passes(&plan.program);
+        let live = live_passes(&plan.program);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
@@ -76,20 +68,9 @@ impl<B: Backend> Bench<B> {
         let scratch = sizes.scratch(&mut make)?;
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
-            let PassesLive { slots, early_slots, .. } = live[chunk.index()];
-            let has_head = layers.ids().end == model.layer_count();
-            let stashes = (0..slots).map(|_| PassStash::build(&sizes, layers, &mut make));
-            let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
-            let logits = if has_head { early_slots } else { 0 };
-            let logits = (0..logits).map(|_| sizes.logits(&mut make));
-            let logits = Slots::new(logits.collect::<Result<_, _>>()?);
-            let chunk_bench = ChunkBench {
-                chunk: Chunk::new(build_layers(&backend, model, layers, weights)?),
-                stashes,
-                logits,
-                accumulated: 0,
-                head_accumulated: 0,
-            };
+            let held = Chunk::new(build_layers(&backend, model, layers, weights)?);
+            let (live, sizes) = (live[chunk.index()], (&sizes, layers));
+            let chunk_bench = ChunkBench::new(held, sizes, live, plan.recompute, &mut make)?;
             chunks.insert(chunk, chunk_bench);
         }
         let mut angles = Vec::new();
@@ -108,6 +89,7 @@ impl<B: Backend> Bench<B> {
         let placement = plan.placement().clone();
         let slice_count = plan.program.slice_count;
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
+        let store = Box::new(MemoryStore::new(claim.away));
         Ok(Self {
             backend,
             model,
@@ -118,10 +100,19 @@ impl<B: Backend> Bench<B> {
             scratch,
             angles,
             result: None,
+            recompute: plan.recompute,
+            store,
+            away_bytes: claim.away,
             optimizer,
             step_count,
             loss_scale,
         })
+    }
+
+    /// The same with another store for what is away, made for the bytes that the plan claims.
+    #[must_use]
+    pub fn with_store(self, make: impl FnOnce(Bytes) -> Box<dyn SecondStore>) -> Self {
+        Self { store: make(self.away_bytes), ..self }
     }
 
     /// The device.
@@ -202,16 +193,13 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn slots_taken(&self) -> usize {
-        self.chunks.values().map(|bench| bench.stashes.taken() + bench.logits.taken()).sum()
+        self.chunks.values().map(ChunkBench::slots_taken).sum()
     }
 
     fn drop_passes(&mut self) {
         self.result = None;
-        for bench in self.chunks.values_mut() {
-            bench.stashes.release_all();
-            bench.logits.release_all();
-            (bench.accumulated, bench.head_accumulated) = (0, 0);
-        }
+        self.store.clear();
+        self.chunks.values_mut().for_each(ChunkBench::release_all);
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
@@ -287,15 +275,14 @@ impl<B: Backend> Workbench for Bench<B> {
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let batch = &self.part_of(batch, pass);
         let (context, bench, _) = self.context(pass);
-        bench.stashes.acquire(part(pass));
-        let (stash, earlier) = bench.stashes.up_to(pass);
+        bench.open(part(pass));
+        let Working { chunk, stash, earlier, logits } = bench.working(part(pass));
         if let Some(input) = input {
-            bench.chunk.set_input(context.backend, &input, stash);
+            chunk.set_input(context.backend, &input, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.acquire(part(pass)));
-        let loss = bench.chunk.forward_slice(&context, batch, &earlier, stash, logits);
+        let loss = chunk.forward_slice(&context, batch, &earlier, stash, logits);
         if loss.is_none() {
-            let output = bench.chunk.output(context.backend, stash);
+            let output = chunk.output(context.backend, stash);
             self.result = Some((Flow::Forward, pass, output));
         }
         loss
@@ -305,14 +292,13 @@ impl<B: Backend> Workbench for Bench<B> {
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
         let slices = self.slice_count;
-        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        let (_, bench, _) = self.context(pass);
         if bench.chunk.has_head() {
-            bench.logits.release(part(pass));
+            bench.close_logits(part(pass));
         }
         if pass.slice.0 + 1 == slices {
-            (0..slices).for_each(|slice| {
-                bench.stashes.release((pass.microbatch, SliceIndex(slice)));
-            });
+            let parts = (0..slices).map(|slice| (pass.microbatch, SliceIndex(slice)));
+            parts.for_each(|part| bench.close(part));
         }
         loss
     }
@@ -321,15 +307,13 @@ impl<B: Backend> Workbench for Bench<B> {
         let batch = &self.part_of(batch, pass);
         let loss = (&**batch, self.loss_scale);
         let (context, bench, scratch) = self.context(pass);
-        let (stash, mut earlier) = bench.stashes.up_to(pass);
+        let Working { chunk, stash, mut earlier, logits } = bench.working(part(pass));
         if let Some(gradient) = gradient {
-            bench.chunk.set_gradient(context.backend, &gradient, stash);
+            chunk.set_gradient(context.backend, &gradient, stash);
         }
-        let logits = bench.chunk.has_head().then(|| bench.logits.get(part(pass)));
-        let chunk = &bench.chunk;
         chunk.backward_input_slice(&context, loss, &mut earlier, stash, logits, scratch);
-        if !bench.chunk.has_embedding() {
-            let output = bench.chunk.input_gradient(context.backend, stash);
+        if !chunk.has_embedding() {
+            let output = chunk.input_gradient(context.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
         }
     }
@@ -339,10 +323,10 @@ impl<B: Backend> Workbench for Bench<B> {
         let place = self.place_in_order(pass);
         let (context, bench, _) = self.context(pass);
         let accumulate = next_in_order(place, &mut bench.head_accumulated);
-        let stash = bench.stashes.get(part(pass));
-        let logits = bench.logits.get(part(pass));
-        bench.chunk.head_weights(&context, stash, logits, accumulate);
-        bench.logits.release(part(pass));
+        let Working { chunk, stash, logits, .. } = bench.working(part(pass));
+        let logits = logits.expect("the head's chunk has logits until here");
+        chunk.head_weights(&context, stash, logits, accumulate);
+        bench.close_logits(part(pass));
     }
 
     /// W of what is left, after which nobody reads the stash.
@@ -355,9 +339,36 @@ impl<B: Backend> Workbench for Bench<B> {
         }
         let (context, bench, _) = self.context(pass);
         let accumulate = next_in_order(place, &mut bench.accumulated);
-        let stash = bench.stashes.get(part(pass));
-        bench.chunk.backward_weights(&context, batch, stash, accumulate);
-        bench.stashes.release(part(pass));
+        let Working { chunk, stash, .. } = bench.working(part(pass));
+        chunk.backward_weights(&context, batch, stash, accumulate);
+        bench.close(part(pass));
+    }
+
+    fn drop_activations(&mut self, pass: Pass) {
+        self.context(pass).1.give_up(part(pass));
+    }
+
+    fn recompute(&mut self, pass: Pass, batch: &Batch) {
+        let recompute = self.recompute;
+        let (context, bench, _) = self.context(pass);
+        bench.reopen(part(pass));
+        let Working { chunk, stash, logits, .. } = bench.working(part(pass));
+        chunk.recompute(&context, batch, recompute, stash, logits);
+    }
+
+    fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let (context, bench, _) = self.context(pass);
+        let floats = bench.read_left(context.backend, part(pass));
+        self.store.put(pass, &floats)?;
+        self.context(pass).1.depart(part(pass));
+        Ok(())
+    }
+
+    fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
+        let floats = self.store.take(pass)?;
+        let (context, bench, _) = self.context(pass);
+        bench.come_back(context.backend, part(pass), &floats);
+        Ok(())
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
@@ -435,15 +446,6 @@ const fn part(pass: Pass) -> Part {
     (pass.microbatch, pass.slice)
 }
 
-impl<T> Slots<T, Part> {
-    /// The slot of a pass, and those of the slices before its own.
-    fn up_to(&mut self, pass: Pass) -> (&mut T, Vec<&mut T>) {
-        let mut found = self.get_all((pass.microbatch, SliceIndex(0)), part(pass));
-        assert_eq!(found.len(), pass.slice.index() + 1, "earlier slices have their slots");
-        (found.pop().expect("a slot a slice"), found)
-    }
-}
-
 /// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
 /// the first, whenever W runs. `place` counts them, those of one replica.
 fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
@@ -497,13 +499,25 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
             }
-            Compute::R => {}
+            Compute::R => self.bench.recompute(pass, &batch),
             Compute::WE => self.bench.head_weights(pass),
             Compute::W => self.bench.backward_weights(pass, &batch),
             Compute::BW => {
                 let gradient = self.take_operand(Flow::Backward, pass);
                 self.bench.backward_input(pass, &batch, gradient);
                 self.bench.backward_weights(pass, &batch);
+            }
+        }
+    }
+
+    /// What the second store refuses is tried again when the engine is asked again.
+    pub(super) fn run_memory(&mut self, memory: Memory, pass: Pass) -> Result<(), StoreError> {
+        match memory {
+            Memory::Offload => self.bench.offload(pass),
+            Memory::Reload => self.bench.reload(pass),
+            Memory::Drop => {
+                self.bench.drop_activations(pass);
+                Ok(())
             }
         }
     }

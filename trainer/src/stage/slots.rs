@@ -33,8 +33,18 @@ impl<T, K: Copy + Ord + Debug> Slots<T, K> {
     /// # Panics
     /// If it has none.
     pub(crate) fn get(&mut self, microbatch: K) -> &mut T {
+        self.find(microbatch).unwrap_or_else(|| panic!("{microbatch:?} has a slot"))
+    }
+
+    /// The slot of `microbatch`, if it has one.
+    pub(crate) fn find(&mut self, microbatch: K) -> Option<&mut T> {
         let slot = self.slots.iter_mut().find(|(holder, _)| *holder == Some(microbatch));
-        &mut slot.unwrap_or_else(|| panic!("{microbatch:?} has a slot")).1
+        slot.map(|(_, stash)| stash)
+    }
+
+    /// Who has one.
+    pub(crate) fn holders(&self) -> Vec<K> {
+        self.slots.iter().filter_map(|(holder, _)| *holder).collect()
     }
 
     /// The slots of all from `first` to `last`, in their order.

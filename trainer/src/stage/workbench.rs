@@ -6,6 +6,7 @@ use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, Step};
 
 use super::injection::Injection;
+use super::store::StoreError;
 use crate::data::Batch;
 use crate::elastic::{LayerImage, layer_digest};
 
@@ -55,6 +56,24 @@ pub trait Workbench {
 
     /// W of what is left, after which nobody reads the stash. Microbatches add up in their order.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch);
+
+    /// DROP: what R makes again is given up.
+    fn drop_activations(&mut self, pass: Pass);
+
+    /// R: makes it again. The batch is that of F.
+    fn recompute(&mut self, pass: Pass, batch: &Batch);
+
+    /// OFFLOAD: what the pass keeps goes to the second store, and its slots are free.
+    ///
+    /// # Errors
+    /// If the store refuses it: then it is still here.
+    fn offload(&mut self, pass: Pass) -> Result<(), StoreError>;
+
+    /// RELOAD: it takes slots and is back, to the same bits.
+    ///
+    /// # Errors
+    /// If the store does not give it back: then it is still away.
+    fn reload(&mut self, pass: Pass) -> Result<(), StoreError>;
 
     /// What the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32>;

@@ -229,6 +229,7 @@ impl Cluster {
                 match self.engines[choice].run_next() {
                     Progress::Ran(_) => idle = 0,
                     Progress::Blocked(_) | Progress::Finished => idle += 1,
+                    Progress::Failed(error) => panic!("{error}"),
                 }
                 self.collect(choice, &mut outcome);
             } else {

@@ -17,6 +17,7 @@ use crate::cluster::document::JobDocument;
 use crate::cluster::ending::{Ending, Signal};
 use crate::cluster::frames::Expected;
 use crate::cluster::wire::{NodeMessage, layer_bytes};
+use crate::second_store::SECOND_STORE;
 
 impl Worker {
     /// Keeps checkpoints where the job says, as soon as there is one.
@@ -164,7 +165,8 @@ impl Worker {
         let (config, job) = (&document.job.config, document.clone());
         let specs = model_layers(&config.model);
         let layer_bytes = specs.iter().map(layer_bytes).collect();
-        let job = DeviceJob { document: job, corpus, weights, threads };
+        let scratch = self.setup.identity.with_file_name(SECOND_STORE);
+        let job = DeviceJob { document: job, corpus, weights, threads, scratch };
         if let Err(error) = self.device.tell(DeviceInput::Begin(Box::new(job))) {
             self.ending = Some(Ending::Lost(error.to_string()));
             return;

@@ -1,0 +1,151 @@
+//! The parts of what a layer's pass keeps, and those that are made again without a product.
+
+use zbelastic_kernels::Backend;
+
+use super::{AttentionStash, Context, HeadStash, Logits, MlpStash, NormedStash, norm_forward};
+use crate::model::config::Family;
+use crate::model::parts::LayerParts;
+use crate::model::recompute::{Part, RecomputedOps};
+use crate::model::state::LayerState;
+
+/// Parts by name, to be written.
+pub(in crate::model) type PartsMut<'a, T> = Vec<(Part, &'a mut T)>;
+
+impl<T> NormedStash<T> {
+    fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+    ) -> Result<NormedStash<U>, E> {
+        Ok(NormedStash {
+            y: make(Part::Norm, self.y)?,
+            statistics: make(Part::Statistics, self.statistics)?,
+            partials: make(Part::Partials, self.partials)?,
+        })
+    }
+
+    fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+        parts.extend([
+            (Part::Norm, &mut self.y),
+            (Part::Statistics, &mut self.statistics),
+            (Part::Partials, &mut self.partials),
+        ]);
+    }
+}
+
+impl<T> AttentionStash<T> {
+    pub(in crate::model) fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+    ) -> Result<AttentionStash<U>, E> {
+        Ok(AttentionStash {
+            normed: self.normed.try_map(make)?,
+            qkv: make(Part::Qkv, self.qkv)?,
+            out: make(Part::Attention, self.out)?,
+            log_sums: make(Part::LogSums, self.log_sums)?,
+            key_value_gradient: make(Part::LaterGradient, self.key_value_gradient)?,
+        })
+    }
+
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+        self.normed.list(parts);
+        parts.extend([
+            (Part::Qkv, &mut self.qkv),
+            (Part::Attention, &mut self.out),
+            (Part::LogSums, &mut self.log_sums),
+            (Part::LaterGradient, &mut self.key_value_gradient),
+        ]);
+    }
+
+    /// R of these operations. Queries and keys are turned already.
+    pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        state: &LayerState<B>,
+        x: &T,
+        ops: RecomputedOps,
+    ) {
+        let LayerParts::Attention { norm, .. } = &state.parts else { unreachable!() };
+        if ops.norm {
+            norm_forward(context, state, norm, x, &mut self.normed);
+        }
+        if ops.attention {
+            let shape =
+                context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
+            let (out, log_sums) = (&mut self.out, &mut self.log_sums);
+            context.backend.attention_forward(shape, &self.qkv, out, log_sums);
+        }
+    }
+}
+
+impl<T> MlpStash<T> {
+    pub(in crate::model) fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+    ) -> Result<MlpStash<U>, E> {
+        Ok(MlpStash {
+            normed: self.normed.try_map(make)?,
+            before: make(Part::Before, self.before)?,
+            hidden: make(Part::Hidden, self.hidden)?,
+        })
+    }
+
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+        self.normed.list(parts);
+        parts.extend([(Part::Before, &mut self.before), (Part::Hidden, &mut self.hidden)]);
+    }
+
+    /// R of these operations.
+    pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        state: &LayerState<B>,
+        x: &T,
+        ops: RecomputedOps,
+    ) {
+        let LayerParts::Mlp { norm, .. } = &state.parts else { unreachable!() };
+        if ops.norm {
+            norm_forward(context, state, norm, x, &mut self.normed);
+        }
+        if ops.activation {
+            let (backend, rows) = (context.backend, context.hidden_rows());
+            match context.model.family {
+                Family::Gpt2 => backend.gelu_forward(rows, &self.before, &mut self.hidden),
+                Family::Llama => backend.swiglu_forward(rows, &self.before, &mut self.hidden),
+            }
+        }
+    }
+}
+
+impl<T> HeadStash<T> {
+    pub(in crate::model) fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+    ) -> Result<HeadStash<U>, E> {
+        self.0.try_map(make).map(HeadStash)
+    }
+
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+        self.0.list(parts);
+    }
+
+    /// R of these operations.
+    pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        state: &LayerState<B>,
+        x: &T,
+        ops: RecomputedOps,
+    ) {
+        let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
+        if ops.norm {
+            norm_forward(context, state, norm, x, &mut self.0);
+        }
+    }
+}
+
+impl<T> Logits<T> {
+    /// Both parts, in order.
+    pub(in crate::model) fn list(&mut self) -> [&mut T; 2] {
+        [&mut self.logits, &mut self.log_sums]
+    }
+}

@@ -1,0 +1,225 @@
+//! What a pass keeps, part by part: as lengths, as memory, and as floats on their way.
+
+use zbelastic_kernels::{Backend, View, ViewMut};
+use zbelastic_types::{LayerId, LayerRange};
+
+use super::config::LayerKind;
+use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PartsMut, Sizes};
+use super::recompute::{Part, Recompute};
+
+/// What one layer's pass keeps.
+pub(super) enum LayerStash<T> {
+    Embed,
+    Attention(AttentionStash<T>),
+    Mlp(MlpStash<T>),
+    Head(HeadStash<T>),
+}
+
+/// What one microbatch's passes over a chunk keep, from F to W.
+///
+/// `residuals[i]` is what layer `i` reads and, once its B has run, the gradient of that; the
+/// last one is the chunk's result and then the gradient that came back.
+pub struct PassStash<T> {
+    pub(super) residuals: Vec<T>,
+    pub(super) layers: Vec<LayerStash<T>>,
+}
+
+impl<T> PassStash<T> {
+    /// A stash for `layers`, its parts made by `make` from their sizes in floats.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn build<E>(
+        sizes: &Sizes<'_>,
+        layers: LayerRange,
+        make: &mut impl FnMut(usize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        lengths(sizes, layers).try_map(&mut |_, len| make(len))
+    }
+
+    /// The same with what `recompute` keeps, and nothing of what it makes again.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn build_kept<E>(
+        sizes: &Sizes<'_>,
+        layers: LayerRange,
+        recompute: Recompute,
+        make: &mut impl FnMut(usize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let kept = |part, len| if recompute.remakes(part) { 0 } else { len };
+        lengths(sizes, layers).try_map(&mut |part, len| make(kept(part, len)))
+    }
+
+    /// The same with what `recompute` makes again, and nothing else.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn build_remade<E>(
+        sizes: &Sizes<'_>,
+        layers: LayerRange,
+        recompute: Recompute,
+        make: &mut impl FnMut(usize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let remade = |part, len| if recompute.remakes(part) { len } else { 0 };
+        lengths(sizes, layers).try_map(&mut |part, len| make(remade(part, len)))
+    }
+
+    /// What the attention layer with this index, counted in the chunk, keeps.
+    ///
+    /// # Panics
+    /// If that layer is another one.
+    pub(super) fn attention(&self, layer: usize) -> &AttentionStash<T> {
+        match &self.layers[layer] {
+            LayerStash::Attention(stash) => stash,
+            LayerStash::Embed | LayerStash::Mlp(_) | LayerStash::Head(_) => {
+                unreachable!("slices have the layers of their chunk")
+            }
+        }
+    }
+
+    /// Exchanges what `recompute` makes again: gives it to a stash without, or takes it back.
+    pub fn exchange_remade(&mut self, other: &mut Self, recompute: Recompute) {
+        for ((part, own), (_, other)) in self.parts_mut().into_iter().zip(other.parts_mut()) {
+            if recompute.remakes(part) {
+                std::mem::swap(own, other);
+            }
+        }
+    }
+
+    fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+    ) -> Result<PassStash<U>, E> {
+        let last = self.residuals.len() - 1;
+        let mut residuals = Vec::with_capacity(self.residuals.len());
+        for (index, residual) in self.residuals.into_iter().enumerate() {
+            residuals.push(make(residual_part(index, last), residual)?);
+        }
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in self.layers {
+            layers.push(match layer {
+                LayerStash::Embed => LayerStash::Embed,
+                LayerStash::Attention(stash) => LayerStash::Attention(stash.try_map(make)?),
+                LayerStash::Mlp(stash) => LayerStash::Mlp(stash.try_map(make)?),
+                LayerStash::Head(stash) => LayerStash::Head(stash.try_map(make)?),
+            });
+        }
+        Ok(PassStash { residuals, layers })
+    }
+
+    /// Every part, always in the same order.
+    fn parts_mut(&mut self) -> PartsMut<'_, T> {
+        let Self { residuals, layers } = self;
+        let last = residuals.len() - 1;
+        let residuals = residuals.iter_mut().enumerate();
+        let mut parts: PartsMut<'_, T> =
+            residuals.map(|(index, part)| (residual_part(index, last), part)).collect();
+        for layer in layers {
+            match layer {
+                LayerStash::Embed => {}
+                LayerStash::Attention(stash) => stash.list(&mut parts),
+                LayerStash::Mlp(stash) => stash.list(&mut parts),
+                LayerStash::Head(stash) => stash.list(&mut parts),
+            }
+        }
+        parts
+    }
+
+    /// What lies here between F and B, part by part.
+    fn left_by_forward(&mut self) -> impl Iterator<Item = &mut T> {
+        let parts = self.parts_mut().into_iter();
+        parts.filter(|(part, _)| part.is_left_by_forward()).map(|(_, buffer)| buffer)
+    }
+}
+
+const fn residual_part(index: usize, last: usize) -> Part {
+    match index {
+        0 => Part::Input,
+        index if index == last => Part::Result,
+        _ => Part::Boundary,
+    }
+}
+
+/// How many floats each part has.
+fn lengths(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<usize> {
+    let is_inner = |boundary: u32| boundary > 0 && boundary < sizes.model.layer_count();
+    let residual = |boundary| if is_inner(boundary) { sizes.residual() } else { 0 };
+    let ids = layers.ids();
+    let of_layer = |layer| {
+        let make = &mut |len| Ok::<usize, std::convert::Infallible>(len);
+        let stash = match sizes.model.layer_kind(LayerId(layer)) {
+            LayerKind::Embed => Ok(LayerStash::Embed),
+            LayerKind::Attention { .. } => sizes.attention(make).map(LayerStash::Attention),
+            LayerKind::Mlp { .. } => sizes.mlp(make).map(LayerStash::Mlp),
+            LayerKind::Head => sizes.head(make).map(LayerStash::Head),
+        };
+        let Ok(stash) = stash;
+        stash
+    };
+    PassStash {
+        residuals: (ids.start..=ids.end).map(residual).collect(),
+        layers: ids.map(of_layer).collect(),
+    }
+}
+
+/// What F left in a pass's stash, and in its logits if it has some, one part after the other.
+pub fn take_left<B: Backend>(
+    backend: &B,
+    stash: &mut PassStash<B::Buffer>,
+    logits: Option<&mut Logits<B::Buffer>>,
+) -> Vec<f32> {
+    let logits = logits.into_iter().flat_map(Logits::list);
+    let parts = stash.left_by_forward().chain(logits);
+    let mut floats = Vec::new();
+    for buffer in parts.filter(|buffer| backend.len(buffer) > 0) {
+        floats.extend(download(backend, buffer));
+    }
+    floats
+}
+
+/// Puts what [`take_left`] took into other memory of the same sizes.
+///
+/// # Panics
+/// If there are more floats or fewer.
+pub fn put_left<B: Backend>(
+    backend: &B,
+    floats: &[f32],
+    stash: &mut PassStash<B::Buffer>,
+    logits: Option<&mut Logits<B::Buffer>>,
+) {
+    let logits = logits.into_iter().flat_map(Logits::list);
+    let mut rest = floats;
+    for buffer in stash.left_by_forward().chain(logits) {
+        let (part, behind) = rest.split_at(backend.len(buffer));
+        if !part.is_empty() {
+            backend.upload(part, ViewMut::new(buffer, 0..part.len()));
+        }
+        rest = behind;
+    }
+    assert!(rest.is_empty(), "what comes back is what left");
+}
+
+/// Floats that [`take_left`] takes.
+#[must_use]
+pub fn left_len(
+    sizes: &Sizes<'_>,
+    layers: LayerRange,
+    recompute: Recompute,
+    has_logits: bool,
+) -> usize {
+    let mut stash = lengths(sizes, layers);
+    let parts = stash.parts_mut();
+    let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
+    let stash: usize =
+        left.filter(|(part, _)| !recompute.remakes(*part)).map(|(_, len)| **len).sum();
+    if !has_logits {
+        return stash;
+    }
+    let Ok(mut logits) = sizes.logits(&mut |len| Ok::<usize, std::convert::Infallible>(len));
+    stash + logits.list().into_iter().map(|len| *len).sum::<usize>()
+}
+
+pub(super) fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
+    backend.download(View::new(buffer, 0..backend.len(buffer)))
+}

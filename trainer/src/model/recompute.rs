@@ -1,0 +1,120 @@
+//! What passes give up between F and B, and make again.
+//!
+//! A pass keeps its parts in two pieces of memory: what is *kept* from F to W, and what is *made
+//! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the same
+//! weights and operands, so it makes the same bits.
+
+use serde::{Deserialize, Serialize};
+
+/// What R makes again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recompute {
+    /// Nothing: everything is kept.
+    #[default]
+    None,
+    /// Everything but the chunk's input.
+    Full,
+    /// The results of these operations of each layer.
+    Selective(RecomputedOps),
+}
+
+/// Operations of a layer that are cheap for what they keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecomputedOps {
+    /// The normalisation before attention, MLP and head.
+    pub norm: bool,
+    /// Attention between its two products: R runs as long as F for that part.
+    pub attention: bool,
+    /// GELU or SwiGLU.
+    pub activation: bool,
+}
+
+/// A part of what a pass keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// What the chunk reads; later the gradient of that.
+    Input,
+    /// What a later layer reads; later the gradient of that.
+    Boundary,
+    /// What the chunk passed on; later the gradient that came back.
+    Result,
+    /// The result of a normalisation.
+    Norm,
+    /// Its statistics.
+    Statistics,
+    /// Its parameters' share of the gradient, from B on.
+    Partials,
+    /// Queries, keys and values; later their gradients.
+    Qkv,
+    /// The result of attention.
+    Attention,
+    /// What belongs to it.
+    LogSums,
+    /// What later slices add to the gradients of keys and values.
+    LaterGradient,
+    /// What the activation reads; later the gradient of that.
+    Before,
+    /// The result of the activation.
+    Hidden,
+}
+
+impl Part {
+    /// Whether it holds something between F and B.
+    pub(super) const fn is_left_by_forward(self) -> bool {
+        match self {
+            Self::Result | Self::Partials => false,
+            Self::Input
+            | Self::Boundary
+            | Self::Norm
+            | Self::Statistics
+            | Self::Qkv
+            | Self::Attention
+            | Self::LogSums
+            | Self::LaterGradient
+            | Self::Before
+            | Self::Hidden => true,
+        }
+    }
+}
+
+impl Recompute {
+    /// Whether DROP gives up anything.
+    #[must_use]
+    pub fn is_any(self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Full => true,
+            Self::Selective(ops) => ops != RecomputedOps::default(),
+        }
+    }
+
+    /// Whether the head's logits are made again.
+    #[must_use]
+    pub const fn remakes_logits(self) -> bool {
+        match self {
+            Self::Full => true,
+            Self::None | Self::Selective(_) => false,
+        }
+    }
+
+    /// Whether a part is made again.
+    pub(super) const fn remakes(self, part: Part) -> bool {
+        match self {
+            Self::None => false,
+            Self::Full => !matches!(part, Part::Input),
+            Self::Selective(ops) => match part {
+                Part::Norm => ops.norm,
+                Part::Attention | Part::LogSums => ops.attention,
+                Part::Hidden => ops.activation,
+                Part::Input
+                | Part::Boundary
+                | Part::Result
+                | Part::Statistics
+                | Part::Partials
+                | Part::Qkv
+                | Part::LaterGradient
+                | Part::Before => false,
+            },
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Recomputation and offloading: less memory, and the same bits.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{BATCH, Cluster, corpus, plan_of_chunks, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{
+    ChunkMemory, CopyLanes, Costs, Memory, OffloadChunks, OffloadRequest, Op, Pass, ScheduleKind,
+    Window, check, lower, offload,
+};
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::plan::{Plan, PlanError, StageMemory, plan_memory, stage_memory};
+use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{
+    Bench, MemoryStore, Progress, SecondStore, StageEngine, StageSetup, StoreError,
+};
+use zbelastic_types::{Bytes, StageIndex, Step};
+
+const STEPS: u64 = 4;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 2;
+
+const ALL_OPS: RecomputedOps = RecomputedOps { norm: true, attention: true, activation: true };
+
+fn selective(change: fn(&mut RecomputedOps)) -> Recompute {
+    let mut ops = RecomputedOps::default();
+    change(&mut ops);
+    Recompute::Selective(ops)
+}
+
+fn of_plan(model: &ModelConfig, plan: Plan) -> StageSetup {
+    let mut setup = setup(model.clone(), plan, STEPS);
+    setup.clip_norm = Some(0.5);
+    setup
+}
+
+fn plan(model: &ModelConfig, kind: ScheduleKind, stages: u32, window: Window) -> Plan {
+    plan_of_chunks(model, kind, None, stages, window)
+}
+
+fn serial(model: &ModelConfig) -> StateDigest {
+    let setup = of_plan(model, plan(model, ScheduleKind::GPipe, 1, Window::Zero));
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = Reference::new(&setup, backend, corpus()).expect("memory");
+    (0..STEPS).for_each(|step| {
+        run.step(Step(step), false);
+    });
+    run.digest()
+}
+
+/// Runs a plan; with a replay, a step's candidate is dropped and the step run again.
+fn check_bits(model: &ModelConfig, plan: Plan, expected: StateDigest, seed: u64) {
+    let kind = plan.program.kind;
+    let case = format!("{kind} {:?} window {:?}", plan.recompute, plan.program.window);
+    let mut setup = of_plan(model, plan);
+    let is_struck = seed.is_multiple_of(2);
+    if is_struck {
+        let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
+        setup.injections = vec![text.parse().expect("a legal injection")];
+    }
+    let policy = policy(Some(0.5), NonfinitePolicy::Replay);
+    let outcome = Cluster::new(&setup, policy, 1 + seed as usize % 2, seed).run();
+    assert_eq!(outcome.digest, expected, "{case}");
+    assert_eq!(outcome.verdicts("replay"), usize::from(is_struck), "{case}");
+}
+
+#[test]
+fn recomputation_goes_with_every_schedule_and_keeps_the_bits() {
+    for (seed, family) in [(0, Family::Gpt2), (1, Family::Llama)] {
+        let model = tiny_model(family);
+        let expected = serial(&model);
+        let mut seed: u64 = seed;
+        // Stages train one replica of the model.
+        let kinds = ScheduleKind::ALL.into_iter();
+        for kind in kinds.filter(|kind| kind.replica_count() == 1 && !kind.is_sliced()) {
+            for stages in [2, 4] {
+                if kind.chunk_counts().least() * stages > model.layer_count() {
+                    continue;
+                }
+                seed += 1;
+                let window = if seed.is_multiple_of(3) { Window::Zero } else { Window::One };
+                let recompute = match seed % 5 {
+                    0 => Recompute::Selective(ALL_OPS),
+                    1 => selective(|ops| ops.norm = true),
+                    2 => selective(|ops| ops.attention = true),
+                    3 => selective(|ops| ops.activation = true),
+                    _ => Recompute::Full,
+                };
+                for recompute in [recompute, Recompute::Full] {
+                    let plan = plan(&model, kind, stages, window)
+                        .with_recompute(recompute)
+                        .expect("no slices");
+                    check_bits(&model, plan, expected, seed);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_slices_keep_is_not_made_again() {
+    let model = tiny_model(Family::Gpt2);
+    let sliced = || plan(&model, ScheduleKind::Seq1F1B, 2, Window::One);
+    let refused = sliced().with_recompute(Recompute::Full).map(|plan| plan.program);
+    assert_eq!(refused, Err(PlanError::RecomputedSlices { slice_count: 2 }));
+    assert!(sliced().with_recompute(Recompute::None).is_ok());
+}
+
+#[test]
+fn recomputation_takes_less_memory_and_takes_what_it_claims() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbV] {
+            let claims = |recompute| -> Vec<Bytes> {
+                let plan = plan(&model, kind, 2, Window::One)
+                    .with_recompute(recompute)
+                    .expect("no slices");
+                let setup = Arc::new(of_plan(&model, plan));
+                let claim = |stage| {
+                    let backend = CpuBackend::new(1).expect("one thread");
+                    let claim = stage_memory(&backend, &model, &setup.plan, StageIndex(stage));
+                    // It asserts that it allocates what is claimed.
+                    Bench::new(&setup, StageIndex(stage), backend).expect("memory");
+                    claim.stash
+                };
+                (0..2).map(claim).collect()
+            };
+            let kept = claims(Recompute::None);
+            let each = [
+                selective(|ops| ops.norm = true),
+                selective(|ops| ops.attention = true),
+                selective(|ops| ops.activation = true),
+            ];
+            let all = claims(Recompute::Selective(ALL_OPS));
+            let full = claims(Recompute::Full);
+            for one in each.map(claims) {
+                assert!(one[0] < kept[0] && all[0] < one[0], "{kind}: {one:?} of {kept:?}");
+            }
+            assert!(full[0] < all[0], "{kind}: {full:?}, {all:?}");
+            // The last stage of 1F1B runs B right after F and has nothing to give up.
+            let is_less = full[1] < kept[1];
+            assert_eq!(is_less, kind != ScheduleKind::OneFOneB, "{kind}: {full:?} of {kept:?}");
+        }
+    }
+}
+
+/// The plan with copies that take `k` times the passes of their chunk; with 0, everything leaves.
+fn offloaded(plan: &Plan, k: f64) -> Plan {
+    let placement = plan.placement();
+    let mut costs = Costs::even(placement, 1.0, 1.0, 1.0, 0.0).with_round_trip(placement, 3.0 * k);
+    costs.memory.lanes = CopyLanes::Alternating;
+    let one = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.5,
+        after_input_gradient: 1.0,
+        after_early_weights: 0.5,
+    };
+    let memory = vec![one; placement.chunk_count() as usize];
+    let chunks = OffloadChunks::First(placement.chunks_per_stage());
+    let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits: None };
+    let order = offload(&plan.program, request).expect("a plan's program runs");
+    let window = plan.program.window.expect("a plan is lowered");
+    let early_head_weights = plan.program.kind.splits_backward();
+    let options = zbelastic_schedule::LowerOptions { window, early_head_weights };
+    let program = lower(&order, options);
+    assert_eq!(check(&program), Ok(()));
+    Plan { program, ..plan.clone() }
+}
+
+fn copies(plan: &Plan) -> usize {
+    let ops = plan.program.stages.iter().flatten();
+    ops.filter(|op| matches!(op, Op::Memory(Memory::Offload, _))).count()
+}
+
+fn memory_of(model: &ModelConfig, plan: &Plan) -> Vec<StageMemory> {
+    plan_memory(&CpuBackend::new(1).expect("one thread"), model, plan, 0)
+}
+
+#[test]
+fn what_leaves_comes_back_to_the_same_bits() {
+    let model = tiny_model(Family::Llama);
+    let expected = serial(&model);
+    let mut seed = 0;
+    for kind in [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZbV,
+        ScheduleKind::Gis,
+        ScheduleKind::GisH,
+        ScheduleKind::Po,
+    ] {
+        for recompute in [Recompute::None, Recompute::Selective(ALL_OPS), Recompute::Full] {
+            for window in [Window::Zero, Window::One] {
+                seed += 1;
+                let kept =
+                    plan(&model, kind, 2, window).with_recompute(recompute).expect("no slices");
+                let moved = offloaded(&kept, 0.0);
+                assert!(copies(&moved) > 0, "{kind}");
+                let (before, after) = (memory_of(&model, &kept), memory_of(&model, &moved));
+                let pairs = before.iter().zip(&after);
+                assert!(pairs.clone().all(|(before, after)| after.stash <= before.stash), "{kind}");
+                // The first chunk reads tokens: of that nothing is kept if all is made again.
+                let leaves = after.iter().any(|claim| claim.away > Bytes(0));
+                assert!(leaves || recompute == Recompute::Full, "{kind}: {after:?}");
+                if recompute == Recompute::None {
+                    assert!(after[0].stash < before[0].stash, "{kind}: {before:?} {after:?}");
+                }
+                check_bits(&model, moved, expected, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn pipe_offload_takes_less_memory_than_its_order() {
+    let model = tiny_model(Family::Gpt2);
+    let stash = |kind| {
+        let plan = plan_of_chunks(&model, kind, Some(2), 4, Window::One);
+        memory_of(&model, &plan)[0].stash
+    };
+    let (order, half, full) =
+        (stash(ScheduleKind::Po), stash(ScheduleKind::PoHalf), stash(ScheduleKind::PoFull));
+    assert!(half < order && full < order, "{order} {half} {full}");
+    assert!(stash(ScheduleKind::PoSelective) <= full);
+}
+
+/// A store whose medium fails once.
+struct Failing {
+    inner: MemoryStore,
+    fails: Arc<Mutex<Vec<StoreError>>>,
+}
+
+impl SecondStore for Failing {
+    fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StoreError> {
+        match self.fails.lock().expect("one thread").pop() {
+            Some(error) => Err(error),
+            None => self.inner.put(pass, floats),
+        }
+    }
+
+    fn take(&mut self, pass: Pass) -> Result<Vec<f32>, StoreError> {
+        self.inner.take(pass)
+    }
+
+    fn clear(&mut self) {
+        self.inner.clear();
+    }
+}
+
+#[test]
+fn a_store_that_fails_is_told_and_asked_again() {
+    let model = tiny_model(Family::Gpt2);
+    let plan = offloaded(&plan(&model, ScheduleKind::GPipe, 1, Window::Zero), 0.0);
+    let setup = Arc::new(of_plan(&model, plan));
+    let backend = CpuBackend::new(1).expect("one thread");
+    let full = StoreError::Write { kind: std::io::ErrorKind::StorageFull };
+    let fails = Arc::new(Mutex::new(vec![full]));
+    let bench = Bench::new(&setup, StageIndex(0), backend).expect("memory");
+    let bench =
+        bench.with_store(|bytes| Box::new(Failing { inner: MemoryStore::new(bytes), fails }));
+    let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
+    let mut failures = Vec::new();
+    for _ in 0..40 {
+        match engine.run_next() {
+            Progress::Failed(error) => failures.push(error),
+            Progress::Ran(_) => {}
+            Progress::Blocked(_) | Progress::Finished => break,
+        }
+    }
+    assert_eq!(failures, [full]);
+    assert_eq!(BATCH.microbatch_count, 12);
+}
