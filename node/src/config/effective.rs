@@ -28,7 +28,7 @@ pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
             Fallback::Told(_) | Fallback::Literal(_) => mark(config, key),
         };
         let text = format!("{mark}{} = {value}", key.short_name());
-        format!("{text:<32} # {origin}\n")
+        format!("{text:<31}  # {origin}\n")
     };
     write(config, row)
 }
