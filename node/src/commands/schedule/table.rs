@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::iter;
 use std::num::NonZero;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use zbelastic_schedule::{Solution, peak_memory};
@@ -214,21 +216,24 @@ impl Row<'_> {
 /// What is found for each task, in their order.
 fn answer_all(tasks: &[Task]) -> Vec<String> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-    // Rows that take long are often neighbours, so threads take turns.
-    let of_thread = |first: usize| -> Vec<String> {
-        tasks.iter().skip(first).step_by(threads).map(cells).collect()
+    // Who is done takes the next row: one may take a hundred times as long as another.
+    let next = AtomicUsize::new(0);
+    let of_thread = || -> Vec<(usize, String)> {
+        let rows = iter::from_fn(|| {
+            let row = next.fetch_add(1, Ordering::Relaxed);
+            Some((row, tasks.get(row)?))
+        });
+        rows.map(|(row, task)| (row, cells(task))).collect()
     };
-    let mut found: Vec<_> = thread::scope(|scope| {
-        let spawn = |first| scope.spawn(move || of_thread(first));
-        let running: Vec<_> = (0..threads).map(spawn).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, Vec<String>>| {
-            thread.join().expect("a thread that solves does not panic").into_iter()
+    let mut found: Vec<(usize, String)> = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(of_thread)).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Vec<(usize, String)>>| {
+            thread.join().expect("a thread that solves does not panic")
         };
-        running.into_iter().map(join).collect()
+        running.into_iter().flat_map(join).collect()
     });
-    (0..tasks.len())
-        .map(|row| found[row % threads].next().expect("each row has an answer"))
-        .collect()
+    found.sort_unstable_by_key(|(row, _)| *row);
+    found.into_iter().map(|(_, cells)| cells).collect()
 }
 
 /// The cells of a task's results.
