@@ -268,11 +268,7 @@ pub enum Violation {
         after: Option<Op>,
     },
     /// A pass has not as many R as DROP.
-    #[error(
-        "chunk {}, microbatch {}: expected one R for each DROP, found {found} for {drops}",
-        pass.chunk,
-        pass.microbatch
-    )]
+    #[error("{}: expected one R for each DROP, found {found} for {drops}", pass_text(*pass))]
     RecomputeCount {
         /// The pass.
         pass: Pass,
@@ -298,11 +294,7 @@ pub enum Violation {
         op: Op,
     },
     /// The step ends and what a pass keeps is still away.
-    #[error(
-        "chunk {}, microbatch {}: expected RELOAD after OFFLOAD, found the end",
-        pass.chunk,
-        pass.microbatch
-    )]
+    #[error("{}: expected RELOAD after OFFLOAD, found the end", pass_text(*pass))]
     LeftAway {
         /// The pass.
         pass: Pass,
