@@ -39,8 +39,8 @@ pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Wi
 pub use recompute::recompute;
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
-    solve_any,
+    ChunkCosts, Ending, Owner, Problem, Relief, Remake, Solution, SolveError, StageCosts, Trip,
+    lower_bound, relieve, solve, solve_any,
 };
 pub use timeline::{Slice, Timeline};
 pub use walk::{Stuck, StuckAt};
