@@ -17,7 +17,7 @@ use crate::op::{Compute, Flow, Memory, Op, Pass, Reduction, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
-use crate::timeline::{Slice, Timeline};
+use crate::timeline::{Extent, Slice, Timeline};
 use crate::walk::{Stuck, walk};
 
 /// Most steps of one simulation. A pipeline has found its rhythm by the third step; the rest
@@ -86,11 +86,11 @@ pub fn simulate_with(
     let mut clock = Clock::new(program, (costs, measured), step_count);
     walk(program, step_count, |stage, step, op| clock.run(stage, step, op))?;
     Ok(Timeline {
-        kind: program.kind,
+        name: program.kind.name(),
+        extent: Extent::Steps(step_count),
         placement: program.placement.clone(),
         microbatch_count: program.microbatch_count,
         slice_count: program.slice_count,
-        step_count,
         slices: clock.slices,
     })
 }
