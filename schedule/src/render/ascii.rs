@@ -20,20 +20,29 @@ const BLOCK_COUNT_MAX: usize = 64;
 #[must_use]
 pub fn draw<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::squeezed(timeline, columns);
-    let block = Block { scale: &scale, from: 0, to: scale.width, is_last: true };
-    write(timeline, &[block])
+    let (from, to) = (0, scale.width);
+    write(timeline, &[Block { scale: &scale, from, to, end: to, is_last: true }])
 }
 
 /// The same in blocks of rows, where a block goes on where the one before ended, with room for every
-/// number. A pass that goes on in the next block is named in both.
+/// number. A pass is drawn whole where it begins; what of it belongs to the next block is filled with
+/// `>` there.
 #[must_use]
 pub fn draw_wrapped<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::roomy(timeline, columns);
-    let block = |from: usize| {
-        let to = (from + columns).min(scale.width);
-        Block { scale: &scale, from, to, is_last: to == scale.width }
+    let columns_of = |slice: &Slice<O>| {
+        let width = scale.column(slice.end) - scale.column(slice.start);
+        slice.op.computed().map_or(0, |_| width)
     };
-    let blocks: Vec<Block<'_>> = (0..scale.width).step_by(columns).map(block).collect();
+    let longest = timeline.all_slices().map(columns_of).max().unwrap_or(0);
+    let is_one = scale.width <= columns;
+    let step = if is_one { columns } else { columns - longest.min(columns / 2) };
+    let block = |from: usize| {
+        let to = (from + step).min(scale.width);
+        let end = (from + columns).min(scale.width);
+        Block { scale: &scale, from, to, end, is_last: to == scale.width }
+    };
+    let blocks: Vec<Block<'_>> = (0..scale.width).step_by(step).map(block).collect();
     write(timeline, &blocks)
 }
 
@@ -42,7 +51,7 @@ fn write<O: Operation>(timeline: &Timeline<O>, blocks: &[Block<'_>]) -> String {
     text.push('\n');
     for block in blocks {
         if blocks.len() > 1 {
-            text.push_str(&format!("time {}\n", short(block.from_time())));
+            text.push_str(&format!("time {}\n", short(block.start())));
         }
         for stage in timeline.stages() {
             let name = format!("stage {stage}");
@@ -56,7 +65,7 @@ fn write<O: Operation>(timeline: &Timeline<O>, blocks: &[Block<'_>]) -> String {
             }
         }
     }
-    text.push_str(&legend(timeline));
+    text.push_str(&legend(timeline, blocks.len() > 1));
     text
 }
 
@@ -115,16 +124,17 @@ fn shortest_pass<O: Operation>(timeline: &Timeline<O>) -> f64 {
     durations.fold(end(timeline), f64::min)
 }
 
-/// Columns `from` to `to` of the whole.
+/// Columns `from` to `to` of the whole, and to `end` at most of what goes on behind them.
 struct Block<'a> {
     scale: &'a Scale,
     from: usize,
     to: usize,
+    end: usize,
     is_last: bool,
 }
 
 impl Block<'_> {
-    fn from_time(&self) -> f64 {
+    fn start(&self) -> f64 {
         self.from as f64 / self.scale.columns_per_unit
     }
 
@@ -140,8 +150,10 @@ impl Block<'_> {
         };
         let mut row = vec!['.'; self.to - self.from];
         for slice in timeline.slices(stage).iter().filter(|s| s.op.shown() == Shown::Region) {
-            if let Some(cells) = self.cells(slice) {
-                row[cells].fill('~');
+            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            let (from, to) = (from.max(self.from), to.min(self.to));
+            if from < to {
+                row[from - self.from..to - self.from].fill('~');
             }
         }
         self.labelled_row(timeline, stage, (row, labelled))
@@ -170,8 +182,17 @@ impl Block<'_> {
     ) -> String {
         for slice in timeline.slices(stage) {
             let Some((letters, pass, replica)) = labelled(slice) else { continue };
-            let Some(cells) = self.cells(slice) else { continue };
-            let cells = &mut row[cells];
+            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            if from >= self.to || to.max(from + 1) <= self.from {
+                continue;
+            }
+            let end = (to.max(from + 1) - self.from).min(self.end - self.from);
+            row.resize(row.len().max(end), ' ');
+            let Some(begin) = from.checked_sub(self.from) else {
+                row[..end].fill('>');
+                continue;
+            };
+            let cells = &mut row[begin..end];
             let number = pass.microbatch_text(timeline.slice_count());
             let is_later = is_later(timeline, stage, (pass, replica));
             let label = label(letters, &number, cells.len(), is_later);
@@ -181,13 +202,6 @@ impl Block<'_> {
             }
         }
         row.into_iter().collect::<String>().trim_end().to_owned()
-    }
-
-    /// The cells of a slice in this block, if it has any here.
-    fn cells<O>(&self, slice: &Slice<O>) -> Option<std::ops::Range<usize>> {
-        let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
-        let (from, to) = (from.max(self.from), to.max(from + 1).min(self.to));
-        (from < to).then(|| from - self.from..to - self.from)
     }
 
     /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if it
@@ -220,12 +234,15 @@ fn label(letters: String, number: &str, room: usize, is_later: bool) -> String {
     if whole.len() <= room { whole } else { letters }
 }
 
-fn legend<O: Operation>(timeline: &Timeline<O>) -> String {
+fn legend<O: Operation>(timeline: &Timeline<O>, is_wrapped: bool) -> String {
     let names = pass_names(timeline).map(|(_, name): (Compute, _)| name.to_owned());
     let mut entries: Vec<String> = names.collect();
     entries.push(". idle".to_owned());
     if has(timeline, Shown::Region) {
         entries.push("~ idle in a region whose order is found".to_owned());
+    }
+    if is_wrapped {
+        entries.push("> begun above".to_owned());
     }
     if let Some(name) = later_name(timeline) {
         entries.push(format!("lower case: {name}"));
