@@ -23,8 +23,8 @@ pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, 
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{
-    EndingArgs, MemoryArgs, ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs,
-    TimesArgs,
+    AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs,
+    SolveArgs, TimesArgs,
 };
 
 use std::path::PathBuf;

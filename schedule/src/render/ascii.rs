@@ -35,14 +35,15 @@ pub fn draw_wrapped<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Str
         slice.op.computed().map_or(0, |_| width)
     };
     let longest = timeline.all_slices().map(columns_of).max().unwrap_or(0);
-    let is_one = scale.width <= columns;
-    let step = if is_one { columns } else { columns - longest.min(columns / 2) };
-    let block = |from: usize| {
-        let to = (from + step).min(scale.width);
+    let step = columns - longest.min(columns / 2);
+    let (mut blocks, mut from) = (Vec::new(), 0);
+    while from < scale.width {
+        let is_last = scale.width - from <= columns;
+        let to = if is_last { scale.width } else { from + step };
         let end = (from + columns).min(scale.width);
-        Block { scale: &scale, from, to, end, is_last: to == scale.width }
-    };
-    let blocks: Vec<Block<'_>> = (0..scale.width).step_by(step).map(block).collect();
+        blocks.push(Block { scale: &scale, from, to, end, is_last });
+        from = to;
+    }
     write(timeline, &blocks)
 }
 
