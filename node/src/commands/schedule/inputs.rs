@@ -15,7 +15,7 @@ use zbelastic_types::ChunkIndex;
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
 use crate::args::{
-    AS_FORWARD, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, SimulateArgs, TimesArgs,
+    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, SimulateArgs, TimesArgs,
 };
 use zbelastic_schedule::pytorch;
 
@@ -31,23 +31,36 @@ pub struct Replay {
     pub step: u32,
 }
 
-/// The replay that was asked for.
-pub fn replay(args: &ProgramArgs) -> Result<Replay, Vec<InputError>> {
+/// The text of the program that was asked for; `None` if it is to be made.
+pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError>> {
+    let Some(path) = &args.program else { return Ok(None) };
+    let is_stdin = path == Path::new("-");
+    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    let unreadable = |source| vec![InputError::Unreadable { path: path.clone(), source }];
+    text.map(Some).map_err(unreadable)
+}
+
+/// The replay that was asked for, of the program that was read if one was.
+pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<Replay, Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(args, None, &mut reading);
+    let replay = read_replay(args, text, None, &mut reading);
     reading.finish(replay)
 }
 
 /// The replay that was asked for, and what each chunk keeps.
 pub fn replay_with_memory(
     args: &SimulateArgs,
+    text: Option<&str>,
 ) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let mut reading = Reading::default();
     let kept = Kept { memory: &args.memory, limit: args.mem_limit.as_deref() };
-    let replay = read_replay(&args.program, Some(kept), &mut reading);
+    let replay = read_replay(&args.program, text, Some(kept), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
+    if args.weights.is_some() {
+        reading.refuse("--weights", "asynchronous schedules");
+    }
     let both = replay.zip(memory).map(|(replay, memory)| {
-        let chunks = memory.of_chunks(&replay.program);
+        let chunks = memory.of_chunks(&replay.program.placement);
         (replay, chunks)
     });
     reading.finish(both)
@@ -61,10 +74,12 @@ struct Kept<'a> {
 
 fn read_replay(
     args: &ProgramArgs,
+    text: Option<&str>,
     kept: Option<Kept<'_>>,
     reading: &mut Reading,
 ) -> Option<Replay> {
-    let program = read_program(args, reading);
+    let program = read_program(args, text, reading);
+    refuse_asynchronous(&args.asynchronous, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     let times = read_times(&args.times, reading);
     let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
@@ -78,9 +93,11 @@ fn read_replay(
         Some(asked) => asked?,
         None => times.sums(),
     };
-    let chunks = times.of_chunks(&program);
-    let memory =
-        MemoryCosts { chunks: memory_times(&program, &chunks, &round_trip), ..Default::default() };
+    let chunks = times.of_chunks(&program.placement);
+    let memory = MemoryCosts {
+        chunks: memory_times(&program.placement, &chunks, &round_trip),
+        ..Default::default()
+    };
     let StageTimes { link, occupancy, .. } = times;
     let (verdict, step) = (verdict?, step?);
     let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
@@ -94,6 +111,20 @@ fn read_replay(
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// What only schedules without steps take.
+fn refuse_asynchronous(args: &AsyncArgs, reading: &mut Reading) {
+    let AsyncArgs { steps, pipelines, cap, update_every } = args;
+    let flags = [
+        ("--steps", steps),
+        ("--pipelines", pipelines),
+        ("--cap", cap),
+        ("--update-every", update_every),
+    ];
+    for (flag, _) in flags.into_iter().filter(|(_, value)| value.is_some()) {
+        reading.refuse(flag, "asynchronous schedules");
+    }
 }
 
 /// The share of a microbatch's times that each slice takes; nothing if all take the same.
@@ -113,8 +144,12 @@ fn read_slice_shares(
 }
 
 /// What R and copies take: R as long as F, a copy half of the way out and back.
-fn memory_times(program: &Program, chunks: &[ChunkTimes], round_trip: &[f64]) -> Vec<MemoryTimes> {
-    let one_way = of_chunks(&program.placement, |stage, share| round_trip[stage] * share / 2.0);
+fn memory_times(
+    placement: &Placement,
+    chunks: &[ChunkTimes],
+    round_trip: &[f64],
+) -> Vec<MemoryTimes> {
+    let one_way = of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0);
     let times = |(chunk, way): (&ChunkTimes, f64)| MemoryTimes {
         recompute: chunk.f,
         offload: way,
@@ -150,14 +185,14 @@ fn offloaded(
             (memory?, limits.map_or(Some(None), |limits| limits.map(Some))?)
         }
     };
-    let memory = memory.of_chunks(&program);
+    let memory = memory.of_chunks(&program.placement);
     let limits = limits.as_deref();
     let request = OffloadRequest { costs, memory: &memory, chunks, limits };
     Some(offload(&program, request).expect("a checked program reaches its end at checked times"))
 }
 
 /// What passes take on each stage, and the way from one to another.
-fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
+pub(super) fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
     let f = reading.list("--f", &args.f, Numbers::FromZero);
     let b = reading.list("--b", &args.b, Numbers::FromZero);
     let w = reading.list("--w", &args.w, Numbers::FromZero);
@@ -347,9 +382,9 @@ fn lowered(program: Program, window: Option<Window>) -> Program {
     lower(&program, LowerOptions { window, early_head_weights })
 }
 
-fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
-    if let Some(path) = &args.program {
-        let program = reading.keep(parse_program(path))?;
+fn read_program(args: &ProgramArgs, text: Option<&str>, reading: &mut Reading) -> Option<Program> {
+    if let Some((path, text)) = args.program.as_ref().zip(text) {
+        let program = reading.keep(parse_program(path, text))?;
         let broken = |violations| InputError::Violations { path: path.clone(), violations };
         return reading.keep(check(&program).map_err(broken)).map(|()| program);
     }
@@ -364,15 +399,11 @@ fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
     reading.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
-fn parse_program(path: &Path) -> Result<Program, InputError> {
-    let is_stdin = path == Path::new("-");
-    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
-    let text = text.map_err(|source| InputError::Unreadable { path: path.to_owned(), source })?;
+fn parse_program(path: &Path, text: &str) -> Result<Program, InputError> {
     if text.trim_start().starts_with("program") {
         return text.parse().map_err(|source| InputError::Parse { path: path.to_owned(), source });
     }
-    pytorch::read(&text)
-        .map_err(|source| InputError::ParsePyTorch { path: path.to_owned(), source })
+    pytorch::read(text).map_err(|source| InputError::ParsePyTorch { path: path.to_owned(), source })
 }
 
 fn parse_window(text: &str) -> Result<Window, InputError> {
@@ -384,12 +415,12 @@ fn parse_window(text: &str) -> Result<Window, InputError> {
 }
 
 /// By stage, and between stages.
-struct StageTimes {
+pub(super) struct StageTimes {
     f: Vec<f64>,
     b: Vec<f64>,
     w: Vec<f64>,
-    link: f64,
-    occupancy: f64,
+    pub(super) link: f64,
+    pub(super) occupancy: f64,
 }
 
 impl StageTimes {
@@ -399,8 +430,8 @@ impl StageTimes {
         both.zip(&self.w).map(|(sum, w)| sum + w).collect()
     }
 
-    fn of_chunks(&self, program: &Program) -> Vec<ChunkTimes> {
-        of_chunks(&program.placement, |stage, share| ChunkTimes {
+    pub(super) fn of_chunks(&self, placement: &Placement) -> Vec<ChunkTimes> {
+        of_chunks(placement, |stage, share| ChunkTimes {
             f: self.f[stage] * share,
             b: self.b[stage] * share,
             w: self.w[stage] * share,
@@ -410,7 +441,7 @@ impl StageTimes {
 }
 
 /// What a microbatch keeps, by stage.
-struct StageMemory {
+pub(super) struct StageMemory {
     after_f: Vec<f64>,
     after_d: Vec<f64>,
     after_b: Vec<f64>,
@@ -423,8 +454,8 @@ impl StageMemory {
         Self { after_f: one.clone(), after_d: none, after_b: one }
     }
 
-    fn of_chunks(&self, program: &Program) -> Vec<ChunkMemory> {
-        of_chunks(&program.placement, |stage, share| ChunkMemory {
+    pub(super) fn of_chunks(&self, placement: &Placement) -> Vec<ChunkMemory> {
+        of_chunks(placement, |stage, share| ChunkMemory {
             after_forward: self.after_f[stage] * share,
             after_drop: self.after_d[stage] * share,
             after_input_gradient: self.after_b[stage] * share,
@@ -440,7 +471,7 @@ fn of_chunks<T>(placement: &Placement, make: impl Fn(usize, f64) -> T) -> Vec<T>
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
 
-fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
+pub(super) fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
     let errors = reading.error_count();
     let after_f = reading.list("--mf", &args.mf, Numbers::FromZero);
     let mut optional = |flag, text: &Option<String>| {

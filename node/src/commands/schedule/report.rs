@@ -190,6 +190,6 @@ fn period(timeline: &Timeline, step: u32) -> Option<f64> {
 }
 
 /// A number with at most three digits after the point.
-fn short(number: f64) -> String {
+pub fn short(number: f64) -> String {
     format!("{}", (number * 1000.0).round() / 1000.0)
 }
