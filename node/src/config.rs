@@ -34,7 +34,9 @@ mod words;
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Fallback, Key, SECTIONS, Spec};
 pub use kind::{Kind, Range, parse_size, size_text};
-pub use memory::{MemoryConfig, OffloadStore, RECOMPUTE_OPS, RecomputeMode};
+pub use memory::{
+    MemoryConfig, OffloadMode, OffloadStore, RECOMPUTE_OPS, RecomputeMode, RecomputePasses,
+};
 pub use nearest::nearest;
 pub use nodes::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
 pub use note::Note;

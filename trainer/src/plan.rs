@@ -6,6 +6,7 @@ mod measured;
 mod memory;
 mod pace;
 mod partition;
+mod relieved;
 mod solved;
 mod work;
 
@@ -19,6 +20,7 @@ pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_spee
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
+pub use relieved::{Extent, MemoryPolicy};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 

@@ -78,6 +78,8 @@ fn memory(reader: &Reader<'_>) -> MemoryConfig {
     MemoryConfig {
         recompute: reader.choice(Key::Recompute),
         recompute_ops: ops_of_names(&reader.texts(Key::RecomputeOps)),
+        recompute_passes: reader.choice(Key::RecomputePasses),
+        offload: reader.choice(Key::Offload),
         offload_store: reader.choice(Key::OffloadStore),
     }
 }

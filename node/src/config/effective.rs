@@ -124,6 +124,8 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::RecomputeOps => {
             Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
         }
+        Key::RecomputePasses => word(config.memory.recompute_passes),
+        Key::Offload => word(config.memory.offload),
         Key::OffloadStore => word(config.memory.offload_store),
         Key::Nonfinite => word(guard.nonfinite),
         Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),

@@ -15,8 +15,8 @@ use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    NoticePolicy, OffloadStore, RECOMPUTE_OPS, RecomputeMode, ReplanPolicy, ScheduleChoice,
-    WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, RECOMPUTE_OPS, RecomputeMode, RecomputePasses,
+    ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
@@ -196,7 +196,11 @@ keys! {
     /// With selective: what each layer computes again.
     RecomputeOps: "memory.recompute_ops", Words(|| RECOMPUTE_OPS.to_vec()),
         Literal("[\"norm\", \"activation\"]");
-    /// Where what leaves a stage's memory lies (schedules po-half, po-full, po-selective).
+    /// Which passes compute it again: all, or as few as schedule.max_mem or a node's memory asks for.
+    RecomputePasses: "memory.recompute_passes", Word(words::<RecomputePasses>), Literal("\"all\"");
+    /// Which passes leave a stage's memory: those of the schedule, or under any as few as memory asks for.
+    Offload: "memory.offload", Word(words::<OffloadMode>), Literal("\"schedule\"");
+    /// Where what leaves a stage's memory lies.
     OffloadStore: "memory.offload_store", Word(words::<OffloadStore>), Literal("\"memory\"");
 
     /// What to do with a step whose gradient is not finite: leave it out, or run it again first.

@@ -7,7 +7,8 @@ use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 
 use super::{
-    NoticePolicy, OffloadStore, RecomputeMode, ReplanPolicy, ScheduleChoice, WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, RecomputeMode, RecomputePasses, ReplanPolicy,
+    ScheduleChoice, WindowChoice,
 };
 
 /// A choice that is written as a word.
@@ -74,6 +75,18 @@ impl Named for WindowChoice {
 impl Named for RecomputeMode {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("none", Self::None), ("full", Self::Full), ("selective", Self::Selective)]
+    }
+}
+
+impl Named for RecomputePasses {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("all", Self::All), ("needed", Self::Needed)]
+    }
+}
+
+impl Named for OffloadMode {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("schedule", Self::Schedule), ("needed", Self::Needed)]
     }
 }
 

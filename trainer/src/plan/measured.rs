@@ -195,7 +195,10 @@ impl Pace {
         let layers = layer_work(model, shape).into_iter().map(took).collect();
         let specs = model_layers(model);
         let updates = specs.iter().map(|spec| spec.len() as f64 * update_us).collect();
-        Self { layers, updates, speeds, link, verdict: 0.0 }
+        // Copies are not measured in a run; they are as long beside F as they are counted to be.
+        let copies = Pace::estimated(model, shape).copies;
+        let copies = copies.into_iter().map(|copy| copy * f_us).collect();
+        Self { layers, updates, copies, speeds, link, verdict: 0.0 }
     }
 }
 

@@ -104,8 +104,15 @@ pub(super) fn pass_memory<B: Backend>(
     }
 }
 
+/// What of a layer's part of a pass leaves, if nothing of it was given up.
+pub(super) fn left_bytes(sizes: &Sizes<'_>, layer: u32) -> Bytes {
+    let has_head = layer + 1 == sizes.model.layer_count();
+    let layers = LayerRange::new(layer, layer + 1);
+    Bytes::of_f32(left_len(sizes, layers, Recompute::None, has_head))
+}
+
 /// What of a pass leaves at most. Where a program drops anything, it drops it before it leaves.
-fn left_bytes(
+fn most_left_bytes(
     program: &Program,
     sizes: &Sizes<'_>,
     layers: LayerRange,
@@ -143,7 +150,7 @@ pub fn stage_memory<B: Backend>(
         stash += pass.stash * u64::from(slots)
             + pass.remade * u64::from(remade_slots)
             + pass.logits * u64::from(early_slots);
-        away += left_bytes(&plan.program, &sizes, layers, recompute) * u64::from(live.away);
+        away += most_left_bytes(&plan.program, &sizes, layers, recompute) * u64::from(live.away);
         // Who is away has read its activation, and its gradient may come before it does.
         messages += pass.message * u64::from(slots + live.away);
         if plan.placement().twin_of(chunk).is_some() {
