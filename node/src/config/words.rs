@@ -5,6 +5,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::plan::CutBy;
 
 use super::{
     NoticePolicy, OffloadStore, RecomputeMode, ReplanPolicy, ScheduleChoice, WindowChoice,
@@ -92,5 +93,11 @@ impl Named for NoticePolicy {
 impl Named for ReplanPolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drift", Self::Drift), ("never", Self::Never)]
+    }
+}
+
+impl Named for CutBy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("tokens", Self::Tokens), ("time", Self::Time)]
     }
 }

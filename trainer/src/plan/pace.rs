@@ -7,7 +7,7 @@
 use zbelastic_schedule::{ChunkTimes, Costs, MemoryCosts, MemoryTimes, Placement};
 use zbelastic_types::StageIndex;
 
-use super::{LayerWork, Plan, layer_work};
+use super::{LayerWork, Plan, TokenWork, layer_work};
 use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 
 /// How long things take, in one unit.
@@ -23,6 +23,8 @@ pub struct Pace {
     pub link: f64,
     /// From the last report to the verdict.
     pub verdict: f64,
+    /// How work grows along a sequence: it says what share of it each slice takes.
+    pub token: TokenWork,
 }
 
 impl Pace {
@@ -31,7 +33,8 @@ impl Pace {
     pub fn estimated(model: &ModelConfig, shape: MicrobatchShape) -> Self {
         let layers = layer_work(model, shape);
         let updates = vec![0.0; layers.len()];
-        Self { layers, updates, speeds: Vec::new(), link: 0.0, verdict: 0.0 }
+        let (speeds, link, verdict) = (Vec::new(), 0.0, 0.0);
+        Self { layers, updates, speeds, link, verdict, token: TokenWork::new(model) }
     }
 
     /// The speed of a stage.
@@ -51,13 +54,22 @@ impl Pace {
         };
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
-            slice_shares: Vec::new(),
+            slice_shares: self.slice_shares(plan),
             link: self.link,
             occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: MemoryCosts { chunks: self.memory_times(plan), ..MemoryCosts::default() },
         }
+    }
+
+    /// What each slice takes of a microbatch's times; nothing where sequences are not cut.
+    fn slice_shares(&self, plan: &Plan) -> Vec<f64> {
+        if plan.program.slice_count == 1 {
+            return Vec::new();
+        }
+        let cut = plan.cut_of(self.token);
+        cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
     }
 
     /// What R takes: F again, or attention alone, because what else is made again without a product
