@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use common::{corpus_for, optimizer, tiny_model};
+use common::{BATCH, corpus_for, optimizer, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::Window;
@@ -20,7 +20,7 @@ use zbelastic_trainer::asynchronous::{
 };
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, MicrobatchShape};
+use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::reference::Reference;
@@ -33,7 +33,7 @@ type Stage = AsyncStage<CpuBackend, Arc<Corpus>>;
 type Size = (u32, u32, u32);
 
 fn batch(microbatch_count: u32) -> BatchShape {
-    BatchShape { microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 }, microbatch_count }
+    BatchShape { microbatch_count, ..BATCH }
 }
 
 fn request(

@@ -125,7 +125,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };
     let request = ChooseRequest {
         model: &model,
-        batch: BatchShape { microbatch: shape, microbatch_count: 5 },
+        batch: BatchShape { microbatch: shape, microbatch_count: 5, ..BATCH },
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,
         slice_count: None,

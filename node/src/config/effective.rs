@@ -113,6 +113,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Schedule => word(config.schedule),
         Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
         Key::Slices => size(config.slice_count.unwrap_or(0)),
+        Key::SliceCut => word(config.batch.cut_by),
         Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
         Key::Window => word(config.window),
         Key::PipeMareSteps => whole(config.asynchronous.pipemare_steps),

@@ -10,6 +10,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::plan::CutBy;
 
 use super::kind::{Kind, Range};
 use super::presets::preset_names;
@@ -174,8 +175,10 @@ keys! {
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
     /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
     Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
-    /// Slices of one length that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
+    /// Slices that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
     Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
+    /// What slices have equally much of: tokens, or time. Of time later ones have fewer tokens.
+    SliceCut: "schedule.slice_cut", Word(words::<CutBy>), Literal("\"tokens\"");
     /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.

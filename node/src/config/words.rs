@@ -5,6 +5,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::plan::CutBy;
 
 use super::{
     NoticePolicy, OffloadMode, OffloadStore, RecomputeMode, RecomputePasses, ReplanPolicy,
@@ -105,5 +106,11 @@ impl Named for NoticePolicy {
 impl Named for ReplanPolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drift", Self::Drift), ("never", Self::Never)]
+    }
+}
+
+impl Named for CutBy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("tokens", Self::Tokens), ("time", Self::Time)]
     }
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 44] = pages![
+const PAGES: [(&str, &str); 45] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -45,7 +45,8 @@ const PAGES: [(&str, &str); 44] = pages![
     "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "decisions/0025-plans-follow-measured-times-by-agreement-of-reviews.md",
     "decisions/0026-slices-keep-what-others-attend-to.md",
-    "decisions/0027-orders-first-then-what-memory-asks-for.md",
+    "decisions/0027-a-cut-follows-from-counted-work.md",
+    "decisions/0028-orders-first-then-what-memory-asks-for.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -7,7 +7,7 @@
 //! takes longer than it is counted makes its stage look slow; a plan that is made for that gives the
 //! stage less to do, which is what should be done, and is measured again.
 
-use super::{LayerWork, Pace, layer_work};
+use super::{LayerWork, Pace, TokenWork, layer_work};
 use crate::model::{MicrobatchShape, ModelConfig, model_layers};
 
 /// What a stage took, in microseconds.
@@ -198,7 +198,8 @@ impl Pace {
         // Copies are not measured in a run; they are as long beside F as they are counted to be.
         let copies = Pace::estimated(model, shape).copies;
         let copies = copies.into_iter().map(|copy| copy * f_us).collect();
-        Self { layers, updates, copies, speeds, link, verdict: 0.0 }
+        let token = TokenWork::new(model);
+        Self { layers, updates, copies, speeds, link, verdict: 0.0, token }
     }
 }
 

@@ -8,7 +8,7 @@ use zbelastic_schedule::{ChunkTimes, CopyLanes, Costs, MemoryCosts, MemoryTimes,
 use zbelastic_types::StageIndex;
 
 use super::memory::left_bytes;
-use super::{LayerWork, Plan, layer_work};
+use super::{LayerWork, Plan, TokenWork, layer_work};
 use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute, Sizes};
 
 /// Floating-point operations in the time in which a byte leaves or comes back, before that is measured: one
@@ -31,6 +31,8 @@ pub struct Pace {
     pub link: f64,
     /// From the last report to the verdict.
     pub verdict: f64,
+    /// How work grows along a sequence: it says what share of it each slice takes.
+    pub token: TokenWork,
 }
 
 impl Pace {
@@ -42,7 +44,8 @@ impl Pace {
         let sizes = Sizes::whole(model, shape);
         let copy = |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * left_bytes(&sizes, layer).0 as f64;
         let copies = (0..model.layer_count()).map(copy).collect();
-        Self { layers, updates, copies, speeds: Vec::new(), link: 0.0, verdict: 0.0 }
+        let (speeds, link, verdict) = (Vec::new(), 0.0, 0.0);
+        Self { layers, updates, copies, speeds, link, verdict, token: TokenWork::new(model) }
     }
 
     /// The speed of a stage.
@@ -62,13 +65,22 @@ impl Pace {
         };
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
-            slice_shares: Vec::new(),
+            slice_shares: self.slice_shares(plan),
             link: self.link,
             occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: self.memory_costs(plan),
         }
+    }
+
+    /// What each slice takes of a microbatch's times; nothing where sequences are not cut.
+    fn slice_shares(&self, plan: &Plan) -> Vec<f64> {
+        if plan.program.slice_count == 1 {
+            return Vec::new();
+        }
+        let cut = plan.cut_of(self.token);
+        cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
     }
 
     /// What R takes: F again, or attention alone, because what else is made again without a product
