@@ -15,8 +15,8 @@ use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    NoticePolicy, OffloadStore, RECOMPUTE_OPS, RecomputeMode, ReplanPolicy, ScheduleChoice,
-    WindowChoice,
+    NoticePolicy, OffloadStore, PipeDreamSync, RECOMPUTE_OPS, RecomputeMode, ReplanPolicy,
+    ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
@@ -182,6 +182,10 @@ keys! {
     Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
     /// PipeMare: updates over which the learning rate of a late stage rises to its full height.
     PipeMareSteps: "schedule.pipemare_steps", Count(0, STEPS_MAX), Literal("100");
+    /// PipeMare: steps that are run first, synchronously, with a flush after each.
+    PipeMareWarmup: "schedule.pipemare_warmup", Count(0, STEPS_MAX), Literal("0");
+    /// PipeDream: whether all stages read the version that the first one had; each its own: none.
+    PipeDreamSync: "schedule.pipedream_sync", Word(words::<PipeDreamSync>), Literal("\"none\"");
     /// AvgPipe: whole pipelines side by side, which take steps in turn; must divide train.steps.
     AvgPipePipelines: "schedule.avgpipe_pipelines", Count(1, PIPELINES_MAX), Literal("2");
     /// AvgPipe: the share of what lies between them by which a model and the reference are pulled.

@@ -7,7 +7,8 @@ use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 
 use super::{
-    NoticePolicy, OffloadStore, RecomputeMode, ReplanPolicy, ScheduleChoice, WindowChoice,
+    NoticePolicy, OffloadStore, PipeDreamSync, RecomputeMode, ReplanPolicy, ScheduleChoice,
+    WindowChoice,
 };
 
 /// A choice that is written as a word.
@@ -74,6 +75,12 @@ impl Named for WindowChoice {
 impl Named for RecomputeMode {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("none", Self::None), ("full", Self::Full), ("selective", Self::Selective)]
+    }
+}
+
+impl Named for PipeDreamSync {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("vertical", Self::Vertical)]
     }
 }
 

@@ -46,6 +46,27 @@ fn on_one_stage_pipemare_is_synchronous() {
     assert_eq!(losses("--schedule pipemare"), losses("--schedule 1f1b"));
 }
 
+/// Options of single methods: a warm-up of all steps is the synchronous run, one of some is neither.
+#[test]
+fn methods_are_run_in_the_ways_that_they_have() {
+    let place = Place::new();
+    let digest = |more: &str| {
+        let run = place.run(&format!("--workers 2 --set optimizer.clip=0 {more}"));
+        run.digest().to_owned()
+    };
+    let pipemare =
+        |steps| digest(&format!("--schedule pipemare --set schedule.pipemare_warmup={steps}"));
+    assert_eq!(pipemare(STEPS), digest("--schedule 1f1b"));
+    let digests = [
+        pipemare(0),
+        pipemare(STEPS / 2),
+        pipemare(STEPS),
+        digest("--schedule pipedream"),
+        digest("--schedule pipedream --set schedule.pipedream_sync=vertical"),
+    ];
+    assert!((1..digests.len()).all(|i| !digests[..i].contains(&digests[i])), "{digests:?}");
+}
+
 #[test]
 fn what_needs_steps_is_refused() {
     let place = Place::new();

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::{
-    AsyncGenerateError, AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+    AsyncGenerateError, AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{Costs, MemoryCosts, simulate};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
@@ -77,6 +77,7 @@ fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncReques
             cap: asynchronous.ampnet_cap,
             update_every: asynchronous.ampnet_update_every,
         },
+        variant: asynchronous.variant(kind),
     }
 }
 
@@ -89,7 +90,12 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     }
     let pipelines = plan.program.replica_count;
     let minibatch_count = request.minibatch_count.min(SIMULATED_MAX.next_multiple_of(pipelines));
-    let short = generate_async(AsyncRequest { minibatch_count, ..request });
+    // What a warm-up costs is over when it is.
+    let variant = match request.variant {
+        AsyncVariant::WarmUp(_) => AsyncVariant::Usual,
+        variant @ (AsyncVariant::Usual | AsyncVariant::VerticalSync) => variant,
+    };
+    let short = generate_async(AsyncRequest { minibatch_count, variant, ..request });
     let short = short.expect("a part of a run is no larger").plain();
     let pace = Pace::estimated(&config.model, config.batch.microbatch);
     let chunks = pace.chunk_times(&short.placement, &plan.chunks);
@@ -123,6 +129,7 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
                 .at("train.microbatch")
                 .why("a version must be complete before it is read a minibatch later")
                 .hint("a smaller train.microbatch, or fewer --workers"),
+            AsyncGenerateError::Variant { .. } => unreachable!("a kind is asked for what it has"),
             AsyncGenerateError::UnevenPipelines { replica_count, .. } => {
                 let hint = format!("--steps a multiple of {replica_count}");
                 detail.at("train.steps").why("pipelines take steps in turn").hint(hint)
