@@ -15,8 +15,8 @@ use zbelastic_schedule::asynchronous::{
     AsyncKind, AsyncOp, AsyncProgram, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, check_async,
 };
 use zbelastic_trainer::asynchronous::{
-    AsyncFrame, AsyncKnobs, AsyncOutput, AsyncPlan, AsyncProgress, AsyncReference, AsyncSetup,
-    AsyncStage, AsyncState, frames_max, replay_found,
+    AsyncFrame, AsyncKnobs, AsyncOutput, AsyncPlan, AsyncPlanError, AsyncProgress, AsyncReference,
+    AsyncSetup, AsyncStage, AsyncState, frames_max, replay_found,
 };
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
@@ -276,11 +276,25 @@ fn ampnet_equals_a_replay_of_the_order_it_found() {
                 let replayed = replayed.expect("memory").digest();
                 assert_eq!(run.state.digest(), replayed, "{found}");
                 let mut again = setup.clone();
-                again.plan.program = found;
+                again.plan = again.plan.with_order(found).expect("it is of this run");
                 assert_eq!(run_alone(&again, 1, 3).state.digest(), replayed, "run as a list");
             }
         }
     }
+}
+
+#[test]
+fn an_order_of_another_run_or_that_breaks_a_rule_is_refused() {
+    let plan = |size| setup(AsyncKind::AmpNet, size).plan;
+    let setup = setup(AsyncKind::AmpNet, (2, 5, 1));
+    let order = run_alone(&setup, 1, 1).found.expect("a dynamic run finds an order");
+    let other = plan((2, 4, 1)).with_order(order.clone());
+    assert!(matches!(other, Err(AsyncPlanError::OtherRun { .. })), "{other:?}");
+    let mut broken = order.clone();
+    broken.stages[1].pop();
+    let broken = plan((2, 5, 1)).with_order(broken);
+    assert!(matches!(broken, Err(AsyncPlanError::Order { .. })), "{broken:?}");
+    assert_eq!(plan((2, 5, 1)).with_order(order.clone()).map(|plan| plan.program), Ok(order));
 }
 
 /// On one stage nothing is late, for the methods whose lateness is that of the pipeline.

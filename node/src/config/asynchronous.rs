@@ -1,10 +1,12 @@
 //! What single asynchronous schedules keep to.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 
 /// What single asynchronous schedules keep to. Others take no notice.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AsyncConfig {
     /// Updates over which PipeMare lets learning rates rise.
     pub pipemare_steps: u64,
@@ -22,6 +24,9 @@ pub struct AsyncConfig {
     pub ampnet_cap: u32,
     /// Gradients in an update of AMPNet.
     pub ampnet_update_every: u32,
+    /// The order that AMPNet found in another run, to be run again.
+    #[serde(default)]
+    pub ampnet_order: Option<PathBuf>,
 }
 
 /// A document from before there were such schedules asks for none.
@@ -35,6 +40,7 @@ impl Default for AsyncConfig {
             avgpipe_alpha: 0.1,
             ampnet_cap: 4,
             ampnet_update_every: 4,
+            ampnet_order: None,
         }
     }
 }

@@ -91,6 +91,7 @@ fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
         avgpipe_alpha: reader.number(Key::AvgPipeAlpha),
         ampnet_cap: reader.size(Key::AmpNetCap),
         ampnet_update_every: reader.size(Key::AmpNetUpdateEvery),
+        ampnet_order: reader.text(Key::AmpNetOrder).map(PathBuf::from),
     }
 }
 

@@ -122,6 +122,10 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::AvgPipeAlpha => Value::Number(config.asynchronous.avgpipe_alpha),
         Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
         Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
+        Key::AmpNetOrder => match &config.asynchronous.ampnet_order {
+            None => return None,
+            Some(file) => text(&file.display().to_string()),
+        },
         Key::Recompute => word(config.memory.recompute),
         Key::RecomputeOps => {
             Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())

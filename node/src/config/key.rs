@@ -194,6 +194,8 @@ keys! {
     AmpNetCap: "schedule.ampnet_cap", Count(1, BATCH_MAX), Literal("4");
     /// AMPNet: gradients of microbatches that make an update.
     AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
+    AmpNetOrder: "schedule.ampnet_order", Text, Told("none: the order is found");
 
     /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
     Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");

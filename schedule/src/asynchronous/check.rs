@@ -316,6 +316,7 @@ mod tests {
         find(PIPEDREAM, "0RECV_B2", "0STEP3 0RECV_B2", place(None, Some("0STEP3")));
         find(AVGPIPE, "0STEP1 0AVERAGE1 ", "0STEP1 ", place(Some("0AVERAGE1"), Some("0BW1@0/1")));
         find(FOUND, "0STEP1", "", place(Some("0STEP1"), Some("0BW0@1")));
+        find(FOUND, " 0STEP2", "", place(Some("0STEP2"), None));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The plan of a run without steps, and what to expect of it.
 
 use std::fmt;
+use std::fs;
+use std::path::Path;
 
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::{
-    AsyncGenerateError, AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+    AsyncGenerateError, AsyncKind, AsyncProgram, AsyncProgramParseError, AsyncRequest,
+    AsyncVariant, Dynamic, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{Costs, MemoryCosts, simulate};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
@@ -46,6 +49,10 @@ pub fn choose_async(
     let request = request(config, kind, worker_count);
     let plan = AsyncPlan::new(&config.model, config.batch, request)
         .map_err(|error| plan_failure(&error, kind))?;
+    let plan = match &config.asynchronous.ampnet_order {
+        Some(path) if kind == AsyncKind::AmpNet => with_order(plan, path)?,
+        Some(_) | None => plan,
+    };
     let backend = CpuBackend::new(1).map_err(|error| {
         Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
     })?;
@@ -61,6 +68,19 @@ pub fn choose_async(
     }
     let bubble = planned_bubble(config, &plan, request);
     Ok(AsyncChoice { plan, memory, bubble })
+}
+
+/// The plan with an order that another run found.
+fn with_order(plan: AsyncPlan, path: &Path) -> Result<AsyncPlan, Failure> {
+    let refused = |what: String| {
+        let place = format!("schedule.ampnet_order: {}", path.display());
+        let hint = "the order.txt of an ampnet run with these workers, steps and microbatches";
+        Failure::usage("the run", vec![Detail::new(what).at(place).hint(hint)])
+    };
+    let text = fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let order: AsyncProgram =
+        text.parse().map_err(|error: AsyncProgramParseError| refused(error.to_string()))?;
+    plan.with_order(order).map_err(|error| refused(error.to_string()))
 }
 
 fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncRequest {
@@ -119,6 +139,9 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
             let most = blocks / kind.chunks_per_stage();
             let why = "each worker is a stage, and each chunk of a stage holds a layer or more";
             detail.at("--workers").why(why).hint(format!("--workers {} or fewer", most.max(1)))
+        }
+        AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
+            detail.at("schedule.ampnet_order")
         }
         AsyncPlanError::Generate(error) => match error {
             AsyncGenerateError::Count { .. } | AsyncGenerateError::PassCount { .. } => detail
