@@ -41,8 +41,8 @@ pub use recompute::recompute;
 pub use shown::{Mark, Operation, Shown};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
-    solve_any,
+    ChunkCosts, Ending, Owner, Problem, Relief, Remake, Solution, SolveError, StageCosts, Trip,
+    lower_bound, relieve, solve, solve_any,
 };
 pub use timeline::{Extent, Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

@@ -54,16 +54,19 @@ const SOLVE_EXAMPLES: &str = "\
 The answer says how far from optimal it is at most. The kind says where chunks are: zb-auto has one a
 stage, zb-v two in a vee, loop --chunks dealt round, which share what the stage takes; auto takes the
 best of the first two, and of the third if --chunks is said. Any other kind is replayed, with the bound
-beside it. With --window the program is lowered and its period is told as well.
-A table has a line of names, some of case, p, m, f, b, w, comm, occupancy, mf, mb, mw, mem_limit, kind,
-chunks, window, verdict, after, data_parallel and gradient in any order, p and m among them; lists have
-semicolons.
+beside it. With --window the program is lowered and its period is told as well. With --recompute or
+--offload stages that are above --mem-limit make activations again or let them leave, whichever costs
+less; the bound is that of an order for which that takes no time.
+A table has a line of names, some of case, p, m, f, b, w, comm, occupancy, mf, mb, mw, md, mem_limit,
+recompute, offload, kind, chunks, window, verdict, after, data_parallel and gradient in any order, p and m
+among them; lists have semicolons.
 
 Examples:
   zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
   zbelastic schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16,11,11,11 --w 12,8,8,8
   zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json
   zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 8 --kind auto
+  zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 3 --recompute --offload 2
   zbelastic schedule solve --stages 4 --microbatches 16 --window 0 --verdict 2 --after 1
   zbelastic schedule solve --stages 4 --microbatches 64 --data-parallel 2 --gradient 3,2,2,3";
 
@@ -204,6 +207,22 @@ pub struct MemoryArgs {
     pub md: Option<String>,
 }
 
+/// What stages may do where their memory is short.
+#[derive(Args, Debug)]
+pub struct ReliefArgs {
+    /// Let stages give up activations after F and make them again before B, as few as their memory asks
+    /// for; R takes so long, or as long as F if nothing is said. What stays meanwhile says --md.
+    #[arg(long, value_name = "LIST", num_args = 0..=1, default_missing_value = AS_FORWARD)]
+    pub recompute: Option<String>,
+    /// Let activations leave between F and B, as few as stages' memory asks for; all that a microbatch
+    /// keeps on a stage takes so long to leave and come back.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub offload: Option<String>,
+}
+
+/// Says that R takes as long as F.
+pub const AS_FORWARD: &str = "f";
+
 /// `schedule solve`. Lists have one value for all stages, or one a stage, with commas.
 #[derive(Args, Debug)]
 pub struct SolveArgs {
@@ -229,6 +248,9 @@ pub struct SolveArgs {
     /// Memory that a stage has, in the unit of --mf [default: enough for everything].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
+    /// What stages may do where that is short.
+    #[command(flatten)]
+    pub relief: ReliefArgs,
     /// What to solve for: zb-auto, zb-v, loop, or auto for the best of them; any other schedule is
     /// replayed [default: zb-auto].
     #[arg(long, conflicts_with = "csv")]

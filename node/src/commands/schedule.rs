@@ -88,12 +88,14 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
-    let SolveArgs { times, memory, mem_limit, ending, kind, chunks, .. } = args;
+    let SolveArgs { times, memory, mem_limit, relief, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
     let slices = args.slices;
-    let text = ProblemText { stages, microbatches, slices, times, memory, mem_limit, ending };
+    let text =
+        ProblemText { stages, microbatches, slices, times, memory, mem_limit, relief, ending };
     let task = Task::new(&text, kind.as_deref(), *chunks).map_err(input_error::failure)?;
-    let Answer { problem, solution, fits, took } = task.answer();
+    let answer = task.answer().map_err(|error| input_error::failure(vec![error.into()]))?;
+    let Answer { problem, solution, fits, took } = answer;
     let found = fits.then(|| report::Found::new(&solution, took));
     let in_run = task
         .window()

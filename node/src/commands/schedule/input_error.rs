@@ -217,6 +217,10 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
         SolveError::Memory { after_forward, .. } => {
             detail.at("--mw").hint(format!("--mw {after_forward} or less"))
         }
+        SolveError::Drop { after_forward, .. } => {
+            detail.at("--md").hint(format!("--md {after_forward} or less"))
+        }
+        SolveError::NoOrder => detail.at("--mem-limit"),
         SolveError::NoMicrobatch => detail.at("--microbatches"),
         SolveError::Shape { .. } | SolveError::Count { .. } | SolveError::Number { .. } => detail,
     }

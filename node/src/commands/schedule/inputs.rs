@@ -6,14 +6,17 @@ use std::path::Path;
 
 use zbelastic_schedule::{
     ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, MemoryCosts, MemoryTimes,
-    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, ScheduleKind,
-    StageCosts, Window, check, check_size, generate_sized, lower, offload, recompute,
+    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, Relief, Remake,
+    ScheduleKind, StageCosts, Trip, Window, check, check_size, generate_sized, lower, offload,
+    recompute,
 };
 use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
-use crate::args::{AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
+use crate::args::{
+    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, SimulateArgs, TimesArgs,
+};
 use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
@@ -214,6 +217,8 @@ pub struct ProblemText<'a> {
     pub memory: &'a MemoryArgs,
     /// Memory of each stage; enough for everything if nothing is said.
     pub mem_limit: Option<&'a str>,
+    /// What stages may do where that is short.
+    pub relief: &'a ReliefArgs,
     /// What ends a step.
     pub ending: &'a EndingArgs,
 }
@@ -226,6 +231,10 @@ pub struct Stages {
     /// Of one copy of the pipeline.
     microbatch_count: u32,
     ending: Ending,
+    /// By stage: what making everything again takes, and what is kept meanwhile.
+    remakes: Option<Vec<Remake>>,
+    /// By stage: what it takes everything to leave and come back.
+    round_trips: Option<Vec<f64>>,
     /// Whether it was said which steps may be open.
     has_window: bool,
 }
@@ -235,7 +244,30 @@ impl Stages {
     pub fn over(&self, placement: Placement) -> Problem {
         let Self { link, occupancy, microbatch_count, ending, .. } = self;
         let problem = Problem::of_stages(placement, &self.costs, *link, *microbatch_count);
-        Problem { occupancy: *occupancy, ending: ending.clone(), ..problem }
+        let relief = self.relief_over(&problem.placement);
+        Problem { occupancy: *occupancy, ending: ending.clone(), relief, ..problem }
+    }
+
+    fn relief_over(&self, placement: &Placement) -> Relief {
+        let remakes = self.remakes.as_ref().map(|remakes| {
+            of_chunks(placement, |stage, share| Remake {
+                time: remakes[stage].time * share,
+                after_drop: remakes[stage].after_drop * share,
+            })
+        });
+        let trips = self.round_trips.as_ref().map(|times| {
+            of_chunks(placement, |stage, share| {
+                let one_way = times[stage] * share / 2.0;
+                Trip { offload: one_way, reload: one_way }
+            })
+        });
+        let (remakes, trips) = (remakes.unwrap_or_default(), trips.unwrap_or_default());
+        Relief { remakes, trips, ..Relief::default() }
+    }
+
+    /// Whether stages may do anything where memory is short.
+    pub fn has_relief(&self) -> bool {
+        self.remakes.is_some() || self.round_trips.is_some()
     }
 
     /// Microbatches that one copy of the pipeline has.
@@ -269,11 +301,23 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
     let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
+    let round_trips = args.relief.offload.as_ref();
+    let round_trips = round_trips.map(|text| reading.list("--offload", text, Numbers::FromZero));
+    let again = args.relief.recompute.as_deref();
+    let again = again.filter(|text| *text != AS_FORWARD);
+    let again = again.map(|text| reading.list("--recompute", text, Numbers::FromZero));
     if !args.microbatches.is_multiple_of(copies) {
         let found = args.microbatches;
         return reading.keep(Err(InputError::Copies { copies, found }));
     }
     let (times, memory, limits, ending) = (times?, memory?, limits?, ending?);
+    let (again, round_trips) =
+        (again.map_or(Some(None), all)?, round_trips.map_or(Some(None), all)?);
+    let remakes = args.relief.recompute.as_ref().map(|_| {
+        let times = again.as_ref().unwrap_or(&times.f);
+        let remakes = times.iter().zip(&memory.after_d);
+        remakes.map(|(time, after_drop)| Remake { time: *time, after_drop: *after_drop }).collect()
+    });
     let stage = |i: usize| StageCosts {
         chunks: ChunkCosts {
             f: times.f[i],
@@ -288,7 +332,21 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
     let StageTimes { link, occupancy, .. } = times;
     let microbatch_count = args.microbatches / copies;
     let has_window = args.ending.window.is_some();
-    Some(Stages { costs, link, occupancy, microbatch_count, ending, has_window })
+    Some(Stages {
+        costs,
+        link,
+        occupancy,
+        microbatch_count,
+        ending,
+        remakes,
+        round_trips,
+        has_window,
+    })
+}
+
+/// What was said and legal, as something that was said.
+fn all(values: Option<Vec<f64>>) -> Option<Option<Vec<f64>>> {
+    values.map(Some)
 }
 
 /// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
