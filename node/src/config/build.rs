@@ -87,10 +87,13 @@ fn memory(reader: &Reader<'_>) -> MemoryConfig {
 fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
     AsyncConfig {
         pipemare_steps: reader.count(Key::PipeMareSteps),
+        pipemare_warmup: reader.count(Key::PipeMareWarmup),
+        pipedream_sync: reader.choice(Key::PipeDreamSync),
         avgpipe_pipelines: reader.size(Key::AvgPipePipelines),
         avgpipe_alpha: reader.number(Key::AvgPipeAlpha),
         ampnet_cap: reader.size(Key::AmpNetCap),
         ampnet_update_every: reader.size(Key::AmpNetUpdateEvery),
+        ampnet_order: reader.text(Key::AmpNetOrder).map(PathBuf::from),
     }
 }
 

@@ -117,10 +117,16 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
         Key::Window => word(config.window),
         Key::PipeMareSteps => whole(config.asynchronous.pipemare_steps),
+        Key::PipeMareWarmup => whole(config.asynchronous.pipemare_warmup),
+        Key::PipeDreamSync => word(config.asynchronous.pipedream_sync),
         Key::AvgPipePipelines => size(config.asynchronous.avgpipe_pipelines),
         Key::AvgPipeAlpha => Value::Number(config.asynchronous.avgpipe_alpha),
         Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
         Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
+        Key::AmpNetOrder => match &config.asynchronous.ampnet_order {
+            None => return None,
+            Some(file) => text(&file.display().to_string()),
+        },
         Key::Recompute => word(config.memory.recompute),
         Key::RecomputeOps => {
             Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())

@@ -16,8 +16,8 @@ use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    NoticePolicy, OffloadMode, OffloadStore, RECOMPUTE_OPS, RecomputeMode, RecomputePasses,
-    ReplanPolicy, ScheduleChoice, WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RECOMPUTE_OPS, RecomputeMode,
+    RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
@@ -185,6 +185,10 @@ keys! {
     Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
     /// PipeMare: updates over which the learning rate of a late stage rises to its full height.
     PipeMareSteps: "schedule.pipemare_steps", Count(0, STEPS_MAX), Literal("100");
+    /// PipeMare: steps that are run first, synchronously, with a flush after each.
+    PipeMareWarmup: "schedule.pipemare_warmup", Count(0, STEPS_MAX), Literal("0");
+    /// PipeDream: whether all stages read the version that the first one had; each its own: none.
+    PipeDreamSync: "schedule.pipedream_sync", Word(words::<PipeDreamSync>), Literal("\"none\"");
     /// AvgPipe: whole pipelines side by side, which take steps in turn; must divide train.steps.
     AvgPipePipelines: "schedule.avgpipe_pipelines", Count(1, PIPELINES_MAX), Literal("2");
     /// AvgPipe: the share of what lies between them by which a model and the reference are pulled.
@@ -193,6 +197,8 @@ keys! {
     AmpNetCap: "schedule.ampnet_cap", Count(1, BATCH_MAX), Literal("4");
     /// AMPNet: gradients of microbatches that make an update.
     AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
+    AmpNetOrder: "schedule.ampnet_order", Text, Told("none: the order is found");
 
     /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
     Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");

@@ -8,8 +8,8 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use zbelastic_trainer::plan::CutBy;
 
 use super::{
-    NoticePolicy, OffloadMode, OffloadStore, RecomputeMode, RecomputePasses, ReplanPolicy,
-    ScheduleChoice, WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RecomputeMode, RecomputePasses,
+    ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 
 /// A choice that is written as a word.
@@ -88,6 +88,12 @@ impl Named for RecomputePasses {
 impl Named for OffloadMode {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("schedule", Self::Schedule), ("needed", Self::Needed)]
+    }
+}
+
+impl Named for PipeDreamSync {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("vertical", Self::Vertical)]
     }
 }
 
