@@ -9,6 +9,8 @@
 mod backend;
 pub mod conformance;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod reference;
 
 pub use backend::{
