@@ -8,12 +8,12 @@ use zbelastic_kernels::cuda::source::{File, Precision, Unit};
 use zbelastic_kernels::cuda::{Architecture, CompileError, LibraryError};
 
 /// The compiler, or nothing with a line that says so. Where the library must be there,
-/// `ZBELASTIC_NVRTC_REQUIRED` turns that into a failure.
+/// `ZBELASTIC_TOOLS_REQUIRED` turns that into a failure.
 fn compiler() -> Option<Compiler> {
     match Compiler::find() {
         Ok(compiler) => Some(compiler),
         Err(CompileError::Library(error @ LibraryError::Missing { .. })) => {
-            assert!(std::env::var_os("ZBELASTIC_NVRTC_REQUIRED").is_none(), "{error}");
+            assert!(std::env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "{error}");
             println!("skipped: {error}");
             None
         }

@@ -1,0 +1,233 @@
+//! Attention: on tensor cores where operands are bfloat16 and heads are 64 or 128 wide, on plain
+//! multiply-adds otherwise.
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device};
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Slot};
+use super::source::Precision;
+use crate::backend::{AttentionShape, EarlierSlice};
+
+/// SLICES_MAX of `prelude.cuh`.
+pub const SLICES_MAX: usize = 64;
+/// The widest head: 32 times PARTS of `attention.cu`.
+pub const HEAD_WIDTH_MAX: usize = 256;
+
+const WARP: usize = 32;
+/// WARPS and TILE of `attention.cu`.
+const PLAIN_ROWS: usize = 8;
+const PLAIN_TILE: usize = WARP;
+/// BLOCK_ROWS, FLASH_THREADS and PAD of `flash.cu`.
+const FLASH_ROWS: usize = 64;
+const FLASH_THREADS: usize = 128;
+const FLASH_PAD: usize = 8;
+
+/// Which kernels a shape goes to, and how they are launched.
+struct Plan {
+    forward: Kernel,
+    backward_queries: Kernel,
+    backward_keys: Kernel,
+    /// Rows a block takes.
+    rows: usize,
+    threads: usize,
+    /// Of each of the three.
+    shared_bytes: [usize; 3],
+}
+
+impl Plan {
+    fn of(precision: Precision, head_width: usize) -> Self {
+        match (precision, head_width) {
+            (Precision::Bf16, 64) => Self::flash(
+                head_width,
+                [
+                    Kernel::FlashForward64,
+                    Kernel::FlashBackwardQueries64,
+                    Kernel::FlashBackwardKeys64,
+                ],
+            ),
+            (Precision::Bf16, 128) => Self::flash(
+                head_width,
+                [
+                    Kernel::FlashForward128,
+                    Kernel::FlashBackwardQueries128,
+                    Kernel::FlashBackwardKeys128,
+                ],
+            ),
+            (Precision::Bf16 | Precision::F32, _) => Self::plain(head_width),
+        }
+    }
+
+    fn flash(head_width: usize, [forward, backward_queries, backward_keys]: [Kernel; 3]) -> Self {
+        // BackwardTile of `flash.cu`.
+        let tile = if head_width == 64 { 64 } else { 32 };
+        let staged = (2 * FLASH_ROWS + 2 * tile) * (head_width + FLASH_PAD) * 2 + 2 * tile * 4;
+        Self {
+            forward,
+            backward_queries,
+            backward_keys,
+            rows: FLASH_ROWS,
+            threads: FLASH_THREADS,
+            shared_bytes: [0, 0, staged],
+        }
+    }
+
+    fn plain(head_width: usize) -> Self {
+        let tiles = 2 * PLAIN_TILE * (head_width + 1);
+        let of_rows = |floats: usize| (tiles + PLAIN_ROWS * floats) * 4;
+        Self {
+            forward: Kernel::AttentionForward,
+            backward_queries: Kernel::AttentionBackwardQueries,
+            backward_keys: Kernel::AttentionBackwardKeys,
+            rows: PLAIN_ROWS,
+            threads: PLAIN_ROWS * WARP,
+            shared_bytes: [
+                of_rows(head_width + PLAIN_TILE),
+                of_rows(2 * head_width + PLAIN_TILE),
+                of_rows(2 * (head_width + PLAIN_TILE)),
+            ],
+        }
+    }
+
+    fn launch(&self, kernel: Kernel, grid: [usize; 2], arguments: Arguments) -> Launch {
+        let [forward, queries, keys] = self.shared_bytes;
+        let bytes = match kernel {
+            kernel if kernel == self.forward => forward,
+            kernel if kernel == self.backward_queries => queries,
+            _ => keys,
+        };
+        Launch::blocks(kernel, grid, self.threads, arguments).with_shared_bytes(bytes)
+    }
+}
+
+/// The structure `AttentionShape` of `prelude.cuh`, with `earlier` slices.
+fn structure(shape: AttentionShape, earlier: usize) -> [u32; 7] {
+    let AttentionShape { sequences, sequence_len, heads, kv_heads, head_width } = shape;
+    let scale = 1.0 / (head_width as f64).sqrt();
+    let sizes = [sequences, sequence_len, heads, kv_heads, head_width, earlier];
+    let mut words = [(scale as f32).to_bits(); 7];
+    for (word, size) in words.iter_mut().zip(sizes) {
+        *word = u32::try_from(size).expect("sizes of one operation fit in 32 bits");
+    }
+    words
+}
+
+/// A table of addresses as kernels take it.
+fn table(addresses: impl IntoIterator<Item = Address>) -> [Address; SLICES_MAX] {
+    let mut table = [Address(0); SLICES_MAX];
+    for (index, address) in addresses.into_iter().enumerate() {
+        assert!(index < SLICES_MAX, "a sequence has at most {SLICES_MAX} slices on this device");
+        table[index] = address;
+    }
+    table
+}
+
+fn check<D: Device>(shape: AttentionShape, earlier: &[&CudaBuffer<D>], qkv: &CudaBuffer<D>) {
+    assert!(shape.heads.is_multiple_of(shape.kv_heads));
+    assert!(
+        shape.head_width <= HEAD_WIDTH_MAX,
+        "heads are at most {HEAD_WIDTH_MAX} wide on this device"
+    );
+    let len = shape.rows() * shape.qkv_width();
+    assert!(earlier.iter().all(|slice| slice.len() == len) && qkv.len() == len);
+}
+
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    earlier: &[&CudaBuffer<D>],
+    qkv: &CudaBuffer<D>,
+    out: &mut CudaBuffer<D>,
+    log_sums: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    check(shape, earlier, qkv);
+    assert_eq!(out.len(), shape.rows() * shape.query_width());
+    assert_eq!(log_sums.len(), shape.rows() * shape.heads);
+    let plan = Plan::of(device.precision(), shape.head_width);
+    let slices = earlier.iter().map(|slice| slice.rows()).chain([qkv.rows()]);
+    let arguments = Arguments::new()
+        .structure(&structure(shape, earlier.len()))
+        .table(&table(slices))
+        .address(out.rows())
+        .address(log_sums.floats(0));
+    let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
+    device.launch(&plan.launch(plan.forward, grid, arguments))
+}
+
+/// What the backward pass reads beside queries, keys and values.
+pub(super) struct Saved<'a, D: Device> {
+    pub(super) out: &'a CudaBuffer<D>,
+    pub(super) log_sums: &'a CudaBuffer<D>,
+    pub(super) gradient: &'a CudaBuffer<D>,
+}
+
+/// Keys and values first, into scratch, because queries are still read; then queries in place; then
+/// keys and values from scratch.
+pub(super) fn backward<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    earlier: &mut [EarlierSlice<'_, CudaBuffer<D>>],
+    later: Option<&CudaBuffer<D>>,
+    saved: Saved<'_, D>,
+    qkv: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let before: Vec<&CudaBuffer<D>> = earlier.iter().map(|slice| slice.qkv).collect();
+    check(shape, &before, qkv);
+    let Saved { out, log_sums, gradient } = saved;
+    assert_eq!(gradient.len(), shape.rows() * shape.query_width());
+    assert_eq!(out.len(), gradient.len());
+    let plan = Plan::of(device.precision(), shape.head_width);
+    let products = row_products(device, shape, out, gradient)?;
+    let key_values = shape.rows() * 2 * shape.key_width();
+    let own = device.scratch(Slot::Product, key_values * 4)?;
+    let given = earlier.iter().map(|slice| {
+        assert_eq!(slice.key_value_gradient.len(), key_values);
+        slice.key_value_gradient.floats(0)
+    });
+    let gradients = table(given.chain([own]));
+    let slices = table(before.iter().map(|slice| slice.rows()).chain([qkv.rows()]));
+    let common = || Arguments::new().structure(&structure(shape, before.len())).table(&slices);
+    let keys = (before.len() + 1) * shape.sequence_len;
+    let arguments = common()
+        .table(&gradients)
+        .address(gradient.rows())
+        .address(log_sums.floats(0))
+        .address(products)
+        .flag(later.is_some());
+    let grid = [keys.div_ceil(plan.rows), shape.sequences * shape.kv_heads];
+    device.launch(&plan.launch(plan.backward_keys, grid, arguments))?;
+    let arguments = common()
+        .address(gradient.rows())
+        .address(log_sums.floats(0))
+        .address(products)
+        .address(qkv.rows());
+    let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
+    device.launch(&plan.launch(plan.backward_queries, grid, arguments))?;
+    let arguments = Arguments::new()
+        .structure(&structure(shape, before.len()))
+        .address_if(later.map(|later| later.floats(0)))
+        .address(own)
+        .address(qkv.rows());
+    device.launch(&Launch::over(Kernel::AttentionStoreKeys, key_values, arguments))
+}
+
+/// For each row and head, the product of its output with the gradient of that.
+fn row_products<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    out: &CudaBuffer<D>,
+    gradient: &CudaBuffer<D>,
+) -> Result<Address, DeviceFault> {
+    let count = shape.rows() * shape.heads;
+    let products = device.scratch(Slot::RowProducts, count * 4)?;
+    let arguments = Arguments::new()
+        .address(out.rows())
+        .address(gradient.rows())
+        .address(products)
+        .size(count)
+        .size(shape.head_width);
+    let grid = [count.div_ceil(PLAIN_ROWS), 1];
+    let threads = PLAIN_ROWS * WARP;
+    device.launch(&Launch::blocks(Kernel::AttentionProducts, grid, threads, arguments))?;
+    Ok(products)
+}
