@@ -59,7 +59,15 @@ fn library(file: File, precision: Precision) -> Option<PathBuf> {
     let library = folder.join(format!("{stem}.so"));
     fs::write(&source, program(file)).expect("the folder for tests is there");
     let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wall"]);
+    compiler.args([
+        "-std=c++17",
+        "-O2",
+        "-fno-strict-aliasing",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+    ]);
     compiler.args(["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"]);
     compiler.args(["-Werror", precision.option()]);
     #[cfg(target_arch = "x86_64")]

@@ -2,7 +2,8 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind};
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
@@ -12,6 +13,9 @@ use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
 use crate::compile::{Entry, entries};
 
 type Entries = HashMap<Kernel, Entry>;
+
+/// Kernels keep what a block shares in plain statics, so they run one at a time.
+static RUNNING: Mutex<()> = Mutex::new(());
 
 /// In which order blocks, warps and lanes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,7 @@ pub struct Emulated {
     memory: Mutex<HashMap<u64, Layout>>,
     /// Bytes that `allocate` has left.
     room_bytes: Mutex<u64>,
+    has_given_up: AtomicBool,
 }
 
 /// The kernels of a precision, compiled once a process.
@@ -47,7 +52,18 @@ impl Emulated {
             entries: compiled(precision)?,
             memory: Mutex::default(),
             room_bytes: Mutex::new(room_bytes),
+            has_given_up: AtomicBool::new(false),
         }))
+    }
+
+    /// From now on launches fail as after an illegal address.
+    pub fn give_up(&self) {
+        self.has_given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// What no real device does.
+    pub fn recover(&self) {
+        self.has_given_up.store(false, Ordering::Relaxed);
     }
 }
 
@@ -161,9 +177,14 @@ impl Device for Emulated {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+        if self.has_given_up.load(Ordering::Relaxed) {
+            let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
+            return Err(DeviceFault::of_code("cuLaunchKernel", 700, name));
+        }
         let mut pointers = launch.arguments.pointers();
         let is_reversed = self.order == Order::Backwards;
         let entry = self.entries[&launch.kernel];
+        let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: arguments as the kernel's source has them, which is what is being tested.
         unsafe { entry(launch.grid.as_ptr(), launch.threads, is_reversed, pointers.as_mut_ptr()) };
         Ok(())

@@ -3,6 +3,7 @@
 
 #![cfg(all(feature = "cuda", target_arch = "x86_64", unix))]
 
+mod beyond;
 mod compile;
 mod device;
 
@@ -12,4 +13,9 @@ fn floats() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::Emulated>> {
     device::devices(Precision::F32)
 }
 
+fn halves() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::Emulated>> {
+    device::devices(Precision::Bf16)
+}
+
 zbelastic_kernels::conformance!(f32, floats);
+zbelastic_kernels::conformance!(bf16, halves);

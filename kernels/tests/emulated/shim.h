@@ -2,7 +2,7 @@
 //
 // A block's threads are fibers. Lanes of a warp run one after the other until each waits at a
 // barrier; then they go on. Blocks run one after the other, forwards or backwards, and so do lanes:
-// a kernel whose result depends on the order has two results here. Tensor cores' products and their
+// a kernel whose result depends on the order has two results here. One launch at a time. Tensor cores' products and their
 // loads are spelled out from the layouts in NVIDIA's PTX manual.
 
 #include <cmath>
@@ -17,7 +17,7 @@
 #define DEVICE inline
 #define __launch_bounds__(threads)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define SHARED(type, name, count) static thread_local type name[count]
+#define SHARED(type, name, count) static type name[count]
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator::dynamic_shared)
 
 struct dim3 {
@@ -50,7 +50,7 @@ static inline unsigned __float_as_uint(float x) {
 }
 static inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 
-static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Saves the registers that a function keeps, and goes on with another stack.
 extern "C" void emulator_switch(void **save, void *load);
@@ -80,7 +80,8 @@ namespace emulator {
 
 constexpr unsigned WARP_LANES = 32;
 constexpr unsigned THREADS_MAX = 1024;
-constexpr size_t STACK_BYTES = 64 << 10;
+// No power of two: the tops of all stacks would share a few places in the processor's cache.
+constexpr size_t STACK_BYTES = (64 << 10) + 832;
 constexpr size_t SHARED_BYTES_MAX = 227 << 10;
 
 enum class State { Ready, AtWarp, AtBlock, Done };
@@ -90,16 +91,16 @@ struct Fiber {
     State state;
 };
 
-alignas(16) static thread_local unsigned char dynamic_shared[SHARED_BYTES_MAX];
-static thread_local Fiber fibers[THREADS_MAX];
-static thread_local void *scheduler;
-static thread_local unsigned current;
-static thread_local unsigned char *stacks;
-static thread_local void (*body)(void *);
-static thread_local void *body_data;
+alignas(16) static unsigned char dynamic_shared[SHARED_BYTES_MAX];
+static Fiber fibers[THREADS_MAX];
+static void *scheduler;
+static unsigned current;
+static unsigned char *stacks;
+static void (*body)(void *);
+static void *body_data;
 // What lanes show each other. Two of them in turn, so that a lane which is ahead overwrites nothing.
-static thread_local unsigned char exchange[THREADS_MAX / WARP_LANES][2][WARP_LANES][32];
-static thread_local unsigned turns[THREADS_MAX];
+alignas(32) static unsigned char exchange[THREADS_MAX / WARP_LANES][2][WARP_LANES][32];
+static unsigned turns[THREADS_MAX];
 
 static void pause(State state) {
     fibers[current].state = state;
@@ -188,7 +189,8 @@ static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
     }
 }
 
-// Shows a value to the other lanes of the warp, and returns where all of theirs lie.
+// Shows a value to the other lanes of the warp, and returns where all of theirs lie, until the next
+// value is shown.
 template <typename T>
 static unsigned char (*show(const T &value))[32] {
     static_assert(sizeof(T) <= 32);
@@ -200,10 +202,8 @@ static unsigned char (*show(const T &value))[32] {
 }
 
 template <typename T>
-static T look(unsigned char (*side)[32], unsigned lane) {
-    T value;
-    memcpy(&value, side[lane], sizeof(T));
-    return value;
+static const T &look(unsigned char (*side)[32], unsigned lane) {
+    return *reinterpret_cast<const T *>(side[lane]);
 }
 
 }  // namespace emulator
@@ -216,5 +216,3 @@ static T __shfl_xor_sync(unsigned, T value, unsigned step) {
     auto side = emulator::show(value);
     return emulator::look<T>(side, (emulator::current % 32) ^ step);
 }
-
-#define PRELUDE_FOLLOWS

@@ -1,10 +1,7 @@
 // Products and loads of tensor cores, lane by lane, after the prelude.
 
-struct FragmentA {
-    u32 a[4];
-};
-struct FragmentB {
-    u32 b[2];
+struct Fragments {
+    u32 a[4], b[2];
 };
 
 static float half_of(u32 pair, u32 index) {
@@ -13,8 +10,7 @@ static float half_of(u32 pair, u32 index) {
 
 // d += a * b: m16n8k16 as the PTX manual lays it out.
 static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    auto as = emulator::show(FragmentA{{a[0], a[1], a[2], a[3]}});
-    auto bs = emulator::show(FragmentB{{b0, b1}});
+    auto all = emulator::show(Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
     const u32 lane = emulator::current % 32;
     for (u32 i = 0; i < 4; ++i) {
         const u32 row = lane / 4 + (i / 2) * 8;
@@ -22,9 +18,9 @@ static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         double sum = 0.0;
         for (u32 k = 0; k < 16; ++k) {
             // Row r and column k of A: lane r % 8 * 4 + k % 8 / 2, register r / 8 + k / 8 * 2.
-            const auto left = emulator::look<FragmentA>(as, row % 8 * 4 + k % 8 / 2);
+            const auto &left = emulator::look<Fragments>(all, row % 8 * 4 + k % 8 / 2);
             // Row k and column c of B: lane c * 4 + k % 8 / 2, register k / 8.
-            const auto right = emulator::look<FragmentB>(bs, column * 4 + k % 8 / 2);
+            const auto &right = emulator::look<Fragments>(all, column * 4 + k % 8 / 2);
             sum += double(half_of(left.a[row / 8 + k / 8 * 2], k % 2)) *
                    double(half_of(right.b[k / 8], k % 2));
         }
