@@ -9,6 +9,7 @@
 // are computed beside it, and whether its sequence is cut into slices or not.
 
 #define WARPS 8
+#define THREADS (WARPS * WARP)
 #define TILE WARP
 #define PARTS 8
 
@@ -33,6 +34,7 @@ DEVICE void add_tile(Share &share, const float *weights, const float *rows, u32 
         const u32 column = lane + i * WARP;
         if (column >= width) break;
         float sum = share.x[i];
+#pragma unroll 8
         for (u32 j = 0; j < TILE; ++j) sum = fmaf(weights[j], rows[j * stride + column], sum);
         share.x[i] = sum;
     }
@@ -63,7 +65,8 @@ DEVICE void load_keys(float *keys, float *values, const AttentionShape &s, const
     }
 }
 
-KERNEL attention_forward(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
+KERNEL __launch_bounds__(THREADS, 2)
+    attention_forward(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
     DYNAMIC_SHARED(float, shared);
     const u32 width = s.head_width;
     const u32 stride = width + 1;
@@ -128,7 +131,8 @@ KERNEL attention_products(const row_t *out, const row_t *gradient, float *produc
 }
 
 // The gradients of queries, over the queries. Nobody reads another's query.
-KERNEL attention_backward_queries(AttentionShape s, Slices slices, const row_t *gradient,
+KERNEL __launch_bounds__(THREADS, 2)
+    attention_backward_queries(AttentionShape s, Slices slices, const row_t *gradient,
                                   const float *log_sums, const float *products, row_t *qkv) {
     DYNAMIC_SHARED(float, shared);
     const u32 width = s.head_width;
@@ -197,7 +201,8 @@ DEVICE void load_queries(float *queries, float *douts, const AttentionShape &s, 
 }
 
 // The gradients of keys and values from this slice's queries, heads and queries in order.
-KERNEL attention_backward_keys(AttentionShape s, Slices slices, SliceGradients gradients,
+KERNEL __launch_bounds__(THREADS, 2)
+    attention_backward_keys(AttentionShape s, Slices slices, SliceGradients gradients,
                                const row_t *gradient, const float *log_sums,
                                const float *products, u32 is_added) {
     DYNAMIC_SHARED(float, shared);

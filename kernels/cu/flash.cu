@@ -15,6 +15,8 @@
 #define BLOCK_ROWS 64
 #define FLASH_WARPS 4
 #define FLASH_THREADS (FLASH_WARPS * WARP)
+// Blocks a multiprocessor must be able to hold: no register goes to memory with two.
+#define BLOCKS_MIN 2
 // bf16s between rows in shared memory beyond a head's: rows begin in different banks.
 #define PAD 8
 #define LOG2_E 1.44269504f
@@ -124,6 +126,8 @@ DEVICE void stage_piece(bf16 *to, const row_t *from, bool is_there) {
 template <u32 D, u32 ROWS>
 DEVICE void stage_keys(bf16 *keys, bf16 *values, const AttentionShape &s, const Slices &slices,
                        u32 sequence, u32 kv_head, u32 first) {
+    // Four loads of each under way at once: more do not fit in registers beside the sums.
+#pragma unroll 4
     for (u32 i = threadIdx.x; i < ROWS * (D / 8); i += FLASH_THREADS) {
         const u32 row = i / (D / 8);
         const u32 column = i % (D / 8) * 8;
@@ -234,12 +238,12 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
     }
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_forward_64(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
     forward<64>(s, slices, out, log_sums);
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_forward_128(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
     forward<128>(s, slices, out, log_sums);
 }
@@ -338,13 +342,13 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
     }
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_backward_queries_64(AttentionShape s, Slices slices, const row_t *gradient,
                               const float *log_sums, const float *products, row_t *qkv) {
     backward_queries<64>(s, slices, gradient, log_sums, products, qkv);
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_backward_queries_128(AttentionShape s, Slices slices, const row_t *gradient,
                                const float *log_sums, const float *products, row_t *qkv) {
     backward_queries<128>(s, slices, gradient, log_sums, products, qkv);
@@ -357,6 +361,7 @@ DEVICE void stage_queries(bf16 *queries, bf16 *douts, float *row_sums, float *ro
                           const float *log_sums, const float *products, u32 sequence, u32 head,
                           u32 first) {
     const u64 start = u64(sequence) * s.slice_len;
+#pragma unroll 2
     for (u32 i = threadIdx.x; i < ROWS * (D / 8); i += FLASH_THREADS) {
         const u32 row = i / (D / 8);
         const u32 column = i % (D / 8) * 8;
@@ -412,7 +417,8 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
             __syncthreads();
             float weight[QUERIES / 8][4] = {};
             float slope[QUERIES / 8][4] = {};
-#pragma unroll
+            // Not all at once: what is loaded ahead does not fit in registers.
+#pragma unroll 4
             for (u32 k = 0; k < D / 16; ++k) {
                 u32 key[4];
                 u32 value[4];
@@ -484,14 +490,14 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
     }
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_backward_keys_64(AttentionShape s, Slices slices, SliceGradients gradients,
                            const row_t *gradient, const float *log_sums, const float *products,
                            u32 is_added) {
     backward_keys<64>(s, slices, gradients, gradient, log_sums, products, is_added);
 }
 
-KERNEL __launch_bounds__(FLASH_THREADS)
+KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     flash_backward_keys_128(AttentionShape s, Slices slices, SliceGradients gradients,
                             const row_t *gradient, const float *log_sums, const float *products,
                             u32 is_added) {

@@ -14,6 +14,7 @@ mod architecture;
 mod attention;
 mod backend;
 pub mod cache;
+mod clock;
 mod columns;
 pub mod compiler;
 pub mod device;
@@ -35,6 +36,7 @@ mod transfer;
 pub use architecture::Architecture;
 pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};
 pub use backend::{CudaBackend, CudaMatrix};
+pub use clock::Mark;
 pub use driver::{CudaDevice, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,

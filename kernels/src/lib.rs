@@ -6,6 +6,7 @@
 //!
 //! This package knows no pipeline, no microbatch and no network.
 
+mod allocate;
 mod backend;
 pub mod conformance;
 mod cpu;

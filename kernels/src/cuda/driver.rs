@@ -106,8 +106,15 @@ impl CudaDevice {
 
     fn load(&mut self, file: File, code: &[u8]) -> Result<(), DeviceFault> {
         let mut module = ptr::null_mut();
-        // SAFETY: the code is an ELF image that says its own length; the driver copies it.
-        let result = unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
+        // An image has words of eight bytes, and may be looked at where it lies.
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        };
+        let image: Vec<u64> = code.chunks(8).map(word).collect();
+        // SAFETY: an ELF image says its own length; the driver copies it.
+        let result = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
         check("cuModuleLoadData", result)?;
         self.modules.push(module);
         for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.file() == file) {
@@ -122,7 +129,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn make_current(&self) -> Result<(), DeviceFault> {
+    pub(super) fn make_current(&self) -> Result<(), DeviceFault> {
         // SAFETY: the context lives as long as this.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }

@@ -15,7 +15,7 @@
 #define EMULATED
 #define KERNEL static void
 #define DEVICE inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define SHARED(type, name, count) static type name[count]
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator::dynamic_shared)
