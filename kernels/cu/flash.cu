@@ -56,6 +56,21 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], const bf16 *row) {
                  : "memory");
 }
 
+// Copies 16 bytes to shared memory on the way of its own, or zeros if there is nothing. The copies
+// since the last `close_copies` are a group; `wait_copies<N>` waits for all groups but the last N.
+DEVICE void copy_piece(bf16 *to, const row_t *from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+
+DEVICE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <u32 N>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 DEVICE float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -115,33 +130,26 @@ DEVICE void load_rows(u32 (&a)[D / 16][4], const row_t *low, const row_t *high) 
     }
 }
 
-// A row of D in pieces of 16 bytes, each by one thread.
-template <u32 D>
-DEVICE void stage_piece(bf16 *to, const row_t *from, bool is_there) {
-    *reinterpret_cast<uint4 *>(to) =
-        is_there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
-}
-
-// ROWS keys and values from position `first` on.
+// Begins to copy ROWS keys and values from position `first` on; zeros beyond the last.
 template <u32 D, u32 ROWS>
 DEVICE void stage_keys(bf16 *keys, bf16 *values, const AttentionShape &s, const Slices &slices,
                        u32 sequence, u32 kv_head, u32 first) {
-    // Four loads of each under way at once: more do not fit in registers beside the sums.
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < ROWS * (D / 8); i += FLASH_THREADS) {
         const u32 row = i / (D / 8);
         const u32 column = i % (D / 8) * 8;
         const bool is_there = first + row < s.keys();
         const row_t *key = slices.key(s, sequence, kv_head, is_there ? first + row : 0) + column;
-        stage_piece<D>(keys + row * (D + PAD) + column, key, is_there);
-        stage_piece<D>(values + row * (D + PAD) + column, key + s.key_width(), is_there);
+        copy_piece(keys + row * (D + PAD) + column, key, is_there);
+        copy_piece(values + row * (D + PAD) + column, key + s.key_width(), is_there);
     }
 }
 
 template <u32 D>
 DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, float *log_sums) {
-    SHARED(__align__(16) bf16, keys, BLOCK_ROWS * (D + PAD));
-    SHARED(__align__(16) bf16, values, BLOCK_ROWS * (D + PAD));
+    // Two tiles in turn: one is read while the next one comes.
+    DYNAMIC_SHARED(bf16, shared);
+    constexpr u32 TILE = BLOCK_ROWS * (D + PAD);
     const u32 warp = threadIdx.x / WARP;
     const u32 g = threadIdx.x % WARP / 4;
     const u32 t = threadIdx.x % 4;
@@ -162,9 +170,17 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
     float max[2] = {MINUS_INFINITY, MINUS_INFINITY};
     float sum[2] = {0.0f, 0.0f};
     float o[D / 8][4] = {};
-    for (u32 first = 0; first <= last; first += BLOCK_ROWS) {
-        __syncthreads();
-        stage_keys<D, BLOCK_ROWS>(keys, values, s, slices, sequence, kv_head, first);
+    stage_keys<D, BLOCK_ROWS>(shared, shared + TILE, s, slices, sequence, kv_head, 0);
+    close_copies();
+    for (u32 first = 0, side = 0; first <= last; first += BLOCK_ROWS, side ^= 1) {
+        const bf16 *keys = shared + side * 2 * TILE;
+        const bf16 *values = keys + TILE;
+        bf16 *next = shared + (side ^ 1) * 2 * TILE;
+        if (first + BLOCK_ROWS <= last)
+            stage_keys<D, BLOCK_ROWS>(next, next + TILE, s, slices, sequence, kv_head,
+                                      first + BLOCK_ROWS);
+        close_copies();
+        wait_copies<1>();
         __syncthreads();
         float score[BLOCK_ROWS / 8][4] = {};
 #pragma unroll
@@ -222,7 +238,10 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
                 mma(o[2 * n + 1], p, b[2], b[3]);
             }
         }
+        // Nobody reads this tile any more: the one after the next may come.
+        __syncthreads();
     }
+    wait_copies<0>();
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         const float whole = quad_sum(sum[half]);
@@ -258,8 +277,8 @@ template <u32 D>
 DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, const row_t *gradient,
                              const float *log_sums, const float *products, row_t *qkv) {
     constexpr u32 KEYS = BackwardTile<D>::ROWS;
-    SHARED(__align__(16) bf16, keys, KEYS * (D + PAD));
-    SHARED(__align__(16) bf16, values, KEYS * (D + PAD));
+    DYNAMIC_SHARED(bf16, shared);
+    constexpr u32 TILE = KEYS * (D + PAD);
     const u32 warp = threadIdx.x / WARP;
     const u32 g = threadIdx.x % WARP / 4;
     const u32 t = threadIdx.x % 4;
@@ -288,9 +307,16 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
     load_rows<D>(q, to[0], to[1]);
     load_rows<D>(dy, dout[0], dout[1]);
     float dq[D / 8][4] = {};
-    for (u32 first = 0; first <= last; first += KEYS) {
-        __syncthreads();
-        stage_keys<D, KEYS>(keys, values, s, slices, sequence, kv_head, first);
+    stage_keys<D, KEYS>(shared, shared + TILE, s, slices, sequence, kv_head, 0);
+    close_copies();
+    for (u32 first = 0, side = 0; first <= last; first += KEYS, side ^= 1) {
+        const bf16 *keys = shared + side * 2 * TILE;
+        const bf16 *values = keys + TILE;
+        bf16 *next = shared + (side ^ 1) * 2 * TILE;
+        if (first + KEYS <= last)
+            stage_keys<D, KEYS>(next, next + TILE, s, slices, sequence, kv_head, first + KEYS);
+        close_copies();
+        wait_copies<1>();
         __syncthreads();
         float score[KEYS / 8][4] = {};
         float slope[KEYS / 8][4] = {};
@@ -331,7 +357,9 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
                 mma(dq[2 * n + 1], ds, b[2], b[3]);
             }
         }
+        __syncthreads();
     }
+    wait_copies<0>();
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         if (!to[half]) continue;
@@ -354,7 +382,8 @@ KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
     backward_queries<128>(s, slices, gradient, log_sums, products, qkv);
 }
 
-// Queries of a head and the gradients of their outputs, with their log sums (base 2) and products.
+// Begins to copy queries of a head and the gradients of their outputs, and copies their log sums
+// (base 2) and products.
 template <u32 D, u32 ROWS>
 DEVICE void stage_queries(bf16 *queries, bf16 *douts, float *row_sums, float *row_products,
                           const AttentionShape &s, const row_t *qkv, const row_t *gradient,
@@ -367,9 +396,9 @@ DEVICE void stage_queries(bf16 *queries, bf16 *douts, float *row_sums, float *ro
         const u32 column = i % (D / 8) * 8;
         const bool is_there = first + row < s.slice_len;
         const u64 from = start + (is_there ? first + row : 0);
-        stage_piece<D>(queries + row * (D + PAD) + column,
+        copy_piece(queries + row * (D + PAD) + column,
                        qkv + from * s.row_width() + head * D + column, is_there);
-        stage_piece<D>(douts + row * (D + PAD) + column,
+        copy_piece(douts + row * (D + PAD) + column,
                        gradient + from * s.query_width() + head * D + column, is_there);
     }
     for (u32 row = threadIdx.x; row < ROWS; row += FLASH_THREADS) {
@@ -389,10 +418,9 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
     DYNAMIC_SHARED(bf16, shared);
     bf16 *keys = shared;
     bf16 *values = keys + BLOCK_ROWS * (D + PAD);
-    bf16 *queries = values + BLOCK_ROWS * (D + PAD);
-    bf16 *douts = queries + QUERIES * (D + PAD);
-    float *row_sums = reinterpret_cast<float *>(douts + QUERIES * (D + PAD));
-    float *row_products = row_sums + QUERIES;
+    bf16 *tiles = values + BLOCK_ROWS * (D + PAD);
+    constexpr u32 TILE = QUERIES * (D + PAD);
+    float *numbers = reinterpret_cast<float *>(tiles + 4 * TILE);
     const u32 warp = threadIdx.x / WARP;
     const u32 g = threadIdx.x % WARP / 4;
     const u32 t = threadIdx.x % 4;
@@ -408,68 +436,87 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
     float dk[D / 8][4] = {};
     float dv[D / 8][4] = {};
     const u32 first_seen = first_key > s.offset() ? first_key - s.offset() : 0;
-    for (u32 head = kv_head * group; head < kv_head * group + group; ++head) {
-        for (u32 first = first_seen / QUERIES * QUERIES; first < s.slice_len; first += QUERIES) {
-            __syncthreads();
-            stage_queries<D, QUERIES>(queries, douts, row_sums, row_products, s,
-                                      slices.qkv[s.earlier], gradient, log_sums, products,
-                                      sequence, head, first);
-            __syncthreads();
-            float weight[QUERIES / 8][4] = {};
-            float slope[QUERIES / 8][4] = {};
-            // Not all at once: what is loaded ahead does not fit in registers.
+    const u32 start = first_seen / QUERIES * QUERIES;
+    const u32 first_head = kv_head * group;
+    // The tiles of all heads in turn are one line; two of them are here at a time.
+    const u32 head_tiles = start < s.slice_len ? (s.slice_len - start + QUERIES - 1) / QUERIES : 0;
+    const u32 tile_count = group * head_tiles;
+    const auto stage = [&](u32 tile) {
+        bf16 *to = tiles + tile % 2 * 2 * TILE;
+        float *to_numbers = numbers + tile % 2 * 2 * QUERIES;
+        stage_queries<D, QUERIES>(to, to + TILE, to_numbers, to_numbers + QUERIES, s,
+                                  slices.qkv[s.earlier], gradient, log_sums, products, sequence,
+                                  first_head + tile / head_tiles,
+                                  start + tile % head_tiles * QUERIES);
+    };
+    if (tile_count > 0) stage(0);
+    close_copies();
+    for (u32 tile = 0; tile < tile_count; ++tile) {
+        const bf16 *queries = tiles + tile % 2 * 2 * TILE;
+        const bf16 *douts = queries + TILE;
+        const float *row_sums = numbers + tile % 2 * 2 * QUERIES;
+        const float *row_products = row_sums + QUERIES;
+        const u32 first = start + tile % head_tiles * QUERIES;
+        if (tile + 1 < tile_count) stage(tile + 1);
+        close_copies();
+        wait_copies<1>();
+        __syncthreads();
+        float weight[QUERIES / 8][4] = {};
+        float slope[QUERIES / 8][4] = {};
+        // Not all at once: what is loaded ahead does not fit in registers.
 #pragma unroll 4
-            for (u32 k = 0; k < D / 16; ++k) {
-                u32 key[4];
-                u32 value[4];
-                load_a<D + PAD>(key, own_keys + k * 16);
-                load_a<D + PAD>(value, own_values + k * 16);
+        for (u32 k = 0; k < D / 16; ++k) {
+            u32 key[4];
+            u32 value[4];
+            load_a<D + PAD>(key, own_keys + k * 16);
+            load_a<D + PAD>(value, own_values + k * 16);
 #pragma unroll
-                for (u32 n = 0; n < QUERIES / 16; ++n) {
-                    u32 b[4];
-                    load_b_rows<D + PAD>(b, queries + n * 16 * (D + PAD) + k * 16);
-                    mma(weight[2 * n], key, b[0], b[1]);
-                    mma(weight[2 * n + 1], key, b[2], b[3]);
-                    load_b_rows<D + PAD>(b, douts + n * 16 * (D + PAD) + k * 16);
-                    mma(slope[2 * n], value, b[0], b[1]);
-                    mma(slope[2 * n + 1], value, b[2], b[3]);
-                }
-            }
-#pragma unroll
-            for (u32 n = 0; n < QUERIES / 8; ++n) {
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    const u32 query = n * 8 + t * 2 + i % 2;
-                    const bool is_seen = first + query < s.slice_len &&
-                                         s.offset() + first + query >= own[i / 2];
-                    const float p = fast_exp2(weight[n][i] * scale - row_sums[query]);
-                    weight[n][i] = is_seen ? p : 0.0f;
-                    slope[n][i] = is_seen ? p * (slope[n][i] - row_products[query]) : 0.0f;
-                }
-            }
-#pragma unroll
-            for (u32 k = 0; k < QUERIES / 16; ++k) {
-                const u32 p[4] = {pack(weight[2 * k][0], weight[2 * k][1]),
-                                  pack(weight[2 * k][2], weight[2 * k][3]),
-                                  pack(weight[2 * k + 1][0], weight[2 * k + 1][1]),
-                                  pack(weight[2 * k + 1][2], weight[2 * k + 1][3])};
-                const u32 ds[4] = {pack(slope[2 * k][0], slope[2 * k][1]),
-                                   pack(slope[2 * k][2], slope[2 * k][3]),
-                                   pack(slope[2 * k + 1][0], slope[2 * k + 1][1]),
-                                   pack(slope[2 * k + 1][2], slope[2 * k + 1][3])};
-#pragma unroll
-                for (u32 n = 0; n < D / 16; ++n) {
-                    u32 b[4];
-                    load_b_columns<D + PAD>(b, douts + k * 16 * (D + PAD) + n * 16);
-                    mma(dv[2 * n], p, b[0], b[1]);
-                    mma(dv[2 * n + 1], p, b[2], b[3]);
-                    load_b_columns<D + PAD>(b, queries + k * 16 * (D + PAD) + n * 16);
-                    mma(dk[2 * n], ds, b[0], b[1]);
-                    mma(dk[2 * n + 1], ds, b[2], b[3]);
-                }
+            for (u32 n = 0; n < QUERIES / 16; ++n) {
+                u32 b[4];
+                load_b_rows<D + PAD>(b, queries + n * 16 * (D + PAD) + k * 16);
+                mma(weight[2 * n], key, b[0], b[1]);
+                mma(weight[2 * n + 1], key, b[2], b[3]);
+                load_b_rows<D + PAD>(b, douts + n * 16 * (D + PAD) + k * 16);
+                mma(slope[2 * n], value, b[0], b[1]);
+                mma(slope[2 * n + 1], value, b[2], b[3]);
             }
         }
+#pragma unroll
+        for (u32 n = 0; n < QUERIES / 8; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 query = n * 8 + t * 2 + i % 2;
+                const bool is_seen = first + query < s.slice_len &&
+                                     s.offset() + first + query >= own[i / 2];
+                const float p = fast_exp2(weight[n][i] * scale - row_sums[query]);
+                weight[n][i] = is_seen ? p : 0.0f;
+                slope[n][i] = is_seen ? p * (slope[n][i] - row_products[query]) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < QUERIES / 16; ++k) {
+            const u32 p[4] = {pack(weight[2 * k][0], weight[2 * k][1]),
+                              pack(weight[2 * k][2], weight[2 * k][3]),
+                              pack(weight[2 * k + 1][0], weight[2 * k + 1][1]),
+                              pack(weight[2 * k + 1][2], weight[2 * k + 1][3])};
+            const u32 ds[4] = {pack(slope[2 * k][0], slope[2 * k][1]),
+                               pack(slope[2 * k][2], slope[2 * k][3]),
+                               pack(slope[2 * k + 1][0], slope[2 * k + 1][1]),
+                               pack(slope[2 * k + 1][2], slope[2 * k + 1][3])};
+#pragma unroll
+            for (u32 n = 0; n < D / 16; ++n) {
+                u32 b[4];
+                load_b_columns<D + PAD>(b, douts + k * 16 * (D + PAD) + n * 16);
+                mma(dv[2 * n], p, b[0], b[1]);
+                mma(dv[2 * n + 1], p, b[2], b[3]);
+                load_b_columns<D + PAD>(b, queries + k * 16 * (D + PAD) + n * 16);
+                mma(dk[2 * n], ds, b[0], b[1]);
+                mma(dk[2 * n + 1], ds, b[2], b[3]);
+            }
+        }
+        __syncthreads();
     }
+    wait_copies<0>();
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         if (own[half] >= s.keys()) continue;

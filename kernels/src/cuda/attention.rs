@@ -61,14 +61,20 @@ impl Plan {
     fn flash(head_width: usize, [forward, backward_queries, backward_keys]: [Kernel; 3]) -> Self {
         // BackwardTile of `flash.cu`.
         let tile = if head_width == 64 { 64 } else { 32 };
-        let staged = (2 * FLASH_ROWS + 2 * tile) * (head_width + FLASH_PAD) * 2 + 2 * tile * 4;
+        let rows = |count: usize| count * (head_width + FLASH_PAD) * 2;
         Self {
             forward,
             backward_queries,
             backward_keys,
             rows: FLASH_ROWS,
             threads: FLASH_THREADS,
-            shared_bytes: [0, 0, staged],
+            // Two tiles of keys and values in turn; or keys and values, and two tiles of queries and
+            // gradients with two numbers a row.
+            shared_bytes: [
+                rows(4 * FLASH_ROWS),
+                rows(4 * tile),
+                rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4,
+            ],
         }
     }
 

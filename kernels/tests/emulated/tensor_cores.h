@@ -57,6 +57,52 @@ static void load_matrices_transposed(u32 (&r)[4], const bf16 *row) {
     }
 }
 
+// Copies that are under way. They arrive when they are waited for and not before, so a wait that is
+// missing shows.
+struct Copy {
+    bf16 *to;
+    const row_t *from;
+};
+struct Copies {
+    Copy copies[256];
+    u32 count, closed[256], groups;
+};
+static Copies copies_of[emulator::THREADS_MAX];
+
+static void check_copies(bool is_fine) {
+    if (is_fine) return;
+    fprintf(stderr, "emulator: more copies under way than it has room for\n");
+    abort();
+}
+
+static void copy_piece(bf16 *to, const row_t *from, bool is_there) {
+    check_row(to);
+    Copies &own = copies_of[emulator::current];
+    check_copies(own.count < 256);
+    own.copies[own.count++] = {to, is_there ? from : nullptr};
+}
+
+static void close_copies() {
+    Copies &own = copies_of[emulator::current];
+    check_copies(own.groups < 256);
+    own.closed[own.groups++] = own.count;
+}
+
+template <u32 N>
+static void wait_copies() {
+    Copies &own = copies_of[emulator::current];
+    if (own.groups <= N) return;
+    const u32 done = own.closed[own.groups - N - 1];
+    for (u32 i = 0; i < done; ++i) {
+        if (own.copies[i].from) memcpy(own.copies[i].to, own.copies[i].from, 16);
+        else memset(own.copies[i].to, 0, 16);
+    }
+    memmove(own.copies, own.copies + done, (own.count - done) * sizeof(Copy));
+    own.count -= done;
+    for (u32 i = 0; i < N; ++i) own.closed[i] = own.closed[own.groups - N + i] - done;
+    own.groups = N;
+}
+
 static float fast_exp2(float x) { return exp2f(x); }
 
 static u32 pack(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
