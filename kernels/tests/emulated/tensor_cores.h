@@ -57,8 +57,8 @@ static void load_matrices_transposed(u32 (&r)[4], const bf16 *row) {
     }
 }
 
-// Copies that are under way. They arrive when they are waited for and not before, so a wait that is
-// missing shows.
+// Copies that are under way. What they overwrite is lost when they begin, and they arrive when they
+// are waited for: a wait or a barrier that is missing shows.
 struct Copy {
     bf16 *to;
     const row_t *from;
@@ -79,6 +79,7 @@ static void copy_piece(bf16 *to, const row_t *from, bool is_there) {
     check_row(to);
     Copies &own = copies_of[emulator::current];
     check_copies(own.count < 256);
+    memset(to, 0xff, 16);
     own.copies[own.count++] = {to, is_there ? from : nullptr};
 }
 
