@@ -256,7 +256,7 @@ KERNEL __launch_bounds__(THREADS, 2)
         }
     }
     if (!is_row) return;
-    float *to = gradients.key(s, sequence, kv_head, position);
+    float *to = gradients.key(s, slices, sequence, kv_head, position);
     const bool adds = is_added && position < s.offset();
 #pragma unroll
     for (u32 i = 0; i < PARTS; ++i) {

@@ -520,7 +520,7 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         if (own[half] >= s.keys()) continue;
-        float *to = gradients.key(s, sequence, kv_head, own[half]) + t * 2;
+        float *to = gradients.key(s, slices, sequence, kv_head, own[half]) + t * 2;
         const bool adds = is_added && own[half] < s.offset();
 #pragma unroll
         for (u32 n = 0; n < D / 8; ++n) {

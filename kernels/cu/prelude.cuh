@@ -190,28 +190,44 @@ DEVICE float silu_slope(float x) {
 
 // Attention's shape. A row of queries, keys and values holds `heads * head_width` query floats,
 // then `kv_heads * head_width` keys, then as many values. Queries are those of one slice; keys are
-// counted from the beginning of the sequence, through the `earlier` slices.
+// counted from the beginning of the sequence, through the `earlier` slices, which have `before` rows
+// of each sequence.
 struct AttentionShape {
-    u32 sequences, slice_len, heads, kv_heads, head_width, earlier;
+    u32 sequences, slice_len, heads, kv_heads, head_width, earlier, before;
     float scale;
 
     DEVICE u32 query_width() const { return heads * head_width; }
     DEVICE u32 key_width() const { return kv_heads * head_width; }
     DEVICE u32 row_width() const { return query_width() + 2 * key_width(); }
     // Keys before the slice's own.
-    DEVICE u32 offset() const { return earlier * slice_len; }
-    DEVICE u32 keys() const { return offset() + slice_len; }
+    DEVICE u32 offset() const { return before; }
+    DEVICE u32 keys() const { return before + slice_len; }
 };
 
-// Rows of each slice, in order; the last is the queries' own.
+// Where a position of a sequence is: in which slice, and in which of its rows.
+struct Place {
+    u32 slice;
+    u64 row;
+};
+
+// Rows of each slice, in order; the last is the queries' own. Slice i begins at position `first[i]`.
 struct Slices {
     const row_t *qkv[SLICES_MAX];
+    u32 first[SLICES_MAX + 1];
+
+    DEVICE Place place(const AttentionShape &s, u32 sequence, u32 position) const {
+        Place place;
+        place.slice = s.earlier;
+        while (position < first[place.slice]) --place.slice;
+        const u32 start = first[place.slice];
+        place.row = u64(sequence) * (first[place.slice + 1] - start) + position - start;
+        return place;
+    }
 
     // The key of one head at a position of a sequence; its value is `key_width` further on.
     DEVICE const row_t *key(const AttentionShape &s, u32 sequence, u32 kv_head, u32 position) const {
-        const u64 row = u64(sequence) * s.slice_len + position % s.slice_len;
-        return qkv[position / s.slice_len] + row * s.row_width() + s.query_width() +
-               kv_head * s.head_width;
+        const Place at = place(s, sequence, position);
+        return qkv[at.slice] + at.row * s.row_width() + s.query_width() + kv_head * s.head_width;
     }
 };
 
@@ -220,9 +236,9 @@ struct Slices {
 struct SliceGradients {
     float *key_value[SLICES_MAX];
 
-    DEVICE float *key(const AttentionShape &s, u32 sequence, u32 kv_head, u32 position) const {
-        const u64 row = u64(sequence) * s.slice_len + position % s.slice_len;
-        return key_value[position / s.slice_len] + row * 2 * s.key_width() +
-               kv_head * s.head_width;
+    DEVICE float *key(const AttentionShape &s, const Slices &slices, u32 sequence, u32 kv_head,
+                      u32 position) const {
+        const Place at = slices.place(s, sequence, position);
+        return key_value[at.slice] + at.row * 2 * s.key_width() + kv_head * s.head_width;
     }
 };

@@ -473,8 +473,10 @@ pub trait Backend {
     );
 
     /// Attention of one slice of each sequence: its queries see the keys and values of the `earlier`
-    /// slices, each of the same shape and in order, and of their own up to themselves. A row gets
-    /// what [`Backend::attention_forward`] gives it over the whole sequence.
+    /// slices of the same sequences, in order, and of their own up to themselves. Slices need not be
+    /// equally long: `shape` is that of the one whose queries these are, and an earlier one's length
+    /// follows from its buffer, which has nothing else in it. A row gets what
+    /// [`Backend::attention_forward`] gives it over the whole sequence.
     fn attention_slice_forward(
         &self,
         shape: AttentionShape,

@@ -23,8 +23,8 @@ pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, 
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{
-    EndingArgs, MemoryArgs, ProgramArgs, RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs,
-    TimesArgs,
+    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, RenderArgs,
+    ScheduleCommand, SimulateArgs, SolveArgs, TimesArgs,
 };
 
 use std::path::PathBuf;

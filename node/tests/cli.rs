@@ -190,6 +190,32 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
 }
 
 #[test]
+fn stages_without_room_make_passes_again_or_let_them_leave() {
+    let line = "schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mw 0.5 --json";
+    let answer = |more: &str| json(&line.split(' ').chain(more.split(' ')).collect::<Vec<_>>());
+    let time = |answer: &Value| answer["step_time"].as_f64().expect("a time");
+    let (plain, again) = (answer("--mem-limit 1.5"), answer("--mem-limit 1.5 --recompute"));
+    assert!(time(&again) < 0.6 * time(&plain), "{again} {plain}");
+    assert!(again["remade"].is_array() && again["left"].is_null() && plain["remade"].is_null());
+    let slower = answer("--mem-limit 1.5 --recompute 20,20,20,20");
+    assert!(time(&slower) > time(&again), "{slower}");
+    let both = answer("--mem-limit 2 --recompute --offload 20");
+    let peaks = both["peak_mem"].as_array().expect("one a stage");
+    assert!(peaks.iter().all(|peak| peak.as_f64() <= Some(2.0 + 1e-9)), "{both}");
+    assert!(both["left"].is_array(), "{both}");
+    let replayed = answer("--mem-limit 3 --kind 1f1b --offload 20");
+    assert!(replayed["left"].is_array() && replayed["step_time"].is_number(), "{replayed}");
+    let told = |more: &str| {
+        let words: Vec<&str> = line.split(' ').chain(more.split(' ')).collect();
+        refused(&words, 2)
+    };
+    assert!(told("--recompute x").contains("--recompute"));
+    assert!(told("--recompute --md 2").contains("--md 1 or less"));
+    assert!(told("--offload -1").contains("--offload"));
+    assert!(told("--mem-limit 0.5 --recompute --offload 1").contains("--mem-limit 1 or more"));
+}
+
+#[test]
 fn a_schedule_goes_to_pytorch_and_comes_back() {
     let folder = tempfile::tempdir().expect("a folder");
     for form in ["--pytorch", "--pytorch-comms"] {

@@ -13,14 +13,20 @@
 mod check;
 mod generate;
 mod kind;
+mod memory;
 mod op;
 mod program;
+mod region;
+mod simulate;
 mod versions;
 mod violation;
 
 pub use check::check_async;
 pub use generate::{AsyncGenerateError, AsyncRequest, generate_async};
 pub use kind::{AsyncKind, UnknownAsyncKind};
+pub use memory::{AsyncPeak, peak_memory_async};
 pub use op::{AsyncOp, AsyncOpParseError, Dynamic, DynamicRule, Prediction, Shift, Version};
 pub use program::{ASYNC_PASS_COUNT_MAX, AsyncProgram, AsyncProgramParseError};
+pub use region::{Arrived, Region};
+pub use simulate::{AsyncSimulation, Steady, simulate_async};
 pub use violation::AsyncViolation;

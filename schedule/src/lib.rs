@@ -21,6 +21,7 @@ mod program;
 pub mod pytorch;
 mod recompute;
 pub mod render;
+mod shown;
 mod simulate;
 mod solve;
 mod timeline;
@@ -37,10 +38,11 @@ pub use op::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer,
 pub use placement::{Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use recompute::recompute;
+pub use shown::{Mark, Operation, Shown};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
-    ChunkCosts, Ending, Owner, Problem, Solution, SolveError, StageCosts, lower_bound, solve,
-    solve_any,
+    ChunkCosts, Ending, Owner, Problem, Relief, Remake, Solution, SolveError, StageCosts, Trip,
+    lower_bound, relieve, solve, solve_any,
 };
-pub use timeline::{Slice, Timeline};
+pub use timeline::{Extent, Slice, Timeline};
 pub use walk::{Stuck, StuckAt};

@@ -64,11 +64,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    fn now(self) -> f64 {
+    pub(crate) fn now(self) -> f64 {
         if self.is_away { 0.0 } else { self.amount }
     }
 
-    fn run(&mut self, op: Op, chunk: ChunkMemory) {
+    pub(crate) fn run(&mut self, op: Op, chunk: ChunkMemory) {
         match op {
             Op::Compute(Compute::F | Compute::R, _) => self.amount = chunk.after_forward,
             Op::Compute(Compute::B, _) => self.amount = chunk.after_input_gradient,

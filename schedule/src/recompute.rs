@@ -13,16 +13,14 @@ use crate::program::Program;
 /// whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had of these
 /// before is replaced. To be lowered afterwards, also if it was lowered before.
 ///
-/// A program with slices gets none: later slices of a microbatch read what earlier ones keep.
-///
 /// R stands right before its B, so that lowering puts the receive between them: R runs while the
 /// gradient is awaited.
+///
+/// Of slices each has its own DROP and R. What others read of it, the keys and values, is not given up,
+/// so R of one waits for no other.
 #[must_use]
 pub fn recompute(program: &Program) -> Program {
     let arithmetic = program.arithmetic();
-    if arithmetic.slice_count > 1 {
-        return arithmetic;
-    }
     let stages = arithmetic.stages.iter().map(|ops| with_recomputation(ops)).collect();
     Program { stages, ..arithmetic }
 }
@@ -74,6 +72,20 @@ mod tests {
         assert!(lowered.to_string().contains("0F0 0SEND_F0 0DROP0 0F1"), "{lowered}");
         assert!(lowered.to_string().contains("0R0 0RECV_B0 0B0"), "{lowered}");
         assert_eq!(recompute(&lowered), found, "it is made again, whatever was there");
+    }
+
+    #[test]
+    fn slices_are_made_again_one_by_one() {
+        let program = generate(ScheduleKind::Seq1F1B, 2, 2).expect("the size is legal");
+        let text = recompute(&program).to_string();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let expected = [
+            "stage 0: 0F0.0 0DROP0.0 0F0.1 0DROP0.1 0F1.0 0DROP1.0 0R0.1 0BW0.1 0F1.1 0DROP1.1 \
+             0R0.0 0BW0.0 0R1.1 0BW1.1 0R1.0 0BW1.0",
+            "stage 1: 1F0.0 1DROP0.0 1F0.1 1BW0.1 1F1.0 1DROP1.0 1R0.0 1BW0.0 1F1.1 1BW1.1 1R1.0 \
+             1BW1.0",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

@@ -4,8 +4,11 @@ pub mod ascii;
 pub mod chrome_trace;
 pub mod svg;
 
-use crate::op::{Compute, Op, Reduction};
-use crate::timeline::Timeline;
+use zbelastic_types::StageIndex;
+
+use crate::op::{Compute, Pass};
+use crate::shown::{Mark, Operation, Shown};
+use crate::timeline::{Extent, Timeline};
 
 const PASS_NAMES: [(Compute, &str); 6] = [
     (Compute::F, "F forward"),
@@ -17,38 +20,70 @@ const PASS_NAMES: [(Compute, &str); 6] = [
 ];
 
 /// The kinds of pass that occur in a timeline, and what its legend calls them.
-fn pass_names(timeline: &Timeline) -> impl Iterator<Item = (Compute, &'static str)> {
+fn pass_names<O: Operation>(
+    timeline: &Timeline<O>,
+) -> impl Iterator<Item = (Compute, &'static str)> {
     PASS_NAMES.into_iter().filter(|(compute, _)| {
-        let is_it = |op| matches!(op, Op::Compute(found, _) if found == *compute);
+        let is_it = |op: O| matches!(op.computed(), Some((found, _)) if found == *compute);
         timeline.all_slices().any(|slice| is_it(slice.op))
     })
 }
 
-/// Whether a stage holds more than one chunk.
-fn has_later_chunks(timeline: &Timeline) -> bool {
-    timeline.placement().chunk_count() > timeline.placement().stage_count()
+/// Every mark with its letter in a text and its name, in the order of legends.
+const MARKS: [(Mark, char, &str); 7] = [
+    (Mark::Gate, 'G', "gate"),
+    (Mark::Reduce, 'R', "reduce"),
+    (Mark::Stash, '+', "stash"),
+    (Mark::Predict, 'P', "predict"),
+    (Mark::Free, '-', "free"),
+    (Mark::Step, 'S', "step"),
+    (Mark::Average, 'A', "average"),
+];
+
+/// The marks that a legend names.
+fn marks_of<O: Operation>(
+    timeline: &Timeline<O>,
+) -> impl Iterator<Item = (Mark, char, &'static str)> {
+    MARKS.into_iter().filter(|(mark, ..)| has(timeline, Shown::Mark(*mark)))
 }
 
-/// Whether gradients of replicas are added.
-fn has_reductions(timeline: &Timeline) -> bool {
-    timeline.all_slices().any(|slice| matches!(slice.op, Op::Reduce(Reduction::Add, _)))
+fn has<O: Operation>(timeline: &Timeline<O>, shown: Shown) -> bool {
+    timeline.all_slices().any(|slice| slice.op.shown() == shown)
+}
+
+/// What is drawn fainter beside what a stage runs first.
+fn later_name<O: Operation>(timeline: &Timeline<O>) -> Option<&'static str> {
+    let placement = timeline.placement();
+    match timeline.extent() {
+        Extent::Segment { replica_count, .. } if replica_count > 1 => Some("later pipeline"),
+        Extent::Segment { .. } | Extent::Steps(_) => {
+            (placement.chunk_count() > placement.stage_count()).then_some("later chunk")
+        }
+    }
+}
+
+/// Whether a pass is of a stage's later chunk, or of a later pipeline.
+fn is_later<O: Operation>(
+    timeline: &Timeline<O>,
+    stage: StageIndex,
+    (pass, replica): (Pass, u32),
+) -> bool {
+    let first_chunk = timeline.placement().chunks_of(stage).next();
+    Some(pass.chunk) != first_chunk || replica > 0
 }
 
 /// What a drawing says about its timeline in one line. Of several steps the last is measured, as
-/// the first does not wait for a verdict on a step before it.
-fn headline(timeline: &Timeline) -> String {
+/// the first does not wait for a verdict on a step before it; without steps all of it is.
+fn headline<O: Operation>(timeline: &Timeline<O>) -> String {
     let step = timeline.step_count() - 1;
-    let of_steps = match timeline.step_count() {
-        1 => String::new(),
-        steps => format!(", the last of {steps} steps"),
+    let of_steps = match timeline.extent() {
+        Extent::Steps(1) => "",
+        Extent::Steps(steps) => &format!(", the last of {steps} steps"),
+        Extent::Segment { .. } => ", the whole of it",
     };
     format!(
-        "{}, {} stages, {} microbatches{}{of_steps}: longest span {}, makespan {}, \
-         bubble_span {:.2} %, bubble_sync {:.2} %",
-        timeline.kind(),
-        timeline.placement().stage_count(),
-        timeline.microbatch_count(),
-        of_slices(timeline),
+        "{}{of_steps}: longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %",
+        title(timeline),
         short(timeline.cost(step)),
         short(timeline.makespan(step)),
         100.0 * timeline.bubble_span(step),
@@ -56,12 +91,23 @@ fn headline(timeline: &Timeline) -> String {
     )
 }
 
-/// The slices of a microbatch, where there are several.
-fn of_slices(timeline: &Timeline) -> String {
-    match timeline.slice_count() {
-        1 => String::new(),
-        slices => format!(" of {slices} slices"),
-    }
+/// The schedule and its size.
+fn title<O: Operation>(timeline: &Timeline<O>) -> String {
+    let (name, stages) = (timeline.name(), timeline.placement().stage_count());
+    let size = match timeline.extent() {
+        Extent::Steps(_) => match timeline.slice_count() {
+            1 => String::new(),
+            slices => format!(" of {slices} slices"),
+        },
+        Extent::Segment { minibatch_count, replica_count } => {
+            let pipelines = match replica_count {
+                1 => String::new(),
+                pipelines => format!(", in turn through {pipelines} pipelines"),
+            };
+            format!(" in each of {minibatch_count} steps{pipelines}")
+        }
+    };
+    format!("{name}, {stages} stages, {} microbatches{size}", timeline.microbatch_count())
 }
 
 /// A time with at most three digits after the point.
@@ -70,6 +116,6 @@ fn short(time: f64) -> String {
 }
 
 /// When the last slice of any stage ends.
-fn end(timeline: &Timeline) -> f64 {
+fn end<O: Operation>(timeline: &Timeline<O>) -> f64 {
     timeline.all_slices().map(|slice| slice.end).fold(0.0, f64::max)
 }

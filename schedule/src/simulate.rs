@@ -17,7 +17,7 @@ use crate::op::{Compute, Flow, Memory, Op, Pass, Reduction, Transfer, Update};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
-use crate::timeline::{Slice, Timeline};
+use crate::timeline::{Extent, Slice, Timeline};
 use crate::walk::{Stuck, walk};
 
 /// Most steps of one simulation. A pipeline has found its rhythm by the third step; the rest
@@ -86,11 +86,11 @@ pub fn simulate_with(
     let mut clock = Clock::new(program, (costs, measured), step_count);
     walk(program, step_count, |stage, step, op| clock.run(stage, step, op))?;
     Ok(Timeline {
-        kind: program.kind,
+        name: program.kind.name(),
+        extent: Extent::Steps(step_count),
         placement: program.placement.clone(),
         microbatch_count: program.microbatch_count,
         slice_count: program.slice_count,
-        step_count,
         slices: clock.slices,
     })
 }
@@ -126,7 +126,9 @@ impl Copies {
 
 type Measured<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
 
-struct Clock<'a> {
+/// When each stage has come how far, while operations are run in an order that respects what they wait
+/// for.
+pub(crate) struct Clock<'a> {
     costs: &'a Costs,
     measured: Measured<'a>,
     placement: &'a Placement,
@@ -148,7 +150,8 @@ struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    fn new(
+    /// Nobody has begun.
+    pub(crate) fn new(
         program: &'a Program,
         (costs, measured): (&'a Costs, Measured<'a>),
         step_count: u32,
@@ -171,7 +174,13 @@ impl<'a> Clock<'a> {
         }
     }
 
-    fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
+    /// When the last operation of `stage` ended.
+    pub(crate) fn now(&self, stage: StageIndex) -> f64 {
+        self.now[stage.index()]
+    }
+
+    /// Runs `op` as soon as its stage and what it waits for allow.
+    pub(crate) fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
         if let Op::Memory(memory, pass) = op {
             return self.run_memory(stage, step, (memory, pass));
         }
@@ -249,7 +258,7 @@ impl<'a> Clock<'a> {
     }
 
     /// When the operand of `pass` is on its stage: it left the stage before, and a hop.
-    fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
+    pub(crate) fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
         let Some(chunk) = self.placement.chunk_before(pass.chunk, flow) else { return 0.0 };
         let before = self.ends(step, Pass { chunk, ..pass });
         let end = match flow {

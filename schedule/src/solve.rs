@@ -15,11 +15,13 @@ mod follow;
 mod pipeline;
 mod policy;
 mod problem;
+mod relief;
 mod rounds;
 mod stepwise;
 mod waves;
 
 pub use problem::{ChunkCosts, Ending, Owner, Problem, StageCosts};
+pub use relief::{Relief, Remake, Trip, relieve};
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -109,6 +111,25 @@ pub enum SolveError {
         /// What B leaves.
         after_input_gradient: f64,
     },
+    /// DROP leaves more than F did.
+    #[error(
+        "chunk {chunk}: expected at most {after_forward} to be kept after DROP, as after F, found \
+         {after_drop}"
+    )]
+    Drop {
+        /// The chunk.
+        chunk: ChunkIndex,
+        /// What F leaves.
+        after_forward: f64,
+        /// What DROP leaves.
+        after_drop: f64,
+    },
+    /// What stages may do did not bring any order within their limits.
+    #[error(
+        "no order was found that stays within the limits, whatever is made again or leaves; what one \
+         microbatch takes is within them, so a little more may do"
+    )]
+    NoOrder,
     /// Memory that does not hold one microbatch.
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
@@ -131,6 +152,9 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
     if problem.placement.replica_count() > 1 {
         return Ok(problem.work_bound());
     }
+    if problem.relief.is_any() {
+        return Ok(bound::lower_bound(&Pipeline::new(&relief::relaxed(problem))));
+    }
     Ok(bound::lower_bound(&Pipeline::new(problem)))
 }
 
@@ -139,9 +163,12 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee, GIS where
 /// chunks are dealt round.
 ///
+/// Where stages may make passes again or let them leave ([`Relief`]) they do so where it is needed, and
+/// as little as brings them within their limits.
+///
 /// # Errors
 /// If a number is no cost, or a limit is below what one microbatch takes: one at a time is always
-/// an order.
+/// an order, unless it took copies to make it one.
 ///
 /// # Panics
 /// Never, as long as one microbatch fits.
@@ -151,8 +178,18 @@ pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     if problem.placement.replica_count() > 1 {
         return Err(SolveError::Shape { found: shape });
     }
+    if problem.relief.is_any() {
+        return relief::solve(problem, lower_bound(problem)?);
+    }
+    Ok(solve_as_it_is(problem, PASSES_MAX))
+}
+
+/// The best order of a problem that was checked, and whose stages do nothing to keep less. So many passes
+/// are put on boards at most, over all tries of one kind.
+fn solve_as_it_is(problem: &Problem, passes_max: usize) -> Solution {
+    let shape = problem.placement.shape();
     let pipeline = Pipeline::new(problem);
-    let mut best = Best::new(bound::lower_bound(&pipeline));
+    let mut best = Best { passes_max, ..Best::new(bound::lower_bound(&pipeline)) };
     match shape {
         PlacementShape::Line => try_rounds(&pipeline, &mut best),
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
@@ -164,7 +201,7 @@ pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
     }
     let lower_bound = best.lower_bound;
     let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
-    Ok(Solution { program: program_of(problem, board), cost, lower_bound })
+    Solution { program: program_of(problem, board), cost, lower_bound }
 }
 
 /// The best order over several placements of the same stages; the bound is the least of theirs.
@@ -183,12 +220,18 @@ pub fn solve_any(problems: &[Problem]) -> Result<Solution, SolveError> {
         if best.as_ref().is_some_and(|best| reaches(best.cost, bound)) {
             break;
         }
-        let found = Solution { lower_bound: bound, ..solve(problem)? };
+        let found = match solve(problem) {
+            Ok(found) => Solution { lower_bound: bound, ..found },
+            // Over another placement there may be one.
+            Err(SolveError::NoOrder) => continue,
+            Err(error) => return Err(error),
+        };
         if best.as_ref().is_none_or(|best| found.cost < best.cost) {
             best = Some(found);
         }
     }
-    Ok(best.expect("there is a placement"))
+    assert!(!problems.is_empty(), "there is a placement");
+    best.ok_or(SolveError::NoOrder)
 }
 
 /// Passes that are put on boards at most, over all tries of one kind.
@@ -202,11 +245,6 @@ const SMALL_SIZE_MAX: usize = 128;
 const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
-
-/// How many orders of a problem are made.
-fn tries(pipeline: &Pipeline<'_>) -> usize {
-    PASSES_MAX / pipeline.pass_count()
-}
 
 fn is_small(pipeline: &Pipeline<'_>) -> bool {
     pipeline.stage_count() * pipeline.microbatch_count() as usize <= SMALL_SIZE_MAX
@@ -262,7 +300,7 @@ fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[Sch
 /// Orders made for times other than those there are: what is gained and lost where a gap is filled
 /// is not known before the end, and another order may turn out to be better.
 fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    let mut left = tries(pipeline);
+    let mut left = best.tries(pipeline);
     let most = if is_small(pipeline) { SMALL_OTHERS_MAX } else { usize::MAX };
     for factors in waves::OTHERS.into_iter().take(most) {
         let problem = factors.of(pipeline.problem);
@@ -283,7 +321,7 @@ fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let mut allowance = Allowance::new(pipeline);
     let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
     for rules in
-        policy::rules(pipeline, best.lower_bound).take(tries(pipeline).clamp(RULES_MIN, most))
+        policy::rules(pipeline, best.lower_bound).take(best.tries(pipeline).clamp(RULES_MIN, most))
     {
         let board = policy::by_rules(pipeline, &rules, &allowance);
         if best.take(board, Some(rules)) {
@@ -299,13 +337,20 @@ fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
 /// The best order so far, and the rules that made the best of those that rules made.
 struct Best<'a> {
     lower_bound: f64,
+    /// Passes that may be put on boards.
+    passes_max: usize,
     found: Option<(f64, Board<'a>)>,
     rules: Option<(f64, Vec<Rule>)>,
 }
 
 impl<'a> Best<'a> {
     fn new(lower_bound: f64) -> Self {
-        Self { lower_bound, found: None, rules: None }
+        Self { lower_bound, passes_max: PASSES_MAX, found: None, rules: None }
+    }
+
+    /// How many orders of a problem are made.
+    fn tries(&self, pipeline: &Pipeline<'_>) -> usize {
+        self.passes_max / pipeline.pass_count()
     }
 
     fn is_optimal(&self) -> bool {
@@ -385,6 +430,7 @@ mod tests {
             occupancy: 0.0,
             microbatch_count: 3,
             ending: Ending::default(),
+            relief: Relief::default(),
         }
     }
 
@@ -392,6 +438,27 @@ mod tests {
     fn refused(problem: &Problem, expected: SolveError) {
         assert_eq!(solve(problem), Err(expected.clone()));
         assert_eq!(lower_bound(problem), Err(expected));
+    }
+
+    fn what_no_relief_can_be_is_named(legal: &Problem) {
+        let with = |remakes, trips| {
+            let relief = Relief { remakes, trips, ..Relief::default() };
+            Problem { relief, ..legal.clone() }
+        };
+        let (remake, trip) =
+            (Remake { time: 1.0, after_drop: 0.5 }, Trip { offload: 1.0, reload: 1.0 });
+        let short = |name| SolveError::Count { name, expected: 2, found: 1 };
+        refused(&with(vec![remake], Vec::new()), short("remakes"));
+        refused(&with(Vec::new(), vec![trip]), short("trips"));
+        let number =
+            |name, found| SolveError::Number { name, owner: Owner::Chunk(ChunkIndex(1)), found };
+        let wrong = Remake { time: -1.0, ..remake };
+        refused(&with(vec![remake, wrong], Vec::new()), number("recompute", -1.0));
+        let wrong = Trip { reload: f64::INFINITY, ..trip };
+        refused(&with(Vec::new(), vec![trip, wrong]), number("reload", f64::INFINITY));
+        let large = Remake { after_drop: 2.5, ..remake };
+        let drop = SolveError::Drop { chunk: ChunkIndex(0), after_forward: 2.0, after_drop: 2.5 };
+        refused(&with(vec![large, remake], Vec::new()), drop);
     }
 
     #[test]
@@ -416,7 +483,8 @@ mod tests {
         let limit = number("limit", Owner::Stage(StageIndex(1)), -1.0);
         refused(&Problem { limits: vec![4.0, -1.0], ..legal.clone() }, limit);
         let small = SolveError::Limit { stage: StageIndex(1), needed: 2.0, limit: 1.0 };
-        refused(&Problem { limits: vec![4.0, 1.0], ..legal }, small);
+        refused(&Problem { limits: vec![4.0, 1.0], ..legal.clone() }, small);
+        what_no_relief_can_be_is_named(&legal);
         let chunk = ChunkIndex(1);
         let more = SolveError::Memory { chunk, after_forward: 2.0, after_input_gradient: 3.0 };
         refused(&problem(ChunkCosts { after_input_gradient: 3.0, ..CHUNK }), more);
@@ -439,8 +507,16 @@ mod tests {
             let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
             let placement = Placement::line(3);
             let (occupancy, ending) = (0.0, Ending::default());
-            let problem =
-                Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending };
+            let problem = Problem {
+                relief: Relief::default(),
+                placement,
+                chunks,
+                limits,
+                link,
+                occupancy,
+                microbatch_count,
+                ending,
+            };
             solve(&problem).expect("legal")
         };
         let found = of(ChunkCosts { f: 0.0, b: 0.0, w: 0.0, ..CHUNK }, 4.0, 0.0, 4);

@@ -2,15 +2,15 @@
 
 use zbelastic_types::StageIndex;
 
-use crate::kind::ScheduleKind;
 use crate::op::Op;
 use crate::placement::Placement;
+use crate::shown::Operation;
 
 /// One operation in time, in the unit of the costs it was simulated with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slice {
+pub struct Slice<O = Op> {
     /// The operation.
-    pub op: Op,
+    pub op: O,
     /// The step it belongs to, counted from 0.
     pub step: u32,
     /// When it begins, after all it waited for.
@@ -19,7 +19,7 @@ pub struct Slice {
     pub end: f64,
 }
 
-impl Slice {
+impl<O> Slice<O> {
     /// How long it takes.
     #[must_use]
     pub fn duration(&self) -> f64 {
@@ -34,22 +34,44 @@ impl Slice {
 /// ([`Timeline::bubble_span`], the zero-bubble paper's rate). If the optimizer is a barrier for
 /// all, what counts is the time from the first start anywhere to the last end anywhere
 /// ([`Timeline::bubble_sync`]).
+///
+/// A program without steps is simulated as a whole, and all of it counts as one step here.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Timeline {
-    pub(crate) kind: ScheduleKind,
+pub struct Timeline<O = Op> {
+    pub(crate) name: &'static str,
+    pub(crate) extent: Extent,
     pub(crate) placement: Placement,
     pub(crate) microbatch_count: u32,
     pub(crate) slice_count: u32,
-    pub(crate) step_count: u32,
     /// By stage, in list order, one step after the other.
-    pub(crate) slices: Vec<Vec<Slice>>,
+    pub(crate) slices: Vec<Vec<Slice<O>>>,
 }
 
-impl Timeline {
-    /// The schedule that was simulated.
+/// What was simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many steps, one after the other.
+    Steps(u32),
+    /// A whole program without steps, over so many minibatches of so many pipelines in turn.
+    Segment {
+        /// Minibatches.
+        minibatch_count: u32,
+        /// Pipelines side by side.
+        replica_count: u32,
+    },
+}
+
+impl<O: Operation> Timeline<O> {
+    /// The name of the schedule that was simulated.
     #[must_use]
-    pub fn kind(&self) -> ScheduleKind {
-        self.kind
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What was simulated of it.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.extent
     }
 
     /// Where its chunks are.
@@ -58,7 +80,7 @@ impl Timeline {
         &self.placement
     }
 
-    /// Microbatches in a step.
+    /// Microbatches in a step or a minibatch.
     #[must_use]
     pub fn microbatch_count(&self) -> u32 {
         self.microbatch_count
@@ -70,14 +92,17 @@ impl Timeline {
         self.slice_count
     }
 
-    /// Steps simulated.
+    /// Steps simulated; one where there are none.
     #[must_use]
     pub fn step_count(&self) -> u32 {
-        self.step_count
+        match self.extent {
+            Extent::Steps(count) => count,
+            Extent::Segment { .. } => 1,
+        }
     }
 
     /// The stages, from the one that reads the tokens.
-    pub fn stages(&self) -> impl Iterator<Item = StageIndex> + use<> {
+    pub fn stages(&self) -> impl Iterator<Item = StageIndex> + use<O> {
         (0..self.placement.stage_count()).map(StageIndex)
     }
 
@@ -86,19 +111,19 @@ impl Timeline {
     /// # Panics
     /// If there is no such stage.
     #[must_use]
-    pub fn slices(&self, stage: StageIndex) -> &[Slice] {
+    pub fn slices(&self, stage: StageIndex) -> &[Slice<O>] {
         &self.slices[stage.index()]
     }
 
     /// The slices of all stages, stage by stage.
-    pub fn all_slices(&self) -> impl Iterator<Item = &Slice> {
+    pub fn all_slices(&self) -> impl Iterator<Item = &Slice<O>> {
         self.slices.iter().flatten()
     }
 
     /// From the start of the stage's first pass in `step` to the end of its last.
     #[must_use]
     pub fn span(&self, stage: StageIndex, step: u32) -> f64 {
-        let (start, end) = extent(self.passes(stage, step));
+        let (start, end) = first_and_last(self.passes(stage, step));
         (end - start).max(0.0)
     }
 
@@ -119,7 +144,7 @@ impl Timeline {
     /// optimizer waits for all.
     #[must_use]
     pub fn makespan(&self, step: u32) -> f64 {
-        let (start, end) = extent(self.stages().flat_map(|stage| self.passes(stage, step)));
+        let (start, end) = first_and_last(self.stages().flat_map(|stage| self.passes(stage, step)));
         (end - start).max(0.0)
     }
 
@@ -140,16 +165,17 @@ impl Timeline {
         if total == 0.0 { 0.0 } else { (total - work) / total }
     }
 
-    fn passes(&self, stage: StageIndex, step: u32) -> impl Iterator<Item = &Slice> {
-        assert!(step < self.step_count, "step {step} of {} was not simulated", self.step_count);
+    fn passes(&self, stage: StageIndex, step: u32) -> impl Iterator<Item = &Slice<O>> {
+        let step_count = self.step_count();
+        assert!(step < step_count, "step {step} of {step_count} was not simulated");
         let slices = self.slices(stage);
-        let ops = slices.len() / self.step_count as usize;
+        let ops = slices.len() / step_count as usize;
         let of_step = &slices[step as usize * ops..][..ops];
-        of_step.iter().filter(|slice| matches!(slice.op, Op::Compute(..)))
+        of_step.iter().filter(|slice| slice.op.computed().is_some())
     }
 }
 
-fn extent<'a>(slices: impl Iterator<Item = &'a Slice>) -> (f64, f64) {
+fn first_and_last<'a, O: 'a>(slices: impl Iterator<Item = &'a Slice<O>>) -> (f64, f64) {
     let nothing = (f64::INFINITY, f64::NEG_INFINITY);
     slices.fold(nothing, |(start, end), slice| (start.min(slice.start), end.max(slice.end)))
 }

@@ -4,6 +4,9 @@
 use std::fs;
 use std::path::Path;
 
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncOp, AsyncRequest, Dynamic, DynamicRule, generate_async, simulate_async,
+};
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{
     Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, recompute,
@@ -151,13 +154,83 @@ fn copies_are_drawn() {
     check("po-full-recomputed.trace.json", &chrome_trace::write_trace(&tracks));
 }
 
-/// The drawing in the documentation is the one this package makes.
+/// Without steps: so many of so many microbatches, F of 1, BW of 2 on a stage, a hop of `link`, an
+/// update of `step`.
+fn timeline_of_all(
+    (kind, stages): (AsyncKind, u32),
+    (minibatches, microbatches): (u32, u32),
+    (link, step): (f64, f64),
+) -> Timeline<AsyncOp> {
+    let request = AsyncRequest {
+        kind,
+        stage_count: stages,
+        minibatch_count: minibatches,
+        microbatch_count: microbatches,
+        replica_count: 2,
+        dynamic: Dynamic { rule: DynamicRule::Oldest, cap: stages, update_every: 2 },
+    };
+    let program = generate_async(request).expect("the size is legal");
+    let mut costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, link);
+    costs.step = step;
+    simulate_async(&program, &costs).expect("the program is legal").timeline
+}
+
+#[test]
+fn programs_without_steps_have_their_text_picture_and_trace() {
+    for kind in AsyncKind::ALL {
+        let request = AsyncRequest {
+            kind,
+            stage_count: 3,
+            minibatch_count: 4,
+            microbatch_count: 3,
+            replica_count: 2,
+            dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+        };
+        let program = generate_async(request).expect("the size is legal");
+        check(&format!("{kind}.program.txt"), &program.to_string());
+        let timeline = timeline_of_all((kind, 3), (4, 3), (0.0, 0.0));
+        check(&format!("{kind}.ascii.txt"), &ascii::draw_wrapped(&timeline, 120));
+        let timeline = timeline_of_all((kind, 3), (4, 3), (0.25, 0.5));
+        check(&format!("{kind}.svg"), &svg::draw(&timeline));
+        let short = timeline_of_all((kind, 2), (2, 2), (0.25, 0.5));
+        let tracks = chrome_trace::timeline_tracks(&short, 1000.0);
+        check(&format!("{kind}.trace.json"), &chrome_trace::write_trace(&tracks));
+    }
+}
+
+/// What a person sees of sizes that are common: every pass has its number, in as many blocks as that
+/// takes.
+#[test]
+fn long_timelines_are_wrapped_until_every_number_fits() {
+    let check_all_named = |name: &str, timeline: &Timeline<AsyncOp>| {
+        let text = ascii::draw_wrapped(timeline, 120);
+        check(name, &text);
+        let is_bare = |row: &str| {
+            ["FF", "F ", "F.", "BWB", "BW ", "BW."].iter().any(|bare| row.contains(bare))
+        };
+        let rows = || text.lines().filter(|row| row.starts_with("stage"));
+        assert!(!rows().any(is_bare), "{name} has passes without numbers\n{text}");
+        assert!(rows().all(|row| row.len() <= 120 + "stage 0  ".len()), "{name}\n{text}");
+    };
+    let of = |kind, stages, microbatches| {
+        timeline_of_all((kind, stages), (2, microbatches), (0.25, 0.0))
+    };
+    check_all_named("pipedream-4x12.ascii.txt", &of(AsyncKind::PipeDream, 4, 12));
+    check_all_named("spectrain-4x12.ascii.txt", &of(AsyncKind::SpecTrain, 4, 12));
+    check_all_named("pipedream-2bw-8x32.ascii.txt", &of(AsyncKind::PipeDream2Bw, 8, 32));
+    check_all_named("ampnet-8x32.ascii.txt", &of(AsyncKind::AmpNet, 8, 32));
+}
+
+/// The drawings in the documentation are those that this package makes.
 #[test]
 fn the_documentation_shows_what_is_drawn() {
-    let page = include_str!("../../docs/schedule-ir.md");
-    for drawing in
-        [include_str!("golden/zb-h2.ascii.txt"), include_str!("golden/po-full.ascii.txt")]
-    {
-        assert!(page.contains(drawing), "docs/schedule-ir.md should contain\n{drawing}");
+    let schedule_ir = ("schedule-ir.md", include_str!("../../docs/schedule-ir.md"));
+    let schedules = ("schedules.md", include_str!("../../docs/schedules.md"));
+    for ((name, page), drawing) in [
+        (schedule_ir, include_str!("golden/zb-h2.ascii.txt")),
+        (schedule_ir, include_str!("golden/po-full.ascii.txt")),
+        (schedules, include_str!("golden/pipedream.ascii.txt")),
+    ] {
+        assert!(page.contains(drawing), "docs/{name} should contain\n{drawing}");
     }
 }

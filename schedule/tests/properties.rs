@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, Ending, LowerOptions,
-    MemoryCosts, Op, Pass, PipelineSize, Placement, Problem, Program, ScheduleKind, Slice,
-    SolveError, Timeline, Update, Window, check, check_size, generate, generate_sized, live_passes,
-    lower, lower_bound, peak_memory, simulate, solve,
+    ChunkCosts, ChunkCounts, ChunkMemory, ChunkTimes, Compute, CopyLanes, Costs, Ending,
+    LowerOptions, Memory, MemoryCosts, Op, Pass, PipelineSize, Placement, Problem, Program, Relief,
+    Remake, ScheduleKind, Slice, SolveError, Timeline, Trip, Update, Window, check, check_size,
+    generate, generate_sized, live_passes, lower, lower_bound, peak_memory, simulate, solve,
 };
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -289,7 +289,8 @@ fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Value =
             };
             let limits = (0..).zip(rooms).map(limit).collect();
             let placement = placement.clone();
-            Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending }
+            let relief = Relief::default();
+            Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending, relief }
         },
     )
 }
@@ -416,6 +417,65 @@ proptest! {
     }
 }
 
+/// What the stages of a problem may do: make passes again, let them leave, or both.
+fn relief(problem: &Problem) -> impl Strategy<Value = Relief> + use<> {
+    let chunks = problem.chunks.clone();
+    let times = prop::collection::vec((0.0..10.0, 0.0..=1.0, 0.0..10.0, 0.0..10.0), chunks.len());
+    let lanes = prop::sample::select(vec![CopyLanes::Alternating, CopyLanes::Duplex]);
+    (times, 1..=3_u8, lanes).prop_map(move |(times, which, lanes)| {
+        let remake = |(costs, (time, share, ..)): (&ChunkCosts, &(f64, f64, f64, f64))| Remake {
+            time: *time,
+            after_drop: share * costs.after_forward,
+        };
+        let trip = |(_, _, offload, reload): &(f64, f64, f64, f64)| Trip {
+            offload: *offload,
+            reload: *reload,
+        };
+        let remakes = chunks.iter().zip(&times).map(remake).collect();
+        let trips = times.iter().map(trip).collect();
+        match which {
+            1 => Relief { remakes, lanes, ..Relief::default() },
+            2 => Relief { trips, lanes, ..Relief::default() },
+            _ => Relief { remakes, trips, lanes },
+        }
+    })
+}
+
+/// A problem with so many times the memory, which may be too little without a relief.
+fn relieved() -> impl Strategy<Value = Problem> {
+    let problems = prop_oneof![line(4, 8), vee(3, 7), looped(3, 6)];
+    (problems, 0.2..1.0).prop_flat_map(|(problem, share)| {
+        let limits = problem.limits.iter().map(|limit| limit * share).collect();
+        let problem = Problem { limits, ..problem };
+        relief(&problem).prop_map(move |relief| Problem { relief, ..problem.clone() })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn what_is_relieved_fits_and_costs_no_more_than_without(problem in relieved()) {
+        let plain = solve(&Problem { relief: Relief::default(), ..problem.clone() });
+        let found = match solve(&problem) {
+            Ok(found) => found,
+            Err(SolveError::Limit { .. }) => {
+                prop_assert!(plain.is_err(), "it fits without a relief");
+                return Ok(());
+            }
+            Err(error) => return Err(TestCaseError::fail(error.to_string())),
+        };
+        prop_assert_eq!(check(&found.program), Ok(()));
+        let cost = cost_of(&problem, &found.program).expect("memory holds it");
+        prop_assert!((found.cost - cost).abs() <= 1e-9 * cost, "{cost}, told as {}", found.cost);
+        prop_assert!(found.lower_bound <= cost * (1.0 + 1e-9), "{found:?}");
+        if let Ok(plain) = plain {
+            let least = plain.cost * (1.0 + 1e-9);
+            prop_assert!(found.cost <= least, "{} above {}", found.cost, plain.cost);
+        }
+    }
+}
+
 /// Every order of a stage's passes: F before B before W, microbatches in turn, and of two chunks
 /// the first one's F before, its B after the other's.
 fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
@@ -446,6 +506,34 @@ fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
     all
 }
 
+/// Every order with every choice of passes that are given up behind F and made again before B.
+fn remade(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
+    let with_drops = |(list, which): (&Vec<Op>, u32)| -> Vec<Op> {
+        let is_dropped = |pass: Pass| which >> pass.microbatch.0 & 1 == 1;
+        let with = |op: &Op| match *op {
+            Op::Compute(Compute::F, pass) if is_dropped(pass) => {
+                vec![*op, Op::Memory(Memory::Drop, pass)]
+            }
+            Op::Compute(Compute::B, pass) if is_dropped(pass) => {
+                vec![Op::Compute(Compute::R, pass), *op]
+            }
+            Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => {
+                vec![*op]
+            }
+        };
+        list.iter().flat_map(with).collect()
+    };
+    let choices = |list: &Vec<Op>| -> Vec<Vec<Op>> {
+        let microbatches = list.len() as u32 / 3;
+        (0..1 << microbatches).map(|which| with_drops((list, which))).collect()
+    };
+    orders.iter().flat_map(choices).collect()
+}
+
 /// The least that any order costs.
 fn exact(problem: &Problem) -> f64 {
     let mut program = solve(problem).expect("legal").program;
@@ -454,6 +542,7 @@ fn exact(problem: &Problem) -> f64 {
     };
     let choices: Vec<_> = (0..problem.limits.len() as u32)
         .map(|stage| orders(&chunks_of(stage), problem.microbatch_count))
+        .map(|orders| if problem.relief.is_any() { remade(orders) } else { orders })
         .collect();
     let mut least = f64::INFINITY;
     for number in 0..choices.iter().map(Vec::len).product() {
@@ -479,5 +568,32 @@ proptest! {
         prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
         prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
         prop_assert!(found.cost <= least * (1.0 + 1e-9), "{found:?}, {least}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// The same where stages may make passes again. Which ones is decided list by list, so the best is
+    /// missed now and then: in 2 of 400 problems, by up to 6 %.
+    #[test]
+    fn tiny_problems_with_passes_made_again_are_solved_closely(
+        problem in prop_oneof![line(2, 3), line(3, 2)],
+        times in prop::collection::vec((0.0..10.0, 0.0..=1.0), 3),
+        share in 0.3..1.0_f64,
+    ) {
+        let remake = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| Remake {
+            time: *time,
+            after_drop: share * costs.after_forward,
+        };
+        let remakes = problem.chunks.iter().zip(&times).map(remake).collect();
+        let limit = |(limit, costs): (&f64, &ChunkCosts)| f64::max(limit * share, costs.after_forward);
+        let limits = problem.limits.iter().zip(&problem.chunks).map(limit).collect();
+        let relief = Relief { remakes, ..Relief::default() };
+        let problem = Problem { limits, relief, ..problem };
+        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost <= least * 1.1, "{found:?}, {least}");
     }
 }

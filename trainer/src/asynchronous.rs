@@ -10,7 +10,6 @@
 //! Nothing is taken back. And the bits are not those of serial training but of serial training with
 //! the same staleness. The passes and the optimizer are the same code.
 
-mod dynamic;
 mod line;
 mod reference;
 mod replay;

@@ -20,7 +20,7 @@ pub use initial::initial_weights;
 pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{PassStash, left_len, put_left, take_left};
-pub use recompute::{Recompute, RecomputedOps};
+pub use recompute::{Recompute, RecomputedOps, RemadeParts};
 pub use state::{LayerState, Live};
 pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};
 pub use zbelastic_types::LayerRange;

@@ -81,12 +81,6 @@ pub enum PlanError {
         /// Tokens of a sequence.
         sequence_len: usize,
     },
-    /// Activations of slices that would be made again: later slices read those of earlier ones.
-    #[error("{slice_count} slices read what earlier slices keep, so nothing of it is made again")]
-    RecomputedSlices {
-        /// Slices of a sequence.
-        slice_count: u32,
-    },
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -232,22 +226,17 @@ impl Plan {
     }
 
     /// The same with activations made again: DROP and R in the program, whatever the schedule is.
-    ///
-    /// # Errors
-    /// If sequences are cut into slices.
-    pub fn with_recompute(self, recompute: Recompute) -> Result<Self, PlanError> {
+    #[must_use]
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
         if !recompute.is_any() {
-            return Ok(self);
-        }
-        if self.program.slice_count > 1 {
-            return Err(PlanError::RecomputedSlices { slice_count: self.program.slice_count });
+            return self;
         }
         let window = self.program.window.expect("a plan is lowered");
         let early_head_weights = self.program.kind.splits_backward();
         let order = zbelastic_schedule::recompute(&self.program);
         let program = lower(&order, LowerOptions { window, early_head_weights });
         assert_eq!(check(&program), Ok(()), "R goes with every legal program");
-        Ok(Self { program, recompute, ..self })
+        Self { program, recompute, ..self }
     }
 
     /// Where chunks stand.

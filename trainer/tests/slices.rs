@@ -11,10 +11,10 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{CpuBackend, View};
 use zbelastic_schedule::{Program, ScheduleKind, Window, check};
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, stage_memory};
 use zbelastic_trainer::reference::{Reference, ReferenceStep};
-use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
+use zbelastic_trainer::stage::{Bench, HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{StageIndex, Step};
 
 const STEPS: u64 = 4;
@@ -149,6 +149,81 @@ fn when_weights_gradients_run_changes_nothing() {
     }
 }
 
+const OPS: RecomputedOps = RecomputedOps { norm: true, attention: true, activation: true };
+const NO_OPS: RecomputedOps = RecomputedOps { norm: false, attention: false, activation: false };
+
+/// All that can be made again, from nothing to everything.
+const CHOICES: [Recompute; 6] = [
+    Recompute::None,
+    Recompute::Selective(RecomputedOps { norm: true, ..NO_OPS }),
+    Recompute::Selective(RecomputedOps { attention: true, ..NO_OPS }),
+    Recompute::Selective(RecomputedOps { activation: true, ..NO_OPS }),
+    Recompute::Selective(OPS),
+    Recompute::Full,
+];
+
+/// The reference makes nothing again, so these bits are those of runs without as well.
+#[test]
+fn what_slices_make_again_has_the_bits_it_had() {
+    let mut runs = 0;
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        for (microbatches, slices) in [(12, 2), (5, 4), (1, 8)] {
+            let batch = batch(microbatches);
+            let base = sliced(&model, batch, slices);
+            let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
+            for (stage_count, recompute) in
+                (1..=4).flat_map(|p| CHOICES[1..].iter().map(move |r| (p, *r)))
+            {
+                runs += 1;
+                let window = if runs % 2 == 0 { Window::Zero } else { Window::One };
+                let request = request(&model, batch, stage_count, slices, window);
+                let plan = Plan::new(request).expect("a legal plan").with_recompute(recompute);
+                let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+                let injected = befalls[runs as usize % befalls.len()];
+                let setup = StageSetup { plan, ..base.clone() };
+                let found = pipeline(setup, injected, 1 + runs as usize % 2, runs);
+                let expected = if injected == Injected::NanSkipped { skipping } else { straight };
+                assert_eq!(
+                    found, expected,
+                    "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
+                     slices, window {window}, {injected:?}, {recompute:?}"
+                );
+            }
+        }
+    }
+    assert_eq!(runs, 120);
+}
+
+/// As [`SPLIT`], with slices that are made again long before their B, and out of turn.
+const SPLIT_AGAIN: &str = "program seq1f1b line stages 2 chunks 2 microbatches 2 slices 2 window 1
+    stage 0: 0F0.0 0SEND_F0.0 0DROP0.0 0R0.0 0F0.1 0SEND_F0.1 0DROP0.1 0F1.0 0SEND_F1.0 0DROP1.0 \
+        0F1.1 0SEND_F1.1 0DROP1.1 0R1.0 0R0.1 \
+        0RECV_B0.1 0B0.1 0RECV_B0.0 0B0.0 0R1.1 0RECV_B1.1 0B1.1 GATE_PREVIOUS COMMIT \
+        0W0.1 0W0.0 0W1.1 0RECV_B1.0 0B1.0 0W1.0 REPORT STEP
+    stage 1: 1RECV_F0.0 1F0.0 1DROP0.0 1RECV_F0.1 1F0.1 1B0.1 1SEND_B0.1 GATE_PREVIOUS COMMIT \
+        1WE0.1 1R0.0 1B0.0 1SEND_B0.0 1WE0.0 1RECV_F1.0 1F1.0 1DROP1.0 1RECV_F1.1 1F1.1 1DROP1.1 \
+        1W0.1 1R1.1 1B1.1 1SEND_B1.1 1WE1.1 1R1.0 1B1.0 1SEND_B1.0 1WE1.0 1W0.0 1W1.1 1W1.0 \
+        REPORT STEP";
+
+#[test]
+fn when_slices_are_made_again_changes_nothing() {
+    let program: Program = SPLIT_AGAIN.parse().expect("the text is a program");
+    assert_eq!(check(&program), Ok(()));
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let base = sliced(&model, batch(2), 2);
+        let expected = serial(&base, &[]);
+        for (seed, recompute) in (0..).zip(CHOICES) {
+            let plan = Plan::new(request(&model, batch(2), 2, 2, Window::One)).expect("legal");
+            let plan = Plan { program: program.clone(), recompute, ..plan };
+            let found =
+                pipeline(StageSetup { plan, ..base.clone() }, Injected::NanReplayed, 1, seed);
+            assert_eq!(found, expected, "{family:?} {recompute:?}");
+        }
+    }
+}
+
 #[test]
 fn one_slice_is_the_training_without_slices() {
     for family in [Family::Gpt2, Family::Llama] {
@@ -212,9 +287,12 @@ fn held_out_loss_is_the_references() {
     for (microbatches, stage_count, slices) in [(1, 3, 2), (2, 4, 4), (3, 2, 8), (3, 1, 2)] {
         let batch = batch(microbatches);
         let corpus = corpus_for(batch, 0.3);
-        for window in [Window::Zero, Window::One] {
+        for (recompute, window) in
+            CHOICES.into_iter().flat_map(|again| [(again, Window::Zero), (again, Window::One)])
+        {
             let request = request(&model, batch, stage_count, slices, window);
-            let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);
+            let plan = Plan::new(request).expect("legal").with_recompute(recompute);
+            let mut setup = setup(model.clone(), plan, 2);
             setup.evaluate_every = 1;
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
             let outcome = Cluster::with_corpus(&setup, policy, 1, 5, corpus.clone()).run();
@@ -289,6 +367,36 @@ fn slices_take_less_memory() {
         stash(2),
         stash(4)
     );
+}
+
+/// What is claimed is taken, and less of it the more is made again: but not what slices attend to.
+#[test]
+fn slices_that_are_made_again_take_less_and_what_they_claim() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let claims = |recompute| -> Vec<u64> {
+            let plan = Plan::new(request(&model, batch(12), 2, 4, Window::One)).expect("legal");
+            let base = sliced(&model, batch(12), 4);
+            let setup = StageSetup { plan: plan.with_recompute(recompute), ..base };
+            let claim = |stage| {
+                let backend = CpuBackend::new(1).expect("one thread");
+                let claim = stage_memory(&backend, &model, &setup.plan, stage);
+                // It asserts that it allocates what is claimed.
+                Bench::new(&setup, stage, backend).expect("memory");
+                claim.stash.0
+            };
+            (0..2).map(StageIndex).map(claim).collect()
+        };
+        let [none, norm, attention, activation, all, full] = CHOICES.map(claims);
+        for stage in 0..2 {
+            for one in [&norm, &attention, &activation] {
+                assert!(one[stage] < none[stage] && all[stage] < one[stage], "{none:?} {one:?}");
+            }
+            assert!(full[stage] < all[stage], "{family:?}: {full:?}, {all:?}");
+        }
+        // Five slices wait on the first stage, and each keeps keys and values with their gradients.
+        assert!(full[0] > none[0] / 5, "{family:?}: {full:?} of {none:?}");
+    }
 }
 
 /// The bits of two small runs, as `equivalence.rs` has them of runs without slices.

@@ -5,29 +5,34 @@ use super::probe::{check, download, floats, poisoned, poisoned_rows, upload_rows
 use crate::backend::{AttentionShape, Backend, EarlierSlice};
 use crate::reference;
 
-/// Sequences, slices, length of a slice, heads, key heads, width: slices that end within strips,
-/// panels and key blocks and at their ends, and keys of one to four blocks.
-const SHAPES: [(usize, usize, usize, usize, usize, usize); 13] = [
-    (1, 1, 37, 2, 1, 4),
-    (1, 2, 1, 1, 1, 2),
-    (2, 3, 5, 3, 3, 4),
-    (3, 2, 33, 4, 2, 8),
-    (1, 4, 16, 4, 1, 16),
-    (2, 2, 100, 2, 2, 33),
-    (1, 7, 61, 2, 1, 6),
-    (1, 3, 200, 1, 1, 64),
-    (1, 2, 384, 1, 1, 4),
-    (1, 2, 400, 2, 1, 4),
-    (1, 3, 450, 1, 1, 2),
-    (2, 3, 37, 4, 2, 64),
-    (1, 2, 50, 2, 1, 128),
+/// Sequences, lengths of slices, heads, key heads, width: slices that end within strips, panels and key
+/// blocks and at their ends, keys of one to four blocks, and slices that are equally long or are not.
+const SHAPES: [(usize, &[usize], usize, usize, usize); 18] = [
+    (1, &[37], 2, 1, 4),
+    (1, &[1, 1], 1, 1, 2),
+    (2, &[5, 5, 5], 3, 3, 4),
+    (3, &[33, 33], 4, 2, 8),
+    (1, &[16, 16, 16, 16], 4, 1, 16),
+    (2, &[100, 100], 2, 2, 33),
+    (1, &[61, 61, 61, 61, 61, 61, 61], 2, 1, 6),
+    (1, &[200, 200, 200], 1, 1, 64),
+    (1, &[384, 384], 1, 1, 4),
+    (1, &[400, 400], 2, 1, 4),
+    (1, &[450, 450, 450], 1, 1, 2),
+    (2, &[3, 1, 2], 2, 1, 4),
+    (3, &[40, 9, 17, 1], 4, 2, 8),
+    (2, &[1, 500, 30], 2, 2, 4),
+    (1, &[600, 250, 200, 150], 2, 1, 6),
+    (2, &[37, 37, 37], 4, 2, 64),
+    (1, &[50, 50], 2, 1, 128),
+    (2, &[70, 3, 40], 2, 1, 128),
 ];
 
-/// The shape of whole sequences, and how many slices they are cut into.
-fn shapes() -> impl Iterator<Item = (AttentionShape, usize)> {
-    SHAPES.into_iter().map(|(sequences, slices, slice_len, heads, kv_heads, head_width)| {
-        let sequence_len = slices * slice_len;
-        (AttentionShape { sequences, sequence_len, heads, kv_heads, head_width }, slices)
+/// The shape of whole sequences, and how they are cut.
+fn shapes() -> impl Iterator<Item = (AttentionShape, &'static [usize])> {
+    SHAPES.into_iter().map(|(sequences, lens, heads, kv_heads, head_width)| {
+        let sequence_len = lens.iter().sum();
+        (AttentionShape { sequences, sequence_len, heads, kv_heads, head_width }, lens)
     })
 }
 
@@ -39,17 +44,24 @@ fn inputs(shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Where the rows of a slice lie among those of whole sequences.
-fn rows_of(shape: AttentionShape, slices: usize, slice: usize) -> impl Iterator<Item = usize> {
-    let (sequence_len, slice_len) = (shape.sequence_len, shape.sequence_len / slices);
+fn rows_of(shape: AttentionShape, lens: &[usize], slice: usize) -> impl Iterator<Item = usize> {
+    let before: usize = lens[..slice].iter().sum();
+    let len = lens[slice];
     let rows = move |sequence: usize| {
-        let first = sequence * sequence_len + slice * slice_len;
-        first..first + slice_len
+        let first = sequence * shape.sequence_len + before;
+        first..first + len
     };
     (0..shape.sequences).flat_map(rows)
 }
 
-fn cut(shape: AttentionShape, slices: usize, slice: usize, width: usize, from: &[f32]) -> Vec<f32> {
-    let rows = rows_of(shape, slices, slice);
+fn cut(
+    shape: AttentionShape,
+    lens: &[usize],
+    slice: usize,
+    width: usize,
+    from: &[f32],
+) -> Vec<f32> {
+    let rows = rows_of(shape, lens, slice);
     rows.flat_map(|row| from[row * width..][..width].iter().copied()).collect()
 }
 
@@ -64,34 +76,38 @@ struct Slice<T> {
 /// Forward in turn, and B in reverse: output, sums and gradients of whole sequences.
 fn run_slices<B: Backend>(
     device: &B,
-    (whole, slices): (AttentionShape, usize),
+    (whole, lens): (AttentionShape, &[usize]),
     qkv: &[f32],
     dy: &[f32],
 ) -> Vec<Vec<f32>> {
-    let shape = AttentionShape { sequence_len: whole.sequence_len / slices, ..whole };
+    let shape_of = |slice: usize| AttentionShape { sequence_len: lens[slice], ..whole };
     let widths = [whole.query_width(), whole.heads, whole.qkv_width()];
-    let make = |slice| Slice {
-        qkv: upload_rows(device, &cut(whole, slices, slice, whole.qkv_width(), qkv)),
-        key_value_gradient: poisoned(device, shape.rows() * 2 * shape.key_width()),
-        out: poisoned_rows(device, shape.rows() * shape.query_width()),
-        log_sums: poisoned(device, shape.rows() * shape.heads),
+    let make = |slice| {
+        let shape = shape_of(slice);
+        Slice {
+            qkv: upload_rows(device, &cut(whole, lens, slice, whole.qkv_width(), qkv)),
+            key_value_gradient: poisoned(device, shape.rows() * 2 * shape.key_width()),
+            out: poisoned_rows(device, shape.rows() * shape.query_width()),
+            log_sums: poisoned(device, shape.rows() * shape.heads),
+        }
     };
-    let mut parts: Vec<Slice<B::Buffer>> = (0..slices).map(make).collect();
-    for slice in 0..slices {
+    let mut parts: Vec<Slice<B::Buffer>> = (0..lens.len()).map(make).collect();
+    for slice in 0..lens.len() {
         let (before, own) = parts.split_at_mut(slice);
         let earlier: Vec<&B::Buffer> = before.iter().map(|slice| &slice.qkv).collect();
         let Slice { qkv, out, log_sums, .. } = &mut own[0];
-        device.attention_slice_forward(shape, &earlier, qkv, out, log_sums);
+        device.attention_slice_forward(shape_of(slice), &earlier, qkv, out, log_sums);
     }
-    for slice in (0..slices).rev() {
-        let gradient = upload_rows(device, &cut(whole, slices, slice, whole.query_width(), dy));
+    for slice in (0..lens.len()).rev() {
+        let gradient = upload_rows(device, &cut(whole, lens, slice, whole.query_width(), dy));
         let (before, own) = parts.split_at_mut(slice);
         let mut earlier: Vec<EarlierSlice<'_, B::Buffer>> = before
             .iter_mut()
             .map(|Slice { qkv, key_value_gradient, .. }| EarlierSlice { qkv, key_value_gradient })
             .collect();
         let Slice { qkv, key_value_gradient, out, log_sums } = &mut own[0];
-        let later = (slice + 1 < slices).then_some(&*key_value_gradient);
+        let later = (slice + 1 < lens.len()).then_some(&*key_value_gradient);
+        let shape = shape_of(slice);
         device.attention_slice_backward(shape, &mut earlier, later, out, log_sums, &gradient, qkv);
     }
     let mut results = widths.map(|width| vec![f32::NAN; whole.rows() * width]);
@@ -99,7 +115,7 @@ fn run_slices<B: Backend>(
         let buffers = [&part.out, &part.log_sums, &part.qkv];
         for ((result, width), buffer) in results.iter_mut().zip(widths).zip(buffers) {
             let floats = download(device, buffer);
-            for (row, from) in rows_of(whole, slices, slice).zip(floats.chunks_exact(width)) {
+            for (row, from) in rows_of(whole, lens, slice).zip(floats.chunks_exact(width)) {
                 result[row * width..][..width].copy_from_slice(from);
             }
         }
@@ -109,13 +125,13 @@ fn run_slices<B: Backend>(
 
 /// Forward and B, slice by slice.
 pub fn attention_slices<B: Backend>(devices: &[B]) {
-    for (shape, slices) in shapes() {
+    for (shape, lens) in shapes() {
         let (qkv, dy) = inputs(shape);
         let (out, log_sums) = reference::attention_forward(shape, &widen(&qkv));
         let gradient = reference::attention_backward(shape, &widen(&qkv), &widen(&dy));
         let expected = [("out", out), ("log sums", log_sums), ("gradient", gradient)];
-        check(&format!("{slices} slices of {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            run_slices(device, (shape, slices), &qkv, &dy)
+        check(&format!("slices {lens:?} of {shape:?}"), devices, &expected, ERROR_MAX, |device| {
+            run_slices(device, (shape, lens), &qkv, &dy)
         });
     }
 }
@@ -124,15 +140,15 @@ pub fn attention_slices<B: Backend>(devices: &[B]) {
 /// the gradients of queries; of a single slice, everything. Gradients of keys and values are not:
 /// whole sequences add up queries from the first on, slices from the last.
 pub fn slices_are_the_whole<B: Backend>(devices: &[B]) {
-    for (shape, slices) in shapes() {
+    for (shape, lens) in shapes() {
         let (qkv, dy) = inputs(shape);
         for device in devices {
             let whole = run(device, shape, &qkv, &dy);
-            let cut = run_slices(device, (shape, slices), &qkv, &dy);
-            let what = format!("{slices} slices of {shape:?}");
+            let cut = run_slices(device, (shape, lens), &qkv, &dy);
+            let what = format!("slices {lens:?} of {shape:?}");
             assert!(whole[0] == cut[0], "{what}: out");
             assert!(whole[1] == cut[1], "{what}: log sums");
-            let same = if slices == 1 { shape.qkv_width() } else { shape.query_width() };
+            let same = if lens.len() == 1 { shape.qkv_width() } else { shape.query_width() };
             let rows = |gradient: &[f32]| -> Vec<f32> {
                 let rows = gradient.chunks_exact(shape.qkv_width());
                 rows.flat_map(|row| row[..same].to_vec()).collect()

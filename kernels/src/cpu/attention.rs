@@ -7,8 +7,8 @@
 //! appendix B). What is masked takes part in sums as an exact zero, equally far in every
 //! instruction set.
 //!
-//! Sequences may be cut into slices of equal length. Queries are then those of one slice, and keys
-//! those of the slices before it as well. Keys are counted from the beginning of the sequence and so
+//! Sequences may be cut into slices, which need not be equally long. Queries are then those of one
+//! slice, and keys those of the slices before it as well. Keys are counted from the beginning of the sequence and so
 //! are their blocks: a query's sums have the same terms in the same order, cut or not.
 
 mod backward;

@@ -106,15 +106,65 @@ impl Plan {
     }
 }
 
-/// The structure `AttentionShape` of `prelude.cuh`, with `earlier` slices.
-fn structure(shape: AttentionShape, earlier: usize) -> [u32; 7] {
+/// The slices of a sequence up to that of the queries: where they lie and where they begin.
+struct Slices {
+    earlier: usize,
+    rows: [Address; SLICES_MAX],
+    /// The positions at which slices begin, and behind the last one the number of keys.
+    first: [u32; SLICES_MAX + 1],
+}
+
+impl Slices {
+    fn of<D: Device>(
+        shape: AttentionShape,
+        earlier: &[&CudaBuffer<D>],
+        qkv: &CudaBuffer<D>,
+    ) -> Self {
+        assert!(shape.heads.is_multiple_of(shape.kv_heads));
+        assert!(
+            shape.head_width <= HEAD_WIDTH_MAX,
+            "heads are at most {HEAD_WIDTH_MAX} wide on this device"
+        );
+        assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
+        let mut first = [0; SLICES_MAX + 1];
+        let slices = || earlier.iter().copied().chain([qkv]);
+        let rows = table(slices().map(CudaBuffer::rows));
+        for (index, slice) in slices().enumerate() {
+            let of_rows = shape.sequences * shape.qkv_width();
+            assert!(slice.len().is_multiple_of(of_rows), "as many rows of each sequence");
+            let len = u32::try_from(slice.len() / of_rows).expect("rows fit in 32 bits");
+            first[index + 1] = first[index] + len;
+        }
+        Self { earlier: earlier.len(), rows, first }
+    }
+
+    /// Keys before the queries' own slice.
+    fn before(&self) -> u32 {
+        self.first[self.earlier]
+    }
+
+    /// Keys in all.
+    fn keys(&self) -> usize {
+        self.first[self.earlier + 1] as usize
+    }
+
+    /// The structures `AttentionShape` and `Slices` of `prelude.cuh`.
+    fn arguments(&self, shape: AttentionShape) -> Arguments {
+        Arguments::new().structure(&structure(shape, self)).table_with(&self.rows, &self.first)
+    }
+}
+
+/// The structure `AttentionShape` of `prelude.cuh`.
+fn structure(shape: AttentionShape, slices: &Slices) -> [u32; 8] {
     let AttentionShape { sequences, sequence_len, heads, kv_heads, head_width } = shape;
     let scale = 1.0 / (head_width as f64).sqrt();
-    let sizes = [sequences, sequence_len, heads, kv_heads, head_width, earlier];
-    let mut words = [(scale as f32).to_bits(); 7];
+    let sizes = [sequences, sequence_len, heads, kv_heads, head_width, slices.earlier];
+    let mut words = [0; 8];
     for (word, size) in words.iter_mut().zip(sizes) {
         *word = u32::try_from(size).expect("sizes of one operation fit in 32 bits");
     }
+    words[6] = slices.before();
+    words[7] = (scale as f32).to_bits();
     words
 }
 
@@ -128,16 +178,6 @@ fn table(addresses: impl IntoIterator<Item = Address>) -> [Address; SLICES_MAX] 
     table
 }
 
-fn check<D: Device>(shape: AttentionShape, earlier: &[&CudaBuffer<D>], qkv: &CudaBuffer<D>) {
-    assert!(shape.heads.is_multiple_of(shape.kv_heads));
-    assert!(
-        shape.head_width <= HEAD_WIDTH_MAX,
-        "heads are at most {HEAD_WIDTH_MAX} wide on this device"
-    );
-    let len = shape.rows() * shape.qkv_width();
-    assert!(earlier.iter().all(|slice| slice.len() == len) && qkv.len() == len);
-}
-
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
     shape: AttentionShape,
@@ -146,16 +186,11 @@ pub(super) fn forward<D: Device>(
     out: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    check(shape, earlier, qkv);
+    let slices = Slices::of(shape, earlier, qkv);
     assert_eq!(out.len(), shape.rows() * shape.query_width());
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
     let plan = Plan::of(device.precision(), shape.head_width);
-    let slices = earlier.iter().map(|slice| slice.rows()).chain([qkv.rows()]);
-    let arguments = Arguments::new()
-        .structure(&structure(shape, earlier.len()))
-        .table(&table(slices))
-        .address(out.rows())
-        .address(log_sums.floats(0));
+    let arguments = slices.arguments(shape).address(out.rows()).address(log_sums.floats(0));
     let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
     device.launch(&plan.launch(plan.forward, grid, arguments))
 }
@@ -178,7 +213,7 @@ pub(super) fn backward<D: Device>(
     qkv: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     let before: Vec<&CudaBuffer<D>> = earlier.iter().map(|slice| slice.qkv).collect();
-    check(shape, &before, qkv);
+    let slices = Slices::of(shape, &before, qkv);
     let Saved { out, log_sums, gradient } = saved;
     assert_eq!(gradient.len(), shape.rows() * shape.query_width());
     assert_eq!(out.len(), gradient.len());
@@ -187,22 +222,22 @@ pub(super) fn backward<D: Device>(
     let key_values = shape.rows() * 2 * shape.key_width();
     let own = device.scratch(Slot::Product, key_values * 4)?;
     let given = earlier.iter().map(|slice| {
-        assert_eq!(slice.key_value_gradient.len(), key_values);
+        let rows = slice.qkv.len() / shape.qkv_width();
+        assert_eq!(slice.key_value_gradient.len(), rows * 2 * shape.key_width());
         slice.key_value_gradient.floats(0)
     });
     let gradients = table(given.chain([own]));
-    let slices = table(before.iter().map(|slice| slice.rows()).chain([qkv.rows()]));
-    let common = || Arguments::new().structure(&structure(shape, before.len())).table(&slices);
-    let keys = (before.len() + 1) * shape.sequence_len;
-    let arguments = common()
+    let arguments = slices
+        .arguments(shape)
         .table(&gradients)
         .address(gradient.rows())
         .address(log_sums.floats(0))
         .address(products)
         .flag(later.is_some());
-    let grid = [keys.div_ceil(plan.rows), shape.sequences * shape.kv_heads];
+    let grid = [slices.keys().div_ceil(plan.rows), shape.sequences * shape.kv_heads];
     device.launch(&plan.launch(plan.backward_keys, grid, arguments))?;
-    let arguments = common()
+    let arguments = slices
+        .arguments(shape)
         .address(gradient.rows())
         .address(log_sums.floats(0))
         .address(products)
@@ -210,7 +245,7 @@ pub(super) fn backward<D: Device>(
     let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
     device.launch(&plan.launch(plan.backward_queries, grid, arguments))?;
     let arguments = Arguments::new()
-        .structure(&structure(shape, before.len()))
+        .structure(&structure(shape, &slices))
         .address_if(later.map(|later| later.floats(0)))
         .address(own)
         .address(qkv.rows());

@@ -143,6 +143,11 @@ impl Kernel {
     }
 }
 
+/// Two words as one, or one and nothing.
+fn pair(words: &[u32]) -> u64 {
+    u64::from(words[0]) | u64::from(words.get(1).copied().unwrap_or(0)) << 32
+}
+
 /// A kernel's arguments, as the driver wants them: in memory, with a pointer to each.
 #[derive(Debug, Default)]
 pub struct Arguments {
@@ -213,7 +218,14 @@ impl Arguments {
     /// A structure of pointers.
     #[must_use]
     pub fn table(self, addresses: &[Address]) -> Self {
-        self.push(addresses.iter().map(|address| address.0))
+        self.table_with(addresses, &[])
+    }
+
+    /// A structure of pointers and, behind them, 32-bit words.
+    #[must_use]
+    pub fn table_with(self, addresses: &[Address], words: &[u32]) -> Self {
+        let addresses = addresses.iter().map(|address| address.0);
+        self.push(addresses.chain(words.chunks(2).map(pair)))
     }
 
     /// A pointer to each argument. The device's code knows how long each is.

@@ -26,38 +26,47 @@ pub enum ScheduleCommand {
 
 const RENDER_EXAMPLES: &str = "\
 Without --window only arithmetic is drawn, one step of it. With --window the program is lowered as
-for a run, and three steps are drawn.
+for a run, and three steps are drawn. A schedule without steps, and a program of one, is drawn as a
+whole, in blocks of rows: below a row + keeps a version of the weights, P predicts one, - gives one up,
+S is an update, A an average; ~ is idle time in a region whose order is found while it runs.
 
 Examples:
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
   zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --svg zb-v.svg --ascii
   zbelastic schedule render --program my.txt --f 1,1,2,1 --trace trace.json
-  zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --pytorch zb-v.csv";
+  zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --pytorch zb-v.csv
+  zbelastic schedule render --kind pipedream --stages 4 --microbatches 8 --steps 3 --b 1 --w 1";
 
 const SIMULATE_EXAMPLES: &str = "\
 Without --window only arithmetic is simulated, one step of it. With --window the program is lowered
-as for a run, three steps are simulated, and the middle one is reported.
+as for a run, three steps are simulated, and the middle one is reported. Of a schedule without steps
+--steps of them are simulated; what is reported is the whole run, from its first pass to its last, and
+the time from step to step while the pipeline is full.
 
 Examples:
   zbelastic schedule simulate --kind zb-h1 --stages 4 --microbatches 8 --f 10 --b 11 --w 8
   zbelastic schedule simulate --kind 1f1b --stages 4 --microbatches 8 --f 1,1,2,1 --json
   zbelastic schedule simulate --kind po-half --stages 4 --microbatches 8 --chunks 4 --offload 1.5
-  zbelastic schedule simulate --program my.txt --window 1 --verdict 3";
+  zbelastic schedule simulate --program my.txt --window 1 --verdict 3
+  zbelastic schedule simulate --kind pipedream-2bw --stages 4 --microbatches 8 --step 0.5 --weights 2";
 
 const SOLVE_EXAMPLES: &str = "\
 The answer says how far from optimal it is at most. The kind says where chunks are: zb-auto has one a
 stage, zb-v two in a vee, loop --chunks dealt round, which share what the stage takes; auto takes the
 best of the first two, and of the third if --chunks is said. Any other kind is replayed, with the bound
-beside it. With --window the program is lowered and its period is told as well.
-A table has a line of names, some of case, p, m, f, b, w, comm, occupancy, mf, mb, mw, mem_limit, kind,
-chunks, window, verdict, after, data_parallel and gradient in any order, p and m among them; lists have
-semicolons.
+beside it. With --window the program is lowered and its period is told as well. With --recompute or
+--offload stages that are above --mem-limit make activations again or let them leave, whichever costs
+less; the bound is that of an order for which that takes no time.
+A table has a line of names, some of case, p, m, f, b, w, comm, occupancy, mf, mb, mw, md, mem_limit,
+recompute, offload, kind, chunks, window, verdict, after, data_parallel and gradient in any order, p and m
+among them; lists have semicolons.
 
 Examples:
   zbelastic schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mem-limit 4
   zbelastic schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16,11,11,11 --w 12,8,8,8
   zbelastic schedule solve --stages 8 --microbatches 32 --comm 0.5 --mw 0.5 --mem-limit 12 --json
   zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 8 --kind auto
+  zbelastic schedule solve --stages 8 --microbatches 24 --mem-limit 3 --recompute --offload 2
   zbelastic schedule solve --stages 4 --microbatches 16 --window 0 --verdict 2 --after 1
   zbelastic schedule solve --stages 4 --microbatches 64 --data-parallel 2 --gradient 3,2,2,3";
 
@@ -107,9 +116,31 @@ pub struct ProgramArgs {
     /// Time from the last report to the verdict; counts in a lowered program.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub verdict: String,
-    /// Time of the optimizer step; counts in a lowered program.
+    /// Time of the optimizer step; counts in a lowered program, and for each update of an asynchronous
+    /// one.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub step: String,
+    /// How long an asynchronous program is, and what it keeps to.
+    #[command(flatten)]
+    pub asynchronous: AsyncArgs,
+}
+
+/// What programs of asynchronous schedules are made for.
+#[derive(Args, Debug)]
+pub struct AsyncArgs {
+    /// Steps of a run of an asynchronous schedule, which has no flush between them [default: some more
+    /// than it takes to fill the pipeline and to empty it; to draw, no more].
+    #[arg(long, value_name = "T", conflicts_with = "program")]
+    pub steps: Option<u32>,
+    /// Pipelines side by side, of avgpipe [default: 2].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub pipelines: Option<u32>,
+    /// Microbatches that may be under way, of ampnet [default: 4].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub cap: Option<u32>,
+    /// Gradients in an update, of ampnet [default: 4].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub update_every: Option<u32>,
 }
 
 /// What passes take.
@@ -170,6 +201,22 @@ pub struct MemoryArgs {
     pub md: Option<String>,
 }
 
+/// What stages may do where their memory is short.
+#[derive(Args, Debug)]
+pub struct ReliefArgs {
+    /// Let stages give up activations after F and make them again before B, as few as their memory asks
+    /// for; R takes so long, or as long as F if nothing is said. What stays meanwhile says --md.
+    #[arg(long, value_name = "LIST", num_args = 0..=1, default_missing_value = AS_FORWARD)]
+    pub recompute: Option<String>,
+    /// Let activations leave between F and B, as few as stages' memory asks for; all that a microbatch
+    /// keeps on a stage takes so long to leave and come back.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub offload: Option<String>,
+}
+
+/// Says that R takes as long as F.
+pub const AS_FORWARD: &str = "f";
+
 /// `schedule solve`. Lists have one value for all stages, or one a stage, with commas.
 #[derive(Args, Debug)]
 pub struct SolveArgs {
@@ -195,6 +242,9 @@ pub struct SolveArgs {
     /// Memory that a stage has, in the unit of --mf [default: enough for everything].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
+    /// What stages may do where that is short.
+    #[command(flatten)]
+    pub relief: ReliefArgs,
     /// What to solve for: zb-auto, zb-v, loop, or auto for the best of them; any other schedule is
     /// replayed [default: zb-auto].
     #[arg(long, conflicts_with = "csv")]
@@ -252,6 +302,10 @@ pub struct SimulateArgs {
     /// than it takes [default: what makes memory smallest without a pass being later].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
+    /// Memory of one version of a stage's weights, in the unit of --mf; counts for asynchronous
+    /// schedules, which keep several [default: 0].
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub weights: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

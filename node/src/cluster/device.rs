@@ -440,8 +440,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
     };
     let plan = Plan::new(request)
         .expect("every model fits on one stage of the plainest schedule")
-        .with_recompute(config.memory.policy())
-        .expect("a cluster is not asked for slices that are made again");
+        .with_recompute(config.memory.policy());
     let stage = StageSetup {
         model: config.model.clone(),
         plan,

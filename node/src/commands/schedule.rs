@@ -1,5 +1,6 @@
 //! `schedule render`, `schedule simulate`, `schedule solve`, `schedule list`.
 
+mod asynchronous;
 mod catalogue;
 mod input_error;
 mod inputs;
@@ -38,7 +39,11 @@ pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), Stop> {
 const TRACE_UNIT_US: f64 = 1000.0;
 
 fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let replay = inputs::replay(&args.program).map_err(input_error::failure)?;
+    let text = inputs::program_text(&args.program).map_err(input_error::failure)?;
+    if asynchronous::is_asked(&args.program, text.as_deref()) {
+        return asynchronous::render(args, text.as_deref(), out);
+    }
+    let replay = inputs::replay(&args.program, text.as_deref()).map_err(input_error::failure)?;
     let timeline = timeline(&replay);
     let files = [&args.svg, &args.trace, &args.pytorch, &args.pytorch_comms];
     if args.ascii || files.into_iter().all(Option::is_none) {
@@ -66,7 +71,12 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let (replay, memory) = inputs::replay_with_memory(args).map_err(input_error::failure)?;
+    let text = inputs::program_text(&args.program).map_err(input_error::failure)?;
+    if asynchronous::is_asked(&args.program, text.as_deref()) {
+        return asynchronous::time(args, text.as_deref(), out);
+    }
+    let (replay, memory) =
+        inputs::replay_with_memory(args, text.as_deref()).map_err(input_error::failure)?;
     let timeline = timeline(&replay);
     let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
     if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
@@ -78,12 +88,14 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
-    let SolveArgs { times, memory, mem_limit, ending, kind, chunks, .. } = args;
+    let SolveArgs { times, memory, mem_limit, relief, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
     let slices = args.slices;
-    let text = ProblemText { stages, microbatches, slices, times, memory, mem_limit, ending };
+    let text =
+        ProblemText { stages, microbatches, slices, times, memory, mem_limit, relief, ending };
     let task = Task::new(&text, kind.as_deref(), *chunks).map_err(input_error::failure)?;
-    let Answer { problem, solution, fits, took } = task.answer();
+    let answer = task.answer().map_err(|error| input_error::failure(vec![error.into()]))?;
+    let Answer { problem, solution, fits, took } = answer;
     let found = fits.then(|| report::Found::new(&solution, took));
     let in_run = task
         .window()

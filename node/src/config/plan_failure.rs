@@ -20,9 +20,6 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
         PlanError::Slices { slice_count, sequence_len } => {
             slices(error, *slice_count, *sequence_len as u64)
         }
-        PlanError::RecomputedSlices { .. } => Detail::new(error.to_string())
-            .at("memory.recompute")
-            .hint("--set memory.recompute=none, or another schedule.kind"),
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
         }

@@ -11,8 +11,7 @@ use crate::failure::{Detail, Failure};
 /// layer has one holder, with copies elsewhere.
 ///
 /// # Errors
-/// If its schedule is asynchronous, has two replicas of the model, or cuts sequences whose activations
-/// should be made again.
+/// If its schedule is asynchronous, or has two replicas of the model.
 pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
     if let Some(kind) = config.schedule.of_replicas() {
         let detail = Detail::new(format!("{kind} has the model twice"))
@@ -22,13 +21,6 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
         return Err(Failure::usage("the configuration", vec![detail]));
     }
     match config.schedule.kinds() {
-        Ok(kinds) if kinds.iter().any(|kind| kind.is_sliced()) && is_recomputed(config) => {
-            let detail = Detail::new("what slices keep is not made again")
-                .at("memory.recompute")
-                .why("later slices read what earlier ones keep")
-                .hint("--set memory.recompute=none, or another schedule.kind");
-            Err(Failure::usage("the configuration", vec![detail]))
-        }
         Ok(_) => Ok(()),
         Err(kind) => {
             let detail = Detail::new(format!("{kind} is asynchronous"))
@@ -143,14 +135,7 @@ mod tests {
   why: a cluster has one holder for each layer, and keeps copies of its own
   try: zbelastic train, which runs it in one process, or --schedule auto";
         assert_eq!(twice.to_string(), expected);
-        let text = "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"seq1f1b\"\n[memory]\n";
-        let sliced = |mode: &str| {
-            let text = format!("{text}recompute = \"{mode}\"\n");
-            check_cluster_can_run(&load_text(&text).expect("legal").config)
-        };
-        assert_eq!(sliced("none"), Ok(()));
-        let again = sliced("selective").expect_err("slices that are made again");
-        assert!(again.to_string().contains("memory.recompute"), "{again}");
+        assert_eq!(check_cluster_can_run(&config("seq1f1b")), Ok(()));
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 42] = pages![
+const PAGES: [(&str, &str); 43] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -44,6 +44,7 @@ const PAGES: [(&str, &str); 42] = pages![
     "decisions/0023-replicas-follow-from-the-placement.md",
     "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "decisions/0025-plans-follow-measured-times-by-agreement-of-reviews.md",
+    "decisions/0026-slices-keep-what-others-attend-to.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -16,4 +16,5 @@ mod place;
 mod reading;
 mod refusals;
 mod replicas;
+mod slices;
 mod trace;

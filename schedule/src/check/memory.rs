@@ -96,13 +96,16 @@ pub(super) fn left_away(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// What a slice keeps stays until B: later slices of its microbatch read it.
+/// What a slice keeps does not leave: later slices of its microbatch read it, forward, again and
+/// backward. DROP leaves them what they read.
 pub(super) fn sliced_memory(program: &Program, findings: &mut Findings) {
     if program.slice_count <= 1 {
         return;
     }
-    for (stage, op) in ops_of(program).filter(|(_, op)| matches!(op, Op::Memory(..))) {
-        findings.add(Violation::SlicedMemory { stage, op });
+    for (stage, op) in ops_of(program) {
+        if matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _)) {
+            findings.add(Violation::SlicedMemory { stage, op });
+        }
     }
 }
 
@@ -128,7 +131,7 @@ mod tests {
     use zbelastic_types::StageIndex;
 
     use crate::check::Violation;
-    use crate::check::tests::{find, op};
+    use crate::check::tests::{find, legal, op};
     use crate::op::{Op, Pass};
 
     const STAGE: StageIndex = StageIndex(0);
@@ -214,12 +217,25 @@ mod tests {
         find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
     }
 
+    /// The first slice is dropped before the second one, which reads it, has run.
+    const SLICED: &str = "program seq1f1b line stages 1 chunks 1 microbatches 1 slices 2 window 0
+        stage 0: 0F0.0 0DROP0.0 0F0.1 0BW0.1 0R0.0 0BW0.0 REPORT GATE_THIS STEP COMMIT";
+
     #[test]
-    fn what_later_slices_read_stays() {
-        let sliced = "program seq1f1b line stages 1 chunks 1 microbatches 1 slices 2 window -
-            stage 0: 0F0.0 0F0.1 0BW0.1 0BW0.0";
-        let drop = Violation::SlicedMemory { stage: STAGE, op: op("0DROP0") };
-        find(sliced, "0F0.1 0BW0.1", "0DROP0.0 0F0.1 0BW0.1 0R0.0", drop);
+    fn slices_are_dropped_and_made_again_each_for_itself() {
+        legal(SLICED);
+        legal(&SLICED.replace("0BW0.1 0R0.0", "0R0.0 0BW0.1"));
+        let late = Violation::RecomputePlace { stage: STAGE, op: op("0R0"), after: after("0BW0") };
+        find(SLICED, "0R0.0 0BW0.0", "0BW0.0 0R0.0", late);
+        let count = Violation::RecomputeCount { pass: Pass::sliced(0, 0, 1), drops: 1, found: 0 };
+        find(SLICED, "0F0.1 ", "0F0.1 0DROP0.1 ", count);
+    }
+
+    #[test]
+    fn what_later_slices_read_does_not_leave() {
+        let leaves = |text: &str| Violation::SlicedMemory { stage: STAGE, op: op(text) };
+        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0OFFLOAD0"));
+        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0RELOAD0"));
     }
 
     #[test]

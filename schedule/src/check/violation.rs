@@ -285,8 +285,8 @@ pub enum Violation {
         /// The operation.
         op: Op,
     },
-    /// What a slice keeps is moved or given up, and later slices read it.
-    #[error("stage {stage}: expected what a slice keeps to stay until its B, found {op}")]
+    /// What a slice keeps is moved away or back, and later slices read it.
+    #[error("stage {stage}: expected what a slice keeps to stay here until its B, found {op}")]
     SlicedMemory {
         /// The stage.
         stage: StageIndex,

@@ -2,9 +2,14 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, has_reductions, headline, pass_names};
-use crate::op::{Memory, Op, Pass, Reduction, Update};
+use super::{MARKS, end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use crate::op::{Compute, Pass};
+use crate::shown::{Operation, Shown};
 use crate::timeline::{Slice, Timeline};
+
+/// Blocks that a text is wrapped into, at most. A timeline that would need more is squeezed into as
+/// many, and its passes lose their numbers where there is no room.
+const BLOCK_COUNT_MAX: usize = 64;
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
 ///
@@ -13,27 +18,55 @@ use crate::timeline::{Slice, Timeline};
 /// equal. A microbatch's number, with its slice behind a point, is written where it fits whole, and
 /// left out otherwise.
 #[must_use]
-pub fn draw(timeline: &Timeline, columns: usize) -> String {
-    let scale = Scale::new(timeline, columns);
+pub fn draw<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
+    let scale = Scale::squeezed(timeline, columns);
+    let (from, to) = (0, scale.width);
+    write(timeline, &[Block { scale: &scale, from, to, end: to, is_last: true }])
+}
+
+/// The same in blocks of rows, where a block goes on where the one before ended, with room for every
+/// number. A pass is drawn whole where it begins; what of it belongs to the next block is filled with
+/// `>` there.
+#[must_use]
+pub fn draw_wrapped<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
+    let scale = Scale::roomy(timeline, columns);
+    let columns_of = |slice: &Slice<O>| {
+        let width = scale.column(slice.end) - scale.column(slice.start);
+        slice.op.computed().map_or(0, |_| width)
+    };
+    let longest = timeline.all_slices().map(columns_of).max().unwrap_or(0);
+    let step = columns - longest.min(columns / 2);
+    let (mut blocks, mut from) = (Vec::new(), 0);
+    while from < scale.width {
+        let is_last = scale.width - from <= columns;
+        let to = if is_last { scale.width } else { from + step };
+        let end = (from + columns).min(scale.width);
+        blocks.push(Block { scale: &scale, from, to, end, is_last });
+        from = to;
+    }
+    write(timeline, &blocks)
+}
+
+fn write<O: Operation>(timeline: &Timeline<O>, blocks: &[Block<'_>]) -> String {
     let mut text = headline(timeline);
     text.push('\n');
-    let mut has_marks = false;
-    let mut has_copies = false;
-    for stage in timeline.stages() {
-        let name = format!("stage {stage}");
-        text.push_str(&format!("{name:<8} {}\n", passes_row(timeline, stage, &scale)));
-        let copies = copies_row(timeline, stage, &scale);
-        if !copies.is_empty() {
-            has_copies = true;
-            text.push_str(&format!("{:<8} {copies}\n", "  copies"));
+    for block in blocks {
+        if blocks.len() > 1 {
+            text.push_str(&format!("time {}\n", short(block.start())));
         }
-        let marks = marks_row(timeline, stage, &scale);
-        if !marks.is_empty() {
-            has_marks = true;
-            text.push_str(&format!("{:<8} {marks}\n", ""));
+        for stage in timeline.stages() {
+            let name = format!("stage {stage}");
+            text.push_str(&format!("{name:<8} {}\n", block.passes_row(timeline, stage)));
+            let rows = [
+                ("  copies", block.copies_row(timeline, stage)),
+                ("", block.marks_row(timeline, stage)),
+            ];
+            for (name, row) in rows.into_iter().filter(|(_, row)| !row.is_empty()) {
+                text.push_str(&format!("{name:<8} {row}\n"));
+            }
         }
     }
-    text.push_str(&legend(timeline, has_marks, has_copies));
+    text.push_str(&legend(timeline, blocks.len() > 1));
     text
 }
 
@@ -45,17 +78,38 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(timeline: &Timeline, columns: usize) -> Self {
+    /// All of a timeline within so many columns.
+    fn squeezed<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Self {
         let total = end(timeline);
-        let passes = timeline.all_slices().filter(|slice| matches!(slice.op, Op::Compute(..)));
-        let durations = passes.map(Slice::duration).filter(|duration| *duration > 0.0);
-        let shortest = durations.fold(total, f64::min);
         if total == 0.0 {
             return Self { columns_per_unit: 0.0, width: columns };
         }
+        let shortest = shortest_pass(timeline);
         let columns = columns as f64;
         let whole = (columns * shortest / total).floor();
-        let columns_per_unit = if whole >= 1.0 { whole / shortest } else { columns / total };
+        Self::of(total, if whole >= 1.0 { whole / shortest } else { columns / total })
+    }
+
+    /// Room for the letters and the number of every pass, or for [`BLOCK_COUNT_MAX`] blocks of so many
+    /// columns.
+    fn roomy<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Self {
+        let (squeezed, total) = (Self::squeezed(timeline, columns), end(timeline));
+        let needed = |slice: &Slice<O>| {
+            let (compute, pass) = slice.op.computed()?;
+            let len =
+                compute.to_string().len() + pass.microbatch_text(timeline.slice_count()).len();
+            Some(len as f64 / slice.duration()).filter(|columns| columns.is_finite())
+        };
+        let needed = timeline.all_slices().filter_map(needed).fold(0.0, f64::max);
+        if needed <= squeezed.columns_per_unit {
+            return squeezed;
+        }
+        let shortest = shortest_pass(timeline);
+        let most = (columns * BLOCK_COUNT_MAX) as f64 / total;
+        Self::of(total, ((needed * shortest).ceil() / shortest).min(most))
+    }
+
+    fn of(total: f64, columns_per_unit: f64) -> Self {
         Self { columns_per_unit, width: (total * columns_per_unit).round() as usize }
     }
 
@@ -64,91 +118,143 @@ impl Scale {
     }
 }
 
-fn passes_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
-    let labelled = |slice: &Slice| match slice.op {
-        Op::Compute(compute, pass) => Some((compute.to_string(), pass)),
-        Op::Transfer(..) | Op::Update(_) | Op::Memory(..) | Op::Reduce(..) => None,
-    };
-    labelled_row(timeline, stage, scale, ('.', labelled))
+/// The time of the shortest pass that takes any, or of the whole timeline.
+fn shortest_pass<O: Operation>(timeline: &Timeline<O>) -> f64 {
+    let passes = timeline.all_slices().filter(|slice| slice.op.computed().is_some());
+    let durations = passes.map(Slice::duration).filter(|duration| *duration > 0.0);
+    durations.fold(end(timeline), f64::min)
 }
 
-/// What is copied out of the stage's memory and back; empty if nothing is.
-fn copies_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
-    let labelled = |slice: &Slice| match slice.op {
-        Op::Memory(Memory::Offload, pass) => Some(("O".to_owned(), pass)),
-        Op::Memory(Memory::Reload, pass) => Some(("L".to_owned(), pass)),
-        Op::Memory(Memory::Drop, _)
-        | Op::Compute(..)
-        | Op::Transfer(..)
-        | Op::Update(_)
-        | Op::Reduce(..) => None,
-    };
-    labelled_row(timeline, stage, scale, (' ', labelled))
+/// Columns `from` to `to` of the whole, and to `end` at most of what goes on behind them.
+struct Block<'a> {
+    scale: &'a Scale,
+    from: usize,
+    to: usize,
+    end: usize,
+    is_last: bool,
 }
 
-/// A row of boxes with letters and number, each as long as what it stands for.
-fn labelled_row(
-    timeline: &Timeline,
-    stage: StageIndex,
-    scale: &Scale,
-    (empty, labelled): (char, impl Fn(&Slice) -> Option<(String, Pass)>),
-) -> String {
-    let first_chunk = timeline.placement().chunks_of(stage).next();
-    let mut row = vec![empty; scale.width];
-    for slice in timeline.slices(stage) {
-        let Some((letters, pass)) = labelled(slice) else { continue };
-        let (from, to) = (scale.column(slice.start), scale.column(slice.end));
-        let cells = &mut row[from.min(scale.width)..to.max(from + 1).min(scale.width)];
-        let number = pass.microbatch_text(timeline.slice_count());
-        let label = label(letters, &number, cells.len(), Some(pass.chunk) == first_chunk);
-        for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' '))) {
-            *cell = letter;
-        }
+impl Block<'_> {
+    fn start(&self) -> f64 {
+        self.from as f64 / self.scale.columns_per_unit
     }
-    row.into_iter().collect::<String>().trim_end().to_owned()
+
+    fn passes_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+        let labelled = |slice: &Slice<O>| match slice.op.shown() {
+            Shown::Pass(compute, pass, replica) => Some((compute.to_string(), pass, replica)),
+            Shown::CopyOut(_)
+            | Shown::CopyBack(_)
+            | Shown::Mark(_)
+            | Shown::Bookkeeping
+            | Shown::Region
+            | Shown::Nothing => None,
+        };
+        let mut row = vec!['.'; self.to - self.from];
+        for slice in timeline.slices(stage).iter().filter(|s| s.op.shown() == Shown::Region) {
+            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            let (from, to) = (from.max(self.from), to.min(self.to));
+            if from < to {
+                row[from - self.from..to - self.from].fill('~');
+            }
+        }
+        self.labelled_row(timeline, stage, (row, labelled))
+    }
+
+    /// What is copied out of the stage's memory and back; empty if nothing is.
+    fn copies_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+        let labelled = |slice: &Slice<O>| match slice.op.shown() {
+            Shown::CopyOut(pass) => Some(("O".to_owned(), pass, 0)),
+            Shown::CopyBack(pass) => Some(("L".to_owned(), pass, 0)),
+            Shown::Pass(..)
+            | Shown::Mark(_)
+            | Shown::Bookkeeping
+            | Shown::Region
+            | Shown::Nothing => None,
+        };
+        self.labelled_row(timeline, stage, (vec![' '; self.to - self.from], labelled))
+    }
+
+    /// A row of boxes with letters and number, each as long as what it stands for.
+    fn labelled_row<O: Operation>(
+        &self,
+        timeline: &Timeline<O>,
+        stage: StageIndex,
+        (mut row, labelled): (Vec<char>, impl Fn(&Slice<O>) -> Option<(String, Pass, u32)>),
+    ) -> String {
+        for slice in timeline.slices(stage) {
+            let Some((letters, pass, replica)) = labelled(slice) else { continue };
+            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            if from >= self.to || to.max(from + 1) <= self.from {
+                continue;
+            }
+            let end = (to.max(from + 1) - self.from).min(self.end - self.from);
+            row.resize(row.len().max(end), ' ');
+            let Some(begin) = from.checked_sub(self.from) else {
+                row[..end].fill('>');
+                continue;
+            };
+            let cells = &mut row[begin..end];
+            let number = pass.microbatch_text(timeline.slice_count());
+            let is_later = is_later(timeline, stage, (pass, replica));
+            let label = label(letters, &number, cells.len(), is_later);
+            for (cell, letter) in cells.iter_mut().zip(label.chars().chain(std::iter::repeat(' ')))
+            {
+                *cell = letter;
+            }
+        }
+        row.into_iter().collect::<String>().trim_end().to_owned()
+    }
+
+    /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if it
+    /// does nothing of that. What is done at one time stands side by side.
+    fn marks_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+        let mut row: Vec<char> = Vec::new();
+        for slice in timeline.slices(stage) {
+            let Shown::Mark(mark) = slice.op.shown() else { continue };
+            let letter = MARKS.iter().find(|(found, ..)| *found == mark).expect("all are listed").1;
+            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            // What ends the last step stands after the last pass.
+            let end = if self.is_last { usize::MAX } else { self.to };
+            let (from, to) = (from.max(self.from), to.max(from + 1).min(end));
+            if from >= to {
+                continue;
+            }
+            let from = (from - self.from).max(row.len());
+            row.resize(from, ' ');
+            row.resize((to - self.from).max(from + 1), letter);
+        }
+        row.into_iter().collect()
+    }
 }
 
 /// Letters and number; without room for both, the letters; without room for these, the first. A
 /// number is never cut, because what is left of it would be another number.
-fn label(letters: String, number: &str, room: usize, is_first_chunk: bool) -> String {
-    let letters = if is_first_chunk { letters } else { letters.to_lowercase() };
+fn label(letters: String, number: &str, room: usize, is_later: bool) -> String {
+    let letters = if is_later { letters.to_lowercase() } else { letters };
     let whole = format!("{letters}{number}");
     if whole.len() <= room { whole } else { letters }
 }
 
-/// Where the gate lets the stage pass and where it steps; empty if it does neither.
-fn marks_row(timeline: &Timeline, stage: StageIndex, scale: &Scale) -> String {
-    // One more column: what ends the last step stands after the last pass.
-    let mut row = vec![' '; scale.width + 1];
-    for slice in timeline.slices(stage) {
-        let mark = match slice.op {
-            Op::Update(Update::Step) => 'S',
-            Op::Update(Update::GatePrevious | Update::GateThis) => 'G',
-            Op::Reduce(Reduction::Add, _) => 'R',
-            Op::Compute(..)
-            | Op::Transfer(..)
-            | Op::Memory(..)
-            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
-            | Op::Update(Update::Report | Update::Commit) => continue,
-        };
-        let (from, to) = (scale.column(slice.start), scale.column(slice.end));
-        row[from..to.max(from + 1)].fill(mark);
+fn legend<O: Operation>(timeline: &Timeline<O>, is_wrapped: bool) -> String {
+    let names = pass_names(timeline).map(|(_, name): (Compute, _)| name.to_owned());
+    let mut entries: Vec<String> = names.collect();
+    entries.push(". idle".to_owned());
+    if has(timeline, Shown::Region) {
+        entries.push("~ idle in a region whose order is found".to_owned());
     }
-    row.into_iter().collect::<String>().trim_end().to_owned()
-}
-
-fn legend(timeline: &Timeline, has_marks: bool, has_copies: bool) -> String {
-    let mut entries: Vec<&str> = pass_names(timeline).map(|(_, name)| name).collect();
-    entries.push(". idle");
-    if has_later_chunks(timeline) {
-        entries.push("lower case: later chunk");
+    if is_wrapped {
+        entries.push("> begun above".to_owned());
     }
-    if has_copies {
-        entries.push("copies: O out, L back");
+    if let Some(name) = later_name(timeline) {
+        entries.push(format!("lower case: {name}"));
     }
-    if has_marks {
-        let marks = ["below: G gate, S step", "below: G gate, R reduce, S step"];
-        entries.push(marks[usize::from(has_reductions(timeline))]);
+    if timeline.all_slices().any(|slice| matches!(slice.op.shown(), Shown::CopyOut(_))) {
+        entries.push("copies: O out, L back".to_owned());
+    }
+    let marks = marks_of(timeline).map(|(_, letter, name)| format!("{letter} {name}"));
+    let marks = marks.collect::<Vec<_>>().join(", ");
+    if !marks.is_empty() {
+        entries.push(format!("below: {marks}"));
     }
     format!("{:<8} {}\n", "", entries.join(" | "))
 }

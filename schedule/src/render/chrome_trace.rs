@@ -3,8 +3,9 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{of_slices, short};
-use crate::op::{Compute, Memory, Op, Reduction, Update};
+use super::{short, title};
+use crate::op::Compute;
+use crate::shown::{Mark, Operation, Shown};
 use crate::timeline::{Slice, Timeline};
 
 /// One line of a trace.
@@ -56,8 +57,14 @@ pub fn write_trace(tracks: &[Track]) -> String {
 /// One track a stage, with passes and updates, and one below it with its copies, if it has any;
 /// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us` microseconds.
 #[must_use]
-pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
-    let trace_slice = |slice: &Slice| {
+pub fn timeline_tracks<O: Operation>(timeline: &Timeline<O>, unit_us: f64) -> Vec<Track> {
+    let is_copy = |op: O| match op.shown() {
+        Shown::CopyOut(_) | Shown::CopyBack(_) => true,
+        Shown::Pass(..) | Shown::Mark(_) | Shown::Bookkeeping | Shown::Region | Shown::Nothing => {
+            false
+        }
+    };
+    let trace_slice = |slice: &Slice<O>| {
         let category = category(slice.op)?;
         let op = slice.op.text(timeline.slice_count());
         let name = match timeline.step_count() {
@@ -68,18 +75,12 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
         Some(TraceSlice { name, category, start_us, duration_us })
     };
     let track = |stage: StageIndex, is_copies: bool| Track {
-        process: format!(
-            "{}, {} stages, {} microbatches{}",
-            timeline.kind(),
-            timeline.placement().stage_count(),
-            timeline.microbatch_count(),
-            of_slices(timeline)
-        ),
+        process: title(timeline),
         thread: format!("stage {stage}{}", if is_copies { " copies" } else { "" }),
         slices: timeline
             .slices(stage)
             .iter()
-            .filter(|slice| matches!(slice.op, Op::Memory(..)) == is_copies)
+            .filter(|slice| is_copy(slice.op) == is_copies)
             .filter_map(trace_slice)
             .collect(),
     };
@@ -92,22 +93,23 @@ pub fn timeline_tracks(timeline: &Timeline, unit_us: f64) -> Vec<Track> {
 
 /// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no time.
 #[must_use]
-pub fn category(op: Op) -> Option<&'static str> {
-    match op {
-        Op::Compute(Compute::F, _) => Some("forward"),
-        Op::Compute(Compute::B, _) => Some("input gradient"),
-        Op::Compute(Compute::W, _) => Some("weight gradient"),
-        Op::Compute(Compute::WE, _) => Some("early weight gradient"),
-        Op::Compute(Compute::BW, _) => Some("both gradients"),
-        Op::Update(Update::GatePrevious | Update::GateThis) => Some("gate"),
-        Op::Update(Update::Report | Update::Step | Update::Commit) => Some("update"),
-        Op::Reduce(Reduction::Add, _) => Some("reduce"),
-        Op::Compute(Compute::R, _) => Some("forward again"),
-        Op::Memory(Memory::Offload, _) => Some("copy out"),
-        Op::Memory(Memory::Reload, _) => Some("copy back"),
-        Op::Transfer(..)
-        | Op::Memory(Memory::Drop, _)
-        | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => None,
+pub fn category<O: Operation>(op: O) -> Option<&'static str> {
+    match op.shown() {
+        Shown::Pass(Compute::F, ..) => Some("forward"),
+        Shown::Pass(Compute::B, ..) => Some("input gradient"),
+        Shown::Pass(Compute::W, ..) => Some("weight gradient"),
+        Shown::Pass(Compute::WE, ..) => Some("early weight gradient"),
+        Shown::Pass(Compute::BW, ..) => Some("both gradients"),
+        Shown::Pass(Compute::R, ..) => Some("forward again"),
+        Shown::CopyOut(_) => Some("copy out"),
+        Shown::CopyBack(_) => Some("copy back"),
+        Shown::Mark(Mark::Gate) => Some("gate"),
+        Shown::Mark(Mark::Step) | Shown::Bookkeeping => Some("update"),
+        Shown::Mark(Mark::Reduce) => Some("reduce"),
+        Shown::Mark(Mark::Stash | Mark::Predict | Mark::Free) => Some("version"),
+        Shown::Mark(Mark::Average) => Some("average"),
+        Shown::Region => Some("dynamic region"),
+        Shown::Nothing => None,
     }
 }
 

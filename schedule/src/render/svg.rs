@@ -2,9 +2,10 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has_later_chunks, has_reductions, headline, pass_names, short};
-use crate::op::{Compute, Memory, Op, Pass, Reduction, Update};
-use crate::timeline::{Slice, Timeline};
+use super::{end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use crate::op::{Compute, Pass};
+use crate::shown::{Mark, Operation, Shown};
+use crate::timeline::{Extent, Slice, Timeline};
 
 /// Lengths are in pixels.
 const MARGIN: f64 = 12.0;
@@ -23,21 +24,26 @@ const DIGIT_WIDTH: f64 = 6.0;
 const TICK_WIDTH_MIN: f64 = 60.0;
 /// So that a step that takes no time is still seen.
 const STEP_WIDTH_MIN: f64 = 3.0;
-/// Copies are drawn between their stage's row and the next.
+/// Copies, and what is done to versions, are drawn between their stage's row and the next.
 const COPY_HEIGHT: f64 = ROW_GAP - 1.0;
+/// What is done to versions takes no time; so many of it fit below one pass.
+const VERSION_WIDTH: f64 = PASS_WIDTH / 4.0;
 
 const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
 .number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
 .w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.r{fill:#b8d4ec}.out{fill:#8a8a8a}\
 .back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
-.gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}";
+.gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}\
+.stash{fill:#2f7d32}.predict{fill:#1f6fb5}.free{fill:#d08a8a}.average{fill:#8a4fc0}\
+.region{fill:none;stroke:#c0202a;stroke-width:1;stroke-dasharray:4 3}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
 /// each box where there is room, a lighter shade for a stage's later chunk, a red line where the
-/// gate lets the stage pass, a dark box for the step, and below the row a thin box a copy.
+/// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or what is done
+/// to a version, and a broken line around what has no order before it runs.
 #[must_use]
-pub fn draw(timeline: &Timeline) -> String {
+pub fn draw<O: Operation>(timeline: &Timeline<O>) -> String {
     let picture = Picture::new(timeline);
     let mut svg = picture.head();
     svg.push_str(&picture.legend());
@@ -49,17 +55,17 @@ pub fn draw(timeline: &Timeline) -> String {
     svg
 }
 
-struct Picture<'a> {
-    timeline: &'a Timeline,
+struct Picture<'a, O> {
+    timeline: &'a Timeline<O>,
     time_end: f64,
     plot_width: f64,
 }
 
-impl<'a> Picture<'a> {
-    fn new(timeline: &'a Timeline) -> Self {
+impl<'a, O: Operation> Picture<'a, O> {
+    fn new(timeline: &'a Timeline<O>) -> Self {
         let passes = |stage| {
             let slices = timeline.slices(stage).iter();
-            slices.filter(|slice| matches!(slice.op, Op::Compute(..))).count()
+            slices.filter(|slice| slice.op.computed().is_some()).count()
         };
         let passes = timeline.stages().map(passes).max().unwrap_or(0);
         let pass_width = match timeline.slice_count() {
@@ -84,23 +90,22 @@ impl<'a> Picture<'a> {
     }
 
     fn legend(&self) -> String {
-        let mut entries: Vec<(String, &str)> =
-            pass_names(self.timeline).map(|(compute, name)| (class_of(compute), name)).collect();
-        if has_later_chunks(self.timeline) {
-            entries.push(("f later".to_owned(), "lighter: later chunk"));
+        let of_class = |(class, name): (&str, &str)| (class.to_owned(), name.to_owned());
+        let passes = pass_names(self.timeline);
+        let mut entries: Vec<(String, String)> =
+            passes.map(|(compute, name)| (class_of(compute), name.to_owned())).collect();
+        if let Some(name) = later_name(self.timeline) {
+            entries.push(("f later".to_owned(), format!("lighter: {name}")));
         }
-        if self
-            .timeline
-            .all_slices()
-            .any(|slice| matches!(slice.op, Op::Memory(Memory::Offload, _)))
-        {
-            entries.extend([("out".to_owned(), "copy out"), ("back".to_owned(), "copy back")]);
+        let has_copies =
+            self.timeline.all_slices().any(|slice| matches!(slice.op.shown(), Shown::CopyOut(_)));
+        if has_copies {
+            entries.extend([("out", "copy out"), ("back", "copy back")].map(of_class));
         }
-        if self.timeline.all_slices().any(|slice| matches!(slice.op, Op::Update(_))) {
-            entries.extend([("gate".to_owned(), "gate"), ("step".to_owned(), "step")]);
-        }
-        if has_reductions(self.timeline) {
-            entries.push(("reduce".to_owned(), "reduce"));
+        let marks = marks_of(self.timeline).map(|(mark, _, name)| (class_of_mark(mark), name));
+        entries.extend(marks.map(of_class));
+        if has(self.timeline, Shown::Region) {
+            entries.push(of_class(("region", "order found as it runs")));
         }
         let (mut svg, mut x) = (String::new(), MARGIN);
         for (class, name) in entries {
@@ -108,7 +113,7 @@ impl<'a> Picture<'a> {
             svg.push_str(&format!(
                 "<rect class=\"{class}\" x=\"{x}\" y=\"{top}\" width=\"12\" height=\"12\"/>\
                  <text x=\"{text_x}\" y=\"{baseline}\">{}</text>\n",
-                escape(name)
+                escape(&name)
             ));
             x = text_x + name.len() as f64 * DIGIT_WIDTH + 14.0;
         }
@@ -127,25 +132,29 @@ impl<'a> Picture<'a> {
         let slices = || self.timeline.slices(stage).iter();
         svg.extend(slices().filter_map(|slice| self.slice_box(stage, slice)));
         svg.extend(slices().filter_map(|slice| self.copy_box(stage, slice)));
+        svg.push_str(&self.versions(stage));
+        svg.extend(slices().filter_map(|slice| self.region(stage, slice)));
         svg.extend(slices().filter_map(|slice| self.gate(stage, slice)));
         svg
     }
 
-    /// A pass or a step.
-    fn slice_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
-        let (class, width_min, number) = match slice.op {
-            Op::Compute(compute, pass) => {
+    /// A pass, or what ends a step.
+    fn slice_box(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
+        let (class, width_min, number) = match slice.op.shown() {
+            Shown::Pass(compute, pass, replica) => {
                 let number = pass.microbatch_text(self.timeline.slice_count());
-                (self.pass_class(stage, compute, pass), 0.0, number)
+                let later = self.later_class(stage, (pass, replica));
+                (format!("{}{later}", class_of(compute)), 0.0, number)
             }
-            Op::Update(Update::Step) => ("step".to_owned(), STEP_WIDTH_MIN, String::new()),
-            Op::Reduce(Reduction::Add, _) => ("reduce".to_owned(), STEP_WIDTH_MIN, String::new()),
-            Op::Transfer(..)
-            | Op::Memory(..)
-            | Op::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _)
-            | Op::Update(
-                Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
-            ) => return None,
+            Shown::Mark(mark @ (Mark::Step | Mark::Reduce)) => {
+                (class_of_mark(mark).to_owned(), STEP_WIDTH_MIN, String::new())
+            }
+            Shown::Mark(Mark::Gate | Mark::Stash | Mark::Predict | Mark::Free | Mark::Average)
+            | Shown::CopyOut(_)
+            | Shown::CopyBack(_)
+            | Shown::Bookkeeping
+            | Shown::Region
+            | Shown::Nothing => return None,
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0));
         let width = (self.x(slice.end) - x).max(width_min);
@@ -165,28 +174,71 @@ impl<'a> Picture<'a> {
         Some(svg)
     }
 
-    fn tooltip(&self, slice: &Slice) -> String {
+    /// What is done to versions, side by side where it is done at one time.
+    fn versions(&self, stage: StageIndex) -> String {
+        let y = self.row_top(stage.0) + ROW_HEIGHT;
+        let (mut svg, mut free) = (String::new(), f64::NEG_INFINITY);
+        for slice in self.timeline.slices(stage) {
+            let class = match slice.op.shown() {
+                Shown::Mark(mark @ (Mark::Stash | Mark::Predict | Mark::Free | Mark::Average)) => {
+                    class_of_mark(mark)
+                }
+                Shown::Mark(Mark::Gate | Mark::Step | Mark::Reduce)
+                | Shown::Pass(..)
+                | Shown::CopyOut(_)
+                | Shown::CopyBack(_)
+                | Shown::Bookkeeping
+                | Shown::Region
+                | Shown::Nothing => continue,
+            };
+            let x = self.x(slice.start).max(free);
+            free = x + VERSION_WIDTH;
+            svg.push_str(&format!(
+                "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{VERSION_WIDTH}\" \
+                 height=\"{COPY_HEIGHT}\"/></g>\n",
+                self.tooltip(slice)
+            ));
+        }
+        svg
+    }
+
+    /// The time in which a stage finds its order.
+    fn region(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
+        let (x, y) = (self.x(slice.start), self.row_top(stage.0) - 1.0);
+        let (width, height) = (self.x(slice.end) - x, ROW_HEIGHT + 2.0);
+        (slice.op.shown() == Shown::Region).then(|| {
+            format!(
+                "<g>{}<rect class=\"region\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
+                 height=\"{height}\"/></g>\n",
+                self.tooltip(slice)
+            )
+        })
+    }
+
+    fn tooltip(&self, slice: &Slice<O>) -> String {
         let op = slice.op.text(self.timeline.slice_count());
         let (start, end) = (short(slice.start), short(slice.end));
-        let text = format!("{op} step {}: {start} to {end}", slice.step);
+        let step = match self.timeline.extent() {
+            Extent::Steps(_) => format!(" step {}", slice.step),
+            Extent::Segment { .. } => String::new(),
+        };
+        let text = format!("{op}{step}: {start} to {end}");
         format!("<title>{}</title>", escape(&text))
     }
 
-    fn copy_box(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
-        let (class, pass) = match slice.op {
-            Op::Memory(Memory::Offload, pass) => ("out", pass),
-            Op::Memory(Memory::Reload, pass) => ("back", pass),
-            Op::Memory(Memory::Drop, _)
-            | Op::Compute(..)
-            | Op::Transfer(..)
-            | Op::Update(_)
-            | Op::Reduce(..) => {
-                return None;
-            }
+    fn copy_box(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
+        let (class, pass) = match slice.op.shown() {
+            Shown::CopyOut(pass) => ("out", pass),
+            Shown::CopyBack(pass) => ("back", pass),
+            Shown::Pass(..)
+            | Shown::Mark(_)
+            | Shown::Bookkeeping
+            | Shown::Region
+            | Shown::Nothing => return None,
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
         let width = self.x(slice.end) - x;
-        let later = self.later_class(stage, pass);
+        let later = self.later_class(stage, (pass, 0));
         Some(format!(
             "<g>{}<rect class=\"{class}{later}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
              height=\"{COPY_HEIGHT}\"/></g>\n",
@@ -194,17 +246,12 @@ impl<'a> Picture<'a> {
         ))
     }
 
-    fn pass_class(&self, stage: StageIndex, compute: Compute, pass: Pass) -> String {
-        format!("{}{}", class_of(compute), self.later_class(stage, pass))
+    fn later_class(&self, stage: StageIndex, of: (Pass, u32)) -> &'static str {
+        if is_later(self.timeline, stage, of) { " later" } else { "" }
     }
 
-    fn later_class(&self, stage: StageIndex, pass: Pass) -> &'static str {
-        let first_chunk = self.timeline.placement().chunks_of(stage).next();
-        if Some(pass.chunk) == first_chunk { "" } else { " later" }
-    }
-
-    fn gate(&self, stage: StageIndex, slice: &Slice) -> Option<String> {
-        let is_gate = matches!(slice.op, Op::Update(Update::GatePrevious | Update::GateThis));
+    fn gate(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
+        let is_gate = slice.op.shown() == Shown::Mark(Mark::Gate);
         let (x, top) = (self.x(slice.end), self.row_top(stage.0) - ROW_GAP / 2.0);
         let bottom = top + ROW_HEIGHT + ROW_GAP;
         is_gate.then(|| {
@@ -247,6 +294,19 @@ impl<'a> Picture<'a> {
 /// Also the name of the style.
 fn class_of(compute: Compute) -> String {
     compute.to_string().to_lowercase()
+}
+
+/// The same of a mark.
+const fn class_of_mark(mark: Mark) -> &'static str {
+    match mark {
+        Mark::Gate => "gate",
+        Mark::Reduce => "reduce",
+        Mark::Step => "step",
+        Mark::Stash => "stash",
+        Mark::Predict => "predict",
+        Mark::Free => "free",
+        Mark::Average => "average",
+    }
 }
 
 /// The next of 1, 2, 5, 10, 20, 50.. (or their tenths) that is at least `interval_min`.

@@ -3,7 +3,7 @@
 
 use super::pipeline::Pipeline;
 use super::policy::{Allowance, NEVER_FILLS, Rule, Turn, by_rules};
-use super::{Best, is_small, tries};
+use super::{Best, is_small};
 
 /// Tries at most.
 const TRIES_MAX: usize = 2_000;
@@ -23,7 +23,7 @@ pub(super) fn climb<'a>(
     let tries = if is_small(pipeline) {
         (SMALL_PASSES_MAX / pipeline.pass_count()).clamp(SMALL_TRIES.0, SMALL_TRIES.1)
     } else {
-        tries(pipeline).min(TRIES_MAX)
+        best.tries(pipeline).min(TRIES_MAX)
     };
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);

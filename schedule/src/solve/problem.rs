@@ -5,8 +5,8 @@ use std::fmt;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use super::SolveError;
-use crate::cost::{ChunkTimes, Costs, MemoryCosts};
+use super::{Relief, Remake, SolveError, Trip};
+use crate::cost::{ChunkTimes, Costs, MemoryCosts, MemoryTimes};
 use crate::memory::{ChunkMemory, peak_memory};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
@@ -54,6 +54,8 @@ pub struct Problem {
     pub microbatch_count: u32,
     /// What ends a step.
     pub ending: Ending,
+    /// What stages may do to keep less.
+    pub relief: Relief,
 }
 
 /// What ends a step, and how the next one follows.
@@ -118,8 +120,8 @@ impl Problem {
             (0..placement.chunk_count()).map(|chunk| placement.stage_of(ChunkIndex(chunk)));
         let chunks = holders.map(|stage| shared(stage.expect("the chunk exists"))).collect();
         let limits = stages.iter().map(|stage| stage.limit).collect();
-        let (occupancy, ending) = (0.0, Ending::default());
-        Self { placement, chunks, limits, link, occupancy, microbatch_count, ending }
+        let (occupancy, ending, relief) = (0.0, Ending::default(), Relief::default());
+        Self { placement, chunks, limits, link, occupancy, microbatch_count, ending, relief }
     }
 
     /// What its passes take, to simulate a program of it; verdict and step take no time.
@@ -131,8 +133,23 @@ impl Problem {
         };
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
-        let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+        let (slice_shares, memory) = (Vec::new(), self.memory_costs());
         Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step: 0.0, memory }
+    }
+
+    fn memory_costs(&self) -> MemoryCosts {
+        let Relief { remakes, trips, lanes } = &self.relief;
+        if !self.relief.is_any() {
+            return MemoryCosts::default();
+        }
+        let times = |(chunk, costs): (usize, &ChunkCosts)| {
+            let recompute = remakes.get(chunk).map_or(costs.f, |remake| remake.time);
+            let none = Trip { offload: 0.0, reload: 0.0 };
+            let Trip { offload, reload } = trips.get(chunk).copied().unwrap_or(none);
+            MemoryTimes { recompute, offload, reload }
+        };
+        let chunks = self.chunks.iter().enumerate().map(times).collect();
+        MemoryCosts { lanes: *lanes, chunks }
     }
 
     /// What a step of arithmetic costs that was simulated with these costs, by what ends it.
@@ -158,13 +175,14 @@ impl Problem {
     /// What its passes keep, in model order; a WE gives nothing back.
     #[must_use]
     pub fn memory(&self) -> Vec<ChunkMemory> {
-        let kept = |chunk: &ChunkCosts| ChunkMemory {
+        let remakes = &self.relief.remakes;
+        let kept = |(index, chunk): (usize, &ChunkCosts)| ChunkMemory {
             after_forward: chunk.after_forward,
-            after_drop: chunk.after_forward,
+            after_drop: remakes.get(index).map_or(chunk.after_forward, |remake| remake.after_drop),
             after_input_gradient: chunk.after_input_gradient,
             after_early_weights: chunk.after_input_gradient,
         };
-        self.chunks.iter().map(kept).collect()
+        self.chunks.iter().enumerate().map(kept).collect()
     }
 
     /// Whether each stage's memory holds what it keeps under `program`, an order of this problem.
@@ -173,9 +191,14 @@ impl Problem {
     /// If it is an order of another problem.
     #[must_use]
     pub fn holds(&self, program: &Program) -> bool {
+        self.stages_that_hold(program).all(|holds| holds)
+    }
+
+    /// By stage, whether its memory holds what it keeps under `program`.
+    pub(super) fn stages_that_hold(&self, program: &Program) -> impl Iterator<Item = bool> {
         let peaks = peak_memory(program, &self.memory());
         let fits = |(peak, limit): (f64, &f64)| peak <= limit * (1.0 + TOLERANCE);
-        peaks.into_iter().zip(&self.limits).all(fits)
+        peaks.into_iter().zip(&self.limits).map(fits)
     }
 
     /// What no order of a step is below: the busiest stage computes, and does what is behind it.
@@ -214,16 +237,8 @@ impl Problem {
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             check_chunk(chunk, costs)?;
         }
-        let mut needed = vec![0.0; self.limits.len()];
-        for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
-            let stage = self.placement.stage_of(chunk).expect("it was counted");
-            // A microbatch runs through one replica.
-            let needed = &mut needed[stage.index()];
-            *needed = match self.placement.replica_count() {
-                1 => *needed + costs.after_forward,
-                _ => f64::max(*needed, costs.after_forward),
-            };
-        }
+        self.check_relief()?;
+        let needed = self.needed();
         for ((stage, limit), needed) in (0..).map(StageIndex).zip(&self.limits).zip(needed) {
             if limit.is_nan() || *limit < 0.0 {
                 let owner = Owner::Stage(stage);
@@ -232,6 +247,41 @@ impl Problem {
             if needed > limit * (1.0 + TOLERANCE) {
                 return Err(SolveError::Limit { stage, needed, limit: *limit });
             }
+        }
+        Ok(())
+    }
+
+    /// By stage: what one microbatch takes at least, each chunk's pass whole while it runs, and those of
+    /// the chunks before it as small as stages can make them.
+    fn needed(&self) -> Vec<f64> {
+        let mut needed = vec![0.0; self.limits.len()];
+        let mut at_rest = needed.clone();
+        for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
+            let stage = self.placement.stage_of(chunk).expect("it was counted").index();
+            needed[stage] = f64::max(needed[stage], at_rest[stage] + costs.after_forward);
+            // A microbatch runs through one replica.
+            if self.placement.replica_count() == 1 {
+                at_rest[stage] += self.relief.at_rest(chunk.index(), costs);
+            }
+        }
+        needed
+    }
+
+    fn check_relief(&self) -> Result<(), SolveError> {
+        let Relief { remakes, trips, .. } = &self.relief;
+        let chunks = || (0..).map(ChunkIndex);
+        for ((chunk, remake), costs) in chunks().zip(remakes).zip(&self.chunks) {
+            let Remake { time, after_drop } = *remake;
+            check_number("recompute", Owner::Chunk(chunk), time)?;
+            check_number("after_drop", Owner::Chunk(chunk), after_drop)?;
+            let after_forward = costs.after_forward;
+            if after_drop > after_forward {
+                return Err(SolveError::Drop { chunk, after_forward, after_drop });
+            }
+        }
+        for (chunk, Trip { offload, reload }) in chunks().zip(trips) {
+            check_number("offload", Owner::Chunk(chunk), *offload)?;
+            check_number("reload", Owner::Chunk(chunk), *reload)?;
         }
         Ok(())
     }
@@ -246,11 +296,14 @@ impl Problem {
         };
         check("chunks", self.placement.chunk_count(), self.chunks.len())?;
         check("limits", self.placement.stage_count(), self.limits.len())?;
-        let after = &self.ending.after;
-        if after.is_empty() {
-            return Ok(());
-        }
-        check("after", self.placement.stage_count(), after.len())
+        let (stages, chunks) = (self.placement.stage_count(), self.placement.chunk_count());
+        let or_none = |name, expected, found| match found {
+            0 => Ok(()),
+            found => check(name, expected, found),
+        };
+        or_none("after", stages, self.ending.after.len())?;
+        or_none("remakes", chunks, self.relief.remakes.len())?;
+        or_none("trips", chunks, self.relief.trips.len())
     }
 }
 

@@ -4,15 +4,14 @@
 //! back: it never blocks, whoever owns it moves its outputs, and the same program gives the same
 //! bits in whatever order frames arrive.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend};
-use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram, Version};
+use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram, Region, Version};
 use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
 use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
 
-use super::dynamic::Region;
 use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
@@ -218,10 +217,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         self.run(op);
         match &mut self.course {
             Course::List(position) => *position += 1,
-            Course::Found(region) => {
-                region.chosen.pop_front();
-                region.found.push(op);
-            }
+            Course::Found(region) => region.finish_op(),
         }
         AsyncProgress::Ran(op)
     }
@@ -240,7 +236,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     pub fn found(&self) -> Option<&[AsyncOp]> {
         match &self.course {
             Course::List(_) => None,
-            Course::Found(region) => Some(&region.found),
+            Course::Found(region) => Some(region.found()),
         }
     }
 
@@ -269,12 +265,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             return self.ops().get(position).copied();
         }
         let Course::Found(region) = &mut self.course else { unreachable!("looked at above") };
-        if region.chosen.is_empty() {
-            let arrived: BTreeSet<(Flow, MicrobatchIndex)> =
-                self.inbox.keys().map(|(flow, pass)| (*flow, pass.microbatch)).collect();
-            region.choose(&arrived);
+        if region.next_op().is_none() {
+            let arrived = self.inbox.keys().map(|(flow, pass)| (*flow, pass.microbatch));
+            region.choose(&arrived.collect());
         }
-        region.chosen.front().copied()
+        region.next_op()
     }
 
     fn run(&mut self, op: AsyncOp) {

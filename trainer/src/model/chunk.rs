@@ -4,7 +4,9 @@ use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, ViewMu
 use zbelastic_types::{Bytes, SliceIndex};
 
 use super::config::{Family, LayerKind, ModelConfig};
-use super::layers::{Context, Logits, MicrobatchShape, Scratch, embed_forward, embed_weights};
+use super::layers::{
+    Context, Logits, MicrobatchShape, Projections, Scratch, embed_forward, embed_weights,
+};
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
 use super::state::LayerState;
@@ -100,6 +102,17 @@ impl<B: Backend> Chunk<B> {
         batch: &Batch,
         earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
+        logits: Option<&mut Logits<B::Buffer>>,
+    ) -> Option<f64> {
+        self.run_forward(context, batch, (Projections::Made, earlier), stash, logits)
+    }
+
+    fn run_forward(
+        &self,
+        context: &Context<'_, B>,
+        batch: &Batch,
+        (projections, earlier): (Projections, &[&mut PassStash<B::Buffer>]),
+        stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
         let mut loss = None;
@@ -110,9 +123,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => embed_forward(context, state, batch, y),
                 LayerStash::Attention(stash) => {
-                    let earlier: Vec<&B::Buffer> =
-                        earlier.iter().map(|slice| slice.attention(index).qkv()).collect();
-                    stash.forward(context, state, &earlier, x, y);
+                    let earlier = (projections, &attended(earlier, index)[..]);
+                    stash.forward(context, state, earlier, x, y);
                 }
                 LayerStash::Mlp(stash) => stash.forward(context, state, x, y),
                 LayerStash::Head(stash) => {
@@ -124,28 +136,35 @@ impl<B: Backend> Chunk<B> {
         loss
     }
 
-    /// R: makes again what `recompute` says, from the rest of the stash.
+    /// R: makes again what `recompute` says, from the rest of the stash and from what the slices
+    /// before left, in order.
     pub fn recompute(
         &self,
         context: &Context<'_, B>,
         batch: &Batch,
         recompute: Recompute,
+        earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
     ) {
         let ops = match recompute {
             Recompute::None => return,
             Recompute::Full => {
-                self.forward(context, batch, stash, logits);
+                let is_cut = context.place.is_cut();
+                let projections = if is_cut { Projections::Found } else { Projections::Made };
+                self.run_forward(context, batch, (projections, earlier), stash, logits);
                 return;
             }
             Recompute::Selective(ops) => ops,
         };
         let PassStash { residuals, layers } = stash;
-        for ((state, layer), x) in self.layers.iter().zip(layers).zip(residuals) {
+        for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
+            let x = &residuals[index];
             match layer {
                 LayerStash::Embed => {}
-                LayerStash::Attention(stash) => stash.recompute(context, state, x, ops),
+                LayerStash::Attention(stash) => {
+                    stash.recompute(context, state, &attended(earlier, index), x, ops);
+                }
                 LayerStash::Mlp(stash) => stash.recompute(context, state, x, ops),
                 LayerStash::Head(stash) => stash.recompute(context, state, x, ops),
             }
@@ -272,6 +291,11 @@ impl<B: Backend> Chunk<B> {
             }
         }
     }
+}
+
+/// What a layer of a later slice attends to.
+fn attended<'s, T>(earlier: &'s [&mut PassStash<T>], layer: usize) -> Vec<&'s T> {
+    earlier.iter().map(|slice| slice.attention(layer).qkv()).collect()
 }
 
 /// What a layer of earlier slices is to a later one.

@@ -12,7 +12,7 @@ mod stash;
 pub(super) use embed::{embed_forward, embed_weights};
 pub(super) use stash::PartsMut;
 
-use zbelastic_kernels::{Accumulate, Backend, LinearGradient, NormGradient, Rows};
+use zbelastic_kernels::{Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, Rows};
 use zbelastic_types::SliceIndex;
 
 use super::config::{Family, ModelConfig};
@@ -85,6 +85,10 @@ impl<B: Backend> Context<'_, B> {
         Rows { count: self.shape.rows(), width: self.model.width as usize }
     }
 
+    fn attention_shape(&self) -> AttentionShape {
+        self.model.attention_shape(self.shape.sequences, self.shape.sequence_len)
+    }
+
     /// Where in its sequence the slice begins.
     fn first_position(&self) -> usize {
         self.place.slice.index() * self.shape.sequence_len
@@ -93,6 +97,14 @@ impl<B: Backend> Context<'_, B> {
     fn hidden_rows(&self) -> Rows {
         Rows { count: self.shape.rows(), width: self.model.mlp_width as usize }
     }
+}
+
+/// Whether a forward pass makes queries, keys and values, or finds them: R of a slice does, because
+/// other slices read them and they are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Projections {
+    Made,
+    Found,
 }
 
 /// What F of an attention layer leaves.

@@ -5,7 +5,7 @@ use zbelastic_types::{LayerId, LayerRange};
 
 use super::config::LayerKind;
 use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PartsMut, Sizes};
-use super::recompute::{Part, Recompute};
+use super::recompute::{Part, Recompute, RemadeParts};
 
 /// What one layer's pass keeps.
 pub(super) enum LayerStash<T> {
@@ -47,7 +47,8 @@ impl<T> PassStash<T> {
         recompute: Recompute,
         make: &mut impl FnMut(usize) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let kept = |part, len| if recompute.remakes(part) { 0 } else { len };
+        let remade = recompute.parts(sizes.is_cut);
+        let kept = |part, len| if remade.contain(part) { 0 } else { len };
         lengths(sizes, layers).try_map(&mut |part, len| make(kept(part, len)))
     }
 
@@ -61,8 +62,9 @@ impl<T> PassStash<T> {
         recompute: Recompute,
         make: &mut impl FnMut(usize) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let remade = |part, len| if recompute.remakes(part) { len } else { 0 };
-        lengths(sizes, layers).try_map(&mut |part, len| make(remade(part, len)))
+        let remade = recompute.parts(sizes.is_cut);
+        let again = |part, len| if remade.contain(part) { len } else { 0 };
+        lengths(sizes, layers).try_map(&mut |part, len| make(again(part, len)))
     }
 
     /// What the attention layer with this index, counted in the chunk, keeps.
@@ -78,10 +80,10 @@ impl<T> PassStash<T> {
         }
     }
 
-    /// Exchanges what `recompute` makes again: gives it to a stash without, or takes it back.
-    pub fn exchange_remade(&mut self, other: &mut Self, recompute: Recompute) {
+    /// Exchanges what is made again: gives it to a stash without, or takes it back.
+    pub fn exchange_remade(&mut self, other: &mut Self, remade: RemadeParts) {
         for ((part, own), (_, other)) in self.parts_mut().into_iter().zip(other.parts_mut()) {
-            if recompute.remakes(part) {
+            if remade.contain(part) {
                 std::mem::swap(own, other);
             }
         }
@@ -209,10 +211,10 @@ pub fn left_len(
     has_logits: bool,
 ) -> usize {
     let mut stash = lengths(sizes, layers);
+    let remade = recompute.parts(sizes.is_cut);
     let parts = stash.parts_mut();
     let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
-    let stash: usize =
-        left.filter(|(part, _)| !recompute.remakes(*part)).map(|(_, len)| **len).sum();
+    let stash: usize = left.filter(|(part, _)| !remade.contain(*part)).map(|(_, len)| **len).sum();
     if !has_logits {
         return stash;
     }

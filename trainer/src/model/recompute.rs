@@ -3,6 +3,9 @@
 //! A pass keeps its parts in two pieces of memory: what is *kept* from F to W, and what is *made
 //! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the same
 //! weights and operands, so it makes the same bits.
+//!
+//! A slice of a microbatch keeps what the others attend to, whatever is configured ([`RemadeParts`]):
+//! so R of one slice finds the keys and values of those before it.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +15,8 @@ pub enum Recompute {
     /// Nothing: everything is kept.
     #[default]
     None,
-    /// Everything but the chunk's input.
+    /// Everything but the chunk's input, and of slices what others of their microbatch read: queries,
+    /// keys and values.
     Full,
     /// The results of these operations of each layer.
     Selective(RecomputedOps),
@@ -97,12 +101,41 @@ impl Recompute {
         }
     }
 
-    /// Whether a part is made again.
-    pub(super) const fn remakes(self, part: Part) -> bool {
-        match self {
-            Self::None => false,
-            Self::Full => !matches!(part, Part::Input),
-            Self::Selective(ops) => match part {
+    /// What of passes is made again; `is_cut` says whether they are over slices.
+    #[must_use]
+    pub const fn parts(self, is_cut: bool) -> RemadeParts {
+        RemadeParts { recompute: self, is_cut }
+    }
+}
+
+/// Which parts of a pass are made again: what is configured, without what other slices of its
+/// microbatch read or write. Later slices read keys and values, in F, in R and in B, and add to the
+/// gradients of these before the slice itself goes backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemadeParts {
+    recompute: Recompute,
+    is_cut: bool,
+}
+
+impl RemadeParts {
+    /// Whether a part is one of them.
+    pub(super) const fn contain(self, part: Part) -> bool {
+        match self.recompute {
+            Recompute::None => false,
+            Recompute::Full => match part {
+                Part::Input => false,
+                Part::Qkv | Part::LaterGradient => !self.is_cut,
+                Part::Boundary
+                | Part::Result
+                | Part::Norm
+                | Part::Statistics
+                | Part::Partials
+                | Part::Attention
+                | Part::LogSums
+                | Part::Before
+                | Part::Hidden => true,
+            },
+            Recompute::Selective(ops) => match part {
                 Part::Norm => ops.norm,
                 Part::Attention | Part::LogSums => ops.attention,
                 Part::Hidden => ops.activation,

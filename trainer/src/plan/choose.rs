@@ -192,9 +192,9 @@ fn consider<B: Backend>(
 ) -> Result<Considerable, Refusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
-    let own = Plan::with_chunks(of_kind, chunks)?.with_recompute(request.recompute)?;
+    let own = Plan::with_chunks(of_kind, chunks)?.with_recompute(request.recompute);
     let others = solved_plans(backend, request, &own);
-    let others = others.into_iter().filter_map(|plan| plan.with_recompute(request.recompute).ok());
+    let others = others.into_iter().map(|plan| plan.with_recompute(request.recompute));
     let plans = std::iter::once(own).chain(others);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {

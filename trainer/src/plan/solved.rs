@@ -2,8 +2,8 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, ScheduleKind, generate,
-    lower_bound, solve,
+    ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, Relief, ScheduleKind,
+    generate, lower_bound, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -116,6 +116,7 @@ fn problem<B: Backend>(
         occupancy: 0.0,
         microbatch_count: request.batch.microbatch_count,
         ending: Ending::default(),
+        relief: Relief::default(),
     }
 }
 
@@ -167,6 +168,7 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         occupancy: 0.0,
         microbatch_count: plan.batch.microbatch_count,
         ending: Ending::default(),
+        relief: Relief::default(),
     };
     Some(lower_bound(&problem).expect("a pace has times"))
 }

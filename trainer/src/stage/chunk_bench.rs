@@ -12,7 +12,7 @@ use zbelastic_schedule::PassesLive;
 use zbelastic_types::{LayerRange, MicrobatchIndex, SliceIndex};
 
 use super::slots::Slots;
-use crate::model::{Chunk, Logits, PassStash, Recompute, Sizes, put_left, take_left};
+use crate::model::{Chunk, Logits, PassStash, Recompute, RemadeParts, Sizes, put_left, take_left};
 
 /// What of a pass is away.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,7 @@ pub(super) struct ChunkBench<B: Backend> {
     remade: Slots<PassStash<B::Buffer>, Part>,
     logits: Slots<Logits<B::Buffer>, Part>,
     recompute: Recompute,
+    remade_parts: RemadeParts,
     away: BTreeMap<Part, Away>,
     /// Weight gradients added so far this step: the order rule.
     pub(super) accumulated: u32,
@@ -70,6 +71,7 @@ impl<B: Backend> ChunkBench<B> {
             remade: Slots::new(remade),
             logits: Slots::new(logits),
             recompute,
+            remade_parts: recompute.parts(sizes.is_cut),
             away: BTreeMap::new(),
             accumulated: 0,
             head_accumulated: 0,
@@ -171,14 +173,14 @@ impl<B: Backend> ChunkBench<B> {
     fn take_remade(&mut self, part: Part) {
         if self.recompute.is_any() {
             let remade = self.remade.acquire(part);
-            self.stashes.get(part).exchange_remade(remade, self.recompute);
+            self.stashes.get(part).exchange_remade(remade, self.remade_parts);
         }
     }
 
-    /// Whether there was something to give back.
-    fn give_remade(&mut self, part: Part) -> bool {
+    /// Nobody reads what can be made again any more. Whether there was any.
+    pub(super) fn give_remade(&mut self, part: Part) -> bool {
         let Some(remade) = self.remade.find(part) else { return false };
-        self.stashes.get(part).exchange_remade(remade, self.recompute);
+        self.stashes.get(part).exchange_remade(remade, self.remade_parts);
         self.remade.release(part);
         true
     }

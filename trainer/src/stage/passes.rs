@@ -296,6 +296,8 @@ impl<B: Backend> Workbench for Bench<B> {
         if bench.chunk.has_head() {
             bench.close_logits(part(pass));
         }
+        // A step may need room for no more than one pass's share of what is made again.
+        bench.give_remade(part(pass));
         if pass.slice.0 + 1 == slices {
             let parts = (0..slices).map(|slice| (pass.microbatch, SliceIndex(slice)));
             parts.for_each(|part| bench.close(part));
@@ -349,11 +351,11 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn recompute(&mut self, pass: Pass, batch: &Batch) {
-        let recompute = self.recompute;
+        let (batch, recompute) = (&self.part_of(batch, pass), self.recompute);
         let (context, bench, _) = self.context(pass);
         bench.reopen(part(pass));
-        let Working { chunk, stash, logits, .. } = bench.working(part(pass));
-        chunk.recompute(&context, batch, recompute, stash, logits);
+        let Working { chunk, stash, earlier, logits } = bench.working(part(pass));
+        chunk.recompute(&context, batch, recompute, &earlier, stash, logits);
     }
 
     fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {

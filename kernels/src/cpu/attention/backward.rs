@@ -17,7 +17,7 @@ use super::super::matmul::{
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
-use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, with_head_scratch};
+use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, slice_len, with_head_scratch};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
@@ -50,34 +50,37 @@ pub(in super::super) fn backward(
         (shape.rows() * shape.qkv_width(), shape.rows() * 2 * shape.key_width());
     assert_eq!(qkv_then_gradient.len(), qkv_len);
     assert!(later.is_none_or(|later| later.len() == kv_len));
-    for KeyValueGradients { qkv, gradients } in &earlier {
-        assert_eq!((qkv.len(), gradients.len()), (qkv_len, kv_len));
-    }
     assert_eq!(saved.out.len(), shape.rows() * shape.query_width());
     assert_eq!(saved.gradient.len(), saved.out.len());
     assert_eq!(saved.log_sums.len(), shape.rows() * shape.heads);
     let qkv = SharedRows::new(qkv_then_gradient, shape.qkv_width());
-    let lengths = Lengths::new(shape, earlier.len());
-    let earlier: Vec<Earlier<'_>> = earlier
-        .into_iter()
-        .map(|slice| {
-            let gradients = SharedRows::new(slice.gradients, 2 * shape.key_width());
-            Earlier { qkv: slice.qkv, gradients }
-        })
-        .collect();
+    let earlier: Vec<Earlier<'_>> =
+        earlier.into_iter().map(|slice| Earlier::new(shape, slice)).collect();
+    let lengths = Lengths::new(shape, earlier.iter().map(|slice| slice.len).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let row = sequence * shape.sequence_len;
         let (set, earlier, qkv) = (cpu.instruction_set(), &earlier[..], &qkv);
-        let job = Job { set, shape, lengths, row, saved, earlier, later, qkv };
+        let job = Job { set, shape, lengths, sequence, row, saved, earlier, later, qkv };
         with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
     });
 }
 
 /// An earlier slice, shared by all tasks.
 struct Earlier<'a> {
+    /// Rows of each sequence.
+    len: usize,
     qkv: &'a [f32],
     gradients: SharedRows<'a>,
+}
+
+impl<'a> Earlier<'a> {
+    fn new(shape: AttentionShape, slice: KeyValueGradients<'a>) -> Self {
+        let KeyValueGradients { qkv, gradients } = slice;
+        let (len, width) = (slice_len(shape, qkv), 2 * shape.key_width());
+        assert_eq!(gradients.len(), shape.sequences * len * width);
+        Self { len, qkv, gradients: SharedRows::new(gradients, width) }
+    }
 }
 
 /// One sequence.
@@ -85,6 +88,7 @@ struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
     lengths: Lengths,
+    sequence: usize,
     /// Its first row.
     row: usize,
     saved: Saved<'a>,
@@ -128,17 +132,30 @@ impl Job<'_> {
 
     /// Copies one head's columns of the rows of this sequence, from all slices up to this one.
     fn gather_all(&self, column: usize, to: &mut [f32]) {
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let (before, own) = to.split_at_mut(self.earlier.len() * sequence_len * head_width);
-        let slices = before.chunks_exact_mut(sequence_len * head_width);
-        for (slice, to) in self.earlier.iter().zip(slices) {
-            let from =
-                Columns::new(slice.qkv, self.shape.qkv_width(), self.row, column, head_width);
-            for (row, to) in to.chunks_exact_mut(head_width).enumerate() {
+        let (head_width, stride) = (self.shape.head_width, self.shape.qkv_width());
+        let (before, own) = to.split_at_mut(self.keys_before() * head_width);
+        let mut rows = before.chunks_exact_mut(head_width);
+        for slice in self.earlier {
+            let first = self.sequence * slice.len;
+            let from = Columns::new(slice.qkv, stride, first, column, head_width);
+            for (row, to) in (0..slice.len).zip(&mut rows) {
                 to.copy_from_slice(from.row(row));
             }
         }
         self.gather(column, own);
+    }
+
+    /// Keys of earlier slices.
+    fn keys_before(&self) -> usize {
+        self.lengths.position(0)
+    }
+
+    /// Their rows: in whose gradients each lies, and where.
+    fn rows_before(&self) -> impl Iterator<Item = (&SharedRows<'_>, usize)> {
+        self.earlier.iter().flat_map(|slice| {
+            let first = self.sequence * slice.len;
+            (first..first + slice.len).map(|row| (&slice.gradients, row))
+        })
     }
 
     /// What later slices have added for one head's columns, in all slices up to this one. Whether
@@ -147,13 +164,13 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let Some(later) = self.later else { return false };
         let own = Columns::new(later, 2 * self.shape.key_width(), self.row, column, head_width);
-        for (at, to) in to.chunks_exact_mut(head_width).take(self.lengths.keys).enumerate() {
-            let (slice, row) = (at / sequence_len, at % sequence_len);
-            to.copy_from_slice(match self.earlier.get(slice) {
-                // SAFETY: the task alone has this sequence and these heads.
-                Some(slice) => unsafe { slice.gradients.piece(self.row + row, column, head_width) },
-                None => own.row(row),
-            });
+        let (before, behind) = to.split_at_mut(self.keys_before() * head_width);
+        for (to, (from, row)) in before.chunks_exact_mut(head_width).zip(self.rows_before()) {
+            // SAFETY: the task alone has this sequence and these heads.
+            to.copy_from_slice(unsafe { from.piece(row, column, head_width) });
+        }
+        for (row, to) in (0..sequence_len).zip(behind.chunks_exact_mut(head_width)) {
+            to.copy_from_slice(own.row(row));
         }
         true
     }
@@ -161,13 +178,11 @@ impl Job<'_> {
     /// Leaves one head's sums where they are collected; those of this slice, in the columns of its
     /// own, are complete.
     fn give_back(&self, (own, collected): (usize, usize), from: &[f32]) {
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let (before, complete) = from.split_at(self.earlier.len() * sequence_len * head_width);
-        for (at, from) in before.chunks_exact(head_width).enumerate() {
-            let gradients = &self.earlier[at / sequence_len].gradients;
-            let row = self.row + at % sequence_len;
-            // SAFETY: the task alone has this sequence and these heads.
-            unsafe { gradients.piece(row, collected, head_width) }.copy_from_slice(from);
+        let head_width = self.shape.head_width;
+        let (before, complete) = from.split_at(self.keys_before() * head_width);
+        for (from, (to, row)) in before.chunks_exact(head_width).zip(self.rows_before()) {
+            // SAFETY: as in `take_up`.
+            unsafe { to.piece(row, collected, head_width) }.copy_from_slice(from);
         }
         self.scatter(own, complete);
     }

@@ -7,7 +7,7 @@ use super::super::matmul::{
     Ahead, BLOCK_DEPTH, Panels, Product, RowSource, multiply_strip, pack_rows, padded,
 };
 use super::super::shared::SharedRows;
-use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, with_head_scratch};
+use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, slice_len, with_head_scratch};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
@@ -19,19 +19,17 @@ pub(in super::super) fn forward(
     out: &mut [f32],
     log_sums: &mut [f32],
 ) {
-    for slice in earlier.iter().chain([&qkv]) {
-        assert_eq!(slice.len(), shape.rows() * shape.qkv_width());
-    }
+    assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
     assert_eq!(out.len(), shape.rows() * shape.query_width());
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
     let out = SharedRows::new(out, shape.query_width());
     let log_sums = SharedRows::new(log_sums, shape.heads);
-    let lengths = Lengths::new(shape, earlier.len());
+    let lengths = Lengths::new(shape, earlier.iter().map(|slice| slice_len(shape, slice)).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let group = shape.heads / shape.kv_heads;
         let row = sequence * shape.sequence_len;
-        let job = Job { set: cpu.instruction_set(), shape, lengths, row, earlier, qkv };
+        let job = Job { set: cpu.instruction_set(), shape, lengths, sequence, row, earlier, qkv };
         with_head_scratch(shape, lengths, false, |scratch| {
             job.pack_keys_and_values(kv_head * group, scratch);
             for head in kv_head * group..(kv_head + 1) * group {
@@ -48,6 +46,7 @@ struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
     lengths: Lengths,
+    sequence: usize,
     /// Its first row.
     row: usize,
     earlier: &'a [&'a [f32]],
@@ -55,13 +54,9 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn columns_of<'b>(&self, floats: &'b [f32], column: usize) -> Columns<'b> {
-        let stride = self.shape.qkv_width();
-        Columns::new(floats, stride, self.row, column, self.shape.head_width)
-    }
-
     fn columns(&self, column: usize) -> Columns<'_> {
-        self.columns_of(self.qkv, column)
+        let stride = self.shape.qkv_width();
+        Columns::new(self.qkv, stride, self.row, column, self.shape.head_width)
     }
 
     fn pack_keys_and_values(&self, head: usize, scratch: &mut HeadScratch) {
@@ -77,11 +72,12 @@ impl Job<'_> {
         if self.earlier.is_empty() {
             return self.columns(column);
         }
-        let AttentionShape { sequence_len, head_width, .. } = self.shape;
-        let slices = self.earlier.iter().chain([&self.qkv]);
-        for (slice, to) in slices.zip(to.chunks_exact_mut(sequence_len * head_width)) {
-            let from = self.columns_of(slice, column);
-            for (row, to) in to.chunks_exact_mut(head_width).enumerate() {
+        let head_width = self.shape.head_width;
+        let mut rows = to.chunks_exact_mut(head_width);
+        for slice in self.earlier.iter().chain([&self.qkv]) {
+            let (len, stride) = (slice_len(self.shape, slice), self.shape.qkv_width());
+            let from = Columns::new(slice, stride, self.sequence * len, column, head_width);
+            for (row, to) in (0..len).zip(&mut rows) {
                 to.copy_from_slice(from.row(row));
             }
         }

@@ -91,6 +91,14 @@ impl HeadColumns {
     }
 }
 
+/// How many rows of each of `shape`'s sequences a slice has, by the floats of its queries, keys and
+/// values.
+pub(super) fn slice_len(shape: AttentionShape, qkv: &[f32]) -> usize {
+    let of_rows = shape.sequences * shape.qkv_width();
+    assert!(qkv.len().is_multiple_of(of_rows), "a slice has as many rows of each sequence");
+    qkv.len() / of_rows
+}
+
 /// How many queries and keys a sequence has, and where the queries are among the keys.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths {
@@ -101,10 +109,10 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
-    /// Of the slice that `earlier` slices of the same shape come before.
+    /// Of the slice that so many keys of earlier slices come before.
     pub(super) fn new(shape: AttentionShape, earlier: usize) -> Self {
         let queries = shape.sequence_len;
-        Self { queries, keys: (earlier + 1) * queries }
+        Self { queries, keys: earlier + queries }
     }
 
     /// Where in its sequence a query of the slice is.

@@ -143,9 +143,13 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_schedule::asynchronous::{
+        AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async, peak_memory_async,
+        simulate_async,
+    };
     use zbelastic_schedule::{ChunkMemory, Costs, ScheduleKind, generate, peak_memory, simulate};
 
-    use super::entry;
+    use super::{async_entry, entry};
 
     /// The formulas of the list at p = 4, v = 2, n = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
     /// that say no more.
@@ -208,6 +212,49 @@ mod tests {
             let costs = Costs::even(&program.placement, 10.0, 11.0, 8.0, 0.0);
             let timeline = simulate(&program, &costs, 1).expect("legal");
             check(kind, entry(kind).idle, timeline.cost(0) - 8.0 * 29.0);
+        }
+    }
+
+    /// At p = 4, m = 8, two pipelines and four microbatches under way; F, B, W = 10, 11, 8.
+    #[test]
+    fn the_list_says_of_schedules_without_steps_what_simulation_says() {
+        let value = |formula: &str| match formula {
+            "p" | "cap" => 4.0,
+            "(m+p)/2" => 6.0,
+            "n(p+1)" => 10.0,
+            "n+1" => 3.0,
+            // Of two chunks, each a half of a stage.
+            "2 and 1" => 1.5,
+            other => other.parse().unwrap_or_else(|_| panic!("{other}")),
+        };
+        for kind in AsyncKind::ALL {
+            let request = AsyncRequest {
+                kind,
+                stage_count: 4,
+                minibatch_count: 8,
+                microbatch_count: 8,
+                replica_count: 2,
+                dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 4, update_every: 4 },
+            };
+            let program = generate_async(request).expect("legal");
+            let share = program.placement.chunk_share();
+            let chunk = ChunkMemory {
+                after_forward: share,
+                after_drop: share,
+                after_input_gradient: share,
+                after_early_weights: share,
+            };
+            let chunks = vec![chunk; program.placement.chunk_count() as usize];
+            let peaks = peak_memory_async(&program, &chunks, &[0.0; 4]);
+            let entry = async_entry(kind);
+            let most = |of: fn(&_) -> f64| peaks.iter().map(of).fold(0.0, f64::max);
+            assert_eq!(most(|peak| peak.activations), value(entry.peak_activations), "{kind}");
+            assert_eq!(most(|peak| peak.versions), value(entry.weight_versions), "{kind}");
+            let costs = Costs::even(&program.placement, 10.0, 11.0, 8.0, 0.0);
+            let steady = simulate_async(&program, &costs).expect("legal").steady().expect("full");
+            let idle = steady.period - 8.0 * 29.0;
+            let most = if entry.idle == "0" { 1e-9 } else { 3.0 * 29.0 };
+            assert!((-1e-9..=most).contains(&idle), "{kind} {}: {idle}", entry.idle);
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_schedule::asynchronous::{
+    AsyncGenerateError, AsyncKind, AsyncProgramParseError, AsyncViolation,
+};
 use zbelastic_schedule::pytorch;
 use zbelastic_schedule::{
     GenerateError, ProgramParseError, ScheduleKind, SolveError, TEXT_COUNT_MAX, UnknownKind,
@@ -59,6 +61,33 @@ pub enum InputError {
         path: PathBuf,
         /// The rules.
         violations: Vec<Violation>,
+    },
+    /// The asynchronous schedule does not exist in that size.
+    #[error(transparent)]
+    GenerateAsync(#[from] AsyncGenerateError),
+    /// The program's file begins like an asynchronous program, and is none.
+    #[error("{source}")]
+    ParseAsync {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: AsyncProgramParseError,
+    },
+    /// The asynchronous program breaks rules.
+    #[error("{} broken rules", violations.len())]
+    ViolationsAsync {
+        /// The file.
+        path: PathBuf,
+        /// The rules.
+        violations: Vec<AsyncViolation>,
+    },
+    /// A flag that says nothing about the schedule that was asked for.
+    #[error("this is for {of}")]
+    Foreign {
+        /// The flag.
+        flag: &'static str,
+        /// What it is about.
+        of: &'static str,
     },
     /// Neither 0 nor 1.
     #[error("expected 0 or 1, found `{found}`")]
@@ -139,12 +168,18 @@ impl InputError {
             Self::Generate(error) => size_hint(detail, error),
             Self::Unreadable { path, .. }
             | Self::Parse { path, .. }
+            | Self::ParseAsync { path, .. }
             | Self::ParsePyTorch { path, .. } => detail.at(path.display().to_string()).hint(
                 "`zbelastic schedule simulate .. --program-text` prints a program to begin with",
             ),
             Self::Violations { path, violations } => {
                 return violation_details(&path.display().to_string(), violations);
             }
+            Self::ViolationsAsync { path, violations } => {
+                return violation_details(&path.display().to_string(), violations);
+            }
+            Self::GenerateAsync(error) => async_size_hint(detail, error),
+            Self::Foreign { flag, .. } => detail.at(*flag).hint(format!("leave out {flag}")),
             Self::WritePyTorch(_) => {
                 let hint =
                     "`schedule simulate .. --program-text` writes it, and zbelastic reads that";
@@ -182,6 +217,10 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
         SolveError::Memory { after_forward, .. } => {
             detail.at("--mw").hint(format!("--mw {after_forward} or less"))
         }
+        SolveError::Drop { after_forward, .. } => {
+            detail.at("--md").hint(format!("--md {after_forward} or less"))
+        }
+        SolveError::NoOrder => detail.at("--mem-limit"),
         SolveError::NoMicrobatch => detail.at("--microbatches"),
         SolveError::Shape { .. } | SolveError::Count { .. } | SolveError::Number { .. } => detail,
     }
@@ -189,10 +228,11 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
 
 fn kind_hint(detail: Detail, found: &str) -> Detail {
     if found.parse::<AsyncKind>().is_ok() {
-        let why = "it is asynchronous: it has no step to draw, to time or to solve";
-        return detail.why(why).hint(format!("zbelastic train --schedule {found}"));
+        let why = "it is asynchronous: it has no step to solve";
+        return detail.why(why).hint(format!("zbelastic schedule simulate --kind {found}"));
     }
-    match nearest(found, ScheduleKind::ALL.map(ScheduleKind::name)) {
+    let asynchronous = || nearest(found, AsyncKind::ALL.map(AsyncKind::name));
+    match nearest(found, ScheduleKind::ALL.map(ScheduleKind::name)).or_else(asynchronous) {
         Some(name) => detail.hint(name),
         None => detail.hint("`zbelastic schedule list` tells them apart"),
     }
@@ -237,7 +277,38 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
     }
 }
 
-fn violation_details(place: &str, violations: &[Violation]) -> Vec<Detail> {
+fn async_size_hint(detail: Detail, error: &AsyncGenerateError) -> Detail {
+    match error {
+        AsyncGenerateError::Count { what, max, .. } => {
+            let flag = match *what {
+                "stages" => "--stages",
+                "minibatches" => "--steps",
+                "microbatches" => "--microbatches",
+                "pipelines" => "--pipelines",
+                "microbatches under way" => "--cap",
+                "gradients an update" => "--update-every",
+                other => unreachable!("{other} has a flag"),
+            };
+            detail.at(flag).hint(format!("{flag} 1 to {max}"))
+        }
+        AsyncGenerateError::PassCount { .. } => {
+            detail.at("--steps").hint("fewer --steps, or fewer --microbatches")
+        }
+        AsyncGenerateError::FewMicrobatches { stage_count, .. } => detail
+            .at("--microbatches")
+            .why("a version must be complete before it is read a step later")
+            .hint(format!("--microbatches {stage_count} or more")),
+        AsyncGenerateError::UnevenPipelines { minibatch_count, replica_count } => {
+            let above = minibatch_count.next_multiple_of(*replica_count);
+            detail
+                .at("--steps")
+                .why("pipelines take steps in turn")
+                .hint(format!("--steps {above}"))
+        }
+    }
+}
+
+fn violation_details(place: &str, violations: &[impl ToString]) -> Vec<Detail> {
     let shown = violations.iter().take(VIOLATIONS_SHOWN);
     let mut details: Vec<Detail> =
         shown.map(|violation| Detail::new(violation.to_string()).at(place)).collect();

@@ -6,14 +6,17 @@ use std::path::Path;
 
 use zbelastic_schedule::{
     ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, MemoryCosts, MemoryTimes,
-    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, ScheduleKind,
-    StageCosts, Window, check, check_size, generate_sized, lower, offload, recompute,
+    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, Relief, Remake,
+    ScheduleKind, StageCosts, Trip, Window, check, check_size, generate_sized, lower, offload,
+    recompute,
 };
 use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
 use super::reading::{Numbers, Reading};
-use crate::args::{EndingArgs, MemoryArgs, ProgramArgs, SimulateArgs, TimesArgs};
+use crate::args::{
+    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, SimulateArgs, TimesArgs,
+};
 use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
@@ -28,23 +31,36 @@ pub struct Replay {
     pub step: u32,
 }
 
-/// The replay that was asked for.
-pub fn replay(args: &ProgramArgs) -> Result<Replay, Vec<InputError>> {
+/// The text of the program that was asked for; `None` if it is to be made.
+pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError>> {
+    let Some(path) = &args.program else { return Ok(None) };
+    let is_stdin = path == Path::new("-");
+    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    let unreadable = |source| vec![InputError::Unreadable { path: path.clone(), source }];
+    text.map(Some).map_err(unreadable)
+}
+
+/// The replay that was asked for, of the program that was read if one was.
+pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<Replay, Vec<InputError>> {
     let mut reading = Reading::default();
-    let replay = read_replay(args, None, &mut reading);
+    let replay = read_replay(args, text, None, &mut reading);
     reading.finish(replay)
 }
 
 /// The replay that was asked for, and what each chunk keeps.
 pub fn replay_with_memory(
     args: &SimulateArgs,
+    text: Option<&str>,
 ) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let mut reading = Reading::default();
     let kept = Kept { memory: &args.memory, limit: args.mem_limit.as_deref() };
-    let replay = read_replay(&args.program, Some(kept), &mut reading);
+    let replay = read_replay(&args.program, text, Some(kept), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
+    if args.weights.is_some() {
+        reading.refuse("--weights", "asynchronous schedules");
+    }
     let both = replay.zip(memory).map(|(replay, memory)| {
-        let chunks = memory.of_chunks(&replay.program);
+        let chunks = memory.of_chunks(&replay.program.placement);
         (replay, chunks)
     });
     reading.finish(both)
@@ -58,10 +74,12 @@ struct Kept<'a> {
 
 fn read_replay(
     args: &ProgramArgs,
+    text: Option<&str>,
     kept: Option<Kept<'_>>,
     reading: &mut Reading,
 ) -> Option<Replay> {
-    let program = read_program(args, reading);
+    let program = read_program(args, text, reading);
+    refuse_asynchronous(&args.asynchronous, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     let times = read_times(&args.times, reading);
     let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
@@ -75,9 +93,11 @@ fn read_replay(
         Some(asked) => asked?,
         None => times.sums(),
     };
-    let chunks = times.of_chunks(&program);
-    let memory =
-        MemoryCosts { chunks: memory_times(&program, &chunks, &round_trip), ..Default::default() };
+    let chunks = times.of_chunks(&program.placement);
+    let memory = MemoryCosts {
+        chunks: memory_times(&program.placement, &chunks, &round_trip),
+        ..Default::default()
+    };
     let StageTimes { link, occupancy, .. } = times;
     let (verdict, step) = (verdict?, step?);
     let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
@@ -91,6 +111,20 @@ fn read_replay(
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(Replay { program, costs, step_count, step })
+}
+
+/// What only schedules without steps take.
+fn refuse_asynchronous(args: &AsyncArgs, reading: &mut Reading) {
+    let AsyncArgs { steps, pipelines, cap, update_every } = args;
+    let flags = [
+        ("--steps", steps),
+        ("--pipelines", pipelines),
+        ("--cap", cap),
+        ("--update-every", update_every),
+    ];
+    for (flag, _) in flags.into_iter().filter(|(_, value)| value.is_some()) {
+        reading.refuse(flag, "asynchronous schedules");
+    }
 }
 
 /// The share of a microbatch's times that each slice takes; nothing if all take the same.
@@ -110,8 +144,12 @@ fn read_slice_shares(
 }
 
 /// What R and copies take: R as long as F, a copy half of the way out and back.
-fn memory_times(program: &Program, chunks: &[ChunkTimes], round_trip: &[f64]) -> Vec<MemoryTimes> {
-    let one_way = of_chunks(program, |stage, share| round_trip[stage] * share / 2.0);
+fn memory_times(
+    placement: &Placement,
+    chunks: &[ChunkTimes],
+    round_trip: &[f64],
+) -> Vec<MemoryTimes> {
+    let one_way = of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0);
     let times = |(chunk, way): (&ChunkTimes, f64)| MemoryTimes {
         recompute: chunk.f,
         offload: way,
@@ -147,14 +185,14 @@ fn offloaded(
             (memory?, limits.map_or(Some(None), |limits| limits.map(Some))?)
         }
     };
-    let memory = memory.of_chunks(&program);
+    let memory = memory.of_chunks(&program.placement);
     let limits = limits.as_deref();
     let request = OffloadRequest { costs, memory: &memory, chunks, limits };
     Some(offload(&program, request).expect("a checked program reaches its end at checked times"))
 }
 
 /// What passes take on each stage, and the way from one to another.
-fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
+pub(super) fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
     let f = reading.list("--f", &args.f, Numbers::FromZero);
     let b = reading.list("--b", &args.b, Numbers::FromZero);
     let w = reading.list("--w", &args.w, Numbers::FromZero);
@@ -177,6 +215,8 @@ pub struct ProblemText<'a> {
     pub memory: &'a MemoryArgs,
     /// Memory of each stage; enough for everything if nothing is said.
     pub mem_limit: Option<&'a str>,
+    /// What stages may do where that is short.
+    pub relief: &'a ReliefArgs,
     /// What ends a step.
     pub ending: &'a EndingArgs,
 }
@@ -189,6 +229,10 @@ pub struct Stages {
     /// Of one copy of the pipeline.
     microbatch_count: u32,
     ending: Ending,
+    /// By stage: what making everything again takes, and what is kept meanwhile.
+    remakes: Option<Vec<Remake>>,
+    /// By stage: what it takes everything to leave and come back.
+    round_trips: Option<Vec<f64>>,
     /// Whether it was said which steps may be open.
     has_window: bool,
 }
@@ -198,7 +242,30 @@ impl Stages {
     pub fn over(&self, placement: Placement) -> Problem {
         let Self { link, occupancy, microbatch_count, ending, .. } = self;
         let problem = Problem::of_stages(placement, &self.costs, *link, *microbatch_count);
-        Problem { occupancy: *occupancy, ending: ending.clone(), ..problem }
+        let relief = self.relief_over(&problem.placement);
+        Problem { occupancy: *occupancy, ending: ending.clone(), relief, ..problem }
+    }
+
+    fn relief_over(&self, placement: &Placement) -> Relief {
+        let remakes = self.remakes.as_ref().map(|remakes| {
+            of_chunks(placement, |stage, share| Remake {
+                time: remakes[stage].time * share,
+                after_drop: remakes[stage].after_drop * share,
+            })
+        });
+        let trips = self.round_trips.as_ref().map(|times| {
+            of_chunks(placement, |stage, share| {
+                let one_way = times[stage] * share / 2.0;
+                Trip { offload: one_way, reload: one_way }
+            })
+        });
+        let (remakes, trips) = (remakes.unwrap_or_default(), trips.unwrap_or_default());
+        Relief { remakes, trips, ..Relief::default() }
+    }
+
+    /// Whether stages may do anything where memory is short.
+    pub fn has_relief(&self) -> bool {
+        self.remakes.is_some() || self.round_trips.is_some()
     }
 
     /// Microbatches that one copy of the pipeline has.
@@ -232,11 +299,23 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
     let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
+    let round_trips = args.relief.offload.as_ref();
+    let round_trips = round_trips.map(|text| reading.list("--offload", text, Numbers::FromZero));
+    let again = args.relief.recompute.as_deref();
+    let again = again.filter(|text| *text != AS_FORWARD);
+    let again = again.map(|text| reading.list("--recompute", text, Numbers::FromZero));
     if !args.microbatches.is_multiple_of(copies) {
         let found = args.microbatches;
         return reading.keep(Err(InputError::Copies { copies, found }));
     }
     let (times, memory, limits, ending) = (times?, memory?, limits?, ending?);
+    let (again, round_trips) =
+        (again.map_or(Some(None), all)?, round_trips.map_or(Some(None), all)?);
+    let remakes = args.relief.recompute.as_ref().map(|_| {
+        let times = again.as_ref().unwrap_or(&times.f);
+        let remakes = times.iter().zip(&memory.after_d);
+        remakes.map(|(time, after_drop)| Remake { time: *time, after_drop: *after_drop }).collect()
+    });
     let stage = |i: usize| StageCosts {
         chunks: ChunkCosts {
             f: times.f[i],
@@ -251,7 +330,21 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
     let StageTimes { link, occupancy, .. } = times;
     let microbatch_count = args.microbatches / copies;
     let has_window = args.ending.window.is_some();
-    Some(Stages { costs, link, occupancy, microbatch_count, ending, has_window })
+    Some(Stages {
+        costs,
+        link,
+        occupancy,
+        microbatch_count,
+        ending,
+        remakes,
+        round_trips,
+        has_window,
+    })
+}
+
+/// What was said and legal, as something that was said.
+fn all(values: Option<Vec<f64>>) -> Option<Option<Vec<f64>>> {
+    values.map(Some)
 }
 
 /// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
@@ -289,9 +382,9 @@ fn lowered(program: Program, window: Option<Window>) -> Program {
     lower(&program, LowerOptions { window, early_head_weights })
 }
 
-fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
-    if let Some(path) = &args.program {
-        let program = reading.keep(parse_program(path))?;
+fn read_program(args: &ProgramArgs, text: Option<&str>, reading: &mut Reading) -> Option<Program> {
+    if let Some((path, text)) = args.program.as_ref().zip(text) {
+        let program = reading.keep(parse_program(path, text))?;
         let broken = |violations| InputError::Violations { path: path.clone(), violations };
         return reading.keep(check(&program).map_err(broken)).map(|()| program);
     }
@@ -306,15 +399,11 @@ fn read_program(args: &ProgramArgs, reading: &mut Reading) -> Option<Program> {
     reading.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
-fn parse_program(path: &Path) -> Result<Program, InputError> {
-    let is_stdin = path == Path::new("-");
-    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
-    let text = text.map_err(|source| InputError::Unreadable { path: path.to_owned(), source })?;
+fn parse_program(path: &Path, text: &str) -> Result<Program, InputError> {
     if text.trim_start().starts_with("program") {
         return text.parse().map_err(|source| InputError::Parse { path: path.to_owned(), source });
     }
-    pytorch::read(&text)
-        .map_err(|source| InputError::ParsePyTorch { path: path.to_owned(), source })
+    pytorch::read(text).map_err(|source| InputError::ParsePyTorch { path: path.to_owned(), source })
 }
 
 fn parse_window(text: &str) -> Result<Window, InputError> {
@@ -326,12 +415,12 @@ fn parse_window(text: &str) -> Result<Window, InputError> {
 }
 
 /// By stage, and between stages.
-struct StageTimes {
+pub(super) struct StageTimes {
     f: Vec<f64>,
     b: Vec<f64>,
     w: Vec<f64>,
-    link: f64,
-    occupancy: f64,
+    pub(super) link: f64,
+    pub(super) occupancy: f64,
 }
 
 impl StageTimes {
@@ -341,8 +430,8 @@ impl StageTimes {
         both.zip(&self.w).map(|(sum, w)| sum + w).collect()
     }
 
-    fn of_chunks(&self, program: &Program) -> Vec<ChunkTimes> {
-        of_chunks(program, |stage, share| ChunkTimes {
+    pub(super) fn of_chunks(&self, placement: &Placement) -> Vec<ChunkTimes> {
+        of_chunks(placement, |stage, share| ChunkTimes {
             f: self.f[stage] * share,
             b: self.b[stage] * share,
             w: self.w[stage] * share,
@@ -352,7 +441,7 @@ impl StageTimes {
 }
 
 /// What a microbatch keeps, by stage.
-struct StageMemory {
+pub(super) struct StageMemory {
     after_f: Vec<f64>,
     after_d: Vec<f64>,
     after_b: Vec<f64>,
@@ -365,8 +454,8 @@ impl StageMemory {
         Self { after_f: one.clone(), after_d: none, after_b: one }
     }
 
-    fn of_chunks(&self, program: &Program) -> Vec<ChunkMemory> {
-        of_chunks(program, |stage, share| ChunkMemory {
+    pub(super) fn of_chunks(&self, placement: &Placement) -> Vec<ChunkMemory> {
+        of_chunks(placement, |stage, share| ChunkMemory {
             after_forward: self.after_f[stage] * share,
             after_drop: self.after_d[stage] * share,
             after_input_gradient: self.after_b[stage] * share,
@@ -376,14 +465,13 @@ impl StageMemory {
 }
 
 /// One entry a chunk, made of its stage and of the chunk's share of that stage.
-fn of_chunks<T>(program: &Program, make: impl Fn(usize, f64) -> T) -> Vec<T> {
-    let placement = &program.placement;
+fn of_chunks<T>(placement: &Placement, make: impl Fn(usize, f64) -> T) -> Vec<T> {
     let share = placement.chunk_share();
     let stage_of = |chunk| placement.stage_of(chunk).expect("the chunk exists").index();
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
 
-fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
+pub(super) fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
     let errors = reading.error_count();
     let after_f = reading.list("--mf", &args.mf, Numbers::FromZero);
     let mut optional = |flag, text: &Option<String>| {

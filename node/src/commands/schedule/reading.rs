@@ -44,6 +44,11 @@ impl Reading {
         result.map_err(|error| self.errors.push(error)).ok()
     }
 
+    /// Keeps that `flag` means nothing here, because it is about `of`.
+    pub fn refuse(&mut self, flag: &'static str, of: &'static str) {
+        self.errors.push(InputError::Foreign { flag, of });
+    }
+
     /// One number.
     pub fn number(&mut self, flag: &'static str, text: &str, numbers: Numbers) -> Option<f64> {
         self.keep(parse_number(flag, text, numbers))

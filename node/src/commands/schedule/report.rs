@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
-use zbelastic_schedule::{ChunkMemory, Solution, Timeline, peak_memory};
+use zbelastic_schedule::{ChunkMemory, Memory, Op, Program, Solution, Timeline, peak_memory};
 
 use super::inputs::Replay;
 use crate::failure::Stop;
@@ -26,6 +26,12 @@ pub struct Report {
     period: Option<f64>,
     /// By stage.
     peak_mem: Vec<f64>,
+    /// By stage: passes that are made again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    remade: Vec<usize>,
+    /// By stage: passes that leave and come back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left: Vec<usize>,
     #[serde(flatten)]
     found: Option<Found>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,6 +100,8 @@ impl Report {
             bubble_sync: timeline.bubble_sync(*step),
             period: period(timeline, *step),
             peak_mem: peak_memory(program, memory),
+            remade: count(program, Memory::Drop),
+            left: count(program, Memory::Offload),
             found: None,
             program: with_program.then(|| program.to_string()),
             step: *step,
@@ -143,28 +151,32 @@ impl Report {
             writeln!(out, "{found}")?;
         }
         writeln!(out)?;
-        writeln!(
-            out,
-            "{:<6} {:>12} {:>12} {:>12} {:>12}",
-            "stage", "work", "idle", "span", "peak"
-        )?;
+        write!(out, "{:<6} {:>12} {:>12} {:>12} {:>12}", "stage", "work", "idle", "span", "peak")?;
+        let counts = [("again", &self.remade), ("away", &self.left)];
+        let counts: Vec<_> = counts.into_iter().filter(|(_, counts)| !counts.is_empty()).collect();
+        counts.iter().try_for_each(|(name, _)| write!(out, " {name:>6}"))?;
+        writeln!(out)?;
         for (stage, peak) in timeline.stages().zip(&self.peak_mem) {
             let (work, span) = (timeline.work(stage, self.step), timeline.span(stage, self.step));
-            writeln!(
-                out,
-                "{:<6} {:>12} {:>12} {:>12} {:>12}",
-                stage.0,
-                short(work),
-                short(span - work),
-                short(span),
-                short(*peak)
-            )?;
+            let figures = [work, span - work, span, *peak];
+            write!(out, "{:<6}", stage.0)?;
+            figures.into_iter().try_for_each(|figure| write!(out, " {:>12}", short(figure)))?;
+            counts.iter().try_for_each(|(_, of)| write!(out, " {:>6}", of[stage.index()]))?;
+            writeln!(out)?;
         }
         if let Some(program) = &self.program {
             write!(out, "\n{program}")?;
         }
         Ok(())
     }
+}
+
+/// By stage, how many passes have this done to them; nothing at all if none has.
+fn count(program: &Program, memory: Memory) -> Vec<usize> {
+    let is_it = |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
+    let counts = program.stages.iter().map(|ops| ops.iter().filter(is_it).count());
+    let counts: Vec<usize> = counts.collect();
+    if counts.iter().all(|count| *count == 0) { Vec::new() } else { counts }
 }
 
 /// How long after `step` the first stage begins the next one, if there is a next one.
@@ -178,6 +190,6 @@ fn period(timeline: &Timeline, step: u32) -> Option<f64> {
 }
 
 /// A number with at most three digits after the point.
-fn short(number: f64) -> String {
+pub fn short(number: f64) -> String {
     format!("{}", (number * 1000.0).round() / 1000.0)
 }

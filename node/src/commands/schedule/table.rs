@@ -13,11 +13,11 @@ use zbelastic_schedule::{Solution, peak_memory};
 use super::input_error;
 use super::inputs::{self, ProblemText};
 use super::task::{Answer, Task};
-use crate::args::{EndingArgs, MemoryArgs, TimesArgs};
+use crate::args::{EndingArgs, MemoryArgs, ReliefArgs, TimesArgs};
 use crate::failure::{Detail, Failure, Stop};
 
 /// Columns that a table may have.
-const COLUMNS: [&str; 19] = [
+const COLUMNS: [&str; 22] = [
     "case",
     "p",
     "m",
@@ -37,6 +37,9 @@ const COLUMNS: [&str; 19] = [
     "after",
     "data_parallel",
     "gradient",
+    "md",
+    "recompute",
+    "offload",
 ];
 /// Columns that it must have.
 const NEEDED: [&str; 2] = ["p", "m"];
@@ -179,7 +182,9 @@ impl Row<'_> {
             comm: or("comm", "0"),
             occupancy: or("occupancy", "0"),
         };
-        let memory = MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: None };
+        let memory =
+            MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: list("md") };
+        let relief = ReliefArgs { recompute: list("recompute"), offload: list("offload") };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
             text.parse::<u32>().map_err(|_| {
@@ -206,6 +211,7 @@ impl Row<'_> {
             times: &times,
             memory: &memory,
             mem_limit: mem_limit.as_deref(),
+            relief: &relief,
             ending: &ending,
         };
         Task::new(&text, self.cell("kind"), chunks)
@@ -238,7 +244,10 @@ fn answer_all(tasks: &[Task]) -> Vec<String> {
 
 /// The cells of a task's results.
 fn cells(task: &Task) -> String {
-    let Answer { problem, solution, fits, took } = task.answer();
+    let Ok(Answer { problem, solution, fits, took }) = task.answer() else {
+        // No order was found: the row stands without results.
+        return ",".repeat(RESULTS.matches(',').count());
+    };
     let quality = if fits {
         let Solution { cost, lower_bound, .. } = solution;
         format!("{cost},{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
@@ -339,6 +348,29 @@ mod tests {
         // microbatches each, and send what they have once, in two parts. The last gradient leaves the
         // second stage at 11.
         assert_eq!(times, [12.0, 16.0, 14.0, 17.0, 15.0, 12.0]);
+    }
+
+    #[test]
+    fn a_row_says_what_its_stages_may_do_where_memory_is_short() {
+        let lines = solved(
+            "p,m,mw,mem_limit,recompute,md,offload\n\
+             4,8,0.5,1.5,,,\n4,8,0.5,1.5,f,,\n4,8,0.5,1.5,1;1;1;1,,\n4,8,0.5,1.5,f,0.5,\n4,8,0.5,1.5,,,2\n",
+        );
+        let lines = lines.expect("legal");
+        let names: Vec<&str> = lines[0].split(',').collect();
+        let time = names.iter().position(|name| *name == "step_time").expect("a column");
+        let of_line = |line: &String| -> f64 {
+            line.split(',').nth(time).expect("a cell").parse().expect("a time")
+        };
+        let times: Vec<f64> = lines[1..].iter().map(of_line).collect();
+        assert!(times[1] < times[0] && times[1] == times[2], "{times:?}");
+        assert!(times[3] > times[1] && times[4] < times[0], "{times:?}");
+        let wrong =
+            solved("p,m,md,recompute,offload\n2,4,2,f,\n2,4,,,x\n").expect_err("it is wrong");
+        assert!(
+            wrong[0].contains("line 2, md") && wrong[1].contains("line 3, offload"),
+            "{wrong:?}"
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    ChunkCosts, PipelineSize, Placement, Problem, ScheduleKind, Solution, Window, check_size,
-    generate_sized, lower_bound, simulate, solve_any,
+    ChunkCosts, PipelineSize, Placement, Problem, Relief, ScheduleKind, Solution, SolveError,
+    Window, check_size, generate_sized, lower_bound, relieve, simulate, solve_any,
 };
 
 use super::input_error::InputError;
@@ -53,8 +53,13 @@ impl Task {
         let stages = inputs::stages(text)?;
         let wrong = |error: InputError| vec![error];
         let placement = ScheduleKind::ZbAuto.placement(text.stages);
-        // On a line what is wrong is told in whole stages, as it was said.
-        stages.over(placement).check().map_err(|error| wrong(error.into()))?;
+        // On a line what is wrong is told in whole stages, as it was said. Where stages may do something
+        // about it, smaller chunks may need less.
+        match stages.over(placement).check() {
+            Ok(()) => {}
+            Err(SolveError::Limit { .. }) if stages.has_relief() => {}
+            Err(error) => return Err(wrong(error.into())),
+        }
         let [on_line, over_vee, dealt_round] = SOLVED;
         let (kinds, replayed) = match kind {
             None => (vec![on_line], None),
@@ -83,7 +88,14 @@ impl Task {
             let placement = Placement::of_shape(kind.shape(), size.stage_count, chunk_count);
             problems.push(stages.over(placement.expect("its size was checked")));
         }
-        Ok(Self { problems, replayed: replayed_size, window: stages.window() })
+        let refused = problems.iter().map(Problem::check).find_map(Result::err);
+        problems.retain(|problem| problem.check().is_ok());
+        match refused {
+            Some(error) if problems.is_empty() => Err(wrong(error.into())),
+            Some(_) | None => {
+                Ok(Self { problems, replayed: replayed_size, window: stages.window() })
+            }
+        }
     }
 
     /// Which steps may be open, if that was said.
@@ -92,14 +104,18 @@ impl Task {
     }
 
     /// Finds it.
-    pub fn answer(&self) -> Answer<'_> {
+    ///
+    /// # Errors
+    /// If whatever stages do does not bring any order within their limits.
+    pub fn answer(&self) -> Result<Answer<'_>, SolveError> {
         const CHECKED: &str = "it was checked with its question";
         let began = Instant::now();
         let solution = match self.replayed {
-            None => solve_any(&self.problems).expect(CHECKED),
+            None => solve_any(&self.problems)?,
             Some((kind, size)) => {
                 let problem = &self.problems[0];
                 let program = generate_sized(kind, size).expect(CHECKED);
+                let program = relieve(problem, &program).unwrap_or(program);
                 let timeline = simulate(&program, &problem.costs(), 1).expect("it runs to its end");
                 let lower_bound = lower_bound(&of_slices(problem, size)).expect(CHECKED);
                 Solution { program, cost: problem.cost(&timeline), lower_bound }
@@ -109,7 +125,7 @@ impl Task {
         let is_its = |problem: &&Problem| problem.placement == solution.program.placement;
         let problem = self.problems.iter().find(is_its).expect("it is over one of the placements");
         let fits = problem.holds(&solution.program);
-        Answer { problem, solution, fits, took }
+        Ok(Answer { problem, solution, fits, took })
     }
 }
 
@@ -128,6 +144,7 @@ fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
         chunks: problem.chunks.iter().map(cut).collect(),
         occupancy: problem.occupancy * share,
         microbatch_count: size.microbatch_count * size.slice_count,
+        relief: if size.slice_count > 1 { Relief::default() } else { problem.relief.clone() },
         ..problem.clone()
     }
 }

@@ -5,7 +5,8 @@ use zbelastic_kernels::{
 };
 
 use super::{
-    AttentionStash, Context, Scratch, linear_weights, norm_backward, norm_forward, norm_weights,
+    AttentionStash, Context, Projections, Scratch, linear_weights, norm_backward, norm_forward,
+    norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -27,26 +28,44 @@ impl<T> AttentionStash<T> {
         &mut self,
         context: &Context<'_, B>,
         state: &LayerState<B>,
-        earlier: &[&T],
+        (projections, earlier): (Projections, &[&T]),
         x: &T,
         y: &mut T,
     ) {
-        let LayerParts::Attention { norm, qkv, out } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
-        let shape =
-            context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
+        let LayerParts::Attention { norm, out, .. } = &state.parts else { unreachable!() };
         norm_forward(context, state, norm, x, &mut self.normed);
+        match projections {
+            Projections::Made => self.project(context, state),
+            Projections::Found => {}
+        }
+        self.attend(context, earlier);
+        let bias = out.bias.as_ref().map(|bias| state.view(bias));
+        let add = ForwardEpilogue::Add { skip: x };
+        let rows = context.shape.rows();
+        context.backend.linear_forward(rows, &self.out, state.matrix(1), bias, add, y);
+    }
+
+    /// Queries, keys and values of what was normalised.
+    fn project<B: Backend<Buffer = T>>(&mut self, context: &Context<'_, B>, state: &LayerState<B>) {
+        let LayerParts::Attention { qkv, .. } = &state.parts else { unreachable!() };
+        let (backend, rows) = (context.backend, context.shape.rows());
         let bias = qkv.bias.as_ref().map(|bias| state.view(bias));
         let plain = ForwardEpilogue::Plain;
         backend.linear_forward(rows, &self.normed.y, state.matrix(0), bias, plain, &mut self.qkv);
         if let Some(angles) = context.angles {
-            backend.rotate(shape, angles, Turn::Forward, &mut self.qkv);
+            backend.rotate(context.attention_shape(), angles, Turn::Forward, &mut self.qkv);
         }
-        let (to, log_sums) = (&mut self.out, &mut self.log_sums);
-        backend.attention_slice_forward(shape, earlier, &self.qkv, to, log_sums);
-        let bias = out.bias.as_ref().map(|bias| state.view(bias));
-        let add = ForwardEpilogue::Add { skip: x };
-        backend.linear_forward(rows, &self.out, state.matrix(1), bias, add, y);
+    }
+
+    /// Attention itself, to earlier slices as well.
+    pub(super) fn attend<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &Context<'_, B>,
+        earlier: &[&T],
+    ) {
+        let Self { qkv, out, log_sums, .. } = self;
+        let shape = context.attention_shape();
+        context.backend.attention_slice_forward(shape, earlier, qkv, out, log_sums);
     }
 
     /// B, which adds to the gradients of earlier slices.
@@ -61,8 +80,7 @@ impl<T> AttentionStash<T> {
     ) {
         let LayerParts::Attention { norm, .. } = &state.parts else { unreachable!() };
         let (backend, rows) = (context.backend, context.shape.rows());
-        let shape =
-            context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
+        let shape = context.attention_shape();
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.queries };
         backend.linear_backward_input(rows, gradient, state.matrix(1), to);
         let later = (!context.place.is_last()).then_some(&self.key_value_gradient);

@@ -56,11 +56,12 @@ impl<T> AttentionStash<T> {
         ]);
     }
 
-    /// R of these operations. Queries and keys are turned already.
+    /// R of these operations, with what earlier slices left. Queries and keys are turned already.
     pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
         &mut self,
         context: &Context<'_, B>,
         state: &LayerState<B>,
+        earlier: &[&T],
         x: &T,
         ops: RecomputedOps,
     ) {
@@ -69,10 +70,7 @@ impl<T> AttentionStash<T> {
             norm_forward(context, state, norm, x, &mut self.normed);
         }
         if ops.attention {
-            let shape =
-                context.model.attention_shape(context.shape.sequences, context.shape.sequence_len);
-            let (out, log_sums) = (&mut self.out, &mut self.log_sums);
-            context.backend.attention_forward(shape, &self.qkv, out, log_sums);
+            self.attend(context, earlier);
         }
     }
 }

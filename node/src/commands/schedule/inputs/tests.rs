@@ -3,7 +3,7 @@ use std::fs;
 use clap::Parser;
 use zbelastic_schedule::{ChunkMemory, ChunkTimes, Window};
 
-use super::{Replay, replay_with_memory};
+use super::{Replay, program_text, replay_with_memory};
 use crate::args::{Cli, Command, ScheduleCommand};
 use crate::commands::schedule::input_error::{InputError, failure};
 
@@ -12,7 +12,8 @@ fn read(flags: &str) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
     let line = format!("zbelastic schedule simulate {flags}");
     let command = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
     let Command::Schedule(ScheduleCommand::Simulate(args)) = command else { panic!("simulate") };
-    replay_with_memory(&args)
+    let text = program_text(&args.program)?;
+    replay_with_memory(&args, text.as_deref())
 }
 
 const ZB_V: &str = "--kind zb-v --stages 2 --microbatches 4";

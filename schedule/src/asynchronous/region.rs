@@ -2,17 +2,19 @@
 //!
 //! A stage takes what is ready, backward passes before forward ones, and remembers what it took, so
 //! that the order can be looked at, checked and run again. The first stage lets in as many
-//! microbatches as may be under way. The result depends on what arrives when: the same order gives
-//! the same bits, another order others.
+//! microbatches as may be under way. What is found depends on what arrives when: an executor is told
+//! that by its neighbours, the simulator by its clock.
 
 use std::collections::{BTreeSet, VecDeque};
 
-use zbelastic_schedule::asynchronous::{AsyncOp, Dynamic, DynamicRule, Version};
-use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
-/// What a dynamic region has found so far.
-pub(super) struct Region {
+use super::op::{AsyncOp, Dynamic, DynamicRule, Version};
+use crate::op::{Compute, Flow, Pass, Transfer};
+
+/// What a stage is in the middle of, and what it has found so far.
+#[derive(Clone, Debug)]
+pub struct Region {
     dynamic: Dynamic,
     chunk: ChunkIndex,
     is_first: bool,
@@ -25,18 +27,18 @@ pub(super) struct Region {
     version: u32,
     accumulated: u32,
     /// What was chosen and has not run yet.
-    pub chosen: VecDeque<AsyncOp>,
+    chosen: VecDeque<AsyncOp>,
     /// What has run.
-    pub found: Vec<AsyncOp>,
+    found: Vec<AsyncOp>,
 }
 
+/// Operands that have come from other stages and were not used yet.
+pub type Arrived = BTreeSet<(Flow, MicrobatchIndex)>;
+
 impl Region {
-    pub(super) fn new(
-        dynamic: Dynamic,
-        chunk: ChunkIndex,
-        chunk_count: u32,
-        microbatches: u32,
-    ) -> Self {
+    /// The region of `chunk`, one of `chunk_count` on a line, before its first operation.
+    #[must_use]
+    pub fn new(dynamic: Dynamic, chunk: ChunkIndex, chunk_count: u32, microbatches: u32) -> Self {
         Self {
             dynamic,
             chunk,
@@ -53,13 +55,48 @@ impl Region {
         }
     }
 
+    /// Chooses among what has arrived, unless something is left of the last choice; nothing, if nothing
+    /// is ready.
+    pub fn choose(&mut self, arrived: &Arrived) {
+        if !self.chosen.is_empty() {
+            return;
+        }
+        match self.choice(arrived) {
+            Some((Flow::Forward, microbatch)) => self.take_forward(microbatch),
+            Some((Flow::Backward, microbatch)) => self.take_backward(microbatch),
+            None => {}
+        }
+    }
+
+    /// The operation that is next of what was chosen.
+    #[must_use]
+    pub fn next_op(&self) -> Option<AsyncOp> {
+        self.chosen.front().copied()
+    }
+
+    /// The operation that was next has run.
+    ///
+    /// # Panics
+    /// If none was.
+    pub fn finish_op(&mut self) {
+        let op = self.chosen.pop_front();
+        self.found.push(op.expect("what runs was chosen"));
+    }
+
+    /// The order found so far.
+    #[must_use]
+    pub fn found(&self) -> &[AsyncOp] {
+        &self.found
+    }
+
     /// Whether every microbatch went through.
-    pub(super) fn is_done(&self) -> bool {
+    #[must_use]
+    pub fn is_done(&self) -> bool {
         self.done == self.microbatches && self.chosen.is_empty()
     }
 
-    /// Chooses among what has arrived; nothing, if nothing is ready.
-    pub(super) fn choose(&mut self, arrived: &BTreeSet<(Flow, MicrobatchIndex)>) {
+    /// What the rule takes of what has arrived and of what needs no operand from elsewhere.
+    pub(super) fn choice(&self, arrived: &Arrived) -> Option<(Flow, MicrobatchIndex)> {
         let of = |flow| {
             let here = arrived.iter().filter(move |(found, _)| *found == flow);
             here.map(|(_, microbatch)| *microbatch).collect::<Vec<_>>()
@@ -70,11 +107,8 @@ impl Region {
             of(Flow::Backward)
         };
         let forward = if self.is_first { self.admitted() } else { of(Flow::Forward) };
-        if let Some(microbatch) = self.preferred(&backward) {
-            self.take_backward(microbatch);
-        } else if let Some(microbatch) = self.preferred(&forward) {
-            self.take_forward(microbatch);
-        }
+        let chosen = |flow, ready: Vec<_>| Some((flow, self.preferred(&ready)?));
+        chosen(Flow::Backward, backward).or_else(|| chosen(Flow::Forward, forward))
     }
 
     /// The next microbatch of the run, if one more may be under way.

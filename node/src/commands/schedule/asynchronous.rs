@@ -1,0 +1,225 @@
+//! Schedules without steps: `schedule render` and `schedule simulate` of a whole run.
+//!
+//! What was typed means the same as for synchronous schedules where it means something; the rest is
+//! refused by name. There is no flush, so a run of several steps is simulated as one piece.
+
+mod report;
+
+use std::io::Write;
+
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncProgram, AsyncRequest, AsyncSimulation, Dynamic, DynamicRule, check_async,
+    generate_async, simulate_async,
+};
+use zbelastic_schedule::render::{ascii, chrome_trace, svg};
+use zbelastic_schedule::{ChunkMemory, Costs, MemoryCosts};
+
+use super::input_error::{self, InputError};
+use super::inputs::{StageTimes, read_memory, read_times};
+use super::reading::{Numbers, Reading};
+use super::{TRACE_UNIT_US, write_to};
+use crate::args::{ProgramArgs, RenderArgs, SimulateArgs};
+use crate::config::AsyncConfig;
+use crate::failure::Stop;
+use report::Report;
+
+/// Whether an asynchronous schedule was asked for by name, or is what was read.
+pub fn is_asked(args: &ProgramArgs, text: Option<&str>) -> bool {
+    let is_kind = |kind: &String| kind.parse::<AsyncKind>().is_ok();
+    args.kind.as_ref().is_some_and(is_kind)
+        || text.is_some_and(|text| text.trim_start().starts_with("asynchronous"))
+}
+
+/// Draws it.
+pub fn render(args: &RenderArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
+    let mut reading = Reading::default();
+    let replay = read_replay(&args.program, (text, Length::Drawing), &mut reading);
+    let forms = [("--pytorch", &args.pytorch), ("--pytorch-comms", &args.pytorch_comms)];
+    for (flag, _) in forms.into_iter().filter(|(_, path)| path.is_some()) {
+        reading.refuse(flag, SYNCHRONOUS);
+    }
+    let replay = reading.finish(replay).map_err(input_error::failure)?;
+    let AsyncSimulation { timeline, .. } = replay.simulate();
+    if args.ascii || (args.svg.is_none() && args.trace.is_none()) {
+        write!(out, "{}", ascii::draw_wrapped(&timeline, args.columns.into()))?;
+    }
+    if let Some(path) = &args.svg {
+        write_to(path, &svg::draw(&timeline), out)?;
+    }
+    if let Some(path) = &args.trace {
+        let tracks = chrome_trace::timeline_tracks(&timeline, TRACE_UNIT_US);
+        write_to(path, &chrome_trace::write_trace(&tracks), out)?;
+    }
+    Ok(())
+}
+
+/// Times it.
+pub fn time(args: &SimulateArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
+    let (replay, memory) = replay_with_memory(args, text).map_err(input_error::failure)?;
+    let report = Report::new(&replay.simulate(), &memory, args.program_text);
+    if args.json { report.write_json(out) } else { report.write_table(out) }
+}
+
+/// A legal program and its costs.
+struct Replay {
+    program: AsyncProgram,
+    costs: Costs,
+}
+
+impl Replay {
+    fn simulate(&self) -> AsyncSimulation {
+        simulate_async(&self.program, &self.costs)
+            .expect("a checked program with checked costs runs to its end")
+    }
+}
+
+/// What passes and versions take.
+struct Memory {
+    chunks: Vec<ChunkMemory>,
+    /// One version of the weights of each stage.
+    weights: Vec<f64>,
+}
+
+/// What a run is made for, if nobody says how long it is.
+#[derive(Clone, Copy)]
+enum Length {
+    /// The pipeline is filled and emptied.
+    Drawing,
+    /// It is full for some steps as well.
+    Timing,
+}
+
+/// Whom flags are for that mean nothing here.
+const SYNCHRONOUS: &str = "synchronous schedules";
+
+fn replay_with_memory(
+    args: &SimulateArgs,
+    text: Option<&str>,
+) -> Result<(Replay, Memory), Vec<InputError>> {
+    let mut reading = Reading::default();
+    let replay = read_replay(&args.program, (text, Length::Timing), &mut reading);
+    let memory = read_memory(&args.memory, &mut reading);
+    let weights = args.weights.as_deref().unwrap_or("0");
+    let weights = reading.list("--weights", weights, Numbers::FromZero);
+    if args.mem_limit.is_some() {
+        reading.refuse("--mem-limit", SYNCHRONOUS);
+    }
+    let all = replay.zip(memory).zip(weights).map(|((replay, memory), weights)| {
+        let chunks = memory.of_chunks(&replay.program.placement);
+        (replay, Memory { chunks, weights })
+    });
+    reading.finish(all)
+}
+
+fn read_replay(
+    args: &ProgramArgs,
+    (text, length): (Option<&str>, Length),
+    reading: &mut Reading,
+) -> Option<Replay> {
+    let program = read_program(args, (text, length), reading);
+    reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
+    refuse_synchronous(args, reading);
+    let times = read_times(&args.times, reading);
+    let step = reading.number("--step", &args.step, Numbers::FromZero);
+    let (program, times, step) = (program?, times?, step?);
+    let chunks = times.of_chunks(&program.placement);
+    let StageTimes { link, occupancy, .. } = times;
+    let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+    let costs = Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step, memory };
+    Some(Replay { program, costs })
+}
+
+/// What only schedules with steps take.
+fn refuse_synchronous(args: &ProgramArgs, reading: &mut Reading) {
+    let flags = [
+        ("--chunks", args.chunks.is_some()),
+        ("--slices", args.slices.is_some()),
+        ("--slice-times", args.slice_times.is_some()),
+        ("--offload-chunks", args.offload_chunks.is_some()),
+        ("--offload", args.offload.is_some()),
+        ("--recompute", args.recompute),
+        ("--window", args.window.is_some()),
+        ("--verdict", args.verdict != "0"),
+    ];
+    for (flag, _) in flags.into_iter().filter(|(_, is_given)| *is_given) {
+        reading.refuse(flag, SYNCHRONOUS);
+    }
+}
+
+fn read_program(
+    args: &ProgramArgs,
+    (text, length): (Option<&str>, Length),
+    reading: &mut Reading,
+) -> Option<AsyncProgram> {
+    if let Some((path, text)) = args.program.as_ref().zip(text) {
+        let parsed = text.parse::<AsyncProgram>();
+        let unparsed = |source| InputError::ParseAsync { path: path.clone(), source };
+        let program = reading.keep(parsed.map_err(unparsed))?;
+        let broken = |violations| InputError::ViolationsAsync { path: path.clone(), violations };
+        return reading.keep(check_async(&program).map_err(broken)).map(|()| program);
+    }
+    let request = request(args, length, reading);
+    reading.keep(generate_async(request).map_err(InputError::from))
+}
+
+/// The program that was asked for by name. What nobody says is as it is trained with.
+fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRequest {
+    let kind = args.kind.as_ref().expect("required without --program");
+    let kind: AsyncKind = kind.parse().expect("looked at before");
+    let size = args.stages.zip(args.microbatches);
+    let (stage_count, microbatch_count) = size.expect("required without --program");
+    let asked = &args.asynchronous;
+    let is_avgpipe = kind == AsyncKind::AvgPipe;
+    let is_ampnet = kind == AsyncKind::AmpNet;
+    let flags = [
+        ("--pipelines", "avgpipe", asked.pipelines.is_some() && !is_avgpipe),
+        ("--cap", "ampnet", asked.cap.is_some() && !is_ampnet),
+        ("--update-every", "ampnet", asked.update_every.is_some() && !is_ampnet),
+    ];
+    for (flag, of, _) in flags.into_iter().filter(|(.., is_foreign)| *is_foreign) {
+        reading.refuse(flag, of);
+    }
+    let usual = AsyncConfig::default();
+    let request = AsyncRequest {
+        kind,
+        stage_count,
+        minibatch_count: 1,
+        microbatch_count,
+        replica_count: asked.pipelines.unwrap_or(usual.avgpipe_pipelines),
+        dynamic: Dynamic {
+            rule: DynamicRule::Oldest,
+            cap: asked.cap.unwrap_or(usual.ampnet_cap),
+            update_every: asked.update_every.unwrap_or(usual.ampnet_update_every),
+        },
+    };
+    let minibatch_count = asked.steps.unwrap_or_else(|| usual_steps(request, length));
+    AsyncRequest { minibatch_count, ..request }
+}
+
+/// Steps that a pipeline is full, if nobody says how many.
+const FULL_STEPS: u32 = 4;
+
+/// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of each
+/// pipeline if there are several.
+fn usual_steps(request: AsyncRequest, length: Length) -> u32 {
+    let under_way = match request.kind {
+        AsyncKind::AmpNet => request.stage_count.max(request.dynamic.cap),
+        AsyncKind::PipeDream
+        | AsyncKind::PipeDream2Bw
+        | AsyncKind::PipeMare
+        | AsyncKind::XPipe
+        | AsyncKind::SpecTrain
+        | AsyncKind::WPipe
+        | AsyncKind::AvgPipe => request.stage_count,
+    };
+    let filling = under_way.div_ceil(request.microbatch_count.max(1));
+    let steps = match length {
+        Length::Drawing => filling.saturating_add(1),
+        Length::Timing => filling.saturating_mul(2).saturating_add(FULL_STEPS),
+    };
+    let pipelines = if request.kind == AsyncKind::AvgPipe { request.replica_count } else { 1 };
+    steps.saturating_mul(pipelines)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Gives an asynchronous program times, with the clock of synchronous ones.
+//!
+//! There is no flush, so all of a program is simulated at once, as if it were one long step. What an
+//! operation waits for, how long a result is on its way and what a stage is busy with are the same
+//! events there and here. An update takes the time of STEP and waits for nobody; what is done to
+//! versions, a stash, a prediction, an average, takes no time. The order of a region that has none is
+//! found with the same clock first ([`finding`]), by the rule by which a stage finds it.
+
+mod finding;
+mod steady;
+
+pub use steady::Steady;
+
+use super::op::AsyncOp;
+use super::program::AsyncProgram;
+use crate::cost::Costs;
+use crate::op::{Op, Update};
+use crate::program::Program;
+use crate::simulate::{SimulateError, simulate};
+use crate::timeline::{Extent, Slice, Timeline};
+
+/// A program with its times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AsyncSimulation {
+    /// The program; in place of a region the order that was found in it.
+    pub program: AsyncProgram,
+    /// When its operations ran, and the region itself, if it has one, before what was found in it.
+    pub timeline: Timeline<AsyncOp>,
+}
+
+/// Runs all of `program`. Verdicts, early shares of W and what keeps memory small do not occur in it.
+///
+/// # Errors
+/// If the costs are not this program's, or if it does not reach its end.
+///
+/// # Panics
+/// If the program breaks a rule about regions.
+pub fn simulate_async(
+    program: &AsyncProgram,
+    costs: &Costs,
+) -> Result<AsyncSimulation, SimulateError> {
+    costs.check(&program.placement, 1)?;
+    let found = finding::with_order(program, costs);
+    let timeline = simulate(&events(&found), costs, 1)?;
+    let slices = program.stages.iter().zip(&found.stages).zip(timeline.slices);
+    let slices = slices.map(|((asked, ops), times)| with_region(asked, named(ops, times)));
+    let timeline = Timeline {
+        name: program.kind.name(),
+        extent: Extent::Segment {
+            minibatch_count: program.minibatch_count,
+            replica_count: program.replica_count,
+        },
+        placement: program.placement.clone(),
+        microbatch_count: program.microbatch_count,
+        slice_count: 1,
+        slices: slices.collect(),
+    };
+    Ok(AsyncSimulation { program: found, timeline })
+}
+
+impl AsyncSimulation {
+    /// The pipeline while it is full; `None` if it never is for as long as a round of its pipelines.
+    #[must_use]
+    pub fn steady(&self) -> Option<Steady> {
+        Steady::of(&self.program, &self.timeline)
+    }
+}
+
+/// The program that waits for the same and takes the same. Its kind means nothing.
+fn events(program: &AsyncProgram) -> Program {
+    let stages = program.stages.iter().map(|ops| ops.iter().map(|op| event(*op)).collect());
+    Program { stages: stages.collect(), ..program.plain() }
+}
+
+fn event(op: AsyncOp) -> Op {
+    match op {
+        AsyncOp::Compute(compute, pass, _) => Op::Compute(compute, pass),
+        AsyncOp::Transfer(transfer, flow, pass) => Op::Transfer(transfer, flow, pass),
+        AsyncOp::Step(..) => Op::Update(Update::Step),
+        // As COMMIT, these wait for nothing and take no time.
+        AsyncOp::Predict(..) | AsyncOp::Stash(..) | AsyncOp::Free(..) | AsyncOp::Average(..) => {
+            Op::Update(Update::Commit)
+        }
+        AsyncOp::Dynamic(..) => unreachable!("its order was found"),
+    }
+}
+
+/// The times of a stage's events under the names of its operations.
+fn named(ops: &[AsyncOp], times: Vec<Slice>) -> Vec<Slice<AsyncOp>> {
+    let named = |(op, Slice { step, start, end, .. }): (&AsyncOp, Slice)| Slice {
+        op: *op,
+        step,
+        start,
+        end,
+    };
+    ops.iter().zip(times).map(named).collect()
+}
+
+/// The slices with the region that they were found in before them, if they were.
+fn with_region(asked: &[AsyncOp], mut slices: Vec<Slice<AsyncOp>>) -> Vec<Slice<AsyncOp>> {
+    if let [op @ AsyncOp::Dynamic(..)] = *asked
+        && let (Some(first), Some(last)) = (slices.first(), slices.last())
+    {
+        let region = Slice { op, step: first.step, start: first.start, end: last.end };
+        slices.insert(0, region);
+    }
+    slices
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,416 @@
+//! Orders for stages whose memory is short, and what stages may do about it: activations are given up
+//! and made again (Chen et al., arXiv 1604.06174), or leave and come back (Wan et al., ICML 2025,
+//! arXiv 2503.01328).
+//!
+//! Both go with any order, so the search has two parts. Orders are made as if there were more memory
+//! than there is, or as if every pass were longer and kept less; then each stage's list is brought
+//! within its limit, with as little as does it, and what comes out is simulated. What counts is the
+//! cost of that. The bound is that of the same problem where giving up and leaving take no time.
+
+mod limits;
+
+use zbelastic_types::StageIndex;
+
+use super::problem::{ChunkCosts, Problem};
+use super::{Solution, SolveError, reaches, solve_as_it_is};
+use crate::cost::CopyLanes;
+use crate::op::{Compute, Memory, Op};
+use crate::program::Program;
+use crate::simulate::simulate;
+use limits::within_limits;
+
+/// What stages may do where memory is short; nothing by itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Relief {
+    /// By chunk, in model order: what making a pass again takes; empty if no pass is made again.
+    pub remakes: Vec<Remake>,
+    /// By chunk, in model order: what it takes to leave and to come back; empty if nothing leaves.
+    pub trips: Vec<Trip>,
+    /// What is copied at once.
+    pub lanes: CopyLanes,
+}
+
+/// A pass that is given up after F and made again before B.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Remake {
+    /// How long R takes.
+    pub time: f64,
+    /// What it keeps from DROP to R.
+    pub after_drop: f64,
+}
+
+/// What a pass keeps leaves, and comes back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trip {
+    /// How long OFFLOAD takes.
+    pub offload: f64,
+    /// How long RELOAD takes.
+    pub reload: f64,
+}
+
+impl Relief {
+    /// Whether a stage may do anything.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        !self.remakes.is_empty() || !self.trips.is_empty()
+    }
+
+    /// What a chunk's pass keeps while it waits for its B, at least.
+    pub(super) fn at_rest(&self, chunk: usize, costs: &ChunkCosts) -> f64 {
+        if !self.trips.is_empty() {
+            return 0.0;
+        }
+        self.remakes.get(chunk).map_or(costs.after_forward, |remake| remake.after_drop)
+    }
+}
+
+/// Factors by which there is more memory than there is, for orders that are brought within the limits
+/// afterwards; those first that tell most.
+const LOOSER: [f64; 11] = [1.0, 2.0, f64::INFINITY, 1.4, 3.0, 1.1, 1.25, 1.6, 1.8, 2.5, 4.0];
+/// Factors that are tried before other orders.
+const LOOSER_FIRST: usize = 3;
+/// Passes that orders have at most, all together, before no more are made.
+const DRAFTED_PASSES_MAX: usize = 1_000_000;
+/// Orders that are made however large a problem is.
+const DRAFTS_MIN: usize = LOOSER_FIRST + 5;
+/// Passes that are put on boards at most for one order that is brought within the limits: there are
+/// many, and which is best is not seen before that.
+const DRAFT_PASSES_MAX: usize = 100_000;
+/// How often orders are made anew for stages that make as much again as was found to be needed.
+const ANTICIPATED_ROUNDS: usize = 2;
+
+/// The same with what stages may do taken as free: no order costs less than the bound of this.
+pub(super) fn relaxed(problem: &Problem) -> Problem {
+    let relaxed = |(chunk, costs): (usize, &ChunkCosts)| {
+        let after_forward = problem.relief.at_rest(chunk, costs);
+        let after_input_gradient = costs.after_input_gradient.min(after_forward);
+        ChunkCosts { after_forward, after_input_gradient, ..*costs }
+    };
+    let chunks: Vec<ChunkCosts> = problem.chunks.iter().enumerate().map(relaxed).collect();
+    let limits = if problem.relief.trips.is_empty() {
+        problem.limits.clone()
+    } else {
+        vec![f64::INFINITY; problem.limits.len()]
+    };
+    Problem { chunks, limits, relief: Relief::default(), ..problem.clone() }
+}
+
+/// The best order that is found of a problem whose stages may do something, none of which costs less
+/// than `lower_bound`.
+pub(super) fn solve(problem: &Problem, lower_bound: f64) -> Result<Solution, SolveError> {
+    let mut best = Best { problem, lower_bound, found: None };
+    let pass_count = 3 * problem.chunks.len() * problem.microbatch_count as usize;
+    let most = (DRAFTED_PASSES_MAX / pass_count).max(DRAFTS_MIN);
+    for draft in Draft::all().take(most) {
+        best.take(draft.order(problem));
+    }
+    let is_drop = |op: &Op| matches!(op, Op::Memory(Memory::Drop, _));
+    for _ in 0..ANTICIPATED_ROUNDS {
+        let Some((least, found)) = best.found.clone() else { break };
+        if !found.stages.iter().flatten().any(is_drop) {
+            break;
+        }
+        for factor in LOOSER.into_iter().take(most) {
+            best.take(solved(&anticipating(problem, &found, factor)));
+        }
+        if best.found.as_ref().is_some_and(|(cost, _)| *cost >= least) {
+            break;
+        }
+    }
+    let (cost, program) = best.found.ok_or(SolveError::NoOrder)?;
+    Ok(Solution { program, cost, lower_bound })
+}
+
+/// The best of what comes of orders that are brought within the limits.
+struct Best<'a> {
+    problem: &'a Problem,
+    lower_bound: f64,
+    found: Option<(f64, Program)>,
+}
+
+impl Best<'_> {
+    fn take(&mut self, order: Option<Program>) {
+        if self.found.as_ref().is_some_and(|(least, _)| reaches(*least, self.lower_bound)) {
+            return;
+        }
+        for program in order.iter().flat_map(|order| within_limits(self.problem, order)) {
+            let cost = cost(self.problem, &program);
+            if self.found.as_ref().is_none_or(|(least, _)| cost < *least) {
+                self.found = Some((cost, program));
+            }
+        }
+    }
+}
+
+/// An order of a problem whose stages do nothing to keep less, if there is one.
+fn solved(problem: &Problem) -> Option<Program> {
+    problem.check().ok()?;
+    Some(solve_as_it_is(problem, DRAFT_PASSES_MAX).program)
+}
+
+/// The arithmetic of `program` with as much given up or away as its stages' limits ask for, in the way
+/// that costs least of those that are tried; `None` if none of them does. A program with slices is
+/// left as it is.
+///
+/// # Panics
+/// If the program is not over the problem's placement, or is none that runs to its end.
+#[must_use]
+pub fn relieve(problem: &Problem, program: &Program) -> Option<Program> {
+    assert_eq!(problem.placement, program.placement, "it is a program of the problem");
+    let found = within_limits(problem, &program.arithmetic()).into_iter();
+    let least = |a: &(f64, Program), b: &(f64, Program)| a.0.total_cmp(&b.0);
+    found.map(|program| (cost(problem, &program), program)).min_by(least).map(|(_, found)| found)
+}
+
+fn cost(problem: &Problem, program: &Program) -> f64 {
+    let timeline = simulate(program, &problem.costs(), 1);
+    problem.cost(&timeline.expect("what was made of a program that ran to its end does so"))
+}
+
+/// What an order is made for, before its stages' lists are brought within their limits.
+#[derive(Clone, Copy, Debug)]
+enum Draft {
+    /// So many times the memory there is.
+    Looser(f64),
+    /// Every pass is made again, with W where it fits.
+    Remade,
+    /// Every pass is made again, with W right behind B.
+    RemadeFused,
+    /// Every pass leaves and comes back, and its stage waits for both, with W where it fits.
+    Left,
+    /// Every pass leaves and comes back, with W right behind B.
+    LeftFused,
+    /// One microbatch at a time, where no more fits, with W right behind B: then a stage keeps no more
+    /// than it must.
+    OneByOne,
+}
+
+impl Draft {
+    fn all() -> impl Iterator<Item = Self> {
+        let others = [Self::Remade, Self::RemadeFused, Self::Left, Self::LeftFused, Self::OneByOne];
+        let (first, rest) = LOOSER.split_at(LOOSER_FIRST);
+        let looser = |factors: &'static [f64]| factors.iter().copied().map(Self::Looser);
+        looser(first).chain(others).chain(looser(rest))
+    }
+
+    /// `None` if there is none for it.
+    fn order(self, problem: &Problem) -> Option<Program> {
+        let is_allowed = match self {
+            Self::Looser(_) | Self::OneByOne => true,
+            Self::Remade | Self::RemadeFused => !problem.relief.remakes.is_empty(),
+            Self::Left | Self::LeftFused => !problem.relief.trips.is_empty(),
+        };
+        if !is_allowed {
+            return None;
+        }
+        let other = match self {
+            Self::Looser(factor) => looser(problem, factor),
+            Self::Remade => with_one_in_hand(problem, remade(problem)),
+            Self::RemadeFused => with_one_in_hand(problem, remade(problem).map(fused)),
+            Self::Left => with_one_in_hand(problem, left(problem)),
+            Self::LeftFused => with_one_in_hand(problem, left(problem).map(fused)),
+            Self::OneByOne => looser_to_one(problem),
+        };
+        let order = solved(&other)?;
+        Some(match self {
+            Self::Looser(_) | Self::Remade | Self::Left => order,
+            Self::RemadeFused | Self::LeftFused | Self::OneByOne => fuse(&order),
+        })
+    }
+}
+
+fn without_relief(problem: &Problem, limits: Vec<f64>) -> Problem {
+    Problem { limits, relief: Relief::default(), ..problem.clone() }
+}
+
+/// With so many times the memory there is.
+fn looser(problem: &Problem, factor: f64) -> Problem {
+    without_relief(problem, problem.limits.iter().map(|limit| limit * factor).collect())
+}
+
+/// With memory for one microbatch at a time, or what there is if that is less.
+fn looser_to_one(problem: &Problem) -> Problem {
+    let of_stage = |(stage, limit): (u32, &f64)| {
+        let chunks = problem.placement.chunks_of(StageIndex(stage));
+        let one: f64 = chunks.map(|chunk| problem.chunks[chunk.index()].after_forward).sum();
+        limit.max(one)
+    };
+    without_relief(problem, (0..).zip(&problem.limits).map(of_stage).collect())
+}
+
+/// Chunks whose every pass is given up and made again, so that B is longer, with what DROP leaves.
+fn remade(problem: &Problem) -> impl Iterator<Item = (ChunkCosts, f64)> {
+    let of_chunk = |(costs, remake): (&ChunkCosts, &Remake)| {
+        let Remake { time, after_drop } = *remake;
+        (ChunkCosts { b: costs.b + time, ..*costs }, after_drop)
+    };
+    problem.chunks.iter().zip(&problem.relief.remakes).map(of_chunk)
+}
+
+/// Chunks whose every pass leaves, and whose stage does nothing else meanwhile, nor while it comes back.
+fn left(problem: &Problem) -> impl Iterator<Item = (ChunkCosts, f64)> {
+    let of_chunk = |(costs, trip): (&ChunkCosts, &Trip)| {
+        let Trip { offload, reload } = *trip;
+        (ChunkCosts { f: costs.f + offload, b: costs.b + reload, ..*costs }, 0.0)
+    };
+    problem.chunks.iter().zip(&problem.relief.trips).map(of_chunk)
+}
+
+/// The same with W as a part of B, so that nothing waits for it.
+fn fused((costs, rest): (ChunkCosts, f64)) -> (ChunkCosts, f64) {
+    (ChunkCosts { b: costs.b + costs.w, w: 0.0, after_input_gradient: 0.0, ..costs }, rest)
+}
+
+/// Chunks that keep only so much between F and B, on stages that have room for one that is whole. What
+/// they keep after B counts as if it were kept before.
+fn with_one_in_hand(problem: &Problem, chunks: impl Iterator<Item = (ChunkCosts, f64)>) -> Problem {
+    let at_rest = |(costs, rest): (ChunkCosts, f64)| {
+        let after_forward = rest.max(costs.after_input_gradient);
+        ChunkCosts { after_forward, ..costs }
+    };
+    let chunks: Vec<ChunkCosts> = chunks.map(at_rest).collect();
+    let of_stage = |(stage, limit): (u32, &f64)| {
+        let of_chunks = |amount: &dyn Fn(usize) -> f64| {
+            let chunks = problem.placement.chunks_of(StageIndex(stage));
+            chunks.map(|chunk| amount(chunk.index())).fold(0.0, f64::max)
+        };
+        let rest = |chunk: usize| chunks[chunk].after_forward;
+        let in_hand = of_chunks(&|chunk| problem.chunks[chunk].after_forward - rest(chunk));
+        // Of what takes no memory there may be any number.
+        if of_chunks(&rest) > 0.0 { limit - in_hand } else { f64::INFINITY }
+    };
+    let limits = (0..).zip(&problem.limits).map(of_stage).collect();
+    Problem { chunks, ..without_relief(problem, limits) }
+}
+
+/// With so many times the memory there is, for stages that make as many passes again as those of `found`.
+fn anticipating(problem: &Problem, found: &Program, factor: f64) -> Problem {
+    let mut again = vec![0_u32; problem.chunks.len()];
+    for op in found.stages.iter().flatten() {
+        if let Op::Memory(Memory::Drop, pass) = op {
+            again[pass.chunk.index()] += 1;
+        }
+    }
+    let longer = |((costs, remake), again): ((&ChunkCosts, &Remake), u32)| {
+        let share = f64::from(again) / f64::from(problem.microbatch_count);
+        ChunkCosts { b: costs.b + share * remake.time, ..*costs }
+    };
+    let chunks = problem.chunks.iter().zip(&problem.relief.remakes).zip(again).map(longer);
+    Problem { chunks: chunks.collect(), ..looser(problem, factor) }
+}
+
+/// The order with every W right behind its B.
+fn fuse(order: &Program) -> Program {
+    let fused = |ops: &Vec<Op>| {
+        let with_weights = |op: &Op| match *op {
+            Op::Compute(Compute::B, pass) => {
+                vec![*op, Op::Compute(Compute::W, pass)]
+            }
+            Op::Compute(Compute::W, _) => Vec::new(),
+            Op::Compute(Compute::F | Compute::BW | Compute::WE | Compute::R, _)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => vec![*op],
+        };
+        ops.iter().flat_map(with_weights).collect()
+    };
+    Program { stages: order.stages.iter().map(fused).collect(), ..order.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::check;
+    use crate::generate::generate;
+    use crate::kind::ScheduleKind;
+    use crate::placement::Placement;
+    use crate::solve::{StageCosts, lower_bound, solve};
+
+    const STAGE: ChunkCosts =
+        ChunkCosts { f: 10.0, b: 11.0, w: 8.0, after_forward: 1.0, after_input_gradient: 0.5 };
+
+    fn problem(limit: f64, relief: Relief) -> Problem {
+        let stages = [StageCosts { chunks: STAGE, limit }; 4];
+        Problem { relief, ..Problem::of_stages(Placement::line(4), &stages, 0.0, 16) }
+    }
+
+    fn remakes() -> Relief {
+        Relief { remakes: vec![Remake { time: 10.0, after_drop: 0.0 }; 4], ..Relief::default() }
+    }
+
+    fn trips() -> Relief {
+        let trip = Trip { offload: 10.0, reload: 10.0 };
+        Relief { trips: vec![trip; 4], ..Relief::default() }
+    }
+
+    /// By stage, how many passes have this done to them.
+    fn counts(program: &Program, memory: Memory) -> Vec<usize> {
+        let is_it = |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
+        program.stages.iter().map(|ops| ops.iter().filter(is_it).count()).collect()
+    }
+
+    #[test]
+    fn memory_for_one_microbatch_holds_a_whole_pipeline_that_makes_passes_again() {
+        let plain = solve(&problem(1.0, Relief::default())).expect("one at a time");
+        let found = solve(&problem(1.0, remakes())).expect("one in hand");
+        // One at a time takes 16 round trips; every pass once more, and a filling and a draining.
+        assert_eq!((plain.cost, found.cost), (1_472.0, 16.0 * 39.0 + 42.0));
+        assert_eq!(counts(&found.program, Memory::Drop), [16, 16, 16, 0]);
+        assert_eq!(found.lower_bound, 16.0 * 29.0, "as if R took no time");
+    }
+
+    #[test]
+    fn no_more_is_done_than_memory_asks_for() {
+        let both = Relief { trips: trips().trips, ..remakes() };
+        let roomy = solve(&problem(7.0, both.clone())).expect("it fits");
+        let plain = solve(&problem(7.0, Relief::default())).expect("it fits");
+        assert_eq!(roomy.cost, plain.cost);
+        for memory in [Memory::Drop, Memory::Offload] {
+            assert_eq!(counts(&roomy.program, memory), [0; 4]);
+        }
+        let found = solve(&problem(2.5, remakes())).expect("it fits");
+        let drops = counts(&found.program, Memory::Drop);
+        assert!(drops.iter().all(|drops| *drops < 16), "{drops:?}");
+        let [made, copied, either] =
+            [remakes(), trips(), both].map(|relief| solve(&problem(2.5, relief)).expect("fits"));
+        assert!(either.cost < made.cost && either.cost < copied.cost, "{either:?}");
+    }
+
+    #[test]
+    fn an_order_made_by_hand_is_brought_within_the_limits() {
+        let order = generate(ScheduleKind::OneFOneB, 4, 16).expect("legal");
+        for relief in [remakes(), trips()] {
+            let problem = problem(3.0, relief);
+            assert!(!problem.holds(&order));
+            let found = relieve(&problem, &order).expect("it can be");
+            assert_eq!(check(&found), Ok(()));
+            assert!(problem.holds(&found));
+            let bound = lower_bound(&problem).expect("legal");
+            assert!(bound <= cost(&problem, &found));
+            assert_eq!(found.ops(StageIndex(2)), order.ops(StageIndex(2)), "it fits as it is");
+        }
+        assert_eq!(relieve(&problem(3.0, Relief::default()), &order), None);
+        assert_eq!(relieve(&problem(4.0, remakes()), &order), Some(order));
+    }
+
+    /// Two chunks of one stage, of which one is at rest while the other is in hand.
+    #[test]
+    fn what_is_at_rest_leaves_room_for_another_chunk() {
+        let stage = StageCosts { chunks: STAGE, limit: 0.75 };
+        let over = |relief| {
+            let problem = Problem::of_stages(Placement::vee(1), &[stage], 0.0, 3);
+            solve(&Problem { relief, ..problem })
+        };
+        let stage = StageIndex(0);
+        let refusal = SolveError::Limit { stage, needed: 1.0, limit: 0.75 };
+        assert_eq!(over(Relief::default()), Err(refusal));
+        let remake = |after_drop| Remake { time: 5.0, after_drop };
+        let relief =
+            |after_drop| Relief { remakes: vec![remake(after_drop); 2], ..Relief::default() };
+        let found = over(relief(0.25)).expect("0.5 and 0.25");
+        assert_eq!(counts(&found.program, Memory::Drop), [3]);
+        let refusal = SolveError::Limit { stage, needed: 0.8, limit: 0.75 };
+        assert_eq!(over(relief(0.3)), Err(refusal));
+    }
+}
