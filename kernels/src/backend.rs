@@ -16,13 +16,7 @@
 
 use std::ops::Range;
 
-/// Memory could not be had.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the device has no {bytes} bytes left")]
-pub struct AllocateError {
-    /// What was asked for.
-    pub bytes: u64,
-}
+pub use crate::allocate::AllocateError;
 
 /// Part of a buffer, to be read.
 #[derive(Debug)]
@@ -306,6 +300,25 @@ pub trait Backend {
     /// If the device's memory does not hold it.
     fn allocate(&self, len: usize) -> Result<Self::Buffer, AllocateError>;
 
+    /// A buffer of `len` zeros for activations: rows of a residual stream, of queries, keys and
+    /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
+    /// whatever is copied to it from the host is then rounded to that type.
+    ///
+    /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and what
+    /// later slices add to keys and values are sums of many terms or are read by many; they come from
+    /// [`Backend::allocate`].
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate_rows(&self, len: usize) -> Result<Self::Buffer, AllocateError> {
+        self.allocate(len)
+    }
+
+    /// Half the distance between one and the next number of the type of activations.
+    fn rounding(&self) -> f64 {
+        f64::from(f32::EPSILON) / 2.0
+    }
+
     /// Floats in a buffer.
     fn len(&self, buffer: &Self::Buffer) -> usize;
 
@@ -329,6 +342,11 @@ pub trait Backend {
 
     /// Bytes a buffer of `len` floats takes.
     fn buffer_bytes(&self, len: usize) -> u64;
+
+    /// Bytes a buffer of `len` activations takes.
+    fn rows_bytes(&self, len: usize) -> u64 {
+        self.buffer_bytes(len)
+    }
 
     /// Brings `from`, `outputs` by `inputs` in row-major order, into the form products read.
     fn load_matrix(&self, from: View<'_, Self::Buffer>, to: &mut Self::Matrix);
@@ -525,6 +543,13 @@ pub trait Backend {
 
     /// The sum of squares of a tensor.
     fn sum_squares(&self, x: View<'_, Self::Buffer>) -> SquareSum;
+
+    /// The sums of squares of many tensors, in one go where a device gains by it.
+    fn sum_squares_of_each(&self, tensors: &[View<'_, Self::Buffer>]) -> Vec<SquareSum> {
+        let sum =
+            |x: &View<'_, Self::Buffer>| self.sum_squares(View::new(x.buffer, x.range.clone()));
+        tensors.iter().map(sum).collect()
+    }
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
     /// and writes `candidate` there. The matrices, which lie within `range` in order, are brought

@@ -6,9 +6,12 @@
 //!
 //! This package knows no pipeline, no microbatch and no network.
 
+mod allocate;
 mod backend;
 pub mod conformance;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod reference;
 
 pub use backend::{

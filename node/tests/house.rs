@@ -58,7 +58,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 35] = [
+const FENCES: [Fence; 36] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "node"],
@@ -96,6 +96,7 @@ const FENCES: [Fence; 35] = [
         &["consensus/src/raft/record.rs", "transport/src/"],
     ),
     fence("ctrlc", &["node"], &[], &["node/src/train", "node/src/commands/chaos.rs"]),
+    fence("cudarc", &["kernels"], &[], &["kernels/src/cuda/"]),
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),

@@ -69,7 +69,7 @@ impl ComputeModel for Tight {
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
         match self.is_full.get() {
-            true => Err(AllocateError { bytes: 4 * image.w.len() as u64 }),
+            true => Err(AllocateError { bytes: 4 * image.w.len() as u64, free_bytes: None }),
             false => self.model.copy(image),
         }
     }

@@ -1,6 +1,6 @@
 //! GELU by itself, and SwiGLU.
 
-use super::probe::{check, download, floats, matrix, poisoned, upload, widen};
+use super::probe::{check, download, floats, matrix, poisoned_rows, upload_rows, widen};
 use crate::backend::{Backend, ForwardEpilogue, MatrixShape, Rows};
 use crate::reference;
 
@@ -11,18 +11,25 @@ pub fn gelu<B: Backend>(devices: &[B]) {
         let x: Vec<f32> = floats(count * width, 1).iter().map(|x| x * 5.0).collect();
         let expected = widen(&x).into_iter().map(reference::gelu).collect();
         check(&format!("gelu {rows:?}"), devices, &[("h", expected)], 1e-6, |device| {
-            let mut h = poisoned(device, count * width);
-            device.gelu_forward(rows, &upload(device, &x), &mut h);
+            let mut h = poisoned_rows(device, count * width);
+            device.gelu_forward(rows, &upload_rows(device, &x), &mut h);
             vec![download(device, &h)]
         });
         for device in devices {
             let shape = MatrixShape { outputs: width, inputs: width };
             let matrix = matrix(device, shape, &floats(width * width, 3));
             let (mut before, mut behind) =
-                (poisoned(device, count * width), poisoned(device, count * width));
+                (poisoned_rows(device, count * width), poisoned_rows(device, count * width));
             let epilogue = ForwardEpilogue::Gelu { before: &mut before };
-            device.linear_forward(count, &upload(device, &x), &matrix, None, epilogue, &mut behind);
-            let mut alone = poisoned(device, count * width);
+            device.linear_forward(
+                count,
+                &upload_rows(device, &x),
+                &matrix,
+                None,
+                epilogue,
+                &mut behind,
+            );
+            let mut alone = poisoned_rows(device, count * width);
             device.gelu_forward(rows, &before, &mut alone);
             let bits = |buffer| download(device, buffer).into_iter().map(f32::to_bits);
             assert!(bits(&alone).eq(bits(&behind)), "gelu {rows:?} behind a product");
@@ -41,10 +48,10 @@ pub fn swiglu<B: Backend>(devices: &[B]) {
             ("gradient", reference::swiglu_backward(rows, &widen(&scaled), &widen(&dh))),
         ];
         check(&format!("swiglu {rows:?}"), devices, &expected, 1e-6, |device| {
-            let mut gate_up = upload(device, &scaled);
-            let mut h = poisoned(device, count * width);
+            let mut gate_up = upload_rows(device, &scaled);
+            let mut h = poisoned_rows(device, count * width);
             device.swiglu_forward(rows, &gate_up, &mut h);
-            device.swiglu_backward(rows, &upload(device, &dh), &mut gate_up);
+            device.swiglu_backward(rows, &upload_rows(device, &dh), &mut gate_up);
             vec![download(device, &h), download(device, &gate_up)]
         });
     }

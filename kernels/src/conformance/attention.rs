@@ -1,11 +1,12 @@
 //! Attention and rotary embedding.
 
-use super::probe::{check, download, floats, poisoned, upload, widen};
+use super::probe::{check, download, floats, poisoned, poisoned_rows, upload, upload_rows, widen};
 use crate::backend::{AttentionShape, Backend, Turn};
 use crate::reference;
 
-/// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks.
-const SHAPES: [(usize, usize, usize, usize, usize); 8] = [
+/// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks, and the
+/// widths that have kernels of their own somewhere.
+const SHAPES: [(usize, usize, usize, usize, usize); 11] = [
     (1, 1, 1, 1, 2),
     (2, 5, 3, 3, 4),
     (3, 33, 4, 2, 8),
@@ -14,6 +15,9 @@ const SHAPES: [(usize, usize, usize, usize, usize); 8] = [
     (1, 383, 2, 1, 6),
     (1, 420, 1, 1, 64),
     (1, 800, 2, 1, 4),
+    (2, 70, 4, 2, 64),
+    (1, 130, 2, 1, 128),
+    (1, 64, 1, 1, 128),
 ];
 pub(super) const ERROR_MAX: f64 = 4e-6;
 
@@ -29,11 +33,11 @@ pub(super) fn run<B: Backend>(
     qkv: &[f32],
     dy: &[f32],
 ) -> Vec<Vec<f32>> {
-    let mut qkv = upload(device, qkv);
-    let mut out = poisoned(device, shape.rows() * shape.query_width());
+    let mut qkv = upload_rows(device, qkv);
+    let mut out = poisoned_rows(device, shape.rows() * shape.query_width());
     let mut log_sums = poisoned(device, shape.rows() * shape.heads);
     device.attention_forward(shape, &qkv, &mut out, &mut log_sums);
-    device.attention_backward(shape, &out, &log_sums, &upload(device, dy), &mut qkv);
+    device.attention_backward(shape, &out, &log_sums, &upload_rows(device, dy), &mut qkv);
     [&out, &log_sums, &qkv].map(|result| download(device, result)).to_vec()
 }
 
@@ -82,7 +86,7 @@ pub fn rotation<B: Backend>(devices: &[B]) {
         check(&format!("rotation {shape:?}"), devices, &expected, 1e-6, |device| {
             let angles = upload(device, &angles);
             let turned = [Turn::Forward, Turn::Backward].map(|turn| {
-                let mut qkv = upload(device, &qkv);
+                let mut qkv = upload_rows(device, &qkv);
                 device.rotate(shape, &angles, turn, &mut qkv);
                 download(device, &qkv)
             });

@@ -1,6 +1,8 @@
 //! Embeddings.
 
-use super::probe::{check, download, floats, poisoned, tokens, upload, whole, widen};
+use super::probe::{
+    check, download, floats, poisoned, poisoned_rows, tokens, upload, upload_rows, whole, widen,
+};
 use crate::backend::{Accumulate, Backend, EmbedGradient};
 use crate::reference;
 
@@ -26,9 +28,9 @@ pub fn embedding<B: Backend>(devices: &[B]) {
         ];
         check(&format!("embedding of {rows} by {width}"), devices, &expected, 1e-6, |device| {
             let (table, positions) = (upload(device, &table), upload(device, &positions));
-            let dx = upload(device, &dx);
-            let mut plain = poisoned(device, rows * width);
-            let mut placed = poisoned(device, rows * width);
+            let dx = upload_rows(device, &dx);
+            let mut plain = poisoned_rows(device, rows * width);
+            let mut placed = poisoned_rows(device, rows * width);
             device.embed_forward(sequence_len, &ids, whole(device, &table), None, &mut plain);
             let views = (whole(device, &table), Some(whole(device, &positions)));
             device.embed_forward(sequence_len, &ids, views.0, views.1, &mut placed);

@@ -1,6 +1,8 @@
 //! Linear layers.
 
-use super::probe::{check, download, floats, matrix, poisoned, upload, whole, widen};
+use super::probe::{
+    check, download, floats, matrix, poisoned_rows, upload, upload_rows, whole, widen,
+};
 use crate::backend::{
     Accumulate, Backend, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape,
 };
@@ -35,9 +37,9 @@ pub fn linear_forward<B: Backend>(devices: &[B]) {
         let expected = [("plain", plain), ("before", biased), ("gelu", gelu), ("with skip", added)];
         check(&format!("linear forward {shape:?}"), devices, &expected, ERROR_MAX, |device| {
             let (x, bias, skip) =
-                (upload(device, &x), upload(device, &bias), upload(device, &skip));
+                (upload_rows(device, &x), upload(device, &bias), upload_rows(device, &skip));
             let matrix = matrix(device, shape, &w);
-            let mut results = [(); 4].map(|()| poisoned(device, rows * outputs));
+            let mut results = [(); 4].map(|()| poisoned_rows(device, rows * outputs));
             let [plain, before, gelu, added] = &mut results;
             device.linear_forward(rows, &x, &matrix, None, ForwardEpilogue::Plain, plain);
             let biased = || Some(whole(device, &bias));
@@ -61,9 +63,9 @@ pub fn linear_backward<B: Backend>(devices: &[B]) {
         let gelu = plain.iter().zip(&before).map(slope).collect();
         let expected = [("plain", plain), ("through gelu", gelu)];
         check(&format!("linear backward {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            let (dy, matrix) = (upload(device, &dy), matrix(device, shape, &w));
-            let mut plain = poisoned(device, rows * inputs);
-            let mut gelu = upload(device, &before);
+            let (dy, matrix) = (upload_rows(device, &dy), matrix(device, shape, &w));
+            let mut plain = poisoned_rows(device, rows * inputs);
+            let mut gelu = upload_rows(device, &before);
             let epilogue = BackwardEpilogue::Plain { gradient: &mut plain };
             device.linear_backward_input(rows, &dy, &matrix, epilogue);
             let epilogue = BackwardEpilogue::Gelu { before_then_gradient: &mut gelu };
@@ -91,8 +93,8 @@ pub fn linear_weights<B: Backend>(devices: &[B]) {
             device.upload(&[7.0], crate::ViewMut::new(&mut g, 0..1));
             device.upload(&[8.0], crate::ViewMut::new(&mut g, len + 1..len + 2));
             for half in 0..2 {
-                let x = upload(device, &x[half * rows * inputs..][..rows * inputs]);
-                let dy = upload(device, &dy[half * rows * outputs..][..rows * outputs]);
+                let x = upload_rows(device, &x[half * rows * inputs..][..rows * inputs]);
+                let dy = upload_rows(device, &dy[half * rows * outputs..][..rows * outputs]);
                 let to = LinearGradient {
                     buffer: &mut g,
                     weight: 1..len + 1,
@@ -112,9 +114,9 @@ pub fn linear_nonfinite_stays<B: Backend>(devices: &[B]) {
     for device in devices {
         let mut x = floats(3 * 40, 1);
         x[40 + 7] = f32::NAN;
-        let (x, matrix) = (upload(device, &x), matrix(device, shape, &floats(1600, 2)));
-        let mut before = poisoned(device, 120);
-        let mut y = poisoned(device, 120);
+        let (x, matrix) = (upload_rows(device, &x), matrix(device, shape, &floats(1600, 2)));
+        let mut before = poisoned_rows(device, 120);
+        let mut y = poisoned_rows(device, 120);
         let epilogue = ForwardEpilogue::Gelu { before: &mut before };
         device.linear_forward(3, &x, &matrix, None, epilogue, &mut y);
         for (row, y) in download(device, &y).chunks_exact(40).enumerate() {

@@ -1,6 +1,8 @@
 //! Normalisations.
 
-use super::probe::{check, download, floats, poisoned, upload, whole, widen};
+use super::probe::{
+    check, download, floats, poisoned, poisoned_rows, upload, upload_rows, whole, widen,
+};
 use crate::backend::{Accumulate, Backend, Norm, NormGradient, Rows};
 use crate::reference;
 
@@ -32,11 +34,11 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: Rows) {
     }
     let expected = [("y", y), ("dx", dx), ("dx without skip", back.x), ("gradient", gradient)];
     check(&format!("{norm:?} {rows:?}"), devices, &expected, ERROR_MAX, |device| {
-        let (xs, dy) = (upload(device, &x), upload(device, &dy));
-        let (skip, weight) = (upload(device, &skip), upload(device, &weight));
+        let (xs, dy) = (upload_rows(device, &x), upload_rows(device, &dy));
+        let (skip, weight) = (upload_rows(device, &skip), upload(device, &weight));
         let bias = norm.has_bias().then(|| upload(device, &bias));
         let bias = bias.as_ref().map(|bias| whole(device, bias));
-        let mut y = poisoned(device, count * width);
+        let mut y = poisoned_rows(device, count * width);
         let mut statistics = poisoned(device, count * norm.statistics_per_row());
         let view = || whole(device, &weight);
         device.norm_forward(norm, rows, &xs, view(), bias, &mut y, &mut statistics);
@@ -46,7 +48,7 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: Rows) {
             let partials = &mut partials;
             device.norm_backward_input(norm, rows, &dy, skip, view(), &statistics, dx, partials);
         };
-        let (mut dx, mut dx_plain) = (upload(device, &x), upload(device, &x));
+        let (mut dx, mut dx_plain) = (upload_rows(device, &x), upload_rows(device, &x));
         back(Some(&skip), &mut dx);
         back(None, &mut dx_plain);
         let mut g = poisoned(device, parameters);

@@ -1,6 +1,6 @@
 //! Sums of squares and AdamW.
 
-use super::probe::{download, floats, matrix, poisoned, upload};
+use super::probe::{download, floats, matrix, poisoned, poisoned_rows, upload, upload_rows};
 use crate::backend::{
     AdamWNumbers, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
     SQUARE_SUM_CHUNK, View,
@@ -133,11 +133,11 @@ fn place<'a, M>(forms: &'a mut [M], starts: &[usize], lens: &[usize]) -> Vec<Mat
 
 /// What a matrix does to one row on its way forward and one on its way back.
 fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec<f32> {
-    let x = upload(device, &floats(shape.inputs, 5));
-    let dy = upload(device, &floats(shape.outputs, 6));
-    let mut y = poisoned(device, shape.outputs);
+    let x = upload_rows(device, &floats(shape.inputs, 5));
+    let dy = upload_rows(device, &floats(shape.outputs, 6));
+    let mut y = poisoned_rows(device, shape.outputs);
     device.linear_forward(1, &x, form, None, ForwardEpilogue::Plain, &mut y);
-    let mut gradient = poisoned(device, shape.inputs);
+    let mut gradient = poisoned_rows(device, shape.inputs);
     let to = BackwardEpilogue::Plain { gradient: &mut gradient };
     device.linear_backward_input(1, &dy, form, to);
     [download(device, &y), download(device, &gradient)].concat()

@@ -35,6 +35,18 @@ pub(super) fn upload<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
     buffer
 }
 
+/// The same as activations.
+pub(super) fn upload_rows<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
+    let mut buffer = device.allocate_rows(floats.len()).expect("memory for a test");
+    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    buffer
+}
+
+/// Activations that an operation must overwrite entirely.
+pub(super) fn poisoned_rows<B: Backend>(device: &B, len: usize) -> B::Buffer {
+    upload_rows(device, &vec![f32::NAN; len])
+}
+
 /// A buffer that an operation must overwrite entirely.
 pub(super) fn poisoned<B: Backend>(device: &B, len: usize) -> B::Buffer {
     upload(device, &vec![f32::NAN; len])
@@ -55,6 +67,10 @@ pub(super) fn matrix<B: Backend>(device: &B, shape: MatrixShape, floats: &[f32])
     matrix
 }
 
+/// Roundings of activations that one operation's error may amount to, relative to the largest result:
+/// of its operands, of the result, and what a sum makes of them.
+const ROUNDINGS_MAX: f64 = 12.0;
+
 /// Checks each result of the first device against its reference, and every other device's bits
 /// against the first's. `run` yields named results.
 pub(super) fn check<B: Backend>(
@@ -64,6 +80,7 @@ pub(super) fn check<B: Backend>(
     error_max: f64,
     run: impl Fn(&B) -> Vec<Vec<f32>>,
 ) {
+    let error_max = error_max.max(ROUNDINGS_MAX * devices[0].rounding());
     let found = run(&devices[0]);
     assert_eq!(found.len(), expected.len());
     for (found, (name, expected)) in found.iter().zip(expected) {

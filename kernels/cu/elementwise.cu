@@ -1,0 +1,144 @@
+// Stages that touch each element once, rotary embedding, and conversions.
+//
+// A thread takes four neighbours.
+
+#define FOUR(count) \
+    const u64 at = thread_index() * 4; \
+    const u32 here = within(at, count); \
+    if (here == 0) return
+
+// y += bias
+KERNEL finish_plain(const float *bias, row_t *y, u32 rows, u32 width) {
+    const u32 pieces = (width + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 here = within(column, width);
+    row_t *to = y + piece / pieces * width + column;
+    Four v = load_four(to, here);
+    const Four b = load_four(bias + column, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] += b.x[i];
+    store_four(to, v, here);
+}
+
+// y = skip + (y + bias)
+KERNEL finish_add(const float *bias, const row_t *skip, row_t *y, u32 rows, u32 width) {
+    const u32 pieces = (width + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 here = within(column, width);
+    const u64 start = piece / pieces * width + column;
+    Four v = load_four(y + start, here);
+    const Four s = load_four(skip + start, here);
+    Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    if (bias) b = load_four(bias + column, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] = s.x[i] + (v.x[i] + b.x[i]);
+    store_four(y + start, v, here);
+}
+
+// before = y + bias; y = gelu(before), of what `before` holds once it is rounded.
+KERNEL finish_gelu(const float *bias, row_t *before, row_t *y, u32 rows, u32 width) {
+    const u32 pieces = (width + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 here = within(column, width);
+    const u64 start = piece / pieces * width + column;
+    Four v = load_four(y + start, here);
+    Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    if (bias) b = load_four(bias + column, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] = rounded(v.x[i] + b.x[i]);
+    store_four(before + start, v, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] = gelu(v.x[i]);
+    store_four(y + start, v, here);
+}
+
+KERNEL gelu_forward(const row_t *before, row_t *h, u64 count) {
+    FOUR(count);
+    Four v = load_four(before + at, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] = gelu(v.x[i]);
+    store_four(h + at, v, here);
+}
+
+// before = gradient * gelu'(before)
+KERNEL gelu_backward(const row_t *gradient, row_t *before, u64 count) {
+    FOUR(count);
+    const Four d = load_four(gradient + at, here);
+    Four v = load_four(before + at, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] = d.x[i] * gelu_slope(v.x[i]);
+    store_four(before + at, v, here);
+}
+
+// A row of `gate_up` holds `width` floats of each.
+KERNEL swiglu_forward(const row_t *gate_up, row_t *h, u32 rows, u32 width) {
+    const u32 pieces = (width + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 here = within(column, width);
+    const row_t *gate = gate_up + piece / pieces * 2 * width + column;
+    Four g = load_four(gate, here);
+    const Four u = load_four(gate + width, here);
+    for (u32 i = 0; i < 4; ++i) g.x[i] = silu(g.x[i]) * u.x[i];
+    store_four(h + piece / pieces * width + column, g, here);
+}
+
+KERNEL swiglu_backward(const row_t *gradient, row_t *gate_up, u32 rows, u32 width) {
+    const u32 pieces = (width + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 here = within(column, width);
+    row_t *gate = gate_up + piece / pieces * 2 * width + column;
+    const Four d = load_four(gradient + piece / pieces * width + column, here);
+    Four g = load_four(gate, here);
+    Four u = load_four(gate + width, here);
+    for (u32 i = 0; i < 4; ++i) {
+        const float up = d.x[i] * silu(g.x[i]);
+        g.x[i] = d.x[i] * u.x[i] * silu_slope(g.x[i]);
+        u.x[i] = up;
+    }
+    store_four(gate, g, here);
+    store_four(gate + width, u, here);
+}
+
+// Queries and keys turned by their position; halves, not pairs (Su et al., arXiv 2104.09864). A
+// position has `head_width / 2` cosines and then as many sines. One thread takes one pair.
+KERNEL rotate(const float *angles, row_t *qkv, u32 rows, u32 sequence_len, u32 turned_heads,
+              u32 head_width, u32 row_width, float sign) {
+    const u32 half = head_width / 2;
+    const u64 index = thread_index();
+    const u64 row_pairs = u64(turned_heads) * half;
+    if (index >= rows * row_pairs) return;
+    const u32 row = u32(index / row_pairs);
+    const u32 head = u32(index % row_pairs) / half;
+    const u32 pair = u32(index % row_pairs) % half;
+    const float *angle = angles + u64(row % sequence_len) * head_width;
+    const float cosine = angle[pair];
+    const float sine = sign * angle[half + pair];
+    row_t *low = qkv + u64(row) * row_width + u64(head) * head_width + pair;
+    const float a = to_float(low[0]);
+    const float b = to_float(low[half]);
+    low[0] = As<row_t>::from(a * cosine - b * sine);
+    low[half] = As<row_t>::from(b * cosine + a * sine);
+}
+
+KERNEL rows_from_floats(const float *from, row_t *to, u64 count) {
+    FOUR(count);
+    store_four(to + at, load_four(from + at, here), here);
+}
+
+KERNEL floats_from_rows(const row_t *from, float *to, u64 count) {
+    FOUR(count);
+    store_four(to + at, load_four(from + at, here), here);
+}
+
+// to += from
+KERNEL add_floats(const float *from, float *to, u64 count) {
+    FOUR(count);
+    const Four f = load_four(from + at, here);
+    Four v = load_four(to + at, here);
+    for (u32 i = 0; i < 4; ++i) v.x[i] += f.x[i];
+    store_four(to + at, v, here);
+}

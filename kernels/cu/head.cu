@@ -1,0 +1,85 @@
+// The softmax of the output head.
+//
+//   N  rows        V  logits a row (vocabulary)
+//
+// A block takes a row. A thread sees every 256th group of four logits, with a running maximum and a
+// running sum that is rescaled when the maximum grows; threads' results are joined in a fixed tree.
+
+#define HEAD_THREADS 256
+#define HEAD_WARPS (HEAD_THREADS / WARP)
+
+struct Running {
+    float max;
+    float sum;
+};
+
+// Both parts under one maximum. Minus infinity stands for nothing seen so far.
+DEVICE Running join(Running a, Running b) {
+    Running joint;
+    joint.max = fmaxf(a.max, b.max);
+    const float scale_a = a.max == joint.max ? 1.0f : fixed_exp(a.max - joint.max);
+    const float scale_b = b.max == joint.max ? 1.0f : fixed_exp(b.max - joint.max);
+    joint.sum = a.sum * scale_a + b.sum * scale_b;
+    return joint;
+}
+
+DEVICE Running join_warp(Running own) {
+    for (u32 step = WARP / 2; step > 0; step /= 2) {
+        Running other;
+        other.max = __shfl_xor_sync(ALL_LANES, own.max, step);
+        other.sum = __shfl_xor_sync(ALL_LANES, own.sum, step);
+        // The lower lane's part comes first on both sides, so that both get the same bits.
+        own = threadIdx.x & step ? join(other, own) : join(own, other);
+    }
+    return own;
+}
+
+// The logarithm of each row's sum of exponentials, and its loss in nats.
+KERNEL head_forward(const row_t *logits, const u32 *targets, float *log_sums, double *losses,
+                    u32 vocabulary) {
+    SHARED(Running, parts, HEAD_WARPS);
+    const u64 row = blockIdx.x;
+    logits += row * vocabulary;
+    Running own = {__uint_as_float(0xff800000u), 0.0f};
+    for (u32 at = threadIdx.x * 4; at < vocabulary; at += HEAD_THREADS * 4) {
+        const u32 count = within(at, vocabulary);
+        const Four v = load_four(logits + at, count);
+        float max = own.max;
+        for (u32 i = 0; i < 4; ++i)
+            if (i < count) max = fmaxf(max, v.x[i]);
+        float sum = own.max == max ? own.sum : own.sum * fixed_exp(own.max - max);
+        for (u32 i = 0; i < 4; ++i)
+            if (i < count) sum += fixed_exp(v.x[i] - max);
+        own.max = max;
+        own.sum = sum;
+    }
+    own = join_warp(own);
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = own;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    Running all = parts[0];
+    for (u32 warp = 1; warp < HEAD_WARPS; ++warp) all = join(all, parts[warp]);
+    const double log_sum = double(all.max) + log(double(all.sum));
+    log_sums[row] = float(log_sum);
+    losses[row] = log_sum - double(to_float(logits[targets[row]]));
+}
+
+// Logits to the gradient of `scale` times the loss.
+KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u32 rows,
+                     u32 vocabulary, float scale) {
+    const u32 pieces = (vocabulary + 3) / 4;
+    const u64 piece = thread_index();
+    if (piece >= u64(rows) * pieces) return;
+    const u32 row = u32(piece / pieces);
+    const u32 column = u32(piece % pieces) * 4;
+    const u32 count = within(column, vocabulary);
+    const float log_sum = log_sums[row];
+    const u32 target = targets[row];
+    row_t *to = logits + u64(row) * vocabulary + column;
+    Four v = load_four(to, count);
+    for (u32 i = 0; i < 4; ++i) {
+        v.x[i] = fixed_exp(v.x[i] - log_sum) * scale;
+        if (column + i == target) v.x[i] -= scale;
+    }
+    store_four(to, v, count);
+}

@@ -1,0 +1,133 @@
+// LayerNorm and RMSNorm.
+//
+//   N  rows        D  floats a row (width)
+//
+// `is_layer`: mean and inverse deviation are kept for a row; otherwise the inverse alone.
+// A warp takes a row; a lane takes every 32nd group of four columns.
+
+#define NORM_WARPS 4
+// Rows whose shares of the parameters' gradient are one chain.
+#define GROUP_ROWS 32
+#define BACKWARD_WARPS 8
+
+DEVICE float row_sum(const row_t *x, u32 width) {
+    float sum = 0.0f;
+    for (u32 at = threadIdx.x % WARP * 4; at < width; at += WARP * 4) {
+        const Four v = load_four(x + at, within(at, width));
+        for (u32 i = 0; i < 4; ++i) sum += v.x[i];
+    }
+    return warp_sum(sum);
+}
+
+DEVICE float square_sum(const row_t *x, u32 width, float mean) {
+    float sum = 0.0f;
+    for (u32 at = threadIdx.x % WARP * 4; at < width; at += WARP * 4) {
+        const u32 count = within(at, width);
+        const Four v = load_four(x + at, count);
+        for (u32 i = 0; i < 4; ++i) {
+            const float centred = i < count ? v.x[i] - mean : 0.0f;
+            sum = fmaf(centred, centred, sum);
+        }
+    }
+    return warp_sum(sum);
+}
+
+KERNEL norm_forward(const row_t *x, const float *weight, const float *bias, row_t *y,
+                    float *statistics, u32 rows, u32 width, u32 is_layer, float epsilon) {
+    const u32 row = blockIdx.x * NORM_WARPS + threadIdx.x / WARP;
+    const u32 lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    x += u64(row) * width;
+    y += u64(row) * width;
+    const float mean = is_layer ? row_sum(x, width) / float(width) : 0.0f;
+    const float inverse = 1.0f / sqrtf(square_sum(x, width, mean) / float(width) + epsilon);
+    if (lane == 0) {
+        if (is_layer) {
+            statistics[u64(row) * 2] = mean;
+            statistics[u64(row) * 2 + 1] = inverse;
+        } else {
+            statistics[row] = inverse;
+        }
+    }
+    for (u32 at = lane * 4; at < width; at += WARP * 4) {
+        const u32 count = within(at, width);
+        Four v = load_four(x + at, count);
+        const Four w = load_four(weight + at, count);
+        Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (bias) b = load_four(bias + at, count);
+        for (u32 i = 0; i < 4; ++i) v.x[i] = fmaf((v.x[i] - mean) * inverse, w.x[i], b.x[i]);
+        store_four(y + at, v, count);
+    }
+}
+
+// The sums of a group's rows for each column: dy * unit, and behind them dy if there is a bias.
+DEVICE void group_sums(const row_t *dy, const row_t *x, const float *statistics, float *partials,
+                       u32 first, u32 end, u32 width, u32 is_layer) {
+    for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+        float weight_sum = 0.0f;
+        float bias_sum = 0.0f;
+        for (u32 row = first; row < end; ++row) {
+            const float mean = is_layer ? statistics[u64(row) * 2] : 0.0f;
+            const float inverse = is_layer ? statistics[u64(row) * 2 + 1] : statistics[row];
+            const float d = to_float(dy[u64(row) * width + column]);
+            const float unit = (to_float(x[u64(row) * width + column]) - mean) * inverse;
+            weight_sum = fmaf(d, unit, weight_sum);
+            bias_sum += d;
+        }
+        partials[column] = weight_sum;
+        if (is_layer) partials[width + column] = bias_sum;
+    }
+}
+
+DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight, row_t *x,
+                         u32 width, u32 is_layer, float mean, float inverse) {
+    const u32 lane = threadIdx.x % WARP;
+    float sum = 0.0f;
+    float product = 0.0f;
+    for (u32 at = lane * 4; at < width; at += WARP * 4) {
+        const u32 count = within(at, width);
+        const Four d = load_four(dy + at, count);
+        const Four w = load_four(weight + at, count);
+        const Four v = load_four(x + at, count);
+        for (u32 i = 0; i < 4; ++i) {
+            const float weighted = d.x[i] * w.x[i];
+            sum += weighted;
+            product = fmaf(weighted, (v.x[i] - mean) * inverse, product);
+        }
+    }
+    const float mean_gradient = is_layer ? warp_sum(sum) / float(width) : 0.0f;
+    const float mean_product = warp_sum(product) / float(width);
+    for (u32 at = lane * 4; at < width; at += WARP * 4) {
+        const u32 count = within(at, width);
+        const Four d = load_four(dy + at, count);
+        const Four w = load_four(weight + at, count);
+        Four v = load_four(x + at, count);
+        Four s = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (skip) s = load_four(skip + at, count);
+        for (u32 i = 0; i < 4; ++i) {
+            const float unit = (v.x[i] - mean) * inverse;
+            const float through = d.x[i] * w.x[i] - mean_gradient - unit * mean_product;
+            v.x[i] = fmaf(through, inverse, s.x[i]);
+        }
+        store_four(x + at, v, count);
+    }
+}
+
+// A block takes a group of rows: first the columns' sums, then row by row the gradient over x. The
+// second reading of a group comes from the caches.
+KERNEL norm_backward(const row_t *dy, const row_t *skip, const float *weight,
+                     const float *statistics, row_t *x, float *partials, u32 rows, u32 width,
+                     u32 is_layer) {
+    const u32 first = blockIdx.x * GROUP_ROWS;
+    const u32 end = min(first + GROUP_ROWS, rows);
+    partials += u64(blockIdx.x) * width * (is_layer ? 2 : 1);
+    group_sums(dy, x, statistics, partials, first, end, width, is_layer);
+    __syncthreads();
+    for (u32 row = first + threadIdx.x / WARP; row < end; row += BACKWARD_WARPS) {
+        const float mean = is_layer ? statistics[u64(row) * 2] : 0.0f;
+        const float inverse = is_layer ? statistics[u64(row) * 2 + 1] : statistics[row];
+        const u64 start = u64(row) * width;
+        backward_row(dy + start, skip ? skip + start : skip, weight, x + start, width, is_layer,
+                     mean, inverse);
+    }
+}

@@ -1,0 +1,46 @@
+//! NVIDIA devices.
+//!
+//! Nothing of CUDA is needed to build this: its libraries are looked for when a device is asked for,
+//! and what is missing is a typed error that says what to do. Kernels are CUDA C++ under
+//! `kernels/cu/`, compiled for the device's architecture at first use and kept on disk
+//! ([`compiler`]); matrix products are cublasLt's.
+//!
+//! No operation uses an atomic on floats, and none splits a sum by anything but the operands' shape:
+//! results depend neither on the number of multiprocessors nor on what else runs. They do depend on
+//! the device's model and on the version of cublasLt.
+
+mod activation;
+mod architecture;
+mod attention;
+mod backend;
+pub mod cache;
+mod clock;
+mod columns;
+pub mod compiler;
+pub mod device;
+mod driver;
+mod embed;
+mod error;
+mod head;
+pub mod kernel;
+pub mod library;
+mod linear;
+mod listing;
+mod memory;
+mod norm;
+mod optimizer;
+mod products;
+pub mod source;
+mod transfer;
+
+pub use architecture::Architecture;
+pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};
+pub use backend::{CudaBackend, CudaMatrix};
+pub use clock::Mark;
+pub use driver::{CudaDevice, Opened};
+pub use error::{
+    CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
+};
+pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
+pub use memory::CudaBuffer;
+pub use products::Pin;

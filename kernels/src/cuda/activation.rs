@@ -1,0 +1,85 @@
+//! GELU, SwiGLU and rotary embedding.
+
+use super::backend::CudaBackend;
+use super::device::Device;
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::CudaBuffer;
+use crate::backend::{AttentionShape, Rows, Turn};
+
+pub(super) fn gelu_forward<D: Device>(
+    device: &CudaBackend<D>,
+    rows: Rows,
+    before: &CudaBuffer<D>,
+    h: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let len = rows.count * rows.width;
+    assert_eq!(before.len(), len);
+    assert_eq!(h.len(), len);
+    let arguments = Arguments::new().address(before.rows()).address(h.rows()).count(len);
+    device.launch(&Launch::over(Kernel::GeluForward, len.div_ceil(4), arguments))
+}
+
+/// Both directions of SwiGLU: gate and up lie in the buffer of `wide`, side by side.
+fn swiglu<D: Device>(
+    device: &CudaBackend<D>,
+    kernel: Kernel,
+    rows: Rows,
+    [first, second]: [&CudaBuffer<D>; 2],
+) -> Result<(), DeviceFault> {
+    let arguments = Arguments::new()
+        .address(first.rows())
+        .address(second.rows())
+        .size(rows.count)
+        .size(rows.width);
+    device.launch(&Launch::over(kernel, rows.count * rows.width.div_ceil(4), arguments))
+}
+
+pub(super) fn swiglu_forward<D: Device>(
+    device: &CudaBackend<D>,
+    rows: Rows,
+    gate_up: &CudaBuffer<D>,
+    h: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    assert_eq!(gate_up.len(), rows.count * 2 * rows.width);
+    assert_eq!(h.len(), rows.count * rows.width);
+    swiglu(device, Kernel::SwigluForward, rows, [gate_up, h])
+}
+
+pub(super) fn swiglu_backward<D: Device>(
+    device: &CudaBackend<D>,
+    rows: Rows,
+    gradient: &CudaBuffer<D>,
+    gate_up_then_gradient: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    assert_eq!(gradient.len(), rows.count * rows.width);
+    assert_eq!(gate_up_then_gradient.len(), rows.count * 2 * rows.width);
+    swiglu(device, Kernel::SwigluBackward, rows, [gradient, gate_up_then_gradient])
+}
+
+pub(super) fn rotate<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    angles: &CudaBuffer<D>,
+    turn: Turn,
+    qkv: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    assert!(shape.head_width.is_multiple_of(2));
+    assert_eq!(angles.len(), shape.sequence_len * shape.head_width);
+    assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
+    let turned_heads = shape.heads + shape.kv_heads;
+    let arguments = Arguments::new()
+        .address(angles.floats(0))
+        .address(qkv.rows())
+        .size(shape.rows())
+        .size(shape.sequence_len)
+        .size(turned_heads)
+        .size(shape.head_width)
+        .size(shape.qkv_width())
+        .float(match turn {
+            Turn::Forward => 1.0,
+            Turn::Backward => -1.0,
+        });
+    let pairs = shape.rows() * turned_heads * (shape.head_width / 2);
+    device.launch(&Launch::over(Kernel::Rotate, pairs, arguments))
+}

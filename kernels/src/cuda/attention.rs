@@ -1,0 +1,274 @@
+//! Attention: on tensor cores where operands are bfloat16 and heads are 64 or 128 wide, on plain
+//! multiply-adds otherwise.
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device};
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Slot};
+use super::source::Precision;
+use crate::backend::{AttentionShape, EarlierSlice};
+
+/// SLICES_MAX of `prelude.cuh`.
+pub const SLICES_MAX: usize = 64;
+/// The widest head: 32 times PARTS of `attention.cu`.
+pub const HEAD_WIDTH_MAX: usize = 256;
+
+const WARP: usize = 32;
+/// WARPS and TILE of `attention.cu`.
+const PLAIN_ROWS: usize = 8;
+const PLAIN_TILE: usize = WARP;
+/// BLOCK_ROWS, FLASH_THREADS and PAD of `flash.cu`.
+const FLASH_ROWS: usize = 64;
+const FLASH_THREADS: usize = 128;
+const FLASH_PAD: usize = 8;
+
+/// Which kernels a shape goes to, and how they are launched.
+struct Plan {
+    forward: Kernel,
+    backward_queries: Kernel,
+    backward_keys: Kernel,
+    /// Rows a block takes.
+    rows: usize,
+    threads: usize,
+    /// Of each of the three.
+    shared_bytes: [usize; 3],
+}
+
+impl Plan {
+    fn of(precision: Precision, head_width: usize) -> Self {
+        match (precision, head_width) {
+            (Precision::Bf16, 64) => Self::flash(
+                head_width,
+                [
+                    Kernel::FlashForward64,
+                    Kernel::FlashBackwardQueries64,
+                    Kernel::FlashBackwardKeys64,
+                ],
+            ),
+            (Precision::Bf16, 128) => Self::flash(
+                head_width,
+                [
+                    Kernel::FlashForward128,
+                    Kernel::FlashBackwardQueries128,
+                    Kernel::FlashBackwardKeys128,
+                ],
+            ),
+            (Precision::Bf16 | Precision::F32, _) => Self::plain(head_width),
+        }
+    }
+
+    fn flash(head_width: usize, [forward, backward_queries, backward_keys]: [Kernel; 3]) -> Self {
+        // BackwardTile of `flash.cu`.
+        let tile = if head_width == 64 { 64 } else { 32 };
+        let rows = |count: usize| count * (head_width + FLASH_PAD) * 2;
+        Self {
+            forward,
+            backward_queries,
+            backward_keys,
+            rows: FLASH_ROWS,
+            threads: FLASH_THREADS,
+            // Two tiles of keys and values in turn; or keys and values, and two tiles of queries and
+            // gradients with two numbers a row.
+            shared_bytes: [
+                rows(4 * FLASH_ROWS),
+                rows(4 * tile),
+                rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4,
+            ],
+        }
+    }
+
+    fn plain(head_width: usize) -> Self {
+        let tiles = 2 * PLAIN_TILE * (head_width + 1);
+        let of_rows = |floats: usize| (tiles + PLAIN_ROWS * floats) * 4;
+        Self {
+            forward: Kernel::AttentionForward,
+            backward_queries: Kernel::AttentionBackwardQueries,
+            backward_keys: Kernel::AttentionBackwardKeys,
+            rows: PLAIN_ROWS,
+            threads: PLAIN_ROWS * WARP,
+            shared_bytes: [
+                of_rows(head_width + PLAIN_TILE),
+                of_rows(2 * head_width + PLAIN_TILE),
+                of_rows(2 * (head_width + PLAIN_TILE)),
+            ],
+        }
+    }
+
+    fn launch(&self, kernel: Kernel, grid: [usize; 2], arguments: Arguments) -> Launch {
+        let [forward, queries, keys] = self.shared_bytes;
+        let bytes = match kernel {
+            kernel if kernel == self.forward => forward,
+            kernel if kernel == self.backward_queries => queries,
+            _ => keys,
+        };
+        Launch::blocks(kernel, grid, self.threads, arguments).with_shared_bytes(bytes)
+    }
+}
+
+/// The slices of a sequence up to that of the queries: where they lie and where they begin.
+struct Slices {
+    earlier: usize,
+    rows: [Address; SLICES_MAX],
+    /// The positions at which slices begin, and behind the last one the number of keys.
+    first: [u32; SLICES_MAX + 1],
+}
+
+impl Slices {
+    fn of<D: Device>(
+        shape: AttentionShape,
+        earlier: &[&CudaBuffer<D>],
+        qkv: &CudaBuffer<D>,
+    ) -> Self {
+        assert!(shape.heads.is_multiple_of(shape.kv_heads));
+        assert!(
+            shape.head_width <= HEAD_WIDTH_MAX,
+            "heads are at most {HEAD_WIDTH_MAX} wide on this device"
+        );
+        assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
+        let mut first = [0; SLICES_MAX + 1];
+        let slices = || earlier.iter().copied().chain([qkv]);
+        let rows = table(slices().map(CudaBuffer::rows));
+        for (index, slice) in slices().enumerate() {
+            let of_rows = shape.sequences * shape.qkv_width();
+            assert!(slice.len().is_multiple_of(of_rows), "as many rows of each sequence");
+            let len = u32::try_from(slice.len() / of_rows).expect("rows fit in 32 bits");
+            first[index + 1] = first[index] + len;
+        }
+        Self { earlier: earlier.len(), rows, first }
+    }
+
+    /// Keys before the queries' own slice.
+    fn before(&self) -> u32 {
+        self.first[self.earlier]
+    }
+
+    /// Keys in all.
+    fn keys(&self) -> usize {
+        self.first[self.earlier + 1] as usize
+    }
+
+    /// The structures `AttentionShape` and `Slices` of `prelude.cuh`.
+    fn arguments(&self, shape: AttentionShape) -> Arguments {
+        Arguments::new().structure(&structure(shape, self)).table_with(&self.rows, &self.first)
+    }
+}
+
+/// The structure `AttentionShape` of `prelude.cuh`.
+fn structure(shape: AttentionShape, slices: &Slices) -> [u32; 8] {
+    let AttentionShape { sequences, sequence_len, heads, kv_heads, head_width } = shape;
+    let scale = 1.0 / (head_width as f64).sqrt();
+    let sizes = [sequences, sequence_len, heads, kv_heads, head_width, slices.earlier];
+    let mut words = [0; 8];
+    for (word, size) in words.iter_mut().zip(sizes) {
+        *word = u32::try_from(size).expect("sizes of one operation fit in 32 bits");
+    }
+    words[6] = slices.before();
+    words[7] = (scale as f32).to_bits();
+    words
+}
+
+/// A table of addresses as kernels take it.
+fn table(addresses: impl IntoIterator<Item = Address>) -> [Address; SLICES_MAX] {
+    let mut table = [Address(0); SLICES_MAX];
+    for (index, address) in addresses.into_iter().enumerate() {
+        assert!(index < SLICES_MAX, "a sequence has at most {SLICES_MAX} slices on this device");
+        table[index] = address;
+    }
+    table
+}
+
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    earlier: &[&CudaBuffer<D>],
+    qkv: &CudaBuffer<D>,
+    out: &mut CudaBuffer<D>,
+    log_sums: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let slices = Slices::of(shape, earlier, qkv);
+    assert_eq!(out.len(), shape.rows() * shape.query_width());
+    assert_eq!(log_sums.len(), shape.rows() * shape.heads);
+    let plan = Plan::of(device.precision(), shape.head_width);
+    let arguments = slices.arguments(shape).address(out.rows()).address(log_sums.floats(0));
+    let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
+    device.launch(&plan.launch(plan.forward, grid, arguments))
+}
+
+/// What the backward pass reads beside queries, keys and values.
+pub(super) struct Saved<'a, D: Device> {
+    pub(super) out: &'a CudaBuffer<D>,
+    pub(super) log_sums: &'a CudaBuffer<D>,
+    pub(super) gradient: &'a CudaBuffer<D>,
+}
+
+/// Keys and values first, into scratch, because queries are still read; then queries in place; then
+/// keys and values from scratch.
+pub(super) fn backward<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    earlier: &mut [EarlierSlice<'_, CudaBuffer<D>>],
+    later: Option<&CudaBuffer<D>>,
+    saved: Saved<'_, D>,
+    qkv: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let before: Vec<&CudaBuffer<D>> = earlier.iter().map(|slice| slice.qkv).collect();
+    let slices = Slices::of(shape, &before, qkv);
+    let Saved { out, log_sums, gradient } = saved;
+    assert_eq!(gradient.len(), shape.rows() * shape.query_width());
+    assert_eq!(out.len(), gradient.len());
+    let plan = Plan::of(device.precision(), shape.head_width);
+    let products = row_products(device, shape, out, gradient)?;
+    let key_values = shape.rows() * 2 * shape.key_width();
+    let own = device.scratch(Slot::Product, key_values * 4)?;
+    let given = earlier.iter().map(|slice| {
+        let rows = slice.qkv.len() / shape.qkv_width();
+        assert_eq!(slice.key_value_gradient.len(), rows * 2 * shape.key_width());
+        slice.key_value_gradient.floats(0)
+    });
+    let gradients = table(given.chain([own]));
+    let arguments = slices
+        .arguments(shape)
+        .table(&gradients)
+        .address(gradient.rows())
+        .address(log_sums.floats(0))
+        .address(products)
+        .flag(later.is_some());
+    let grid = [slices.keys().div_ceil(plan.rows), shape.sequences * shape.kv_heads];
+    device.launch(&plan.launch(plan.backward_keys, grid, arguments))?;
+    let arguments = slices
+        .arguments(shape)
+        .address(gradient.rows())
+        .address(log_sums.floats(0))
+        .address(products)
+        .address(qkv.rows());
+    let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
+    device.launch(&plan.launch(plan.backward_queries, grid, arguments))?;
+    let arguments = Arguments::new()
+        .structure(&structure(shape, &slices))
+        .address_if(later.map(|later| later.floats(0)))
+        .address(own)
+        .address(qkv.rows());
+    device.launch(&Launch::over(Kernel::AttentionStoreKeys, key_values, arguments))
+}
+
+/// For each row and head, the product of its output with the gradient of that.
+fn row_products<D: Device>(
+    device: &CudaBackend<D>,
+    shape: AttentionShape,
+    out: &CudaBuffer<D>,
+    gradient: &CudaBuffer<D>,
+) -> Result<Address, DeviceFault> {
+    let count = shape.rows() * shape.heads;
+    let products = device.scratch(Slot::RowProducts, count * 4)?;
+    let arguments = Arguments::new()
+        .address(out.rows())
+        .address(gradient.rows())
+        .address(products)
+        .size(count)
+        .size(shape.head_width);
+    let grid = [count.div_ceil(PLAIN_ROWS), 1];
+    let threads = PLAIN_ROWS * WARP;
+    device.launch(&Launch::blocks(Kernel::AttentionProducts, grid, threads, arguments))?;
+    Ok(products)
+}

@@ -1,0 +1,60 @@
+//! Moments in a device's stream, and the time between them as the device counts it.
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::driver::CudaDevice;
+use super::error::DeviceFault;
+use super::listing::check;
+
+/// A moment between two operations.
+pub struct Mark<'a> {
+    device: &'a CudaDevice,
+    event: sys::CUevent,
+}
+
+impl CudaDevice {
+    /// The moment after everything told so far.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn mark(&self) -> Result<Mark<'_>, DeviceFault> {
+        self.make_current()?;
+        let mut mark = Mark { device: self, event: ptr::null_mut() };
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
+        // SAFETY: the driver writes a handle, which `drop` gives back; the stream is the device's.
+        unsafe {
+            check("cuEventCreate", sys::cuEventCreate(&mut mark.event, flags))?;
+            check("cuEventRecord", sys::cuEventRecord(mark.event, self.stream()))?;
+        }
+        Ok(mark)
+    }
+}
+
+impl Mark<'_> {
+    /// Seconds from here to `later`, which is waited for.
+    ///
+    /// # Errors
+    /// As the driver says, about anything before `later`.
+    pub fn seconds_until(&self, later: &Self) -> Result<f64, DeviceFault> {
+        self.device.make_current()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: two recorded events of the device.
+        unsafe {
+            check("cuEventSynchronize", sys::cuEventSynchronize(later.event))?;
+            let result = sys::cuEventElapsedTime_v2(&mut milliseconds, self.event, later.event);
+            check("cuEventElapsedTime", result)?;
+        }
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        if !self.event.is_null() {
+            // SAFETY: made by the driver, destroyed once.
+            let _destroyed = unsafe { sys::cuEventDestroy_v2(self.event) };
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Sums over rows: groups of 32 rows are one chain, and so are groups of 32 sums, until one is left.
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device};
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::Slot;
+
+/// GROUP_ROWS of `columns.cu` and `norm.cu`.
+pub(super) const GROUP_ROWS: usize = 32;
+
+const THREADS: usize = 128;
+
+/// Adds up `rows` rows of `width` floats. With `is_added`, the result continues what `to` holds.
+pub(super) fn reduce<D: Device>(
+    device: &CudaBackend<D>,
+    mut from: Address,
+    mut rows: usize,
+    width: usize,
+    to: Address,
+    is_added: bool,
+) -> Result<(), DeviceFault> {
+    let mut slots = [Slot::SumsAgain, Slot::Sums];
+    while rows > GROUP_ROWS {
+        let groups = rows.div_ceil(GROUP_ROWS);
+        let sums = device.scratch(slots[0], groups * width * 4)?;
+        again(device, from, sums, rows, width, false)?;
+        (from, rows) = (sums, groups);
+        slots.swap(0, 1);
+    }
+    again(device, from, to, rows, width, is_added)
+}
+
+fn again<D: Device>(
+    device: &CudaBackend<D>,
+    from: Address,
+    to: Address,
+    rows: usize,
+    width: usize,
+    is_added: bool,
+) -> Result<(), DeviceFault> {
+    let arguments =
+        Arguments::new().address(from).address(to).size(rows).size(width).flag(is_added);
+    let grid = [width.div_ceil(THREADS), rows.div_ceil(GROUP_ROWS)];
+    device.launch(&Launch::blocks(Kernel::ColumnSumsAgain, grid, THREADS, arguments))
+}
+
+/// Column sums of activations.
+pub(super) fn column_sums<D: Device>(
+    device: &CudaBackend<D>,
+    x: Address,
+    rows: usize,
+    width: usize,
+    to: Address,
+    is_added: bool,
+) -> Result<(), DeviceFault> {
+    let groups = rows.div_ceil(GROUP_ROWS);
+    let sums = device.scratch(Slot::Sums, groups * width * 4)?;
+    let arguments = Arguments::new().address(x).address(sums).size(rows).size(width);
+    let grid = [width.div_ceil(THREADS), groups];
+    device.launch(&Launch::blocks(Kernel::ColumnSums, grid, THREADS, arguments))?;
+    reduce(device, sums, groups, width, to, is_added)
+}

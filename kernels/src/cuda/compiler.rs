@@ -1,0 +1,147 @@
+//! CUDA C++ to a device's code, by NVRTC. No device is needed for it.
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+use cudarc::nvrtc::sys;
+
+use super::error::{CompileError, Library, Version};
+use super::library::require;
+use super::source::Unit;
+
+/// The compiler, found and asked for its version.
+#[derive(Clone, Copy, Debug)]
+pub struct Compiler {
+    version: Version,
+}
+
+/// A program in the compiler's hands.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the handle is the compiler's, and destroyed once.
+        let _gone = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn check(call: &'static str, result: sys::nvrtcResult) -> Result<(), CompileError> {
+    if result == sys::nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the compiler returns a string of its own for every result.
+    let name = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
+    Err(CompileError::Call { call, name: name.to_string_lossy().into_owned() })
+}
+
+/// Bytes that the compiler has for us: a call for their number, and one that writes them.
+fn fetch(
+    call: &'static str,
+    size: impl FnOnce(*mut usize) -> sys::nvrtcResult,
+    write: impl FnOnce(*mut c_char) -> sys::nvrtcResult,
+) -> Result<Vec<u8>, CompileError> {
+    let mut len = 0;
+    check(call, size(&mut len))?;
+    let mut bytes = vec![0u8; len];
+    check(call, write(bytes.as_mut_ptr().cast()))?;
+    Ok(bytes)
+}
+
+impl Compiler {
+    /// Looks for NVRTC.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn find() -> Result<Self, CompileError> {
+        require(Library::Nvrtc)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the library is there and writes two integers.
+        check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+        Ok(Self { version: Version { major: major as u32, minor: minor as u32 } })
+    }
+
+    /// Its version, which is part of what compiled code depends on.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    fn check_architecture(&self, unit: &Unit) -> Result<(), CompileError> {
+        let mut count = 0;
+        // SAFETY: the compiler writes one integer, and then as many integers as it said.
+        let known = unsafe {
+            check("nvrtcGetNumSupportedArchs", sys::nvrtcGetNumSupportedArchs(&mut count))?;
+            let mut known = vec![0; count as usize];
+            check("nvrtcGetSupportedArchs", sys::nvrtcGetSupportedArchs(known.as_mut_ptr()))?;
+            known
+        };
+        if known.contains(&(unit.architecture.number() as i32)) {
+            return Ok(());
+        }
+        let architecture = unit.architecture;
+        Err(CompileError::UnknownArchitecture { architecture, found: self.version })
+    }
+
+    /// The code of one file for one architecture.
+    ///
+    /// # Errors
+    /// If the compiler does not know the architecture, or has anything to say about the source: a
+    /// warning is a refusal.
+    pub fn compile(&self, unit: &Unit) -> Result<Vec<u8>, CompileError> {
+        self.compile_text(unit, &unit.file.source())
+    }
+
+    /// The same of another text.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_text(&self, unit: &Unit, text: &str) -> Result<Vec<u8>, CompileError> {
+        self.check_architecture(unit)?;
+        let source = CString::new(text).expect("sources have no zero bytes");
+        let name = CString::new(unit.file.name()).expect("names have no zero bytes");
+        let mut program = ptr::null_mut();
+        // SAFETY: two C strings that the compiler copies, and no headers.
+        let made = unsafe {
+            let (source, name) = (source.as_ptr(), name.as_ptr());
+            sys::nvrtcCreateProgram(&mut program, source, name, 0, ptr::null(), ptr::null())
+        };
+        check("nvrtcCreateProgram", made)?;
+        let program = Program(program);
+        let options: Vec<CString> = { unit.options() }
+            .into_iter()
+            .map(|option| CString::new(option).expect("options have no zero bytes"))
+            .collect();
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: a live program and as many C strings as said.
+        let result =
+            unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
+        self.refuse_words(unit, &program)?;
+        check("nvrtcCompileProgram", result)?;
+        fetch(
+            "nvrtcGetCUBIN",
+            // SAFETY: a live program; the second call writes as many bytes as the first said.
+            |len| unsafe { sys::nvrtcGetCUBINSize(program.0, len) },
+            |bytes| unsafe { sys::nvrtcGetCUBIN(program.0, bytes) },
+        )
+    }
+
+    /// Whatever the compiler says is a reason not to use what it made.
+    fn refuse_words(&self, unit: &Unit, program: &Program) -> Result<(), CompileError> {
+        let log = fetch(
+            "nvrtcGetProgramLog",
+            // SAFETY: a live program; the second call writes as many bytes as the first said.
+            |len| unsafe { sys::nvrtcGetProgramLogSize(program.0, len) },
+            |bytes| unsafe { sys::nvrtcGetProgramLog(program.0, bytes) },
+        )?;
+        let log = String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_owned();
+        if log.is_empty() {
+            return Ok(());
+        }
+        Err(CompileError::Refused {
+            file: unit.file.name(),
+            architecture: unit.architecture,
+            compiler: self.version,
+            log,
+        })
+    }
+}

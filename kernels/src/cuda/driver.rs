@@ -1,0 +1,315 @@
+//! A real device: its context, one stream, the kernels' modules, memory and products.
+//!
+//! Everything goes into one stream, so what is told first happens first and scratch may be reused by
+//! the next operation. A pipeline's stages on one device are backends with streams of their own.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::cache::Cache;
+use super::compiler::Compiler;
+use super::device::{Address, Device, Product};
+use super::error::{CacheWarning, CompileError, DeviceFault, Library, OpenError};
+use super::kernel::{Kernel, Launch};
+use super::library::require;
+use super::listing::{DeviceInfo, check, choose, devices, driver_version};
+use super::products::{Pin, Products};
+use super::source::{File, Precision, Unit};
+
+/// Shared memory a launch may ask for without being allowed to.
+const SHARED_BYTES_PLAIN: u32 = 48 << 10;
+
+/// An open device.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    precision: Precision,
+    handle: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    modules: Vec<sys::CUmodule>,
+    functions: BTreeMap<&'static str, sys::CUfunction>,
+    products: Option<Products>,
+}
+
+// SAFETY: the driver's handles may be used from any thread once the context is current there, which
+// every call makes sure of; nothing else changes after `open`, save the plans, behind a lock.
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above.
+unsafe impl Sync for CudaDevice {}
+
+/// A device, and what stood in the way of keeping its kernels on disk.
+pub struct Opened {
+    /// The device.
+    pub device: Arc<CudaDevice>,
+    /// At most one a source.
+    pub warnings: Vec<CacheWarning>,
+}
+
+impl CudaDevice {
+    /// Opens device `index` for this type of activations: compiles what is not in the cache, loads
+    /// the kernels, and makes room for products.
+    ///
+    /// # Errors
+    /// If something is missing, too old, absent or refused; each says what to do.
+    pub fn open(index: usize, precision: Precision, cache: &Cache) -> Result<Opened, OpenError> {
+        let driver = driver_version()?;
+        let devices = devices()?;
+        let info = choose(&devices, index)?.clone();
+        let compiler = Compiler::find()?;
+        require(Library::CublasLt)?;
+        let found = compiler.version();
+        if found.major > driver.major {
+            return Err(CompileError::DriverTooOld { driver, compiler: found }.into());
+        }
+        let mut codes = Vec::new();
+        let mut warnings = Vec::new();
+        for file in File::ALL.into_iter().filter(|file| file.is_for(precision)) {
+            let unit = Unit { file, precision, architecture: info.architecture };
+            let compiled = cache.get(&compiler, &unit)?;
+            warnings.extend(compiled.warning);
+            codes.push((file, compiled.code));
+        }
+        let mut device = Self::begin(info, precision)?;
+        codes.iter().try_for_each(|(file, code)| device.load(*file, code))?;
+        device.products = Some(Products::new(&device)?);
+        Ok(Opened { device: Arc::new(device), warnings })
+    }
+
+    /// A context and a stream.
+    fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
+        let mut device = Self {
+            precision,
+            handle: 0,
+            context: ptr::null_mut(),
+            stream: ptr::null_mut(),
+            modules: Vec::new(),
+            functions: BTreeMap::new(),
+            products: None,
+            info,
+        };
+        let index = i32::try_from(device.info.index).expect("the driver counts in integers");
+        // SAFETY: the driver has begun; it writes one handle each, which `drop` gives back.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device.handle, index))?;
+            let retained = sys::cuDevicePrimaryCtxRetain(&mut device.context, device.handle);
+            check("cuDevicePrimaryCtxRetain", retained)?;
+            device.make_current()?;
+            let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", sys::cuStreamCreate(&mut device.stream, flags))?;
+        }
+        Ok(device)
+    }
+
+    fn load(&mut self, file: File, code: &[u8]) -> Result<(), DeviceFault> {
+        let mut module = ptr::null_mut();
+        // An image has words of eight bytes, and may be looked at where it lies.
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        };
+        let image: Vec<u64> = code.chunks(8).map(word).collect();
+        // SAFETY: an ELF image says its own length; the driver copies it.
+        let result = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
+        check("cuModuleLoadData", result)?;
+        self.modules.push(module);
+        for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.file() == file) {
+            let name = CString::new(kernel.name()).expect("names have no zero bytes");
+            let mut function = ptr::null_mut();
+            let text: *const c_char = name.as_ptr();
+            // SAFETY: a loaded module and a C string.
+            let result = unsafe { sys::cuModuleGetFunction(&mut function, module, text) };
+            check("cuModuleGetFunction", result)?;
+            self.functions.insert(kernel.name(), function);
+        }
+        Ok(())
+    }
+
+    pub(super) fn make_current(&self) -> Result<(), DeviceFault> {
+        // SAFETY: the context lives as long as this.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    fn products(&self) -> &Products {
+        self.products.as_ref().expect("an open device has them")
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Waits for everything that was told.
+    ///
+    /// # Errors
+    /// As the driver says, about anything before.
+    pub fn wait(&self) -> Result<(), DeviceFault> {
+        self.make_current()?;
+        // SAFETY: the stream lives as long as this.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// The algorithms of products so far, to be kept with a run.
+    #[must_use]
+    pub fn pins(&self) -> Vec<Pin> {
+        self.products().pins()
+    }
+
+    /// Uses these algorithms for their products from now on.
+    ///
+    /// # Errors
+    /// If they are of another version of the library.
+    pub fn pin(&self, pins: &[Pin]) -> Result<(), DeviceFault> {
+        self.products().pin(pins)
+    }
+
+    fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: the driver writes two sizes. If it does not, they stay zero.
+        let _told = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        let (free_bytes, total_bytes) = (free as u64, total as u64);
+        DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here, and a device that gave up fails every call.
+        let _current = self.make_current();
+        if let Some(products) = self.products.take() {
+            self.free(products.workspace());
+        }
+        // SAFETY: each handle is given back once, and nothing uses it afterwards.
+        unsafe {
+            let _done = sys::cuStreamSynchronize(self.stream);
+            for module in self.modules.drain(..) {
+                let _unloaded = sys::cuModuleUnload(module);
+            }
+            if !self.stream.is_null() {
+                let _destroyed = sys::cuStreamDestroy_v2(self.stream);
+            }
+            if !self.context.is_null() {
+                let _released = sys::cuDevicePrimaryCtxRelease_v2(self.handle);
+            }
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        self.make_current()?;
+        let mut address = 0;
+        let size = usize::try_from(bytes).expect("a 64-bit system");
+        // SAFETY: the driver writes an address, which `free` gives back.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut address, size.max(1)) };
+        if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(self.out_of_memory(bytes));
+        }
+        check("cuMemAlloc", result)?;
+        Ok(Address(address))
+    }
+
+    fn free(&self, address: Address) {
+        // A device that gave up has lost its memory anyway.
+        let _current = self.make_current();
+        // SAFETY: the address is from `allocate` and given back once; the driver waits for what
+        // still uses it.
+        let _freed = unsafe { sys::cuMemFree_v2(address.0) };
+    }
+
+    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.make_current()?;
+        // SAFETY: the memory is the caller's.
+        let result = unsafe { sys::cuMemsetD8Async(to.0, 0, bytes as usize, self.stream) };
+        check("cuMemsetD8Async", result)
+    }
+
+    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.make_current()?;
+        // SAFETY: the memory is the caller's. The driver has read pageable memory when it returns.
+        let result = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.stream)
+        };
+        check("cuMemcpyHtoDAsync", result)
+    }
+
+    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+        self.make_current()?;
+        if !to.is_empty() {
+            // SAFETY: the memory is the caller's, and is waited for below.
+            let result = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream)
+            };
+            check("cuMemcpyDtoHAsync", result)?;
+        }
+        self.wait()
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.make_current()?;
+        // SAFETY: the memory is the caller's.
+        let result =
+            unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, self.stream) };
+        check("cuMemcpyDtoDAsync", result)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+        self.make_current()?;
+        let function = self.functions[launch.kernel.name()];
+        if launch.shared_bytes > SHARED_BYTES_PLAIN {
+            use sys::CUfunction_attribute_enum as Attribute;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = launch.shared_bytes as i32;
+            // SAFETY: a loaded function.
+            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
+            check("cuFuncSetAttribute", result)?;
+        }
+        let [x, y] = launch.grid;
+        let mut pointers: Vec<*mut c_void> = launch.arguments.pointers();
+        // SAFETY: a loaded function with as many arguments as its source has, which the driver
+        // copies before it returns.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                function,
+                x,
+                y,
+                1,
+                launch.threads,
+                1,
+                1,
+                launch.shared_bytes,
+                self.stream,
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", result)
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+        self.make_current()?;
+        self.products().multiply(self.precision, product)
+    }
+}

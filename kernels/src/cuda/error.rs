@@ -1,0 +1,334 @@
+//! What can be wrong with a device, and what to do about it. One enum an operation.
+
+use std::path::PathBuf;
+
+use super::architecture::Architecture;
+
+/// A version of the driver or of a library, as NVIDIA counts: major and minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Major.
+    pub major: u32,
+    /// Minor.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A library of NVIDIA's that is looked for when it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// The driver, which comes with the system.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+}
+
+impl Library {
+    /// Its file's name without version.
+    #[must_use]
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Driver => "libcuda.so",
+            Self::Nvrtc => "libnvrtc.so",
+            Self::CublasLt => "libcublasLt.so",
+        }
+    }
+
+    /// The files to load: what it opens by name itself later has to be known to the loader by then.
+    pub(super) const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &[],
+            Self::Nvrtc => &["libnvrtc-builtins.so", "libnvrtc.so"],
+            Self::CublasLt => &["libcublasLt.so"],
+        }
+    }
+
+    /// The package at PyPI that holds it, if any does.
+    pub(super) const fn package(self) -> Option<&'static str> {
+        match self {
+            Self::Driver => None,
+            Self::Nvrtc => Some("nvidia-cuda-nvrtc"),
+            Self::CublasLt => Some("nvidia-cublas"),
+        }
+    }
+}
+
+/// A library was not found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// There is no driver.
+    #[error(
+        "no NVIDIA driver on this machine: {} was not found; install the driver of the graphics \
+         card, or compute on processors",
+        Library::Driver.file()
+    )]
+    DriverMissing,
+    /// A library of the CUDA toolkit is not there.
+    #[error(
+        "{} was not found; install the CUDA toolkit, or `pip install {}` and let {} name the \
+         folder with the file",
+        library.file(),
+        library.package().unwrap_or("the driver"),
+        super::library::FOLDERS_VARIABLE
+    )]
+    Missing {
+        /// Which.
+        library: Library,
+    },
+    /// The variable names a folder, and the file in it does not load.
+    #[error("{}: does not load: {reason}; {} names this folder", path.display(),
+        super::library::FOLDERS_VARIABLE)]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What the system's loader says.
+        reason: String,
+    },
+}
+
+/// The driver refused a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceFault {
+    /// Memory could not be had.
+    #[error(
+        "the device has no {asked_bytes} bytes left, {free_bytes} of {total_bytes} are free; \
+         a smaller train.microbatch, memory.recompute or more stages need less"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        asked_bytes: u64,
+        /// What was free then.
+        free_bytes: u64,
+        /// What the device has.
+        total_bytes: u64,
+    },
+    /// The device is in a state that only a new process gets out of.
+    #[error(
+        "{call}: {name} ({code}): the device gave up in an earlier operation and every later call \
+         fails alike; restart this process, and look at `dmesg` for lines with Xid if it comes back"
+    )]
+    Sticky {
+        /// The call that told it.
+        call: &'static str,
+        /// CUresult.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// Anything else.
+    #[error("{call}: {name} ({code}); this should not happen with a healthy driver, report it")]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// CUresult, or cublasStatus_t of products.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// No algorithm for a product of this shape.
+    #[error(
+        "cublasLt {library_version} has no algorithm for the product {product} within \
+         {workspace_bytes} bytes of workspace"
+    )]
+    NoAlgorithm {
+        /// The product's key.
+        product: String,
+        /// cublasLt's version.
+        library_version: u64,
+        /// The workspace's size.
+        workspace_bytes: u64,
+    },
+    /// The algorithm that was pinned for a product is not one of this library's.
+    #[error(
+        "the algorithm pinned for the product {product} was made with cublasLt {pinned_version}, \
+         found {library_version}; install that version, or begin a new run"
+    )]
+    OtherLibrary {
+        /// The product's key.
+        product: String,
+        /// The version of the pin.
+        pinned_version: u64,
+        /// The version found.
+        library_version: u64,
+    },
+}
+
+/// CUresults after which a context is lost, by the driver's documentation.
+const STICKY: [u32; 10] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 719];
+
+impl DeviceFault {
+    /// The fault behind a driver's code that is not success.
+    #[must_use]
+    pub fn of_code(call: &'static str, code: u32, name: String) -> Self {
+        if STICKY.contains(&code) {
+            Self::Sticky { call, code, name }
+        } else {
+            Self::Refused { call, code, name }
+        }
+    }
+}
+
+/// A kernel could not be had in the device's code.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// No compiler.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The compiler does not know the device.
+    #[error(
+        "NVRTC {found} knows no {architecture}; install one that does, or compute on another device"
+    )]
+    UnknownArchitecture {
+        /// The device's.
+        architecture: Architecture,
+        /// The compiler's version.
+        found: Version,
+    },
+    /// The compiler's code is for a newer driver.
+    #[error(
+        "the driver is for CUDA {driver} and cannot load what NVRTC {compiler} makes; update the \
+         driver, or install an NVRTC of version {}", driver.major
+    )]
+    DriverTooOld {
+        /// The driver's version.
+        driver: Version,
+        /// The compiler's version.
+        compiler: Version,
+    },
+    /// The compiler refused a source of ours, or warned.
+    #[error("NVRTC {compiler} says of {file} for {architecture}:\n{log}")]
+    Refused {
+        /// The source.
+        file: &'static str,
+        /// What it was compiled for.
+        architecture: Architecture,
+        /// The compiler's version.
+        compiler: Version,
+        /// Its words.
+        log: String,
+    },
+    /// A call to the compiler failed in a way that is not about the source.
+    #[error("NVRTC: {call}: {name}; report it")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// What it returned.
+        name: String,
+    },
+}
+
+/// A device could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The driver or a library is not there.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The driver is too old.
+    #[error(
+        "the NVIDIA driver is for CUDA {found}, at least {needed} is needed; update the driver"
+    )]
+    DriverTooOld {
+        /// What is there.
+        found: Version,
+        /// What is needed.
+        needed: Version,
+    },
+    /// A driver, and nothing to drive.
+    #[error(
+        "the NVIDIA driver finds no device; `nvidia-smi` must list one, and CUDA_VISIBLE_DEVICES \
+         must not hide it"
+    )]
+    NoDevice,
+    /// Another number of devices.
+    #[error(
+        "there is no device {asked}, devices count from 0 and there {}; `nvidia-smi -L` lists them",
+        if *count == 1 { "is 1".to_owned() } else { format!("are {count}") }
+    )]
+    DeviceAbsent {
+        /// What was asked for.
+        asked: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The device is too old for the kernels.
+    #[error(
+        "{device} is {found}, the kernels need {needed} or newer (A100 and later); choose another \
+         device, or compute on processors"
+    )]
+    ArchitectureTooOld {
+        /// Its name.
+        device: String,
+        /// What it is.
+        found: Architecture,
+        /// What is needed.
+        needed: Architecture,
+    },
+    /// A kernel could not be compiled.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The driver refused.
+    #[error(transparent)]
+    Fault(#[from] DeviceFault),
+}
+
+/// Compiled kernels could not be kept on disk. They are compiled again next time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: {reason}; compiled kernels are not kept and every start takes seconds longer; make the \
+     folder writable, or name another one in {}",
+    path.display(),
+    super::cache::FOLDER_VARIABLE
+)]
+pub struct CacheWarning {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What the system said.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Architecture, DeviceFault, Library, LibraryError, OpenError, Version};
+
+    fn check(error: impl std::error::Error, words: &[&str]) {
+        let text = error.to_string();
+        for word in words {
+            assert!(text.contains(word), "no \"{word}\" in: {text}");
+        }
+    }
+
+    #[test]
+    fn every_refusal_says_what_to_do() {
+        check(LibraryError::DriverMissing, &["libcuda.so", "install the driver", "processors"]);
+        let missing = LibraryError::Missing { library: Library::Nvrtc };
+        check(missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc", "ZBELASTIC_CUDA_LIBS"]);
+        let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 0 });
+        check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.0", "update"]);
+        check(OpenError::NoDevice, &["nvidia-smi", "CUDA_VISIBLE_DEVICES"]);
+        check(OpenError::DeviceAbsent { asked: 3, count: 1 }, &["no device 3", "there is 1;"]);
+        check(OpenError::DeviceAbsent { asked: 3, count: 2 }, &["there are 2;"]);
+        let (found, needed) = (Architecture::new(7, 5), Architecture::new(8, 0));
+        let device = "Tesla T4".to_owned();
+        let error = OpenError::ArchitectureTooOld { device, found, needed };
+        check(error, &["Tesla T4 is sm_75", "sm_80"]);
+        let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
+        check(memory, &["10 bytes", "3 of 7", "train.microbatch"]);
+    }
+
+    #[test]
+    fn codes_that_lose_the_context_are_sticky() {
+        let is_sticky = |code| {
+            let fault = DeviceFault::of_code("cuLaunchKernel", code, String::new());
+            matches!(fault, DeviceFault::Sticky { .. })
+        };
+        assert!([700, 719, 214].into_iter().all(is_sticky));
+        assert!(![1, 2, 201, 209, 701].into_iter().any(is_sticky));
+    }
+}

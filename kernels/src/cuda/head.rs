@@ -1,0 +1,161 @@
+//! The output head with its loss, some rows at a time: their logits are still in the device's cache
+//! when the softmax reads them.
+
+use super::backend::{CudaBackend, CudaMatrix};
+use super::device::{Address, Device, Product, ProductKind};
+use super::embed::list;
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Slot};
+
+/// HEAD_THREADS of `head.cu`.
+const THREADS: usize = 256;
+/// Logits that go together: less than the second-level cache of every device the kernels run on. The
+/// shape of a product depends on it, so it is part of the arithmetic's definition.
+const CHUNK_BYTES: usize = 24 << 20;
+/// Rows that go together are a multiple of this, if there are as many.
+const CHUNK_ROWS: usize = 128;
+
+/// The rows of each chunk.
+fn chunks(rows: usize, row_bytes: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let fitting = CHUNK_BYTES / row_bytes / CHUNK_ROWS * CHUNK_ROWS;
+    let chunk = fitting.max(CHUNK_ROWS);
+    (0..rows).step_by(chunk).map(move |first| first..rows.min(first + chunk))
+}
+
+/// Where rows begin, and lists and log sums of theirs.
+struct Places {
+    logits: Address,
+    features: Address,
+    targets: Address,
+    log_sums: Address,
+}
+
+impl Places {
+    fn of_row(&self, row: usize, row_bytes: usize, feature_bytes: usize) -> Self {
+        let plus = |address: Address, bytes: usize| address.plus((row * bytes) as u64);
+        Self {
+            logits: plus(self.logits, row_bytes),
+            features: plus(self.features, feature_bytes),
+            targets: plus(self.targets, 4),
+            log_sums: plus(self.log_sums, 4),
+        }
+    }
+}
+
+fn check<D: Device>(
+    matrix: &CudaMatrix<D>,
+    targets: &[u32],
+    logits: &CudaBuffer<D>,
+    features: &CudaBuffer<D>,
+    log_sums: &CudaBuffer<D>,
+) {
+    let rows = targets.len();
+    assert_eq!(features.len(), rows * matrix.shape.inputs);
+    assert_eq!(logits.len(), rows * matrix.shape.outputs);
+    assert_eq!(log_sums.len(), rows);
+    assert!(targets.iter().all(|target| (*target as usize) < matrix.shape.outputs));
+}
+
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    x: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    targets: &[u32],
+    logits: &mut CudaBuffer<D>,
+    log_sums: &mut CudaBuffer<D>,
+) -> Result<f64, DeviceFault> {
+    check(matrix, targets, logits, x, log_sums);
+    let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
+    let size = device.precision().bytes();
+    let losses = device.scratch(Slot::Results, targets.len() * 8)?;
+    let places = Places {
+        logits: logits.rows(),
+        features: x.rows(),
+        targets: list(device, targets)?,
+        log_sums: log_sums.floats(0),
+    };
+    for rows in chunks(targets.len(), outputs * size) {
+        let at = places.of_row(rows.start, outputs * size, inputs * size);
+        device.device().multiply(&Product {
+            kind: ProductKind::Forward,
+            rows: rows.len(),
+            outputs,
+            inputs,
+            left: at.features,
+            right: matrix.form.rows(),
+            result: at.logits,
+        })?;
+        let arguments = Arguments::new()
+            .address(at.logits)
+            .address(at.targets)
+            .address(at.log_sums)
+            .address(losses.plus(rows.start as u64 * 8))
+            .size(outputs);
+        let grid = [rows.len(), 1];
+        device.launch(&Launch::blocks(Kernel::HeadForward, grid, THREADS, arguments))?;
+    }
+    let mut bytes = vec![0u8; targets.len() * 8];
+    device.device().read(losses, &mut bytes)?;
+    let (losses, _) = bytes.as_chunks::<8>();
+    Ok(losses.iter().map(|loss| f64::from_le_bytes(*loss)).sum())
+}
+
+pub(super) fn backward<D: Device>(
+    device: &CudaBackend<D>,
+    targets: &[u32],
+    scale: f32,
+    log_sums: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    logits_then_gradient: &mut CudaBuffer<D>,
+    gradient: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    check(matrix, targets, logits_then_gradient, gradient, log_sums);
+    let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
+    let size = device.precision().bytes();
+    let places = Places {
+        logits: logits_then_gradient.rows(),
+        features: gradient.rows(),
+        targets: list(device, targets)?,
+        log_sums: log_sums.floats(0),
+    };
+    for rows in chunks(targets.len(), outputs * size) {
+        let at = places.of_row(rows.start, outputs * size, inputs * size);
+        let arguments = Arguments::new()
+            .address(at.logits)
+            .address(at.targets)
+            .address(at.log_sums)
+            .size(rows.len())
+            .size(outputs)
+            .float(scale);
+        let count = rows.len() * outputs.div_ceil(4);
+        device.launch(&Launch::over(Kernel::HeadBackward, count, arguments))?;
+        device.device().multiply(&Product {
+            kind: ProductKind::Input,
+            rows: rows.len(),
+            outputs,
+            inputs,
+            left: at.logits,
+            right: matrix.form.rows(),
+            result: at.features,
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK_BYTES, CHUNK_ROWS, chunks};
+
+    #[test]
+    fn chunks_are_all_rows_in_order_and_fit() {
+        for (rows, row_bytes) in [(1, 8), (1000, 100_608), (65_536, 100_608), (300, 1 << 30)] {
+            let chunks: Vec<_> = chunks(rows, row_bytes).collect();
+            assert_eq!(chunks.first().map(|chunk| chunk.start), Some(0));
+            assert_eq!(chunks.last().map(|chunk| chunk.end), Some(rows));
+            assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let fits = |len: usize| len <= CHUNK_ROWS || len * row_bytes <= CHUNK_BYTES;
+            assert!(chunks.iter().all(|chunk| fits(chunk.len())));
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The kernels by name, and what a launch says.
+
+use std::ffi::c_void;
+
+use super::device::Address;
+use super::source::File;
+
+/// A kernel of ours. Its parameters are those in its source, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Kernel {
+    EmbedForward,
+    EmbedBackward,
+    PositionBackward,
+    NormForward,
+    NormBackward,
+    FinishPlain,
+    FinishAdd,
+    FinishGelu,
+    GeluForward,
+    GeluBackward,
+    SwigluForward,
+    SwigluBackward,
+    Rotate,
+    RowsFromFloats,
+    FloatsFromRows,
+    AddFloats,
+    ColumnSums,
+    ColumnSumsAgain,
+    HeadForward,
+    HeadBackward,
+    AttentionForward,
+    AttentionProducts,
+    AttentionBackwardQueries,
+    AttentionBackwardKeys,
+    AttentionStoreKeys,
+    FlashForward64,
+    FlashForward128,
+    FlashBackwardQueries64,
+    FlashBackwardQueries128,
+    FlashBackwardKeys64,
+    FlashBackwardKeys128,
+    AdamwCandidate,
+    AdamwCommit,
+    AdamwInPlace,
+    SumSquares,
+    Fingerprint,
+}
+
+impl Kernel {
+    /// All of them.
+    pub const ALL: [Self; 36] = [
+        Self::EmbedForward,
+        Self::EmbedBackward,
+        Self::PositionBackward,
+        Self::NormForward,
+        Self::NormBackward,
+        Self::FinishPlain,
+        Self::FinishAdd,
+        Self::FinishGelu,
+        Self::GeluForward,
+        Self::GeluBackward,
+        Self::SwigluForward,
+        Self::SwigluBackward,
+        Self::Rotate,
+        Self::RowsFromFloats,
+        Self::FloatsFromRows,
+        Self::AddFloats,
+        Self::ColumnSums,
+        Self::ColumnSumsAgain,
+        Self::HeadForward,
+        Self::HeadBackward,
+        Self::AttentionForward,
+        Self::AttentionProducts,
+        Self::AttentionBackwardQueries,
+        Self::AttentionBackwardKeys,
+        Self::AttentionStoreKeys,
+        Self::FlashForward64,
+        Self::FlashForward128,
+        Self::FlashBackwardQueries64,
+        Self::FlashBackwardQueries128,
+        Self::FlashBackwardKeys64,
+        Self::FlashBackwardKeys128,
+        Self::AdamwCandidate,
+        Self::AdamwCommit,
+        Self::AdamwInPlace,
+        Self::SumSquares,
+        Self::Fingerprint,
+    ];
+
+    /// Its name and the file it is in.
+    const fn place(self) -> (&'static str, File) {
+        match self {
+            Self::EmbedForward => ("embed_forward", File::Embed),
+            Self::EmbedBackward => ("embed_backward", File::Embed),
+            Self::PositionBackward => ("position_backward", File::Embed),
+            Self::NormForward => ("norm_forward", File::Norm),
+            Self::NormBackward => ("norm_backward", File::Norm),
+            Self::FinishPlain => ("finish_plain", File::Elementwise),
+            Self::FinishAdd => ("finish_add", File::Elementwise),
+            Self::FinishGelu => ("finish_gelu", File::Elementwise),
+            Self::GeluForward => ("gelu_forward", File::Elementwise),
+            Self::GeluBackward => ("gelu_backward", File::Elementwise),
+            Self::SwigluForward => ("swiglu_forward", File::Elementwise),
+            Self::SwigluBackward => ("swiglu_backward", File::Elementwise),
+            Self::Rotate => ("rotate", File::Elementwise),
+            Self::RowsFromFloats => ("rows_from_floats", File::Elementwise),
+            Self::FloatsFromRows => ("floats_from_rows", File::Elementwise),
+            Self::AddFloats => ("add_floats", File::Elementwise),
+            Self::ColumnSums => ("column_sums", File::Columns),
+            Self::ColumnSumsAgain => ("column_sums_again", File::Columns),
+            Self::HeadForward => ("head_forward", File::Head),
+            Self::HeadBackward => ("head_backward", File::Head),
+            Self::AttentionForward => ("attention_forward", File::Attention),
+            Self::AttentionProducts => ("attention_products", File::Attention),
+            Self::AttentionBackwardQueries => ("attention_backward_queries", File::Attention),
+            Self::AttentionBackwardKeys => ("attention_backward_keys", File::Attention),
+            Self::AttentionStoreKeys => ("attention_store_keys", File::Attention),
+            Self::FlashForward64 => ("flash_forward_64", File::Flash),
+            Self::FlashForward128 => ("flash_forward_128", File::Flash),
+            Self::FlashBackwardQueries64 => ("flash_backward_queries_64", File::Flash),
+            Self::FlashBackwardQueries128 => ("flash_backward_queries_128", File::Flash),
+            Self::FlashBackwardKeys64 => ("flash_backward_keys_64", File::Flash),
+            Self::FlashBackwardKeys128 => ("flash_backward_keys_128", File::Flash),
+            Self::AdamwCandidate => ("adamw_candidate", File::Optimizer),
+            Self::AdamwCommit => ("adamw_commit", File::Optimizer),
+            Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
+            Self::SumSquares => ("sum_squares", File::Optimizer),
+            Self::Fingerprint => ("fingerprint", File::Optimizer),
+        }
+    }
+
+    /// Its name in the source.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.place().0
+    }
+
+    /// The source it is in.
+    #[must_use]
+    pub const fn file(self) -> File {
+        self.place().1
+    }
+}
+
+/// Two words as one, or one and nothing.
+fn pair(words: &[u32]) -> u64 {
+    u64::from(words[0]) | u64::from(words.get(1).copied().unwrap_or(0)) << 32
+}
+
+/// A kernel's arguments, as the driver wants them: in memory, with a pointer to each.
+#[derive(Debug, Default)]
+pub struct Arguments {
+    words: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Arguments {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn push(mut self, words: impl IntoIterator<Item = u64>) -> Self {
+        self.starts.push(self.words.len());
+        self.words.extend(words);
+        self
+    }
+
+    /// A pointer.
+    #[must_use]
+    pub fn address(self, address: Address) -> Self {
+        self.push([address.0])
+    }
+
+    /// A pointer, null if there is nothing.
+    #[must_use]
+    pub fn address_if(self, address: Option<Address>) -> Self {
+        self.push([address.map_or(0, |address| address.0)])
+    }
+
+    /// A `u32`.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    #[must_use]
+    pub fn size(self, size: usize) -> Self {
+        self.push([u64::from(u32::try_from(size).expect("sizes of one operation fit in 32 bits"))])
+    }
+
+    /// A `u64`.
+    #[must_use]
+    pub fn count(self, count: usize) -> Self {
+        self.push([count as u64])
+    }
+
+    /// A `u32` that says yes or no.
+    #[must_use]
+    pub fn flag(self, flag: bool) -> Self {
+        self.push([u64::from(flag)])
+    }
+
+    /// A `float`.
+    #[must_use]
+    pub fn float(self, float: f32) -> Self {
+        self.push([u64::from(float.to_bits())])
+    }
+
+    /// A structure of 32-bit words.
+    #[must_use]
+    pub fn structure(self, words: &[u32]) -> Self {
+        let pair =
+            |pair: &[u32]| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32;
+        self.push(words.chunks(2).map(pair).collect::<Vec<_>>())
+    }
+
+    /// A structure of pointers.
+    #[must_use]
+    pub fn table(self, addresses: &[Address]) -> Self {
+        self.table_with(addresses, &[])
+    }
+
+    /// A structure of pointers and, behind them, 32-bit words.
+    #[must_use]
+    pub fn table_with(self, addresses: &[Address], words: &[u32]) -> Self {
+        let addresses = addresses.iter().map(|address| address.0);
+        self.push(addresses.chain(words.chunks(2).map(pair)))
+    }
+
+    /// A pointer to each argument. The device's code knows how long each is.
+    #[must_use]
+    pub fn pointers(&self) -> Vec<*mut c_void> {
+        let place = |start: &usize| (&raw const self.words[*start]).cast_mut().cast();
+        self.starts.iter().map(place).collect()
+    }
+}
+
+/// What a device is told to run.
+#[derive(Debug)]
+pub struct Launch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Blocks in two directions.
+    pub grid: [u32; 2],
+    /// Threads a block.
+    pub threads: u32,
+    /// Bytes of shared memory beyond what the source itself asks for.
+    pub shared_bytes: u32,
+    /// What it is called with.
+    pub arguments: Arguments,
+}
+
+/// Blocks in the second direction, at most: the hardware's limit.
+const GRID_Y_MAX: usize = 65_535;
+
+impl Launch {
+    /// One thread for each of `count` things.
+    #[must_use]
+    pub fn over(kernel: Kernel, count: usize, arguments: Arguments) -> Self {
+        const THREADS: usize = 256;
+        Self::blocks(kernel, [count.div_ceil(THREADS), 1], THREADS, arguments)
+    }
+
+    /// A grid of blocks.
+    ///
+    /// # Panics
+    /// If the hardware has no such grid.
+    #[must_use]
+    pub fn blocks(kernel: Kernel, grid: [usize; 2], threads: usize, arguments: Arguments) -> Self {
+        assert!(grid[1] <= GRID_Y_MAX, "{kernel:?}: {} blocks in the second direction", grid[1]);
+        assert!(grid[0] <= i32::MAX as usize, "{kernel:?}: {} blocks", grid[0]);
+        let grid = grid.map(|blocks| blocks as u32);
+        Self { kernel, grid, threads: threads as u32, shared_bytes: 0, arguments }
+    }
+
+    /// With shared memory.
+    #[must_use]
+    pub fn with_shared_bytes(self, bytes: usize) -> Self {
+        Self { shared_bytes: bytes as u32, ..self }
+    }
+
+    /// Whether there is nothing to do: the driver refuses a grid without blocks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.grid.contains(&0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Address, Arguments, Kernel, Launch};
+
+    #[test]
+    fn every_kernel_is_in_the_source_it_names() {
+        for kernel in Kernel::ALL {
+            let text = kernel.file().text();
+            let found = text.matches(&format!(" {}(", kernel.name())).count();
+            assert_eq!(found, 1, "{kernel:?}");
+        }
+        let sources: usize =
+            super::File::ALL.iter().map(|file| file.text().matches("\nKERNEL ").count()).sum();
+        assert_eq!(sources, Kernel::ALL.len(), "every kernel of a source is in the list");
+    }
+
+    #[test]
+    fn arguments_lie_where_the_pointers_say() {
+        let arguments = Arguments::new()
+            .address(Address(1 << 40))
+            .structure(&[1, 2, 3])
+            .float(1.5)
+            .table(&[Address(7), Address(8)])
+            .address_if(None);
+        let pointers = arguments.pointers();
+        // SAFETY: each pointer is to a word that `arguments` holds.
+        let word = |index: usize| unsafe { *pointers[index].cast::<u64>() };
+        assert_eq!(pointers.len(), 5);
+        assert_eq!(word(0), 1 << 40);
+        assert_eq!(word(1), 1 | 2 << 32);
+        assert_eq!(word(2) as u32, 1.5f32.to_bits());
+        assert_eq!(word(3), 7);
+        assert_eq!(word(4), 0);
+    }
+
+    #[test]
+    fn a_launch_has_a_thread_for_each_thing() {
+        let blocks = |count| Launch::over(Kernel::AddFloats, count, Arguments::new()).grid[0];
+        assert_eq!([0, 1, 256, 257].map(blocks), [0, 1, 1, 2]);
+        assert!(Launch::over(Kernel::AddFloats, 0, Arguments::new()).is_empty());
+    }
+}

@@ -1,0 +1,114 @@
+//! Linear layers: a product, and one pass over its result for whatever is not plain.
+
+use super::backend::{CudaBackend, CudaMatrix, floats};
+use super::columns::column_sums;
+use super::device::{Device, Product, ProductKind};
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Slot};
+use crate::backend::{
+    Accumulate, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape, View,
+};
+
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    rows: usize,
+    x: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    bias: Option<&View<'_, CudaBuffer<D>>>,
+    epilogue: &ForwardEpilogue<'_, CudaBuffer<D>>,
+    y: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let MatrixShape { outputs, inputs } = matrix.shape;
+    assert_eq!(x.len(), rows * inputs);
+    assert_eq!(y.len(), rows * outputs);
+    assert!(bias.is_none_or(|bias| bias.range.len() == outputs));
+    device.device().multiply(&Product {
+        kind: ProductKind::Forward,
+        rows,
+        outputs,
+        inputs,
+        left: x.rows(),
+        right: matrix.form.rows(),
+        result: y.rows(),
+    })?;
+    let finish = |kernel, arguments: Arguments| {
+        let arguments = arguments.address(y.rows()).size(rows).size(outputs);
+        device.launch(&Launch::over(kernel, rows * outputs.div_ceil(4), arguments))
+    };
+    let with_bias = Arguments::new().address_if(bias.map(floats));
+    match epilogue {
+        ForwardEpilogue::Plain if bias.is_none() => Ok(()),
+        ForwardEpilogue::Plain => finish(Kernel::FinishPlain, with_bias),
+        ForwardEpilogue::Gelu { before } => {
+            assert_eq!(before.len(), y.len());
+            finish(Kernel::FinishGelu, with_bias.address(before.rows()))
+        }
+        ForwardEpilogue::Add { skip } => {
+            assert_eq!(skip.len(), y.len());
+            finish(Kernel::FinishAdd, with_bias.address(skip.rows()))
+        }
+    }
+}
+
+pub(super) fn backward_input<D: Device>(
+    device: &CudaBackend<D>,
+    rows: usize,
+    gradient: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    epilogue: &BackwardEpilogue<'_, CudaBuffer<D>>,
+) -> Result<(), DeviceFault> {
+    let MatrixShape { outputs, inputs } = matrix.shape;
+    let len = rows * inputs;
+    assert_eq!(gradient.len(), rows * outputs);
+    let product = |result| Product {
+        kind: ProductKind::Input,
+        rows,
+        outputs,
+        inputs,
+        left: gradient.rows(),
+        right: matrix.form.rows(),
+        result,
+    };
+    match epilogue {
+        BackwardEpilogue::Plain { gradient } => {
+            assert_eq!(gradient.len(), len);
+            device.device().multiply(&product(gradient.rows()))
+        }
+        BackwardEpilogue::Gelu { before_then_gradient: before } => {
+            assert_eq!(before.len(), len);
+            let through = device.scratch(Slot::Product, len * device.precision().bytes())?;
+            device.device().multiply(&product(through))?;
+            let arguments = Arguments::new().address(through).address(before.rows()).count(len);
+            device.launch(&Launch::over(Kernel::GeluBackward, len.div_ceil(4), arguments))
+        }
+    }
+}
+
+pub(super) fn backward_weights<D: Device>(
+    device: &CudaBackend<D>,
+    rows: usize,
+    shape: MatrixShape,
+    x: &CudaBuffer<D>,
+    gradient: &CudaBuffer<D>,
+    to: &LinearGradient<'_, CudaBuffer<D>>,
+    accumulate: Accumulate,
+) -> Result<(), DeviceFault> {
+    let MatrixShape { outputs, inputs } = shape;
+    assert_eq!(x.len(), rows * inputs);
+    assert_eq!(gradient.len(), rows * outputs);
+    assert_eq!(to.weight.len(), outputs * inputs);
+    let is_added = accumulate == Accumulate::Add;
+    device.device().multiply(&Product {
+        kind: ProductKind::Weights { is_added },
+        rows,
+        outputs,
+        inputs,
+        left: gradient.rows(),
+        right: x.rows(),
+        result: to.buffer.floats(to.weight.start),
+    })?;
+    let Some(bias) = &to.bias else { return Ok(()) };
+    assert_eq!(bias.len(), outputs);
+    column_sums(device, gradient.rows(), rows, outputs, to.buffer.floats(bias.start), is_added)
+}

@@ -1,0 +1,182 @@
+//! The devices of this machine.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use cudarc::driver::sys;
+
+use super::architecture::Architecture;
+use super::error::{DeviceFault, Library, LibraryError, OpenError, Version};
+use super::library::require;
+
+/// The oldest driver whose calls this code makes.
+pub const DRIVER_OLDEST: Version = Version { major: 12, minor: 0 };
+
+/// A device that the driver knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Counted from 0, as CUDA_VISIBLE_DEVICES leaves them.
+    pub index: usize,
+    /// As NVIDIA calls it.
+    pub name: String,
+    /// What its code is for.
+    pub architecture: Architecture,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessor_count: u32,
+}
+
+/// The code of a call's result as a fault.
+pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceFault> {
+    if result == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name: *const c_char = std::ptr::null();
+    // SAFETY: the driver writes a pointer to a string of its own, or null.
+    let name = unsafe {
+        let _known = sys::cuGetErrorName(result, &mut name);
+        if name.is_null() {
+            "unknown".to_owned()
+        } else {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
+    };
+    Err(DeviceFault::of_code(call, result as u32, name))
+}
+
+/// The driver's version.
+///
+/// # Errors
+/// If there is no driver, it is too old or it refuses to begin.
+pub fn driver_version() -> Result<Version, OpenError> {
+    require(Library::Driver)?;
+    let mut number = 0;
+    // SAFETY: the driver is there and writes one integer.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut number) })?;
+    let found = version(number);
+    check_driver(found)?;
+    Ok(found)
+}
+
+/// A version as CUDA writes it, 13020 for 13.2.
+fn version(number: c_int) -> Version {
+    let number = u32::try_from(number).expect("versions are positive");
+    Version { major: number / 1000, minor: number % 1000 / 10 }
+}
+
+fn check_driver(found: Version) -> Result<(), OpenError> {
+    if found < DRIVER_OLDEST {
+        return Err(OpenError::DriverTooOld { found, needed: DRIVER_OLDEST });
+    }
+    Ok(())
+}
+
+/// All devices, in the driver's order; none if there is no driver at all.
+///
+/// # Errors
+/// If a driver is there and refuses.
+pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
+    match driver_version() {
+        Ok(_) => {}
+        Err(OpenError::Library(LibraryError::DriverMissing)) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the driver is there.
+    let begun = check("cuInit", unsafe { sys::cuInit(0) });
+    if let Err(DeviceFault::Refused { code, .. }) = &begun
+        && *code == sys::CUresult::CUDA_ERROR_NO_DEVICE as u32
+    {
+        return Ok(Vec::new());
+    }
+    begun?;
+    let mut count = 0;
+    // SAFETY: the driver writes one integer.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    let infos: Result<Vec<_>, DeviceFault> = (0..count).map(describe).collect();
+    Ok(infos?)
+}
+
+fn describe(index: c_int) -> Result<DeviceInfo, DeviceFault> {
+    let mut device = 0;
+    let mut name = [0; 256];
+    let mut memory_bytes = 0usize;
+    // SAFETY: the driver writes a handle, at most 256 characters with a zero, and a size.
+    unsafe {
+        check("cuDeviceGet", sys::cuDeviceGet(&mut device, index))?;
+        check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), 256, device))?;
+        check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
+    }
+    use sys::CUdevice_attribute_enum as Attribute;
+    let number = |attribute| {
+        let mut value = 0;
+        // SAFETY: the driver writes one integer.
+        let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+        check("cuDeviceGetAttribute", result).map(|()| value as u32)
+    };
+    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let multiprocessor_count = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let bytes: Vec<u8> = name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    Ok(DeviceInfo {
+        index: index as usize,
+        name: String::from_utf8_lossy(&bytes).into_owned(),
+        architecture: Architecture::new(major, minor),
+        memory_bytes: memory_bytes as u64,
+        multiprocessor_count,
+    })
+}
+
+/// The device of this index, if the kernels run on it.
+///
+/// # Errors
+/// If there is none, or it is too old.
+pub fn choose(devices: &[DeviceInfo], asked: usize) -> Result<&DeviceInfo, OpenError> {
+    if devices.is_empty() {
+        return Err(OpenError::NoDevice);
+    }
+    let absent = OpenError::DeviceAbsent { asked, count: devices.len() };
+    let device = devices.get(asked).ok_or(absent)?;
+    if device.architecture < Architecture::OLDEST {
+        return Err(OpenError::ArchitectureTooOld {
+            device: device.name.clone(),
+            found: device.architecture,
+            needed: Architecture::OLDEST,
+        });
+    }
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Architecture, DeviceInfo, OpenError, Version, check_driver, choose, version};
+
+    fn device(index: usize, major: u32, minor: u32) -> DeviceInfo {
+        DeviceInfo {
+            index,
+            name: format!("device {index}"),
+            architecture: Architecture::new(major, minor),
+            memory_bytes: 1 << 30,
+            multiprocessor_count: 100,
+        }
+    }
+
+    #[test]
+    fn a_device_is_chosen_among_those_there_are() {
+        assert_eq!(choose(&[], 0), Err(OpenError::NoDevice));
+        let devices = [device(0, 7, 5), device(1, 8, 0), device(2, 9, 0)];
+        assert_eq!(choose(&devices, 2).map(|device| device.index), Ok(2));
+        assert_eq!(choose(&devices, 1).map(|device| device.index), Ok(1));
+        assert_eq!(choose(&devices, 3), Err(OpenError::DeviceAbsent { asked: 3, count: 3 }));
+        assert!(matches!(choose(&devices, 0), Err(OpenError::ArchitectureTooOld { .. })));
+    }
+
+    #[test]
+    fn old_drivers_are_refused() {
+        assert_eq!(version(13_020), Version { major: 13, minor: 2 });
+        assert_eq!(check_driver(version(12_000)), Ok(()));
+        assert_eq!(check_driver(version(13_000)), Ok(()));
+        let found = version(11_080);
+        let needed = Version { major: 12, minor: 0 };
+        assert_eq!(check_driver(found), Err(OpenError::DriverTooOld { found, needed }));
+    }
+}

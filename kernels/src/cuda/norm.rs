@@ -1,0 +1,124 @@
+//! Normalisations.
+
+use super::backend::{CudaBackend, floats};
+use super::columns::{GROUP_ROWS, reduce};
+use super::device::Device;
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Slot};
+use crate::backend::{Accumulate, Norm, NormGradient, Rows, View};
+
+/// NORM_WARPS and BACKWARD_WARPS of `norm.cu`, in rows and in threads.
+const FORWARD_ROWS: usize = 4;
+const BACKWARD_THREADS: usize = 256;
+
+const fn epsilon(norm: Norm) -> f32 {
+    match norm {
+        Norm::Layer { epsilon } | Norm::Rms { epsilon } => epsilon,
+    }
+}
+
+/// Floats of a microbatch's share of a normalisation's parameter gradients.
+const fn partials_len(norm: Norm, width: usize) -> usize {
+    if norm.has_bias() { 2 * width } else { width }
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    norm: Norm,
+    rows: Rows,
+    x: &CudaBuffer<D>,
+    weight: &View<'_, CudaBuffer<D>>,
+    bias: Option<&View<'_, CudaBuffer<D>>>,
+    y: &mut CudaBuffer<D>,
+    statistics: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    assert_eq!(x.len(), rows.count * rows.width);
+    assert_eq!(y.len(), x.len());
+    assert_eq!(statistics.len(), rows.count * norm.statistics_per_row());
+    assert_eq!(weight.range.len(), rows.width);
+    assert_eq!(bias.is_some(), norm.has_bias());
+    let arguments = Arguments::new()
+        .address(x.rows())
+        .address(floats(weight))
+        .address_if(bias.map(floats))
+        .address(y.rows())
+        .address(statistics.floats(0))
+        .size(rows.count)
+        .size(rows.width)
+        .flag(norm.has_bias())
+        .float(epsilon(norm));
+    let grid = [rows.count.div_ceil(FORWARD_ROWS), 1];
+    device.launch(&Launch::blocks(Kernel::NormForward, grid, FORWARD_ROWS * 32, arguments))
+}
+
+/// The operands of the gradient.
+pub(super) struct BackwardRows<'a, D: Device> {
+    pub(super) gradient: &'a CudaBuffer<D>,
+    pub(super) skip: Option<&'a CudaBuffer<D>>,
+    pub(super) statistics: &'a CudaBuffer<D>,
+    pub(super) x_then_gradient: &'a mut CudaBuffer<D>,
+}
+
+pub(super) fn backward_input<D: Device>(
+    device: &CudaBackend<D>,
+    norm: Norm,
+    rows: Rows,
+    weight: &View<'_, CudaBuffer<D>>,
+    operands: BackwardRows<'_, D>,
+    partials: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let BackwardRows { gradient, skip, statistics, x_then_gradient } = operands;
+    let len = partials_len(norm, rows.width);
+    assert_eq!(gradient.len(), rows.count * rows.width);
+    assert!(skip.is_none_or(|skip| skip.len() == gradient.len()));
+    assert_eq!(x_then_gradient.len(), gradient.len());
+    assert_eq!(statistics.len(), rows.count * norm.statistics_per_row());
+    assert_eq!(partials.len(), len);
+    let groups = rows.count.div_ceil(GROUP_ROWS);
+    let sums = device.scratch(Slot::Sums, groups * len * 4)?;
+    let arguments = Arguments::new()
+        .address(gradient.rows())
+        .address_if(skip.map(CudaBuffer::rows))
+        .address(floats(weight))
+        .address(statistics.floats(0))
+        .address(x_then_gradient.rows())
+        .address(sums)
+        .size(rows.count)
+        .size(rows.width)
+        .flag(norm.has_bias());
+    device.launch(&Launch::blocks(
+        Kernel::NormBackward,
+        [groups, 1],
+        BACKWARD_THREADS,
+        arguments,
+    ))?;
+    reduce(device, sums, groups, len, partials.floats(0), false)
+}
+
+pub(super) fn backward_weights<D: Device>(
+    device: &CudaBackend<D>,
+    norm: Norm,
+    width: usize,
+    partials: &CudaBuffer<D>,
+    to: &NormGradient<'_, CudaBuffer<D>>,
+    accumulate: Accumulate,
+) -> Result<(), DeviceFault> {
+    assert_eq!(partials.len(), partials_len(norm, width));
+    assert_eq!(to.weight.len(), width);
+    assert_eq!(to.bias.is_some(), norm.has_bias());
+    let parts = [Some(&to.weight), to.bias.as_ref()];
+    for (index, part) in parts.into_iter().flatten().enumerate() {
+        let (from, to) = (partials.floats(index * width), to.buffer.floats(part.start));
+        match accumulate {
+            Accumulate::Start => device.device().copy(from, to, width as u64 * 4)?,
+            Accumulate::Add => {
+                let arguments = Arguments::new().address(from).address(to).count(width);
+                let launch = Launch::over(Kernel::AddFloats, width.div_ceil(4), arguments);
+                device.launch(&launch)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,465 @@
+//! Matrix products by cublasLt.
+//!
+//! The library is asked once for each shape which of its algorithms is best; the answer is kept and
+//! may be kept with a run ([`Pin`]), so that a shape has one algorithm for ever. None that splits a
+//! sum over blocks is allowed, and the workspace is ours: what a product gives depends on its
+//! operands and on the version of the library alone.
+//!
+//! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
+//! each product here is asked for as its transpose, `result^T = right^T * left^T`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::mem::size_of;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::cublaslt::sys;
+
+use super::device::{Address, Device, Product, ProductKind};
+use super::driver::CudaDevice;
+use super::error::DeviceFault;
+use super::memory::ALIGNMENT;
+use super::source::Precision;
+
+/// Enough for the algorithms of Hopper and later, by the library's documentation.
+const WORKSPACE_BYTES: u64 = 32 << 20;
+
+/// cublasOperation_t, which belongs to a part of cudarc that is not needed otherwise.
+const OPERATION_N: u32 = 0;
+const OPERATION_T: u32 = 1;
+
+/// What decides which algorithm a product gets. Lengths, types and alignments are all that the
+/// library looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: ProductKind,
+    precision: Precision,
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    /// The largest powers of two up to [`ALIGNMENT`] that divide the addresses.
+    alignments: [u64; 3],
+}
+
+impl Key {
+    fn of(precision: Precision, product: &Product) -> Self {
+        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let alignments = [left, right, result].map(alignment);
+        Self { kind, precision, rows, outputs, inputs, alignments }
+    }
+
+    fn text(&self) -> String {
+        let Self { kind, precision, rows, outputs, inputs, alignments: [left, right, result] } =
+            self;
+        format!("{kind:?} {precision:?} {rows} {outputs} {inputs} @{left} @{right} @{result}")
+    }
+}
+
+fn alignment(address: Address) -> u64 {
+    let zeros = address.0.trailing_zeros().min(ALIGNMENT.trailing_zeros());
+    1 << zeros
+}
+
+/// The algorithm that a product has for ever.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The product: which, its lengths, types and alignments.
+    pub product: String,
+    /// The version of cublasLt.
+    pub library_version: u64,
+    /// The algorithm as the library describes it, opaque.
+    pub algorithm: [u64; 8],
+}
+
+/// A matrix as the library sees it: columns of a row-major matrix are its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Factor {
+    /// Floats a row in memory.
+    width: usize,
+    /// Rows in memory.
+    count: usize,
+    is_transposed: bool,
+}
+
+/// `result^T = first * second` with the factors' places in memory.
+struct Layout {
+    first: Factor,
+    second: Factor,
+    result: Factor,
+}
+
+impl Layout {
+    fn of(key: &Key) -> Self {
+        let Key { kind, rows, outputs, inputs, .. } = *key;
+        let plain = |count, width| Factor { width, count, is_transposed: false };
+        let turned = |count, width| Factor { width, count, is_transposed: true };
+        match kind {
+            ProductKind::Forward => Self {
+                first: turned(outputs, inputs),
+                second: plain(rows, inputs),
+                result: plain(rows, outputs),
+            },
+            ProductKind::Input => Self {
+                first: plain(outputs, inputs),
+                second: plain(rows, outputs),
+                result: plain(rows, inputs),
+            },
+            ProductKind::Weights { .. } => Self {
+                first: plain(rows, inputs),
+                second: turned(rows, outputs),
+                result: plain(outputs, inputs),
+            },
+        }
+    }
+}
+
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceFault> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the library returns a string of its own for every status.
+    let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
+    let name = name.to_string_lossy().into_owned();
+    Err(DeviceFault::Refused { call, code: status as u32, name })
+}
+
+/// A handle of the library's that is destroyed with its owner.
+struct Handle<T: Copy> {
+    raw: T,
+    destroy: unsafe fn(T) -> sys::cublasStatus_t,
+}
+
+impl<T: Copy> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, destroyed once.
+        let _destroyed = unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// Everything a call needs beside addresses.
+struct Plan {
+    description: Handle<sys::cublasLtMatmulDesc_t>,
+    first: Handle<sys::cublasLtMatrixLayout_t>,
+    second: Handle<sys::cublasLtMatrixLayout_t>,
+    result: Handle<sys::cublasLtMatrixLayout_t>,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// The library with its plans.
+pub(super) struct Products {
+    library: Handle<sys::cublasLtHandle_t>,
+    version: u64,
+    workspace: Address,
+    stream: sys::cudaStream_t,
+    /// Plans, and algorithms that were pinned before their product was first asked for.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    plans: HashMap<Key, Plan>,
+    pins: HashMap<String, [u64; 8]>,
+}
+
+const fn data_type(precision: Precision) -> sys::cudaDataType {
+    match precision {
+        Precision::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        Precision::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+    }
+}
+
+fn layout(
+    factor: Factor,
+    of: sys::cudaDataType,
+) -> Result<Handle<sys::cublasLtMatrixLayout_t>, DeviceFault> {
+    let Factor { width, count, .. } = factor;
+    let mut raw = ptr::null_mut();
+    // SAFETY: the library writes a handle, which its owner destroys.
+    let status = unsafe {
+        let (width_, count) = (width as u64, count as u64);
+        sys::cublasLtMatrixLayoutCreate(&mut raw, of, width_, count, width as i64)
+    };
+    check("cublasLtMatrixLayoutCreate", status)?;
+    Ok(Handle { raw, destroy: sys::cublasLtMatrixLayoutDestroy })
+}
+
+fn description(layout: &Layout) -> Result<Handle<sys::cublasLtMatmulDesc_t>, DeviceFault> {
+    let mut raw = ptr::null_mut();
+    let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+    let scale = sys::cudaDataType_t::CUDA_R_32F;
+    // SAFETY: the library writes a handle, which its owner destroys.
+    let status = unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, scale) };
+    check("cublasLtMatmulDescCreate", status)?;
+    let description = Handle { raw, destroy: sys::cublasLtMatmulDescDestroy };
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let turns = [
+        (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, layout.first),
+        (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, layout.second),
+    ];
+    for (attribute, factor) in turns {
+        let turn = if factor.is_transposed { OPERATION_T } else { OPERATION_N };
+        let value = (&raw const turn).cast::<c_void>();
+        // SAFETY: the library reads four bytes.
+        let status =
+            unsafe { sys::cublasLtMatmulDescSetAttribute(description.raw, attribute, value, 4) };
+        check("cublasLtMatmulDescSetAttribute", status)?;
+    }
+    Ok(description)
+}
+
+/// What an algorithm may use: our workspace, these alignments, and no sum over split blocks.
+fn preference(key: &Key) -> Result<Handle<sys::cublasLtMatmulPreference_t>, DeviceFault> {
+    let mut raw = ptr::null_mut();
+    // SAFETY: the library writes a handle, which its owner destroys.
+    check("cublasLtMatmulPreferenceCreate", unsafe {
+        sys::cublasLtMatmulPreferenceCreate(&mut raw)
+    })?;
+    let preference = Handle { raw, destroy: sys::cublasLtMatmulPreferenceDestroy };
+    use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+    let set = |attribute, value: *const c_void, bytes| {
+        // SAFETY: the library reads as many bytes as `value` points to.
+        let status = unsafe {
+            sys::cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, value, bytes)
+        };
+        check("cublasLtMatmulPreferenceSetAttribute", status)
+    };
+    let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+    let scheme = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+    set(scheme, (&raw const none).cast(), size_of::<u32>())?;
+    let bytes = WORKSPACE_BYTES;
+    let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    set(workspace, (&raw const bytes).cast(), size_of::<u64>())?;
+    // The library's first factor is our right one.
+    let [left, right, result] = key.alignments.map(|alignment| alignment as u32);
+    let alignments = [
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result),
+    ];
+    for (attribute, alignment) in alignments {
+        set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
+    }
+    Ok(preference)
+}
+
+impl Products {
+    pub(super) fn new(device: &CudaDevice) -> Result<Self, DeviceFault> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the library is there and the context current; it writes a handle.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
+        let library = Handle { raw, destroy: sys::cublasLtDestroy };
+        // SAFETY: the library is there.
+        let version = unsafe { sys::cublasLtGetVersion() } as u64;
+        let workspace = device.allocate(WORKSPACE_BYTES)?;
+        let stream = device.stream().cast();
+        Ok(Self { library, version, workspace, stream, state: Mutex::default() })
+    }
+
+    /// Memory that the device gives back when it closes.
+    pub(super) fn workspace(&self) -> Address {
+        self.workspace
+    }
+
+    fn plan(&self, key: &Key, pinned: Option<[u64; 8]>) -> Result<Plan, DeviceFault> {
+        let places = Layout::of(key);
+        let rows_type = data_type(key.precision);
+        let result_type = match key.kind {
+            ProductKind::Forward | ProductKind::Input => rows_type,
+            ProductKind::Weights { .. } => sys::cudaDataType_t::CUDA_R_32F,
+        };
+        let description = description(&places)?;
+        let first = layout(places.first, rows_type)?;
+        let second = layout(places.second, rows_type)?;
+        let result = layout(places.result, result_type)?;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: pinned.unwrap_or_default() };
+        let mut plan = Plan { description, first, second, result, algorithm };
+        if pinned.is_none() {
+            plan.algorithm = self.best(key, &plan)?;
+        }
+        Ok(plan)
+    }
+
+    /// The library's first choice.
+    fn best(&self, key: &Key, plan: &Plan) -> Result<sys::cublasLtMatmulAlgo_t, DeviceFault> {
+        let preference = preference(key)?;
+        let mut count = 0;
+        let mut found: sys::cublasLtMatmulHeuristicResult_t =
+            // SAFETY: a structure of numbers, which the library fills in.
+            unsafe { std::mem::zeroed() };
+        // SAFETY: live handles, and room for one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.library.raw,
+                plan.description.raw,
+                plan.first.raw,
+                plan.second.raw,
+                plan.result.raw,
+                plan.result.raw,
+                preference.raw,
+                1,
+                &mut found,
+                &mut count,
+            )
+        };
+        if count == 0 || status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Err(DeviceFault::NoAlgorithm {
+                product: key.text(),
+                library_version: self.version,
+                workspace_bytes: WORKSPACE_BYTES,
+            });
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        Ok(found.algo)
+    }
+
+    pub(super) fn multiply(
+        &self,
+        precision: Precision,
+        product: &Product,
+    ) -> Result<(), DeviceFault> {
+        let key = Key::of(precision, product);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.plans.contains_key(&key) {
+            let pinned = state.pins.get(&key.text()).copied();
+            let plan = self.plan(&key, pinned)?;
+            state.plans.insert(key, plan);
+        }
+        let plan = &state.plans[&key];
+        let one = 1.0f32;
+        let is_added = product.kind == ProductKind::Weights { is_added: true };
+        let beta = f32::from(u8::from(is_added));
+        let place = |address: Address| address.0 as *mut c_void;
+        // SAFETY: live handles; the addresses are the caller's, of the lengths the layouts say.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.library.raw,
+                plan.description.raw,
+                (&raw const one).cast(),
+                place(product.right),
+                plan.first.raw,
+                place(product.left),
+                plan.second.raw,
+                (&raw const beta).cast(),
+                place(product.result),
+                plan.result.raw,
+                place(product.result),
+                plan.result.raw,
+                &plan.algorithm,
+                place(self.workspace),
+                WORKSPACE_BYTES as usize,
+                self.stream,
+            )
+        };
+        check("cublasLtMatmul", status)
+    }
+
+    /// The algorithms in use, by product.
+    pub(super) fn pins(&self) -> Vec<Pin> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pins: Vec<Pin> = { state.plans.iter() }
+            .map(|(key, plan)| Pin {
+                product: key.text(),
+                library_version: self.version,
+                algorithm: plan.algorithm.data,
+            })
+            .collect();
+        pins.sort_by(|a, b| a.product.cmp(&b.product));
+        pins
+    }
+
+    pub(super) fn pin(&self, pins: &[Pin]) -> Result<(), DeviceFault> {
+        check_versions(pins, self.version)?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.plans.clear();
+        state.pins.extend(pins.iter().map(|pin| (pin.product.clone(), pin.algorithm)));
+        Ok(())
+    }
+}
+
+/// An algorithm is a number that only the version which named it understands.
+fn check_versions(pins: &[Pin], library_version: u64) -> Result<(), DeviceFault> {
+    match pins.iter().find(|pin| pin.library_version != library_version) {
+        None => Ok(()),
+        Some(pin) => Err(DeviceFault::OtherLibrary {
+            product: pin.product.clone(),
+            pinned_version: pin.library_version,
+            library_version,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Address, Key, Layout, Pin, Precision, Product, ProductKind, check_versions};
+    use crate::cuda::DeviceFault;
+
+    const KINDS: [ProductKind; 3] =
+        [ProductKind::Forward, ProductKind::Input, ProductKind::Weights { is_added: true }];
+
+    fn key(kind: ProductKind) -> Key {
+        let product = Product {
+            kind,
+            rows: 5,
+            outputs: 3,
+            inputs: 2,
+            left: Address(1 << 20),
+            right: Address(3 << 7),
+            result: Address(68),
+        };
+        Key::of(Precision::F32, &product)
+    }
+
+    /// The product as the library would form it: all matrices column by column.
+    fn by_the_library(kind: ProductKind, left: &[f64], right: &[f64]) -> Vec<f64> {
+        let Layout { first, second, result } = Layout::of(&key(kind));
+        let element = |factor: super::Factor, floats: &[f64], row: usize, column: usize| {
+            let (row, column) = if factor.is_transposed { (column, row) } else { (row, column) };
+            assert!(row < factor.width && column < factor.count);
+            floats[column * factor.width + row]
+        };
+        let depth = if first.is_transposed { first.width } else { first.count };
+        let other_depth = if second.is_transposed { second.count } else { second.width };
+        assert_eq!(depth, other_depth);
+        let mut product = vec![0.0; result.width * result.count];
+        for (index, to) in product.iter_mut().enumerate() {
+            let (row, column) = (index % result.width, index / result.width);
+            let term = |k| element(first, right, row, k) * element(second, left, k, column);
+            *to = (0..depth).map(term).sum();
+        }
+        product
+    }
+
+    #[test]
+    fn layouts_name_the_three_products() {
+        use crate::reference::{linear_backward_input, linear_backward_weights, linear_forward};
+        let shape = crate::MatrixShape { outputs: 3, inputs: 2 };
+        let floats = |len: usize| (0..len).map(|i| (i * i % 7) as f64 - 2.0).collect::<Vec<_>>();
+        let (x, dy, w) = (floats(10), floats(15), floats(6));
+        let [forward, input, weights] = KINDS;
+        assert_eq!(by_the_library(forward, &x, &w), linear_forward(shape, &x, &w, None));
+        assert_eq!(by_the_library(input, &dy, &w), linear_backward_input(shape, &w, &dy));
+        assert_eq!(by_the_library(weights, &dy, &x), linear_backward_weights(shape, &x, &dy).0);
+    }
+
+    #[test]
+    fn alignments_are_part_of_the_key() {
+        let key = key(ProductKind::Forward);
+        assert_eq!(key.alignments, [256, 128, 4]);
+        assert_eq!(key.text(), "Forward F32 5 3 2 @256 @128 @4");
+    }
+
+    #[test]
+    fn pins_of_another_library_are_refused() {
+        let pin =
+            |version| Pin { product: "p".to_owned(), library_version: version, algorithm: [0; 8] };
+        assert_eq!(check_versions(&[pin(7), pin(7)], 7), Ok(()));
+        let error = DeviceFault::OtherLibrary {
+            product: "p".to_owned(),
+            pinned_version: 6,
+            library_version: 7,
+        };
+        assert_eq!(check_versions(&[pin(7), pin(6)], 7), Err(error));
+    }
+}

@@ -1,0 +1,148 @@
+//! The kernels' sources and how they are compiled.
+
+use super::architecture::Architecture;
+
+/// The type that activations have in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 32-bit floats in memory and in products.
+    F32,
+    /// bfloat16 in memory and as operands of products, whose sums are 32-bit floats.
+    Bf16,
+}
+
+impl Precision {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// Bytes of an activation.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// The macro that tells sources.
+    #[must_use]
+    pub const fn option(self) -> &'static str {
+        match self {
+            Self::F32 => "-DROW_IS_BF16=0",
+            Self::Bf16 => "-DROW_IS_BF16=1",
+        }
+    }
+}
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum File {
+    /// Embeddings.
+    Embed,
+    /// Normalisations.
+    Norm,
+    /// Elementwise stages, rotary embedding and conversions.
+    Elementwise,
+    /// Sums over rows.
+    Columns,
+    /// The head's softmax.
+    Head,
+    /// Attention on plain multiply-adds, for every width of a head.
+    Attention,
+    /// Attention on tensor cores.
+    Flash,
+    /// AdamW, sums of squares, fingerprints.
+    Optimizer,
+}
+
+/// What every source begins with.
+pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
+
+impl File {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Embed,
+        Self::Norm,
+        Self::Elementwise,
+        Self::Columns,
+        Self::Head,
+        Self::Attention,
+        Self::Flash,
+        Self::Optimizer,
+    ];
+
+    /// Its name under `kernels/cu/`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embed.cu",
+            Self::Norm => "norm.cu",
+            Self::Elementwise => "elementwise.cu",
+            Self::Columns => "columns.cu",
+            Self::Head => "head.cu",
+            Self::Attention => "attention.cu",
+            Self::Flash => "flash.cu",
+            Self::Optimizer => "optimizer.cu",
+        }
+    }
+
+    /// What is in it.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Embed => include_str!("../../cu/embed.cu"),
+            Self::Norm => include_str!("../../cu/norm.cu"),
+            Self::Elementwise => include_str!("../../cu/elementwise.cu"),
+            Self::Columns => include_str!("../../cu/columns.cu"),
+            Self::Head => include_str!("../../cu/head.cu"),
+            Self::Attention => include_str!("../../cu/attention.cu"),
+            Self::Flash => include_str!("../../cu/flash.cu"),
+            Self::Optimizer => include_str!("../../cu/optimizer.cu"),
+        }
+    }
+
+    /// Whether there is something in it for this precision.
+    #[must_use]
+    pub fn is_for(self, precision: Precision) -> bool {
+        self != Self::Flash || precision == Precision::Bf16
+    }
+
+    /// The whole source as the compiler gets it: lines count within the file.
+    #[must_use]
+    pub fn source(self) -> String {
+        let name = self.name();
+        format!("#line 1 \"prelude.cuh\"\n{PRELUDE}\n#line 1 \"{name}\"\n{}", self.text())
+    }
+}
+
+/// What one compilation is of and for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// The file.
+    pub file: File,
+    /// With this type of activations.
+    pub precision: Precision,
+    /// For these devices.
+    pub architecture: Architecture,
+}
+
+impl Unit {
+    /// The compiler's options. Multiply-adds are fused where a source says `fmaf` and nowhere else;
+    /// division and square root are rounded as IEEE 754 says, and denormal numbers kept.
+    #[must_use]
+    pub fn options(&self) -> Vec<String> {
+        vec![
+            format!("--gpu-architecture={}", self.architecture),
+            "--std=c++17".to_owned(),
+            "--fmad=false".to_owned(),
+            "--ftz=false".to_owned(),
+            "--prec-div=true".to_owned(),
+            "--prec-sqrt=true".to_owned(),
+            "--device-as-default-execution-space".to_owned(),
+            // Registers that go to memory are a warning, and a warning is a refusal.
+            "--ptxas-options=--warn-on-spills".to_owned(),
+            "--ptxas-options=--warn-on-local-memory-usage".to_owned(),
+            self.precision.option().to_owned(),
+        ]
+    }
+}

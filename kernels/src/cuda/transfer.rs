@@ -1,0 +1,124 @@
+//! Floats between host and device, and between buffers.
+//!
+//! The host sees floats. Where a buffer holds bfloat16, what comes from the host is rounded to the
+//! nearest, ties to even, and what goes there is exact.
+
+use super::backend::{CudaBackend, CudaMatrix, floats};
+use super::device::Device;
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::{CudaBuffer, Element};
+use super::source::Precision;
+use crate::backend::{View, ViewMut};
+
+/// The upper half of a float, rounded; a NaN stays one.
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// What a buffer's elements are as bytes, here: rows of 32-bit floats are floats.
+fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
+    buffer.element() == Element::Row && device.precision() == Precision::Bf16
+}
+
+fn as_bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+pub(super) fn upload<D: Device>(
+    device: &CudaBackend<D>,
+    from: &[f32],
+    to: &ViewMut<'_, CudaBuffer<D>>,
+) -> Result<(), DeviceFault> {
+    assert_eq!(from.len(), to.range.len());
+    assert!(to.range.end <= to.buffer.len());
+    let bytes = if is_bf16(device, to.buffer) {
+        from.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
+    } else {
+        as_bytes(from)
+    };
+    device.device().write(&bytes, to.buffer.at(to.range.start))
+}
+
+pub(super) fn download<D: Device>(
+    device: &CudaBackend<D>,
+    from: &View<'_, CudaBuffer<D>>,
+) -> Result<Vec<f32>, DeviceFault> {
+    assert!(from.range.end <= from.buffer.len());
+    let size = from.buffer.element().bytes(device.precision()) as usize;
+    let mut bytes = vec![0u8; from.range.len() * size];
+    device.device().read(from.buffer.at(from.range.start), &mut bytes)?;
+    Ok(if is_bf16(device, from.buffer) {
+        let (pairs, _) = bytes.as_chunks::<2>();
+        pairs.iter().map(|pair| from_bf16(u16::from_le_bytes(*pair))).collect()
+    } else {
+        let (words, _) = bytes.as_chunks::<4>();
+        words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+    })
+}
+
+pub(super) fn copy<D: Device>(
+    device: &CudaBackend<D>,
+    from: &View<'_, CudaBuffer<D>>,
+    to: &ViewMut<'_, CudaBuffer<D>>,
+) -> Result<(), DeviceFault> {
+    let len = from.range.len();
+    assert_eq!(len, to.range.len());
+    assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
+    let (source, target) = (from.buffer.at(from.range.start), to.buffer.at(to.range.start));
+    let convert = |kernel| {
+        let arguments = Arguments::new().address(source).address(target).count(len);
+        device.launch(&Launch::over(kernel, len.div_ceil(4), arguments))
+    };
+    match (is_bf16(device, from.buffer), is_bf16(device, to.buffer)) {
+        (false, true) => convert(Kernel::RowsFromFloats),
+        (true, false) => convert(Kernel::FloatsFromRows),
+        (true, true) | (false, false) => {
+            let size = from.buffer.element().bytes(device.precision());
+            device.device().copy(source, target, len as u64 * size)
+        }
+    }
+}
+
+pub(super) fn load_matrix<D: Device>(
+    device: &CudaBackend<D>,
+    from: &View<'_, CudaBuffer<D>>,
+    to: &mut CudaMatrix<D>,
+) -> Result<(), DeviceFault> {
+    let len = to.shape.outputs * to.shape.inputs;
+    assert_eq!(from.range.len(), len);
+    let arguments = Arguments::new().address(floats(from)).address(to.form.rows()).count(len);
+    device.launch(&Launch::over(Kernel::RowsFromFloats, len.div_ceil(4), arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{from_bf16, to_bf16};
+
+    #[test]
+    fn rounding_is_to_the_nearest_with_ties_to_even() {
+        let check = |bits: u32, expected: u16| assert_eq!(to_bf16(f32::from_bits(bits)), expected);
+        check(0x3f80_0000, 0x3f80);
+        check(0x3f80_7fff, 0x3f80);
+        check(0x3f80_8000, 0x3f80);
+        check(0x3f80_8001, 0x3f81);
+        check(0x3f81_8000, 0x3f82);
+        check(0xbf81_8000, 0xbf82);
+        check(0x7f7f_ffff, 0x7f80);
+        check(0x7f80_0000, 0x7f80);
+        check(0x8000_0000, 0x8000);
+        assert!(from_bf16(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
+        for bits in 0..=u16::MAX {
+            let x = from_bf16(bits);
+            assert!(x.is_nan() || to_bf16(x) == bits, "{bits:x} comes back");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The conformance suite on a real device, if there is one. Each test opens the first device twice:
+//! two backends on one device must give the same bits.
+
+#![cfg(feature = "cuda")]
+
+use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, LibraryError, OpenError};
+
+/// Two backends, or none with a line that says why. A device that is there and does not open fails.
+fn devices(precision: Precision) -> Vec<CudaBackend> {
+    let cache = Cache::of_environment();
+    let open = || CudaDevice::open(0, precision, &cache);
+    match open().and_then(|first| Ok([first, open()?])) {
+        Ok(opened) => opened.into_iter().map(|opened| CudaBackend::new(opened.device)).collect(),
+        Err(error @ (OpenError::Library(LibraryError::DriverMissing) | OpenError::NoDevice)) => {
+            println!("skipped: {error}");
+            Vec::new()
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn floats() -> Vec<CudaBackend> {
+    devices(Precision::F32)
+}
+
+fn halves() -> Vec<CudaBackend> {
+    devices(Precision::Bf16)
+}
+
+zbelastic_kernels::conformance!(f32, floats);
+zbelastic_kernels::conformance!(bf16, halves);
+
+/// What a person without a device is told.
+#[test]
+fn a_machine_without_a_driver_gets_a_typed_error() {
+    match CudaDevice::open(0, Precision::F32, &Cache::of_environment()).map(|_| ()) {
+        Err(OpenError::Library(LibraryError::DriverMissing)) => {
+            let list = zbelastic_kernels::cuda::devices();
+            assert_eq!(list, Ok(Vec::new()), "no driver, no devices, and no error about it");
+        }
+        found => println!("skipped: there is a driver ({found:?})"),
+    }
+}

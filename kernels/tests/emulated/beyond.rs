@@ -1,0 +1,104 @@
+//! What the conformance suite does not ask of a device.
+
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::{Accumulate, Backend, LinearGradient, MatrixShape, View, ViewMut};
+
+use crate::device::{Emulated, Order, devices};
+
+fn upload(
+    device: &CudaBackend<Emulated>,
+    floats: &[f32],
+) -> <CudaBackend<Emulated> as Backend>::Buffer {
+    let mut buffer = device.allocate(floats.len()).expect("memory for a test");
+    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    buffer
+}
+
+/// Enough rows for three levels of sums of sums; small integers, so that every order is exact.
+#[test]
+fn columns_of_many_rows_are_summed_level_by_level() {
+    let (rows, outputs) = (33_000, 3);
+    let shape = MatrixShape { outputs, inputs: 1 };
+    for device in devices(Precision::F32) {
+        let floats: Vec<f32> = (0..rows * outputs).map(|i| (i * i % 7) as f32).collect();
+        let (gradient, x) = (upload(&device, &floats), upload(&device, &vec![0.0; rows]));
+        let mut sums = upload(&device, &[100.0; 6]);
+        let to = LinearGradient { buffer: &mut sums, weight: 0..3, bias: Some(3..6) };
+        device.linear_backward_weights(rows, shape, &x, &gradient, to, Accumulate::Add);
+        let found = device.download(View::new(&sums, 3..6));
+        for (column, found) in found.iter().enumerate() {
+            let exact: f32 = floats.iter().skip(column).step_by(outputs).sum();
+            assert_eq!(*found, 100.0 + exact, "column {column}");
+        }
+    }
+}
+
+#[test]
+fn a_fingerprint_changes_with_every_bit_and_place() {
+    let floats: Vec<f32> = (0..70_000).map(|i| i as f32).collect();
+    let of = |device: &CudaBackend<Emulated>, floats: &[f32]| {
+        let buffer = upload(device, floats);
+        device.fingerprint(View::new(&buffer, 0..floats.len()))
+    };
+    let found = devices(Precision::F32);
+    let Some(first) = found.first() else { return };
+    let whole = of(first, &floats);
+    assert!(found.iter().all(|device| of(device, &floats) == whole), "in any order");
+    for place in [0, 1, 65_535, 65_536, 69_999] {
+        let mut changed = floats.clone();
+        changed[place] = f32::from_bits(changed[place].to_bits() ^ 1);
+        assert_ne!(of(first, &changed), whole, "the last bit of element {place}");
+    }
+    let mut exchanged = floats.clone();
+    exchanged.swap(3, 65_540);
+    assert_ne!(of(first, &exchanged), whole);
+    assert_ne!(of(first, &floats[..69_999]), whole);
+}
+
+#[test]
+fn squares_of_many_tensors_are_those_of_each() {
+    for device in devices(Precision::F32) {
+        let floats: Vec<f32> = (0..200_000).map(|i| (i % 1000) as f32 / 7.0).collect();
+        let buffer = upload(&device, &floats);
+        let ranges = [0..70_000, 70_000..70_000, 70_001..70_002, 80_000..200_000];
+        let views = || ranges.clone().map(|range| View::new(&buffer, range));
+        let together = device.sum_squares_of_each(&views());
+        assert_eq!(together.len(), ranges.len());
+        for (sum, view) in together.into_iter().zip(views()) {
+            assert_eq!(sum, device.sum_squares(view));
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_with_what_is_free() {
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 100 << 20) else { return };
+    let backend = CudaBackend::new(device);
+    let first = backend.allocate(20 << 20).expect("80 of 100 mebibytes");
+    let error = backend.allocate(20 << 20).err().expect("80 more");
+    assert_eq!((error.bytes, error.free_bytes), (80 << 20, Some(20 << 20)));
+    assert!(error.to_string().contains("20971520 are free"), "{error}");
+    assert_eq!(backend.fault(), None, "the device is none the worse for it");
+    drop(first);
+    let error = backend.allocate(30 << 20).err().expect("more than there is");
+    assert_eq!(error.bytes, 120 << 20);
+}
+
+#[test]
+fn a_device_that_gives_up_poisons_what_is_read() {
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
+    let backend = CudaBackend::new(device.clone());
+    let mut buffer = upload(&backend, &[1.0, 2.0, 3.0]);
+    assert_eq!(backend.download(View::new(&buffer, 0..3)), [1.0, 2.0, 3.0]);
+    device.give_up();
+    let before = backend.sum_squares(View::new(&buffer, 0..3));
+    assert!(before.sum.is_nan());
+    assert_eq!(before.nonfinite, 3, "validation refuses a step with these");
+    let fault = backend.fault().expect("kept");
+    assert!(fault.to_string().contains("restart this process"), "{fault}");
+    device.recover();
+    backend.upload(&[4.0], ViewMut::new(&mut buffer, 0..1));
+    assert!(backend.download(View::new(&buffer, 0..3)).iter().all(|x| x.is_nan()), "for good");
+    assert!(backend.allocate(1).is_err());
+}

@@ -1,0 +1,221 @@
+//! A device made of this machine: memory is memory, kernels are fibers, products are loops.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind};
+use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
+
+use crate::compile::{Entry, entries};
+
+type Entries = HashMap<Kernel, Entry>;
+
+/// Kernels keep what a block shares in plain statics, so they run one at a time.
+static RUNNING: Mutex<()> = Mutex::new(());
+
+/// In which order blocks, warps and lanes run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Forwards,
+    Backwards,
+}
+
+/// The device.
+pub struct Emulated {
+    precision: Precision,
+    order: Order,
+    entries: &'static Entries,
+    /// What was allocated, to be given back whole.
+    memory: Mutex<HashMap<u64, Layout>>,
+    /// Bytes that `allocate` has left.
+    room_bytes: Mutex<u64>,
+    has_given_up: AtomicBool,
+}
+
+/// The kernels of a precision, compiled once a process.
+fn compiled(precision: Precision) -> Option<&'static Entries> {
+    static COMPILED: [OnceLock<Option<Entries>>; 2] = [OnceLock::new(), OnceLock::new()];
+    let make = || Some(entries(precision)?.into_iter().collect());
+    COMPILED[precision as usize].get_or_init(make).as_ref()
+}
+
+impl Emulated {
+    /// A device with so much memory; `None` without a C++ compiler.
+    pub fn new(precision: Precision, order: Order, room_bytes: u64) -> Option<Arc<Self>> {
+        Some(Arc::new(Self {
+            precision,
+            order,
+            entries: compiled(precision)?,
+            memory: Mutex::default(),
+            room_bytes: Mutex::new(room_bytes),
+            has_given_up: AtomicBool::new(false),
+        }))
+    }
+
+    /// From now on launches fail as after an illegal address.
+    pub fn give_up(&self) {
+        self.has_given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// What no real device does.
+    pub fn recover(&self) {
+        self.has_given_up.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Two devices that run everything in opposite orders.
+pub fn devices(precision: Precision) -> Vec<CudaBackend<Emulated>> {
+    let device = |order| Emulated::new(precision, order, 8 << 30);
+    let found: Option<Vec<_>> =
+        [Order::Forwards, Order::Backwards].into_iter().map(device).collect();
+    let Some(found) = found else {
+        assert!(std::env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no c++");
+        println!("skipped: kernels run on processors where there is a c++");
+        return Vec::new();
+    };
+    found.into_iter().map(CudaBackend::new).collect()
+}
+
+/// Activations in memory.
+#[derive(Clone, Copy)]
+struct RowsAt {
+    precision: Precision,
+    start: Address,
+}
+
+impl RowsAt {
+    fn get(self, index: usize) -> f32 {
+        // SAFETY: the operations hand products to the device with their lengths.
+        unsafe {
+            match self.precision {
+                Precision::F32 => *(self.start.0 as *const f32).add(index),
+                Precision::Bf16 => {
+                    let bits = *(self.start.0 as *const u16).add(index);
+                    f32::from_bits(u32::from(bits) << 16)
+                }
+            }
+        }
+    }
+
+    fn set(self, index: usize, x: f32) {
+        // SAFETY: as above.
+        unsafe {
+            match self.precision {
+                Precision::F32 => *(self.start.0 as *mut f32).add(index) = x,
+                Precision::Bf16 => {
+                    let bits = x.to_bits();
+                    let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+                    let kept = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
+                    *(self.start.0 as *mut u16).add(index) = kept as u16;
+                }
+            }
+        }
+    }
+}
+
+fn dot(depth: usize, term: impl Fn(usize) -> (f32, f32)) -> f64 {
+    let terms = (0..depth).map(term);
+    terms.map(|(a, b)| f64::from(a) * f64::from(b)).sum()
+}
+
+impl Device for Emulated {
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        let mut room = self.room_bytes.lock().expect("no panic while it is held");
+        if bytes > *room {
+            let (asked_bytes, free_bytes) = (bytes, *room);
+            return Err(DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes: 8 << 30 });
+        }
+        *room -= bytes;
+        let layout = Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size");
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc(layout) } as u64;
+        // What is there is anything: all ones are NaNs.
+        // SAFETY: just allocated.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, layout.size()) };
+        self.memory.lock().expect("no panic while it is held").insert(start, layout);
+        Ok(Address(start))
+    }
+
+    fn free(&self, address: Address) {
+        let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
+        let layout = layout.expect("memory is given back once");
+        *self.room_bytes.lock().expect("no panic while it is held") += layout.size() as u64;
+        // SAFETY: from `allocate`.
+        unsafe { dealloc(address.0 as *mut u8, layout) };
+    }
+
+    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        // SAFETY: the memory is the caller's.
+        unsafe { std::ptr::write_bytes(to.0 as *mut u8, 0, bytes as usize) };
+        Ok(())
+    }
+
+    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(from.0 as *const u8, to.0 as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+        if self.has_given_up.load(Ordering::Relaxed) {
+            let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
+            return Err(DeviceFault::of_code("cuLaunchKernel", 700, name));
+        }
+        let mut pointers = launch.arguments.pointers();
+        let is_reversed = self.order == Order::Backwards;
+        let entry = self.entries[&launch.kernel];
+        let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: arguments as the kernel's source has them, which is what is being tested.
+        unsafe { entry(launch.grid.as_ptr(), launch.threads, is_reversed, pointers.as_mut_ptr()) };
+        Ok(())
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let at = |start| RowsAt { precision: self.precision, start };
+        let (l, r, to) = (at(left), at(right), at(result));
+        match kind {
+            ProductKind::Forward => each(rows, outputs, |row, output| {
+                let term = |k| (l.get(row * inputs + k), r.get(output * inputs + k));
+                to.set(row * outputs + output, dot(inputs, term) as f32);
+            }),
+            ProductKind::Input => each(rows, inputs, |row, input| {
+                let term = |k| (l.get(row * outputs + k), r.get(k * inputs + input));
+                to.set(row * inputs + input, dot(outputs, term) as f32);
+            }),
+            ProductKind::Weights { is_added } => each(outputs, inputs, |output, input| {
+                let to = RowsAt { precision: Precision::F32, start: result };
+                let term = |k| (l.get(k * outputs + output), r.get(k * inputs + input));
+                let (index, sum) = (output * inputs + input, dot(rows, term) as f32);
+                to.set(index, if is_added { to.get(index) + sum } else { sum });
+            }),
+        }
+        Ok(())
+    }
+}
+
+fn each(rows: usize, columns: usize, mut visit: impl FnMut(usize, usize)) {
+    for row in 0..rows {
+        (0..columns).for_each(|column| visit(row, column));
+    }
+}

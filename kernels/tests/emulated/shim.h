@@ -1,0 +1,218 @@
+// CUDA C++ on a processor: what kernels/cu/prelude.cuh leaves to the device.
+//
+// A block's threads are fibers. Lanes of a warp run one after the other until each waits at a
+// barrier; then they go on. Blocks run one after the other, forwards or backwards, and so do lanes:
+// a kernel whose result depends on the order has two results here. One launch at a time. Tensor cores' products and their
+// loads are spelled out from the layouts in NVIDIA's PTX manual.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#define EMULATED
+#define KERNEL static void
+#define DEVICE inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define SHARED(type, name, count) static type name[count]
+#define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator::dynamic_shared)
+
+struct dim3 {
+    unsigned x, y, z;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+static inline float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+static inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+// Saves the registers that a function keeps, and goes on with another stack.
+extern "C" void emulator_switch(void **save, void *load);
+asm(R"(
+.text
+.type emulator_switch, @function
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emulator_switch, .-emulator_switch
+)");
+
+namespace emulator {
+
+constexpr unsigned WARP_LANES = 32;
+constexpr unsigned THREADS_MAX = 1024;
+// No power of two: the tops of all stacks would share a few places in the processor's cache.
+constexpr size_t STACK_BYTES = (64 << 10) + 832;
+constexpr size_t SHARED_BYTES_MAX = 227 << 10;
+
+enum class State { Ready, AtWarp, AtBlock, Done };
+
+struct Fiber {
+    void *stack_pointer;
+    State state;
+};
+
+alignas(16) static unsigned char dynamic_shared[SHARED_BYTES_MAX];
+static Fiber fibers[THREADS_MAX];
+static void *scheduler;
+static unsigned current;
+static unsigned char *stacks;
+static void (*body)(void *);
+static void *body_data;
+// What lanes show each other. Two of them in turn, so that a lane which is ahead overwrites nothing.
+alignas(32) static unsigned char exchange[THREADS_MAX / WARP_LANES][2][WARP_LANES][32];
+static unsigned turns[THREADS_MAX];
+
+static void pause(State state) {
+    fibers[current].state = state;
+    emulator_switch(&fibers[current].stack_pointer, scheduler);
+}
+
+static void begin() {
+    body(body_data);
+    pause(State::Done);
+    abort();
+}
+
+static void resume(unsigned thread) {
+    current = thread;
+    threadIdx = {thread, 0, 0};
+    emulator_switch(&scheduler, fibers[thread].stack_pointer);
+}
+
+static void prepare(unsigned thread) {
+    if (!stacks) stacks = static_cast<unsigned char *>(malloc(THREADS_MAX * STACK_BYTES));
+    auto top = reinterpret_cast<size_t>(stacks + (thread + 1) * STACK_BYTES) & ~size_t(15);
+    void **place = reinterpret_cast<void **>(top) - 2;
+    *place = reinterpret_cast<void *>(begin);
+    fibers[thread] = {place - 6, State::Ready};
+    turns[thread] = 0;
+}
+
+// One warp until all its lanes wait for the block, or are done.
+static void run_warp(unsigned first, unsigned end, bool reversed) {
+    for (;;) {
+        for (unsigned i = first; i < end; ++i) {
+            const unsigned thread = reversed ? end - 1 - (i - first) : i;
+            if (fibers[thread].state == State::Ready) resume(thread);
+        }
+        unsigned waiting = 0, elsewhere = 0;
+        for (unsigned i = first; i < end; ++i) {
+            waiting += fibers[i].state == State::AtWarp;
+            elsewhere += fibers[i].state != State::AtWarp;
+        }
+        if (waiting == 0) return;
+        if (elsewhere > 0) {
+            fprintf(stderr, "emulator: some lanes of a warp wait for others that never come\n");
+            abort();
+        }
+        for (unsigned i = first; i < end; ++i) fibers[i].state = State::Ready;
+    }
+}
+
+static void run_block(unsigned threads, bool reversed) {
+    for (unsigned i = 0; i < threads; ++i) prepare(i);
+    // Shared memory begins as anything; NaNs show who reads it unwritten.
+    memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+    const unsigned warps = (threads + WARP_LANES - 1) / WARP_LANES;
+    for (bool any = true; any;) {
+        for (unsigned i = 0; i < warps; ++i) {
+            const unsigned warp = reversed ? warps - 1 - i : i;
+            run_warp(warp * WARP_LANES, min(threads, (warp + 1) * WARP_LANES), reversed);
+        }
+        any = false;
+        for (unsigned i = 0; i < threads; ++i) {
+            if (fibers[i].state != State::AtBlock) continue;
+            fibers[i].state = State::Ready;
+            any = true;
+        }
+    }
+}
+
+template <typename... A, size_t... I>
+static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<std::remove_reference_t<A> *>(arguments[I])...);
+}
+
+template <typename... A>
+static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, bool reversed,
+                   void **arguments) {
+    auto once = [&] { call(kernel, arguments, std::index_sequence_for<A...>()); };
+    body = [](void *data) { (*static_cast<decltype(once) *>(data))(); };
+    body_data = &once;
+    blockDim = {threads, 1, 1};
+    gridDim = {grid[0], grid[1], 1};
+    const unsigned blocks = grid[0] * grid[1];
+    for (unsigned i = 0; i < blocks; ++i) {
+        const unsigned block = reversed ? blocks - 1 - i : i;
+        blockIdx = {block % grid[0], block / grid[0], 0};
+        run_block(threads, reversed);
+    }
+}
+
+// Shows a value to the other lanes of the warp, and returns where all of theirs lie, until the next
+// value is shown.
+template <typename T>
+static unsigned char (*show(const T &value))[32] {
+    static_assert(sizeof(T) <= 32);
+    const unsigned warp = current / WARP_LANES;
+    auto side = exchange[warp][turns[current]++ % 2];
+    memcpy(side[current % WARP_LANES], &value, sizeof(T));
+    pause(State::AtWarp);
+    return side;
+}
+
+template <typename T>
+static const T &look(unsigned char (*side)[32], unsigned lane) {
+    return *reinterpret_cast<const T *>(side[lane]);
+}
+
+}  // namespace emulator
+
+static inline void __syncthreads() { emulator::pause(emulator::State::AtBlock); }
+static inline void __syncwarp() { emulator::pause(emulator::State::AtWarp); }
+
+template <typename T>
+static T __shfl_xor_sync(unsigned, T value, unsigned step) {
+    auto side = emulator::show(value);
+    return emulator::look<T>(side, (emulator::current % 32) ^ step);
+}

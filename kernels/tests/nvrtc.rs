@@ -1,0 +1,69 @@
+//! Every kernel, compiled for real for every architecture of interest; a warning is a failure. Needs
+//! NVRTC and no device. `ZBELASTIC_CUDA_LIBS` names the folder with the library.
+
+#![cfg(feature = "cuda")]
+
+use zbelastic_kernels::cuda::compiler::Compiler;
+use zbelastic_kernels::cuda::source::{File, Precision, Unit};
+use zbelastic_kernels::cuda::{Architecture, CompileError, LibraryError};
+
+/// The compiler, or nothing with a line that says so. Where the library must be there,
+/// `ZBELASTIC_TOOLS_REQUIRED` turns that into a failure.
+fn compiler() -> Option<Compiler> {
+    match Compiler::find() {
+        Ok(compiler) => Some(compiler),
+        Err(CompileError::Library(error @ LibraryError::Missing { .. })) => {
+            assert!(std::env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "{error}");
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn units() -> impl Iterator<Item = Unit> {
+    let of_file = |file: File| {
+        let precisions = Precision::ALL.into_iter().filter(move |it| file.is_for(*it));
+        precisions.flat_map(move |precision| {
+            Architecture::TESTED.map(|architecture| Unit { file, precision, architecture })
+        })
+    };
+    File::ALL.into_iter().flat_map(of_file)
+}
+
+#[test]
+fn every_kernel_compiles_without_a_warning() {
+    let Some(compiler) = compiler() else { return };
+    let refused: Vec<String> = units()
+        .filter_map(|unit| match compiler.compile(&unit) {
+            Ok(code) => {
+                assert!(code.starts_with(b"\x7fELF"), "{unit:?}: no device code");
+                None
+            }
+            Err(error) => Some(format!("{unit:?}: {error}")),
+        })
+        .collect();
+    assert!(refused.is_empty(), "NVRTC {}\n{}", compiler.version(), refused.join("\n"));
+    println!("compiled {} units with NVRTC {}", units().count(), compiler.version());
+}
+
+#[test]
+fn a_warning_is_a_refusal() {
+    let Some(compiler) = compiler() else { return };
+    let unit = units().next().expect("there are units");
+    let warned = format!("{}\nKERNEL planted() {{ int unused; }}\n", unit.file.source());
+    let error = compiler.compile_text(&unit, &warned).expect_err("a variable nobody reads");
+    let CompileError::Refused { file, log, .. } = error else { panic!("{error}") };
+    assert_eq!(file, unit.file.name());
+    assert!(log.contains("unused"), "{log}");
+}
+
+#[test]
+fn an_unknown_architecture_is_refused_by_name() {
+    let Some(compiler) = compiler() else { return };
+    let architecture = Architecture::new(3, 7);
+    let unit = Unit { architecture, ..units().next().expect("there are units") };
+    let error = compiler.compile(&unit).expect_err("too old for any NVRTC we use");
+    assert!(matches!(error, CompileError::UnknownArchitecture { .. }), "{error}");
+    assert!(error.to_string().contains("sm_37"));
+}
