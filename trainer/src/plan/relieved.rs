@@ -54,8 +54,9 @@ impl MemoryPolicy {
     }
 }
 
-/// How often limits are corrected by what slots and messages take beyond what is counted here.
-const ROUNDS_MAX: u32 = 4;
+/// How often limits are corrected by what slots and messages take beyond what is counted here: each pass
+/// that leaves for it leaves a message behind, so it takes some rounds.
+const ROUNDS_MAX: u32 = 16;
 
 /// Plans over the same chunks that stay within the limits of their stages, if any limit is there and
 /// passes may do something about it.
@@ -106,8 +107,9 @@ fn plan<B: Backend>(
     within: Within,
 ) -> Option<Plan> {
     let mut problem = relieved_problem(backend, request, own);
+    let mut found = within(&problem, &own.program)?;
     for _ in 0..ROUNDS_MAX {
-        let order = Program { kind: own.program.kind, ..within(&problem, &own.program)? };
+        let order = Program { kind: own.program.kind, ..found };
         let of_kind = request.of_kind(own.program.kind);
         let chunks = own.chunks[..own.placement().chunks_per_replica() as usize].to_vec();
         let plan = Plan::with_program(of_kind, chunks, &order).ok()?;
@@ -124,6 +126,7 @@ fn plan<B: Backend>(
         if is_within {
             return Some(plan);
         }
+        found = relieve_within(&problem, &order)?;
     }
     None
 }
