@@ -347,6 +347,24 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
 }
 
 #[test]
+fn slices_are_made_again_where_a_limit_asks_for_it() {
+    let model = tiny_model(Family::Llama);
+    let of_kind = (ScheduleKind::Seq1F1B, 4);
+    let expected = serial(&model, of_kind);
+    let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+    let [free, all] = [NEEDED, all].map(|policy| chosen(&model, of_kind, policy, None));
+    let (free, all) = (free.expect("no limit"), all.expect("no limit"));
+    let size = |choice: &Choice| choice.prediction.stage_bytes.0;
+    for part in 1..4 {
+        let limit = Bytes(size(&all) + part * (size(&free) - size(&all)) / 4);
+        let choice = chosen(&model, of_kind, NEEDED, Some(limit)).expect("it can be met");
+        assert!(size(&choice) <= limit.0, "{part}");
+        assert!((1..drops(&all.plan)).contains(&drops(&choice.plan)), "{part}");
+        check_bits(&model, choice.plan, expected, part);
+    }
+}
+
+#[test]
 fn passes_that_are_made_again_where_needed_make_an_order_possible_that_is_faster() {
     let model = tiny_model(Family::Gpt2);
     let of_kind = (ScheduleKind::ZbAuto, 4);

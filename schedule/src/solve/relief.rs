@@ -228,7 +228,7 @@ fn looser(problem: &Problem, factor: f64) -> Problem {
     without_relief(problem, problem.limits.iter().map(|limit| limit * factor).collect())
 }
 
-/// With memory for one microbatch at a time, or what there is if that is less.
+/// With memory for one microbatch at a time, or what there is if that is more.
 fn looser_to_one(problem: &Problem) -> Problem {
     let of_stage = |(stage, limit): (u32, &f64)| {
         let chunks = problem.placement.chunks_of(StageIndex(stage));

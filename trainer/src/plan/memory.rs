@@ -70,7 +70,7 @@ pub fn plan_memory<B: Backend>(
     stages().map(with_copies).collect()
 }
 
-/// What one microbatch of a chunk takes while it is alive.
+/// What one pass over a chunk takes while it is alive.
 pub(super) struct PassMemory {
     /// From F to W.
     pub(super) stash: Bytes,
@@ -82,7 +82,7 @@ pub(super) struct PassMemory {
     pub(super) message: Bytes,
 }
 
-pub(super) fn pass_memory<B: Backend>(
+fn pass_memory<B: Backend>(
     backend: &B,
     sizes: &Sizes<'_>,
     layers: LayerRange,
@@ -104,6 +104,27 @@ pub(super) fn pass_memory<B: Backend>(
         logits: if has_head { logits() } else { Bytes(0) },
         message: Bytes::of_f32(sizes.residual()),
     }
+}
+
+/// What the passes of one microbatch over a chunk of a plan take: one, or those of its slices.
+pub(super) fn microbatch_memory<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    plan: &Plan,
+    layers: LayerRange,
+) -> PassMemory {
+    let cut = plan.cut(model);
+    let of_slice = |slice| {
+        let sizes = cut.sizes(model, plan.batch.microbatch, cut.len_of(slice));
+        pass_memory(backend, &sizes, layers, plan.recompute)
+    };
+    let sum = |a: PassMemory, b: PassMemory| PassMemory {
+        stash: a.stash + b.stash,
+        remade: a.remade + b.remade,
+        logits: a.logits + b.logits,
+        message: a.message + b.message,
+    };
+    cut.slices().map(of_slice).reduce(sum).expect("a cut has a slice")
 }
 
 /// What of a layer's part of a pass leaves, if nothing of it was given up.

@@ -7,10 +7,10 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
-use super::memory::{PassMemory, pass_memory};
+use super::memory::{PassMemory, microbatch_memory};
 use super::solved::{is_solved, problem};
 use super::{ChooseRequest, Plan, plan_memory};
-use crate::model::{Recompute, Sizes};
+use crate::model::Recompute;
 
 /// Which passes do something to keep less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,11 +142,10 @@ fn relieved_problem<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &P
     };
     let limits = (0..).zip(&plain.limits).map(limit).collect();
     let costs = request.pace.memory_costs(own);
-    let sizes = Sizes::whole(request.model, request.batch.microbatch);
     let remake = |(chunk, time): (u32, f64)| {
         let layers = own.layers_of(ChunkIndex(chunk));
         let PassMemory { stash, logits, message, .. } =
-            pass_memory(backend, &sizes, layers, own.recompute);
+            microbatch_memory(backend, request.model, own, layers);
         let logits = if own.recompute.remakes_logits() { Bytes(0) } else { logits };
         Remake { time, after_drop: (stash + logits + message).0 as f64 }
     };

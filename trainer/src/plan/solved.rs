@@ -7,9 +7,8 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::StageIndex;
 
-use super::memory::{PassMemory, pass_memory};
+use super::memory::{PassMemory, microbatch_memory};
 use super::{ChooseRequest, Pace, Plan, plan_memory};
-use crate::model::Sizes;
 
 /// Plans that may be better than a schedule's own within the memory there is, over the same chunks.
 ///
@@ -104,11 +103,10 @@ pub(super) fn problem<B: Backend>(
     own: &Plan,
     times: &[ChunkTimes],
 ) -> Problem {
-    let sizes = Sizes::whole(request.model, request.batch.microbatch);
     let costs = |(times, layers): (&ChunkTimes, _)| {
         // What is made again counts as if it were kept: an order for that is good without it.
         let PassMemory { stash, remade, logits, message } =
-            pass_memory(backend, &sizes, layers, own.recompute);
+            microbatch_memory(backend, request.model, own, layers);
         let kept = (stash + remade + message).0 as f64;
         ChunkCosts {
             f: times.f,
