@@ -144,7 +144,7 @@ impl Workbench for DigestBench {
         self.chunks.contains_key(&chunk)
     }
 
-    fn frame_len(&self) -> usize {
+    fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
 

@@ -13,7 +13,7 @@ use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{
     Bench, Corruption, Injection, StageSetup, StoreError, UpdateOrder, Workbench,
 };
-use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
 use crate::numeric::NumericFaults;
@@ -86,8 +86,8 @@ impl Workbench for FloatBench {
         self.bench.has_chunk(chunk)
     }
 
-    fn frame_len(&self) -> usize {
-        self.bench.frame_len()
+    fn frame_len(&self, slice: SliceIndex) -> usize {
+        self.bench.frame_len(slice)
     }
 
     fn slots_taken(&self) -> usize {

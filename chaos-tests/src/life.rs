@@ -13,7 +13,7 @@ use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::elastic::{BackendModel, memory_stores};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
 
@@ -149,6 +149,7 @@ fn stage_setup(
     let batch = BatchShape {
         microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
         microbatch_count: options.microbatches,
+        cut_by: CutBy::Tokens,
     };
     // Slices are a part of the arithmetic, which the reference has from here.
     let kind = if options.kind.is_sliced() { options.kind } else { ScheduleKind::OneFOneB };

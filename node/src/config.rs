@@ -8,6 +8,7 @@
 //! `key.rs`. This module reads files and decides nothing about a run that is not in them: which
 //! schedule `auto` becomes is the planner's question.
 
+mod asynchronous;
 mod build;
 mod effective;
 mod file;
@@ -31,10 +32,13 @@ mod value;
 mod wording;
 mod words;
 
+pub use asynchronous::{AsyncConfig, PipeDreamSync};
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Fallback, Key, SECTIONS, Spec};
 pub use kind::{Kind, Range, parse_size, size_text};
-pub use memory::{MemoryConfig, OffloadStore, RECOMPUTE_OPS, RecomputeMode};
+pub use memory::{
+    MemoryConfig, OffloadMode, OffloadStore, RECOMPUTE_OPS, RecomputeMode, RecomputePasses,
+};
 pub use nearest::nearest;
 pub use nodes::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
 pub use note::Note;
@@ -103,34 +107,6 @@ pub struct RunConfig {
     pub checkpoint: CheckpointConfig,
     /// How a cluster takes it when nodes come and go.
     pub elastic: ElasticConfig,
-}
-
-/// What single asynchronous schedules keep to. Others take no notice.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AsyncConfig {
-    /// Updates over which PipeMare lets learning rates rise.
-    pub pipemare_steps: u64,
-    /// AvgPipe's pipelines.
-    pub avgpipe_pipelines: u32,
-    /// The share by which AvgPipe pulls models together.
-    pub avgpipe_alpha: f64,
-    /// Microbatches that AMPNet lets be under way.
-    pub ampnet_cap: u32,
-    /// Gradients in an update of AMPNet.
-    pub ampnet_update_every: u32,
-}
-
-/// A document from before there were such schedules asks for none.
-impl Default for AsyncConfig {
-    fn default() -> Self {
-        Self {
-            pipemare_steps: 100,
-            avgpipe_pipelines: 2,
-            avgpipe_alpha: 0.1,
-            ampnet_cap: 4,
-            ampnet_update_every: 4,
-        }
-    }
 }
 
 /// What a cluster keeps on disk.

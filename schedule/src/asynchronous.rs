@@ -18,6 +18,7 @@ mod op;
 mod program;
 mod region;
 mod simulate;
+mod variant;
 mod versions;
 mod violation;
 
@@ -29,4 +30,5 @@ pub use op::{AsyncOp, AsyncOpParseError, Dynamic, DynamicRule, Prediction, Shift
 pub use program::{ASYNC_PASS_COUNT_MAX, AsyncProgram, AsyncProgramParseError};
 pub use region::{Arrived, Region};
 pub use simulate::{AsyncSimulation, Steady, simulate_async};
+pub use variant::AsyncVariant;
 pub use violation::AsyncViolation;

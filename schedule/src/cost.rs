@@ -25,6 +25,8 @@ pub enum CopyLanes {
     Alternating,
     /// One out and one back at the same time.
     Duplex,
+    /// There is no lane: a stage copies in turn with its passes, and computes nothing meanwhile.
+    InTurn,
 }
 
 /// Durations of what one pass of a chunk does beside its gradients.

@@ -32,7 +32,7 @@ pub use cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes
 pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_sized};
 pub use kind::{ChunkCounts, ScheduleKind, UnknownKind};
 pub use lower::{LowerOptions, lower};
-pub use memory::{ChunkMemory, PassesLive, live_passes, peak_memory};
+pub use memory::{ChunkMemory, PassesLive, live_passes, live_passes_of, peak_memory};
 pub use offload::{OffloadChunks, OffloadRequest, offload};
 pub use op::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
 pub use placement::{Placement, PlacementError, PlacementShape};

@@ -6,6 +6,8 @@
 //! OFFLOAD gives back everything, where it stands, and RELOAD takes it again, where it stands. What a
 //! pass needs only while it runs is not counted.
 
+use zbelastic_types::SliceIndex;
+
 use crate::op::{Compute, Memory, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
@@ -118,12 +120,25 @@ impl PassesLive {
 /// If the program names a pass it does not have, or ends one that did not begin.
 #[must_use]
 pub fn live_passes(program: &Program) -> Vec<PassesLive> {
+    live_passes_of(program, |_| true)
+}
+
+/// The same, counting passes over some slices only: those that are equally long share slots, and with
+/// others they have none in common.
+///
+/// # Panics
+/// As [`live_passes`].
+#[must_use]
+pub fn live_passes_of(
+    program: &Program,
+    is_counted: impl Fn(SliceIndex) -> bool,
+) -> Vec<PassesLive> {
     let chunk_count = program.placement.chunk_count() as usize;
     let mut most = vec![PassesLive::default(); chunk_count];
     let mut now = most.clone();
     let mut lives = PassTable::new(program, Life::default());
     for op in program.lists().flat_map(|(_, ops)| ops) {
-        let Some(pass) = op.pass() else { continue };
+        let Some(pass) = op.pass().filter(|pass| is_counted(pass.slice)) else { continue };
         let life = lives.get_mut(pass).expect("the program has the passes it names");
         let now = &mut now[pass.chunk.index()];
         life.count(now, |alive| alive.checked_sub(1).expect("a pass begins before it ends"));
@@ -184,7 +199,7 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
-    use super::{ChunkMemory, PassesLive, live_passes, peak_memory};
+    use super::{ChunkMemory, PassesLive, live_passes, live_passes_of, peak_memory};
     use crate::generate::generate;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
@@ -264,6 +279,19 @@ mod tests {
         let early = live_passes(&lower(&program(ScheduleKind::ZbH2), options));
         assert_eq!((early[2].slots, early[2].early_slots), (7, 7));
         assert_eq!((early[3].slots, early[3].early_slots), (7, 1));
+    }
+
+    #[test]
+    fn slices_that_are_counted_alone_take_slots_of_their_own() {
+        let program = program(ScheduleKind::Seq1F1B);
+        let slots =
+            |live: Vec<PassesLive>| -> Vec<u32> { live.iter().map(|live| live.slots).collect() };
+        assert_eq!(program.slice_count, 2);
+        assert_eq!(slots(live_passes(&program)), [5, 4, 3, 2]);
+        // A microbatch's second slice goes forward later and backward sooner.
+        assert_eq!(slots(live_passes_of(&program, |slice| slice.0 == 0)), [3, 3, 2, 2]);
+        assert_eq!(slots(live_passes_of(&program, |slice| slice.0 == 1)), [2, 2, 1, 1]);
+        assert_eq!(slots(live_passes_of(&program, |_| false)), [0; 4]);
     }
 
     const KEPT: &str = "program gpipe line stages 1 chunks 1 microbatches 3 window -

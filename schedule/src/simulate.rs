@@ -117,7 +117,7 @@ impl Copies {
     /// The lane that a copy takes, when it is free.
     fn free(self, lanes: CopyLanes, memory: Memory) -> f64 {
         match (lanes, memory) {
-            (CopyLanes::Alternating, _) => self.out.max(self.back),
+            (CopyLanes::Alternating | CopyLanes::InTurn, _) => self.out.max(self.back),
             (CopyLanes::Duplex, Memory::Reload) => self.back,
             (CopyLanes::Duplex, Memory::Offload | Memory::Drop) => self.out,
         }
@@ -198,6 +198,7 @@ impl<'a> Clock<'a> {
         let ends = self.ends(step, pass);
         let free = self.copies[stage.index()].free(self.costs.memory.lanes, memory);
         let start = match memory {
+            Memory::Offload if self.costs.memory.lanes == CopyLanes::InTurn => now,
             Memory::Offload => free.max(ends.forward),
             Memory::Reload => free.max(now),
             Memory::Drop => now,
@@ -211,6 +212,9 @@ impl<'a> Clock<'a> {
                 self.now[stage.index()] = now.max(end);
             }
             Memory::Reload => {
+                if self.costs.memory.lanes == CopyLanes::InTurn {
+                    self.now[stage.index()] = end;
+                }
                 self.copies[stage.index()].back = end;
                 self.ends_mut(step, pass).reload = end;
             }

@@ -2,7 +2,7 @@
 //! hops, at times where they are exact.
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+    AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, Timeline, generate, generate_sized,
@@ -290,6 +290,7 @@ fn without_a_flush_nobody_waits() {
                     microbatch_count: microbatches,
                     replica_count: 2,
                     dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+                    variant: AsyncVariant::Usual,
                 };
                 let program = generate_async(request).expect("the size is legal").plain();
                 let costs = Costs::even(&program.placement, times.f, times.b, times.w, 0.0);

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncOp, AsyncRequest, Dynamic, DynamicRule, generate_async, simulate_async,
+    AsyncKind, AsyncOp, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+    simulate_async,
 };
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{
@@ -168,6 +169,7 @@ fn timeline_of_all(
         microbatch_count: microbatches,
         replica_count: 2,
         dynamic: Dynamic { rule: DynamicRule::Oldest, cap: stages, update_every: 2 },
+        variant: AsyncVariant::Usual,
     };
     let program = generate_async(request).expect("the size is legal");
     let mut costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, link);
@@ -185,6 +187,7 @@ fn programs_without_steps_have_their_text_picture_and_trace() {
             microbatch_count: 3,
             replica_count: 2,
             dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+            variant: AsyncVariant::Usual,
         };
         let program = generate_async(request).expect("the size is legal");
         check(&format!("{kind}.program.txt"), &program.to_string());

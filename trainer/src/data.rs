@@ -7,7 +7,9 @@ mod permutation;
 pub use corpus::{Corpus, CorpusError, Cut};
 pub use permutation::Permutation;
 
-use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
+use std::ops::Range;
+
+use zbelastic_types::{MicrobatchIndex, Step};
 
 /// One microbatch: for each row, a token and the token after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,13 +21,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The tokens of one of `count` slices, which sequences of `sequence_len` tokens are cut into.
+    /// These tokens of each sequence, where one has `sequence_len`.
     #[must_use]
-    pub fn slice(&self, sequence_len: usize, slice: SliceIndex, count: u32) -> Self {
-        let len = sequence_len / count as usize;
-        let cut = |tokens: &[u32]| {
-            let sequences = tokens.chunks_exact(sequence_len);
-            sequences.flat_map(|sequence| sequence[slice.index() * len..][..len].to_vec()).collect()
+    pub fn slice(&self, sequence_len: usize, tokens: &Range<usize>) -> Self {
+        let cut = |all: &[u32]| {
+            let sequences = all.chunks_exact(sequence_len);
+            sequences.flat_map(|sequence| sequence[tokens.clone()].to_vec()).collect()
         };
         Self { inputs: cut(&self.inputs), targets: cut(&self.targets) }
     }

@@ -6,6 +6,8 @@ mod measured;
 mod memory;
 mod pace;
 mod partition;
+mod relieved;
+mod slice_cut;
 mod solved;
 mod work;
 
@@ -19,6 +21,8 @@ pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_spee
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
+pub use relieved::{Extent, MemoryPolicy};
+pub use slice_cut::{CutBy, SLICES_OF_EQUAL_TIME_MAX, SliceCut, TokenWork, is_legal_cut};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
@@ -27,9 +31,9 @@ use zbelastic_schedule::{
     GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, Violation, Window,
     check, check_size, generate_sized, lower,
 };
-use zbelastic_types::{ChunkIndex, Generation, SliceIndex, StageIndex};
+use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute, Sizes, SlicePlace};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 
 /// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
 /// like, because it is part of the arithmetic.
@@ -39,9 +43,20 @@ pub struct BatchShape {
     pub microbatch: MicrobatchShape,
     /// Microbatches a step.
     pub microbatch_count: u32,
+    /// In what slices are alike, where a schedule cuts sequences.
+    #[serde(default)]
+    pub cut_by: CutBy,
 }
 
 impl BatchShape {
+    /// How its sequences are cut into slices.
+    ///
+    /// # Errors
+    /// If they cannot be cut into so many.
+    pub fn cut(&self, work: TokenWork, slice_count: u32) -> Result<SliceCut, PlanError> {
+        SliceCut::new(self.cut_by, work, self.microbatch.sequence_len, slice_count)
+    }
+
     /// Tokens a step.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
@@ -73,9 +88,11 @@ pub enum PlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    /// Slices that do not divide a sequence into equal parts.
-    #[error("{slice_count} slices of equal length for sequences of {sequence_len} tokens")]
+    /// Slices that sequences cannot be cut into.
+    #[error("{slice_count} slices of equal {} for sequences of {sequence_len} tokens", alike(*by))]
     Slices {
+        /// In what they should be alike.
+        by: CutBy,
         /// Slices asked for.
         slice_count: u32,
         /// Tokens of a sequence.
@@ -96,6 +113,13 @@ pub enum PlanError {
         /// Layers of the model.
         layer_count: u32,
     },
+}
+
+const fn alike(by: CutBy) -> &'static str {
+    match by {
+        CutBy::Tokens => "length",
+        CutBy::Time => "time",
+    }
 }
 
 /// Who holds what, and what everybody does.
@@ -151,10 +175,7 @@ impl PlanRequest<'_> {
         }
         check_size(self.kind, self.size())?;
         let PipelineSize { stage_count, chunks_per_stage, slice_count, .. } = self.size();
-        let sequence_len = self.batch.microbatch.sequence_len;
-        if !sequence_len.is_multiple_of(slice_count as usize) {
-            return Err(PlanError::Slices { slice_count, sequence_len });
-        }
+        self.batch.cut(TokenWork::new(self.model), slice_count)?;
         let chunk_count = stage_count * chunks_per_stage;
         if chunk_count / self.kind.replica_count() > layer_count {
             return Err(PlanError::Chunks { stage_count, chunks_per_stage, layer_count });
@@ -245,22 +266,18 @@ impl Plan {
         &self.program.placement
     }
 
-    /// What a pass works on: a microbatch, or a slice of one.
+    /// How the sequences of its batch are cut.
+    ///
+    /// # Panics
+    /// If they have fewer tokens than the program has slices.
     #[must_use]
-    pub fn pass_shape(&self) -> MicrobatchShape {
-        self.batch.microbatch.slice(self.program.slice_count)
+    pub fn cut(&self, model: &ModelConfig) -> SliceCut {
+        self.cut_of(TokenWork::new(model))
     }
 
-    /// Which slice of a microbatch a pass of this plan is over.
-    #[must_use]
-    pub fn place(&self, slice: SliceIndex) -> SlicePlace {
-        SlicePlace { slice, count: self.program.slice_count }
-    }
-
-    /// Sizes of what passes keep.
-    #[must_use]
-    pub fn pass_sizes<'a>(&self, model: &'a ModelConfig) -> Sizes<'a> {
-        Sizes { model, shape: self.pass_shape(), is_cut: self.program.slice_count > 1 }
+    fn cut_of(&self, work: TokenWork) -> SliceCut {
+        let cut = self.batch.cut(work, self.program.slice_count);
+        cut.expect("a plan has slices that its sequences can be cut into")
     }
 
     /// The layers of `chunk`.

@@ -1,4 +1,5 @@
-//! Measures how long the passes and the update of each kind of layer take on a device.
+//! Measures how long the passes, the update, and the way to another store and back of each kind of layer
+//! take on a device.
 //!
 //! Layers of one kind do the same work, so one of each kind is measured: alone, over one microbatch,
 //! with weights and inputs drawn, several times. What disturbs a measure makes it longer, so the
@@ -10,7 +11,8 @@ use zbelastic_types::Step;
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
-    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, model_layers, rotary_angles,
+    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, model_layers, put_left, rotary_angles,
+    take_left,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
@@ -52,6 +54,7 @@ pub fn measure_pace<B: Backend>(
         measured[kind] = Some(found);
         pace.layers[index] = found.work;
         pace.updates[index] = found.update;
+        pace.copies[index] = found.copy;
     }
     Ok(pace)
 }
@@ -72,6 +75,8 @@ const fn family_of(kind: LayerKind) -> usize {
 struct Measured {
     work: LayerWork,
     update: f64,
+    /// One way.
+    copy: f64,
 }
 
 impl Measured {
@@ -83,7 +88,7 @@ impl Measured {
             w: a.w.min(b.w),
             w_early: a.w_early.min(b.w_early),
         };
-        Self { work, update: self.update.min(other.update) }
+        Self { work, update: self.update.min(other.update), copy: self.copy.min(other.copy) }
     }
 }
 
@@ -150,6 +155,10 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         let f = timed(&mut || {
             chunk.forward(&context, batch, stash, logits.as_mut());
         });
+        let round_trip = timed(&mut || {
+            let left = take_left(*backend, stash, logits.as_mut());
+            put_left(*backend, &left, stash, logits.as_mut());
+        });
         if !chunk.has_head() {
             chunk.set_gradient(*backend, drawn, stash);
         }
@@ -171,7 +180,8 @@ impl<'a, B: Backend> LayerBench<'a, B> {
                 commit(*backend, layer, &update, step);
             }
         });
-        Measured { work: LayerWork { f, b, w: w_early + late, w_early }, update }
+        let work = LayerWork { f, b, w: w_early + late, w_early };
+        Measured { work, update, copy: round_trip / 2.0 }
     }
 }
 
@@ -228,7 +238,7 @@ mod tests {
             let (mut time, mut reads) = (0.0, 0);
             let mut clock = || {
                 reads += 1;
-                time += if reads <= 8 { 1000.0 } else { 1.0 };
+                time += if reads <= 10 { 1000.0 } else { 1.0 };
                 time
             };
             let pace = measure_pace(&backend, &model, shape, &OPTIMIZER, &mut clock);
@@ -240,6 +250,7 @@ mod tests {
                 assert_eq!((work.f, work.b, work.w, work.w_early), (1.0, 1.0, w, w_early));
             }
             assert_eq!(pace.updates, vec![1.0; pace.layers.len()]);
+            assert_eq!(pace.copies, vec![0.5; pace.layers.len()]);
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::model::{
     slice_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
+use crate::plan::SliceCut;
 use crate::stage::StageSetup;
 
 /// A serial training run.
@@ -26,9 +27,8 @@ pub struct Reference<B: Backend, S> {
     backend: B,
     source: S,
     model: Chunk<B>,
-    /// By slice.
+    cut: SliceCut,
     slices: Vec<SliceBench<B::Buffer>>,
-    scratch: Scratch<B::Buffer>,
     updates: u64,
     /// Steps behind it, those that were skipped included.
     version: Step,
@@ -38,6 +38,7 @@ pub struct Reference<B: Backend, S> {
 struct SliceBench<T> {
     stash: PassStash<T>,
     logits: Logits<T>,
+    scratch: Scratch<T>,
     angles: Option<T>,
 }
 
@@ -60,18 +61,19 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// # Errors
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
-        let sizes = setup.plan.pass_sizes(&setup.model);
+        let (cut, microbatch) = (setup.plan.cut(&setup.model), setup.plan.batch.microbatch);
         let mut make = |len| backend.allocate(len);
         let all = LayerRange::new(0, setup.model.layer_count());
         let mut slices = Vec::new();
-        for slice in (0..setup.plan.program.slice_count).map(SliceIndex) {
+        for slice in cut.slices() {
+            let sizes = cut.sizes(&setup.model, microbatch, cut.len_of(slice));
             slices.push(SliceBench {
                 stash: PassStash::build(&sizes, all, &mut make)?,
                 logits: sizes.logits(&mut make)?,
-                angles: slice_angles(&backend, &setup.model, sizes.shape, slice)?,
+                scratch: sizes.scratch(&mut make)?,
+                angles: slice_angles(&backend, &setup.model, sizes.shape, cut.place(slice))?,
             });
         }
-        let scratch = sizes.scratch(&mut make)?;
         let layers = model_layers(&setup.model)
             .into_iter()
             .map(|spec| {
@@ -81,7 +83,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             .collect::<Result<_, _>>()?;
         let model = Chunk::new(layers);
         let setup = setup.clone();
-        Ok(Self { setup, backend, source, model, slices, scratch, updates: 0, version: Step(0) })
+        Ok(Self { setup, backend, source, model, cut, slices, updates: 0, version: Step(0) })
     }
 
     /// One step; `is_skipped` reads the batch and leaves the state alone.
@@ -167,14 +169,14 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let losses = self.forward(&batch);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
         for slice in (0..self.slices.len()).rev() {
-            let tokens = slice_of(&self.setup, &batch, slice);
+            let tokens = slice_of(&self.cut, &batch, slice);
             let (before, own) = self.slices.split_at_mut(slice);
             let mut earlier: Vec<&mut PassStash<B::Buffer>> =
                 before.iter_mut().map(|slice| &mut slice.stash).collect();
-            let SliceBench { stash, logits, angles } = &mut own[0];
-            let context = context(&self.setup, &self.backend, slice, angles);
+            let SliceBench { stash, logits, scratch, angles } = &mut own[0];
+            let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let accumulate = if context.place.is_last() { accumulate } else { Accumulate::Add };
-            let (model, scratch, scaled) = (&mut self.model, &mut self.scratch, (&tokens, scale));
+            let (model, scaled) = (&mut self.model, (&tokens, scale));
             match order {
                 PassOrder::Apart => {
                     let (earlier, with_logits) = (&mut earlier, Some(&mut *logits));
@@ -202,12 +204,12 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     fn forward(&mut self, batch: &Batch) -> Vec<f64> {
         let mut losses = Vec::with_capacity(self.slices.len());
         for slice in 0..self.slices.len() {
-            let tokens = slice_of(&self.setup, batch, slice);
+            let tokens = slice_of(&self.cut, batch, slice);
             let (before, own) = self.slices.split_at_mut(slice);
             let earlier: Vec<&mut PassStash<B::Buffer>> =
                 before.iter_mut().map(|slice| &mut slice.stash).collect();
-            let SliceBench { stash, logits, angles } = &mut own[0];
-            let context = context(&self.setup, &self.backend, slice, angles);
+            let SliceBench { stash, logits, angles, .. } = &mut own[0];
+            let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
             losses.push(loss.expect("the whole model has a loss"));
         }
@@ -272,11 +274,12 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         };
         let slices: Vec<Vec<f32>> = self.slices.iter().map(read).collect();
         let vocabulary = self.setup.model.vocabulary as usize;
-        let shape = self.setup.plan.pass_shape();
-        let of_sequence = shape.sequence_len * vocabulary;
-        let sequences = 0..shape.sequences;
+        let (cut, sequences) = (&self.cut, 0..self.setup.plan.batch.microbatch.sequences);
         let rows = sequences.flat_map(|sequence| {
-            slices.iter().flat_map(move |slice| &slice[sequence * of_sequence..][..of_sequence])
+            cut.slices().zip(&slices).flat_map(move |(slice, logits)| {
+                let len = cut.len_of(slice) * vocabulary;
+                &logits[sequence * len..][..len]
+            })
         });
         rows.copied().collect()
     }
@@ -315,16 +318,14 @@ enum PassOrder {
 fn context<'c, B: Backend>(
     setup: &'c StageSetup,
     backend: &'c B,
-    slice: usize,
+    (cut, slice): (&SliceCut, usize),
     angles: &'c Option<B::Buffer>,
 ) -> Context<'c, B> {
-    let plan = &setup.plan;
-    let place = plan.place(SliceIndex(slice as u32));
-    let (model, shape) = (&setup.model, plan.pass_shape());
-    Context { backend, model, shape, place, angles: angles.as_ref() }
+    let slice = SliceIndex(slice as u32);
+    let (model, shape) = (&setup.model, cut.shape_of(setup.plan.batch.microbatch, slice));
+    Context { backend, model, shape, place: cut.place(slice), angles: angles.as_ref() }
 }
 
-fn slice_of(setup: &StageSetup, batch: &Batch, slice: usize) -> Batch {
-    let (plan, slice) = (&setup.plan, SliceIndex(slice as u32));
-    batch.slice(plan.batch.microbatch.sequence_len, slice, plan.program.slice_count)
+fn slice_of(cut: &SliceCut, batch: &Batch, slice: usize) -> Batch {
+    batch.slice(cut.sequence_len(), &cut.tokens(SliceIndex(slice as u32)))
 }

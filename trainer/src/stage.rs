@@ -12,6 +12,7 @@ mod frame;
 mod inbox;
 mod injection;
 mod partial;
+mod pass_pool;
 mod passes;
 mod reductions;
 mod slots;

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use common::{corpus_for, optimizer, tiny_model};
+use common::{BATCH, corpus_for, optimizer, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::Window;
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncOp, AsyncProgram, AsyncRequest, Dynamic, DynamicRule, check_async,
+    AsyncKind, AsyncOp, AsyncProgram, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, check_async,
 };
 use zbelastic_trainer::asynchronous::{
-    AsyncFrame, AsyncKnobs, AsyncOutput, AsyncPlan, AsyncProgress, AsyncReference, AsyncSetup,
-    AsyncStage, AsyncState, frames_max, replay_found,
+    AsyncFrame, AsyncKnobs, AsyncOutput, AsyncPlan, AsyncPlanError, AsyncProgress, AsyncReference,
+    AsyncSetup, AsyncStage, AsyncState, frames_max, replay_found,
 };
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, MicrobatchShape};
+use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::reference::Reference;
@@ -33,7 +33,7 @@ type Stage = AsyncStage<CpuBackend, Arc<Corpus>>;
 type Size = (u32, u32, u32);
 
 fn batch(microbatch_count: u32) -> BatchShape {
-    BatchShape { microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 }, microbatch_count }
+    BatchShape { microbatch_count, ..BATCH }
 }
 
 fn request(
@@ -47,6 +47,7 @@ fn request(
         microbatch_count,
         replica_count: 2,
         dynamic: Dynamic { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
+        variant: AsyncVariant::Usual,
     }
 }
 
@@ -212,6 +213,31 @@ fn pipemare_equals_its_reference() {
     check_sizes(AsyncKind::PipeMare, &[(1, 4, 2), (2, 6, 1), (3, 4, 2), (4, 9, 1)]);
 }
 
+/// PipeMare's synchronous first steps: none, some, all, and more than there are.
+#[test]
+fn pipemare_equals_its_reference_behind_a_warm_up() {
+    for (size, steps) in
+        [((1, 4, 2), 2), ((4, 7, 1), 2), ((3, 5, 2), 3), ((4, 4, 3), 4), ((2, 2, 2), 9)]
+    {
+        let variant = AsyncVariant::WarmUp(steps);
+        let request = AsyncRequest { variant, ..request(AsyncKind::PipeMare, size) };
+        check_against_serial(&setup_for(Family::Gpt2, request));
+    }
+}
+
+#[test]
+fn pipedream_with_vertical_sync_equals_its_reference() {
+    let variant = AsyncVariant::VerticalSync;
+    for size in [(1, 4, 1), (2, 7, 1), (3, 2, 3), (4, 9, 1)] {
+        let usual = request(AsyncKind::PipeDream, size);
+        let vertical = setup_for(Family::Gpt2, AsyncRequest { variant, ..usual });
+        check_against_serial(&vertical);
+        // On two stages and more it is another method.
+        let is_usual = serial(&vertical).0 == serial(&setup_for(Family::Gpt2, usual)).0;
+        assert_eq!(is_usual, size.0 == 1, "{size:?}");
+    }
+}
+
 #[test]
 fn xpipe_equals_its_reference() {
     check_sizes(AsyncKind::XPipe, &[(1, 4, 2), (2, 6, 1), (3, 4, 2), (4, 5, 3)]);
@@ -250,11 +276,25 @@ fn ampnet_equals_a_replay_of_the_order_it_found() {
                 let replayed = replayed.expect("memory").digest();
                 assert_eq!(run.state.digest(), replayed, "{found}");
                 let mut again = setup.clone();
-                again.plan.program = found;
+                again.plan = again.plan.with_order(found).expect("it is of this run");
                 assert_eq!(run_alone(&again, 1, 3).state.digest(), replayed, "run as a list");
             }
         }
     }
+}
+
+#[test]
+fn an_order_of_another_run_or_that_breaks_a_rule_is_refused() {
+    let plan = |size| setup(AsyncKind::AmpNet, size).plan;
+    let setup = setup(AsyncKind::AmpNet, (2, 5, 1));
+    let order = run_alone(&setup, 1, 1).found.expect("a dynamic run finds an order");
+    let other = plan((2, 4, 1)).with_order(order.clone());
+    assert!(matches!(other, Err(AsyncPlanError::OtherRun { .. })), "{other:?}");
+    let mut broken = order.clone();
+    broken.stages[1].pop();
+    let broken = plan((2, 5, 1)).with_order(broken);
+    assert!(matches!(broken, Err(AsyncPlanError::Order { .. })), "{broken:?}");
+    assert_eq!(plan((2, 5, 1)).with_order(order.clone()).map(|plan| plan.program), Ok(order));
 }
 
 /// On one stage nothing is late, for the methods whose lateness is that of the pipeline.
@@ -313,6 +353,11 @@ fn a_pipeline_alone_that_is_not_pulled_trains_synchronously() {
     pipemare.clip_norm = None;
     let layers = |setup: &AsyncSetup| run_alone(setup, 1, 1).state.layers;
     assert_eq!(layers(&avgpipe), layers(&pipemare), "without a delay PipeMare is synchronous");
+    let variant = AsyncVariant::WarmUp(4);
+    let warm_up = AsyncRequest { variant, ..request(AsyncKind::PipeMare, (3, 4, 3)) };
+    let mut warm_up = setup_for(Family::Gpt2, warm_up);
+    warm_up.clip_norm = None;
+    assert_eq!(layers(&warm_up), layers(&pipemare), "and so is its warm-up, on three stages");
 }
 
 /// A version that is one off changes the bits, so that the tests above would see it.

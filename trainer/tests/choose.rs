@@ -5,10 +5,10 @@ mod common;
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, model_layers};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, BatchShape, Choice, ChooseRequest, Pace, Plan, PlanError, PlanRequest, Prediction,
-    Refusal, choose,
+    AUTO_KINDS, BatchShape, Choice, ChooseRequest, MemoryPolicy, Pace, Plan, PlanError,
+    PlanRequest, Prediction, Refusal, choose,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -43,7 +43,7 @@ fn attempt_with_copies(
             slice_count: None,
             stage_count,
             window,
-            recompute: Recompute::None,
+            memory: MemoryPolicy::default(),
             copies,
             stage_bytes_max,
             pace,
@@ -125,13 +125,13 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };
     let request = ChooseRequest {
         model: &model,
-        batch: BatchShape { microbatch: shape, microbatch_count: 5 },
+        batch: BatchShape { microbatch: shape, microbatch_count: 5, ..BATCH },
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 4,
         window: Window::Zero,
-        recompute: Recompute::None,
+        memory: MemoryPolicy::default(),
         copies: 0,
         stage_bytes_max: &[],
         pace: &Pace::estimated(&model, shape),
@@ -168,7 +168,7 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
             slice_count: None,
             stage_count: 4,
             window: Window::One,
-            recompute: Recompute::None,
+            memory: MemoryPolicy::default(),
             copies: 0,
             stage_bytes_max: &[],
             pace,

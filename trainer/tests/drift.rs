@@ -5,9 +5,9 @@ mod common;
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::model::{Family, ModelConfig, Recompute};
+use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, Calibration, Choice, ChooseRequest, DriftedPart, GAIN_MIN, Judgement,
+    AUTO_KINDS, Calibration, Choice, ChooseRequest, DriftedPart, GAIN_MIN, Judgement, MemoryPolicy,
     PERIOD_GROWTH, Pace, SLACK_MAX, StageSample, StageTimes, Stakes, calibrate, choose, judge,
     plan_period, rounded_speed, slack,
 };
@@ -37,7 +37,7 @@ fn best(pace: &Pace, stage_count: u32) -> Choice {
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,
         slice_count: None,
-        recompute: Recompute::None,
+        memory: MemoryPolicy::default(),
         stage_count,
         window: Window::One,
         copies: 0,
@@ -209,7 +209,7 @@ fn every_schedule_has_a_slack() {
             kinds: &[kind],
             chunks_per_stage: None,
             slice_count: None,
-            recompute: Recompute::None,
+            memory: MemoryPolicy::default(),
             stage_count: 2,
             window: Window::Zero,
             copies: 0,

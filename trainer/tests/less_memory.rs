@@ -13,7 +13,10 @@ use zbelastic_schedule::{
 };
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
-use zbelastic_trainer::plan::{Plan, StageMemory, plan_memory, stage_memory};
+use zbelastic_trainer::plan::{
+    Choice, ChooseRequest, Extent, MemoryPolicy, Pace, Plan, StageMemory, choose, plan_memory,
+    stage_memory,
+};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{
     Bench, MemoryStore, Progress, SecondStore, StageEngine, StageSetup, StoreError,
@@ -262,4 +265,115 @@ fn a_store_that_fails_is_told_and_asked_again() {
     }
     assert_eq!(failures, [full]);
     assert_eq!(BATCH.microbatch_count, 12);
+}
+
+/// The plan that is chosen of one kind, if each stage may take so much.
+fn chosen(
+    model: &ModelConfig,
+    (kind, stage_count): (ScheduleKind, u32),
+    memory: MemoryPolicy,
+    limit: Option<Bytes>,
+) -> Option<Choice> {
+    let request = ChooseRequest {
+        model,
+        batch: BATCH,
+        kinds: &[kind],
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count,
+        window: Window::One,
+        memory,
+        copies: 0,
+        stage_bytes_max: &limit.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]),
+        pace: &Pace::estimated(model, BATCH.microbatch),
+    };
+    choose(&CpuBackend::new(1).expect("one thread"), request).ok()
+}
+
+fn drops(plan: &Plan) -> usize {
+    let ops = plan.program.stages.iter().flatten();
+    ops.filter(|op| matches!(op, Op::Memory(Memory::Drop, _))).count()
+}
+
+const NEEDED: MemoryPolicy = MemoryPolicy {
+    recompute: Recompute::Full,
+    recomputed: Extent::WhereNeeded,
+    offloaded: Extent::Everywhere,
+};
+
+/// Each kind with a limit between what it takes and what it takes if all passes are made again, by one
+/// means, the other, and both.
+#[test]
+fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
+    let model = tiny_model(Family::Gpt2);
+    let expected = serial(&model, (ScheduleKind::GPipe, 1));
+    let leaves =
+        MemoryPolicy { recompute: Recompute::None, offloaded: Extent::WhereNeeded, ..NEEDED };
+    let both = MemoryPolicy { offloaded: Extent::WhereNeeded, ..NEEDED };
+    let size = |choice: &Choice| choice.prediction.stage_bytes;
+    let mut seed = 0;
+    for kind in
+        [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbAuto, ScheduleKind::ZbV]
+    {
+        let of_kind = (kind, 4);
+        let free = chosen(&model, of_kind, NEEDED, None).expect("no limit");
+        assert_eq!((drops(&free.plan), copies(&free.plan)), (0, 0), "{kind}");
+        let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+        let all = chosen(&model, of_kind, all, None).expect("no limit");
+        let limit = Bytes((size(&free).0 + size(&all).0) / 2);
+        assert!(
+            size(&all) < limit && limit < size(&free),
+            "{kind}: {} {}",
+            size(&all),
+            size(&free)
+        );
+        for policy in [NEEDED, leaves, both] {
+            seed += 1;
+            let choice = chosen(&model, of_kind, policy, Some(limit)).expect("it can be met");
+            assert!(size(&choice) <= limit, "{kind}");
+            let Choice { plan, memory, .. } = choice;
+            assert_eq!(memory_of(&model, &plan), memory, "{kind}");
+            let (dropped, left) = (drops(&plan), copies(&plan));
+            if policy == NEEDED {
+                assert!(dropped < drops(&all.plan) && left == 0, "{kind}: {dropped}");
+            }
+            assert!(policy != leaves || dropped == 0, "{kind}: {dropped}");
+            // Of orders that are solved for one may fit as it is.
+            let may_fit = matches!(kind, ScheduleKind::ZbAuto | ScheduleKind::ZbV);
+            assert!(may_fit || dropped + left > 0, "{kind}");
+            check_bits(&model, plan, expected, seed);
+        }
+    }
+}
+
+#[test]
+fn passes_that_are_made_again_where_needed_make_an_order_possible_that_is_faster() {
+    let model = tiny_model(Family::Gpt2);
+    let of_kind = (ScheduleKind::ZbAuto, 4);
+    let free = chosen(&model, of_kind, MemoryPolicy::default(), None).expect("no limit");
+    let mut gains = Vec::new();
+    for part in 10..=20 {
+        let limit = Some(Bytes(free.prediction.stage_bytes.0 * part / 20));
+        let with = |memory| chosen(&model, of_kind, memory, limit).expect("fits").prediction.period;
+        gains.push(with(MemoryPolicy::default()) / with(NEEDED));
+    }
+    assert!(gains.iter().all(|gain| *gain > 1.0 - 1e-9), "{gains:?}");
+    assert!(gains[0] > 1.5, "there is hardly room for one microbatch: {gains:?}");
+}
+
+/// PipeOffload's selective schedule copies what the limit asks for, and nothing if that is nothing.
+#[test]
+fn selective_offload_follows_the_limit() {
+    let model = tiny_model(Family::Gpt2);
+    let of_kind = (ScheduleKind::PoSelective, 4);
+    let with = |limit| chosen(&model, of_kind, MemoryPolicy::default(), limit);
+    let free = with(None).expect("no limit");
+    assert!(copies(&free.plan) > 0, "it is planned for equal times");
+    let order =
+        chosen(&model, (ScheduleKind::Po, 4), MemoryPolicy::default(), None).expect("no limit");
+    let roomy = with(Some(order.prediction.stage_bytes)).expect("it fits");
+    assert_eq!(copies(&roomy.plan), 0);
+    let few = Bytes(order.prediction.stage_bytes.0 - 1);
+    let few = with(Some(few)).expect("a byte less");
+    assert!((1..copies(&free.plan)).contains(&copies(&few.plan)), "{}", copies(&few.plan));
 }

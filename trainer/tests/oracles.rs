@@ -15,7 +15,7 @@ use zbelastic_trainer::data::{Batch, BatchSource};
 use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -85,7 +85,7 @@ impl Expected {
 
 fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageSetup {
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
-    let batch = BatchShape { microbatch, microbatch_count: shape[1] as u32 };
+    let batch = BatchShape { microbatch, microbatch_count: shape[1] as u32, cut_by: CutBy::Tokens };
     let (kind, window) = (ScheduleKind::ZbH1, Window::One);
     let request = PlanRequest {
         model,

@@ -12,7 +12,10 @@ use zbelastic_kernels::{CpuBackend, View};
 use zbelastic_schedule::{Program, ScheduleKind, Window, check};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, stage_memory};
+use zbelastic_trainer::plan::{
+    BatchShape, CutBy, Pace, Plan, PlanError, PlanRequest, SLICES_OF_EQUAL_TIME_MAX, plan_period,
+    stage_memory,
+};
 use zbelastic_trainer::reference::{Reference, ReferenceStep};
 use zbelastic_trainer::stage::{Bench, HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{StageIndex, Step};
@@ -26,6 +29,20 @@ const KIND: ScheduleKind = ScheduleKind::Seq1F1B;
 /// So many microbatches of sequences that one, two, four and eight slices divide.
 fn batch(microbatch_count: u32) -> BatchShape {
     BatchShape { microbatch_count, ..BATCH }
+}
+
+/// So long that slices of equal time have unequal lengths.
+const LONG: usize = 40;
+
+/// So many microbatches of [`LONG`] sequences, which are cut into slices of equal time.
+fn by_time(microbatch_count: u32) -> BatchShape {
+    let microbatch = MicrobatchShape { sequence_len: LONG, ..BATCH.microbatch };
+    BatchShape { microbatch, microbatch_count, cut_by: CutBy::Time }
+}
+
+/// The model of the other tests, for sequences of any length here.
+fn model_of(family: Family) -> ModelConfig {
+    ModelConfig { positions: LONG as u32, ..tiny_model(family) }
 }
 
 fn request(
@@ -93,9 +110,11 @@ fn pipeline(mut setup: StageSetup, injected: Injected, threads: usize, seed: u64
 fn pipelines_over_slices_equal_their_reference() {
     let mut runs = 0;
     for family in [Family::Gpt2, Family::Llama] {
-        let model = tiny_model(family);
-        for (microbatches, slices) in [(12, 2), (5, 4), (1, 2), (3, 8)] {
-            let batch = batch(microbatches);
+        let model = model_of(family);
+        let even = [(12, 2), (5, 4), (1, 2), (3, 8)].map(|(count, slices)| (batch(count), slices));
+        let uneven = [(6, 2), (3, 4), (2, 7)].map(|(count, slices)| (by_time(count), slices));
+        for (batch, slices) in even.into_iter().chain(uneven) {
+            let BatchShape { microbatch_count: microbatches, cut_by, .. } = batch;
             let base = sliced(&model, batch, slices);
             let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
             assert_ne!(straight, skipping);
@@ -113,13 +132,13 @@ fn pipelines_over_slices_equal_their_reference() {
                     assert_eq!(
                         found, expected,
                         "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
-                         slices, window {window}, {injected:?}"
+                         slices by {cut_by:?}, window {window}, {injected:?}"
                     );
                 }
             }
         }
     }
-    assert_eq!(runs, 64);
+    assert_eq!(runs, 112);
 }
 
 /// B and W apart, W held back beyond the next microbatch, and the head's share of it early.
@@ -167,9 +186,9 @@ const CHOICES: [Recompute; 6] = [
 fn what_slices_make_again_has_the_bits_it_had() {
     let mut runs = 0;
     for family in [Family::Gpt2, Family::Llama] {
-        let model = tiny_model(family);
-        for (microbatches, slices) in [(12, 2), (5, 4), (1, 8)] {
-            let batch = batch(microbatches);
+        let model = model_of(family);
+        for (batch, slices) in [(batch(12), 2), (batch(5), 4), (batch(1), 8), (by_time(3), 5)] {
+            let BatchShape { microbatch_count: microbatches, cut_by, .. } = batch;
             let base = sliced(&model, batch, slices);
             let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
             for (stage_count, recompute) in
@@ -187,12 +206,12 @@ fn what_slices_make_again_has_the_bits_it_had() {
                 assert_eq!(
                     found, expected,
                     "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
-                     slices, window {window}, {injected:?}, {recompute:?}"
+                     slices by {cut_by:?}, window {window}, {injected:?}, {recompute:?}"
                 );
             }
         }
     }
-    assert_eq!(runs, 120);
+    assert_eq!(runs, 160);
 }
 
 /// As [`SPLIT`], with slices that are made again long before their B, and out of turn.
@@ -238,6 +257,10 @@ fn one_slice_is_the_training_without_slices() {
         let whole = serial(&StageSetup { plan, ..one.clone() }, &[]);
         assert_eq!(serial(&one, &[]), whole);
         assert_ne!(serial(&sliced(&model, batch(3), 2), &[]), whole, "slices are arithmetic");
+        let long = model_of(family);
+        let even = BatchShape { cut_by: CutBy::Tokens, ..by_time(3) };
+        let [even, by_time] = [even, by_time(3)].map(|batch| serial(&sliced(&long, batch, 4), &[]));
+        assert_ne!(even, by_time, "and so is where they are cut");
     }
 }
 
@@ -263,11 +286,12 @@ fn first_step(setup: &StageSetup) -> (BTreeMap<String, Vec<f32>>, ReferenceStep)
 #[test]
 fn slices_compute_the_same_gradient() {
     const ERROR_MAX: f32 = 2e-5;
-    for family in [Family::Gpt2, Family::Llama] {
-        let model = tiny_model(family);
-        let (whole, shown) = first_step(&sliced(&model, batch(3), 1));
+    let models = [Family::Gpt2, Family::Llama].map(model_of);
+    let cases = models.iter().flat_map(|model| [(model, batch(3)), (model, by_time(3))]);
+    for (model, batch) in cases {
+        let (whole, shown) = first_step(&sliced(model, batch, 1));
         for slices in [2, 4, 8] {
-            let (cut, cut_shown) = first_step(&sliced(&model, batch(3), slices));
+            let (cut, cut_shown) = first_step(&sliced(model, batch, slices));
             let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
             assert!(close(cut_shown.loss, shown.loss) && close(cut_shown.norm, shown.norm));
             for (name, whole) in &whole {
@@ -283,9 +307,10 @@ fn slices_compute_the_same_gradient() {
 
 #[test]
 fn held_out_loss_is_the_references() {
-    let model = tiny_model(Family::Llama);
-    for (microbatches, stage_count, slices) in [(1, 3, 2), (2, 4, 4), (3, 2, 8), (3, 1, 2)] {
-        let batch = batch(microbatches);
+    let model = model_of(Family::Llama);
+    let even = [(1, 3, 2), (2, 4, 4), (3, 2, 8), (3, 1, 2)];
+    let even = even.map(|(count, stages, slices)| (batch(count), stages, slices));
+    for (batch, stage_count, slices) in even.into_iter().chain([(by_time(2), 3, 3)]) {
         let corpus = corpus_for(batch, 0.3);
         for (recompute, window) in
             CHOICES.into_iter().flat_map(|again| [(again, Window::Zero), (again, Window::One)])
@@ -321,31 +346,54 @@ fn passes_side_by_side_are_passes_apart() {
 
 #[test]
 fn logits_lie_as_without_slices() {
-    let model = tiny_model(Family::Gpt2);
-    let logits = |slices| {
-        let setup = sliced(&model, batch(3), slices);
-        let tokens: Vec<u32> = (0..BATCH.microbatch.rows() as u32).collect();
+    let model = model_of(Family::Gpt2);
+    let logits = |shape: BatchShape, slices| {
+        let setup = sliced(&model, shape, slices);
+        let tokens: Vec<u32> = (0..shape.microbatch.rows() as u32).collect();
         let batch = zbelastic_trainer::data::Batch { inputs: tokens.clone(), targets: tokens };
         reference(&setup).logits(&batch)
     };
-    assert_eq!(logits(4), logits(1));
+    assert_eq!(logits(batch(3), 4), logits(batch(3), 1));
+    assert_eq!(logits(by_time(3), 6), logits(by_time(3), 1));
 }
 
 #[test]
-fn slices_have_equal_lengths() {
+fn slices_are_equally_long_or_take_equally_long() {
     let model = tiny_model(Family::Gpt2);
-    let check = |slices, sequence_len, is_legal: bool| {
+    let check = |by, slices, sequence_len, is_legal: bool| {
         let microbatch = MicrobatchShape { sequences: 2, sequence_len };
-        let batch = BatchShape { microbatch, ..batch(3) };
+        let batch = BatchShape { microbatch, microbatch_count: 3, cut_by: by };
         let found = Plan::new(request(&model, batch, 2, slices, Window::One)).map(|_| ());
-        let refused = PlanError::Slices { slice_count: slices, sequence_len };
+        let refused = PlanError::Slices { by, slice_count: slices, sequence_len };
         assert_eq!(found, if is_legal { Ok(()) } else { Err(refused) });
     };
-    check(2, 8, true);
-    check(8, 8, true);
-    check(3, 8, false);
-    check(16, 8, false);
-    check(3, 6, true);
+    check(CutBy::Tokens, 2, 8, true);
+    check(CutBy::Tokens, 8, 8, true);
+    check(CutBy::Tokens, 3, 8, false);
+    check(CutBy::Tokens, 16, 8, false);
+    check(CutBy::Tokens, 3, 6, true);
+    check(CutBy::Time, 3, 8, true);
+    check(CutBy::Time, 8, 8, true);
+    check(CutBy::Time, 9, 8, false);
+    check(CutBy::Time, SLICES_OF_EQUAL_TIME_MAX, 4096, true);
+    check(CutBy::Time, SLICES_OF_EQUAL_TIME_MAX + 1, 4096, false);
+}
+
+/// Where attention is much of the work, slices of equal length wait for the last one of each microbatch.
+#[test]
+fn slices_of_equal_time_make_a_shorter_step() {
+    let model = ModelConfig { positions: 4096, ..tiny_model(Family::Gpt2) };
+    let microbatch = MicrobatchShape { sequences: 1, sequence_len: 4096 };
+    let period = |cut_by| {
+        let batch = BatchShape { microbatch, microbatch_count: 8, cut_by };
+        let plan = Plan::new(request(&model, batch, 4, 4, Window::Zero)).expect("legal");
+        let pace = Pace::estimated(&model, microbatch);
+        (plan_period(&plan, &pace), pace.costs(&plan).slice_shares)
+    };
+    let ((even, uneven_shares), (shorter, shares)) = (period(CutBy::Tokens), period(CutBy::Time));
+    assert!(shares.iter().all(|share| (share - 0.25).abs() < 1e-3), "{shares:?}");
+    assert!(uneven_shares[3] > 5.0 * uneven_shares[0], "{uneven_shares:?}");
+    assert!(shorter < 0.9 * even, "{shorter}, where slices of equal length take {even}");
 }
 
 /// What a stage keeps for passes follows the slices under way, not the microbatches.
@@ -373,10 +421,10 @@ fn slices_take_less_memory() {
 #[test]
 fn slices_that_are_made_again_take_less_and_what_they_claim() {
     for family in [Family::Gpt2, Family::Llama] {
-        let model = tiny_model(family);
-        let claims = |recompute| -> Vec<u64> {
-            let plan = Plan::new(request(&model, batch(12), 2, 4, Window::One)).expect("legal");
-            let base = sliced(&model, batch(12), 4);
+        let model = model_of(family);
+        let claims = |batch, recompute| -> Vec<u64> {
+            let plan = Plan::new(request(&model, batch, 2, 4, Window::One)).expect("legal");
+            let base = sliced(&model, batch, 4);
             let setup = StageSetup { plan: plan.with_recompute(recompute), ..base };
             let claim = |stage| {
                 let backend = CpuBackend::new(1).expect("one thread");
@@ -387,15 +435,18 @@ fn slices_that_are_made_again_take_less_and_what_they_claim() {
             };
             (0..2).map(StageIndex).map(claim).collect()
         };
-        let [none, norm, attention, activation, all, full] = CHOICES.map(claims);
-        for stage in 0..2 {
-            for one in [&norm, &attention, &activation] {
-                assert!(one[stage] < none[stage] && all[stage] < one[stage], "{none:?} {one:?}");
+        for batch in [batch(12), by_time(12)] {
+            let [none, norm, attention, activation, all, full] =
+                CHOICES.map(|recompute| claims(batch, recompute));
+            for stage in 0..2 {
+                for one in [&norm, &attention, &activation] {
+                    assert!(one[stage] < none[stage] && all[stage] < one[stage], "{one:?}");
+                }
+                assert!(full[stage] < all[stage], "{family:?}: {full:?}, {all:?}");
             }
-            assert!(full[stage] < all[stage], "{family:?}: {full:?}, {all:?}");
+            // Five slices wait on the first stage, and each keeps keys and values with their gradients.
+            assert!(full[0] > none[0] / 5, "{family:?}: {full:?} of {none:?}");
         }
-        // Five slices wait on the first stage, and each keeps keys and values with their gradients.
-        assert!(full[0] > none[0] / 5, "{family:?}: {full:?} of {none:?}");
     }
 }
 
@@ -408,4 +459,10 @@ fn digests_are_those_of_the_version_before() {
     };
     check(Family::Gpt2, "1f6374133641c897358a8e302caacdb719fa49ecea869800b32abee4c56e297e");
     check(Family::Llama, "2456cb04007f013f6ed0f43d421c76be006097bec1dc1297e9fdfa1383be5665");
+    let check = |family, expected: &str| {
+        let digest = serial(&sliced(&model_of(family), by_time(3), 3), &[]);
+        assert_eq!(digest.to_string(), expected, "{family:?}, by time");
+    };
+    check(Family::Gpt2, "948c8176a27cab4e630f6252bbc6d824ac9951bb74be7bd343869812a1cc4d6c");
+    check(Family::Llama, "908f14c2b1311b0a8fd8ac88a2b9b9147a3e70f733add5a871480413cb258108");
 }

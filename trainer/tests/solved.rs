@@ -7,8 +7,8 @@ use common::{BATCH, Cluster, corpus, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
-use zbelastic_trainer::model::{Family, ModelConfig, Recompute};
-use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, choose};
+use zbelastic_trainer::model::{Family, ModelConfig};
+use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, choose};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_types::{Bytes, Step};
 
@@ -31,7 +31,7 @@ fn chosen(
         slice_count: None,
         stage_count: speeds.len() as u32,
         window: Window::One,
-        recompute: Recompute::None,
+        memory: MemoryPolicy::default(),
         copies: 0,
         stage_bytes_max,
         pace,

@@ -141,6 +141,12 @@ pub struct AsyncArgs {
     /// Gradients in an update, of ampnet [default: 4].
     #[arg(long, value_name = "N", conflicts_with = "program")]
     pub update_every: Option<u32>,
+    /// Steps of pipemare that come first, each with a flush [default: none].
+    #[arg(long, value_name = "N", conflicts_with = "program")]
+    pub warm_up: Option<u32>,
+    /// Every stage of pipedream reads the version that the first one had.
+    #[arg(long, conflicts_with = "program")]
+    pub vertical_sync: bool,
 }
 
 /// What passes take.

@@ -72,10 +72,10 @@ impl Case {
         match cutting {
             Cutting::Microbatches => self.batch,
             Cutting::Whole => {
-                let BatchShape { microbatch, microbatch_count } = self.batch;
+                let BatchShape { microbatch, microbatch_count, .. } = self.batch;
                 let sequences = microbatch.sequences * microbatch_count as usize;
                 let microbatch = MicrobatchShape { sequences, ..microbatch };
-                BatchShape { microbatch, microbatch_count: 1 }
+                BatchShape { microbatch, microbatch_count: 1, ..self.batch }
             }
         }
     }
@@ -131,7 +131,7 @@ impl Case {
     /// # Errors
     /// If it is too short, which would be a mistake of ours.
     pub fn corpus(&self, cutting: Cutting) -> Result<Arc<Corpus>, Failure> {
-        let BatchShape { microbatch, microbatch_count } = self.batch(cutting);
+        let BatchShape { microbatch, microbatch_count, .. } = self.batch(cutting);
         let cut = Cut {
             shape: microbatch,
             microbatch_count,

@@ -13,7 +13,7 @@ use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::stage::{Injection, StageSetup, StoreError, UpdateOrder, Workbench};
-use zbelastic_types::{ChunkIndex, Digest, LayerId, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
 use crate::train::outfit::Outfit;
 
@@ -95,7 +95,7 @@ impl Workbench for PacedBench {
         self.chunks.contains_key(&chunk)
     }
 
-    fn frame_len(&self) -> usize {
+    fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
 

@@ -440,7 +440,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
     };
     let plan = Plan::new(request)
         .expect("every model fits on one stage of the plainest schedule")
-        .with_recompute(config.memory.policy());
+        .with_recompute(config.memory.recomputed());
     let stage = StageSetup {
         model: config.model.clone(),
         plan,

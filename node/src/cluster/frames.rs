@@ -20,11 +20,11 @@ use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
-use zbelastic_trainer::plan::BatchShape;
+use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
 use zbelastic_trainer::stage::{Frame, Lap};
 use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
 use zbelastic_transport::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
-use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
+use zbelastic_types::{Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use super::wire::{LayerMessage, encode};
 pub use assembly::{Assembly, FramePiece};
@@ -39,8 +39,8 @@ pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 /// under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A boundary tensor.
-    Boundary,
+    /// A boundary tensor of a slice: each slice may have a length of its own.
+    Boundary(SliceIndex),
     /// Sums of the stages before; it has no floats.
     Prefix,
     /// That the last chunk is done with held-out text; it has no floats.
@@ -55,6 +55,13 @@ enum Kind {
 const KIND_BITS: u32 = 16;
 /// Pieces that a layer's gradient has at most: 2^32 floats of 2^28 a frame.
 const LAYER_PIECES_MAX: u32 = 16;
+/// Slices whose boundary tensors have a kind of their own; those behind share these kinds. Of slices
+/// that may be unequally long there are no more.
+const BOUNDARIES_MAX: u32 = SLICES_OF_EQUAL_TIME_MAX;
+/// Before the kind of the boundary tensors of slice 1.
+const BOUNDARIES: u32 = 3;
+/// Behind those of the last slice.
+const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
 /// The kind of the first layer's update: there are at most 1024 layers.
 const UPDATES: u32 = 1 << 14;
 /// The kind of the first piece of a stage's gradient. There are fewer than 2^15: 1024 layers of 16
@@ -65,7 +72,10 @@ impl Kind {
     /// Its class under a plan. Plans whose numbers are 2^16 apart share classes.
     const fn of(self, generation: Generation) -> FrameClass {
         let kind = match self {
-            Self::Boundary => 1,
+            Self::Boundary(slice) => match slice.0 % BOUNDARIES_MAX {
+                0 => 1,
+                slice => BOUNDARIES + slice,
+            },
             Self::Prefix => 2,
             Self::Receipt => 3,
             Self::Gradients(piece) => GRADIENTS.wrapping_add(piece),
@@ -187,7 +197,7 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         }) => vec![one(Kind::Receipt, HeadBody::Receipt { turn, pass }, Floats::None)?],
         PeerBody::Frame(Frame { turn, lap, flow, pass, floats }) => {
             let body = HeadBody::Frame { turn, lap, flow, pass };
-            vec![one(Kind::Boundary, body, Floats::One(floats))?]
+            vec![one(Kind::Boundary(pass.slice), body, Floats::One(floats))?]
         }
         PeerBody::Prefix(prefix) => {
             vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
@@ -258,6 +268,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
     let mut parts = frame.parts.into_iter();
     let body = match body {
         HeadBody::Frame { turn, lap, flow, pass } => {
+            check_class(class, Kind::Boundary(pass.slice), generation)?;
             let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
             PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
         }
@@ -306,6 +317,7 @@ impl fmt::Display for FrameName {
         let (plan, kind) = (self.0.0 >> KIND_BITS, self.0.0 & ((1 << KIND_BITS) - 1));
         match kind {
             1 => write!(f, "a boundary tensor")?,
+            4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
             2 => write!(f, "sums")?,
             3 => write!(f, "a receipt")?,
             GRADIENTS.. => write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?,
@@ -314,7 +326,7 @@ impl fmt::Display for FrameName {
                     ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
             }
-            0 | 4..UPDATES => return write!(f, "an unknown class {}", self.0.0),
+            0 | BOUNDARIES_END..UPDATES => return write!(f, "an unknown class {}", self.0.0),
         }
         write!(f, " of plan {plan}")
     }
@@ -346,13 +358,14 @@ impl Expected<'_> {
         let mut rules = FrameRules::new();
         if let Some(plan) = self.plan {
             let now = plan.generation;
-            let pass = self.batch.microbatch.slice(plan.program.slice_count);
-            let boundary = pass.rows() * self.model.width as usize;
+            let boundaries = self.boundaries(plan);
             let stages = plan.stages.iter().zip(plan.stage_indices());
             for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
                 let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
                 let lengths: Vec<usize> = lengths.collect();
-                rules.allow(holder.node, Kind::Boundary.of(now), vec![boundary])?;
+                for (slice, floats) in &boundaries {
+                    rules.allow(holder.node, Kind::Boundary(*slice).of(now), vec![*floats])?;
+                }
                 rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
                 if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
@@ -376,5 +389,16 @@ impl Expected<'_> {
             }
         }
         Ok(rules)
+    }
+
+    /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices the
+    /// job's sequences cannot be cut into has none: its stage refuses to load it.
+    fn boundaries(&self, plan: &PlanRecord) -> Vec<(SliceIndex, usize)> {
+        let work = TokenWork::new(self.model);
+        let Ok(cut) = self.batch.cut(work, plan.program.slice_count) else { return Vec::new() };
+        let floats =
+            |slice| cut.shape_of(self.batch.microbatch, slice).rows() * self.model.width as usize;
+        let slices = cut.slices().take(BOUNDARIES_MAX as usize);
+        slices.map(|slice| (slice, floats(slice))).collect()
     }
 }

@@ -263,7 +263,7 @@ fn choice(
         slice_count: config.slice_count,
         stage_count: question.stage_count,
         window,
-        recompute: config.memory.policy(),
+        memory: config.memory.policy(),
         copies: copies_at(config.elastic.copies, question.stage_count),
         stage_bytes_max: &limits,
         pace,

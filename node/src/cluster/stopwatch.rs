@@ -83,7 +83,7 @@ fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
             program: plan.program.clone(),
             chunks: plan.chunks.clone(),
             batch: config.batch,
-            recompute: config.memory.policy(),
+            recompute: config.memory.recomputed(),
         },
         optimizer: config.optimizer.clone(),
         clip_norm: config.guard.clip_norm,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::BatchShape;
+use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
 use zbelastic_types::Bytes;
 
 use super::key::Key;
@@ -78,6 +78,8 @@ fn memory(reader: &Reader<'_>) -> MemoryConfig {
     MemoryConfig {
         recompute: reader.choice(Key::Recompute),
         recompute_ops: ops_of_names(&reader.texts(Key::RecomputeOps)),
+        recompute_passes: reader.choice(Key::RecomputePasses),
+        offload: reader.choice(Key::Offload),
         offload_store: reader.choice(Key::OffloadStore),
     }
 }
@@ -85,10 +87,13 @@ fn memory(reader: &Reader<'_>) -> MemoryConfig {
 fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
     AsyncConfig {
         pipemare_steps: reader.count(Key::PipeMareSteps),
+        pipemare_warmup: reader.count(Key::PipeMareWarmup),
+        pipedream_sync: reader.choice(Key::PipeDreamSync),
         avgpipe_pipelines: reader.size(Key::AvgPipePipelines),
         avgpipe_alpha: reader.number(Key::AvgPipeAlpha),
         ampnet_cap: reader.size(Key::AmpNetCap),
         ampnet_update_every: reader.size(Key::AmpNetUpdateEvery),
+        ampnet_order: reader.text(Key::AmpNetOrder).map(PathBuf::from),
     }
 }
 
@@ -203,7 +208,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Only a schedule that is named cuts sequences, and all slices have the same length.
+    /// Only a schedule that is named cuts sequences, and not into slices of any number.
     fn check_slices(&mut self, batch: &BatchShape) {
         let reader = self.reader;
         let schedule: ScheduleChoice = reader.choice(Key::Schedule);
@@ -213,19 +218,21 @@ impl Builder<'_> {
         };
         let settings = reader.settings;
         let is_cut = matches!(schedule, ScheduleChoice::Kind(kind) if kind.is_sliced());
-        let sequence_len = batch.microbatch.sequence_len as u64;
+        let (by, sequence_len) = (batch.cut_by, batch.microbatch.sequence_len);
+        let can_be = is_legal_cut(by, sequence_len, slices);
         if slices > 1 && !is_cut {
             self.report(&[Key::Slices, Key::Schedule], |key, beside| Problem::Slices {
                 at: settings.origin(key),
                 slices,
                 beside,
             });
-        } else if !sequence_len.is_multiple_of(slices.into()) {
-            let keys = [Key::Slices, Key::SeqLen, Key::Schedule];
+        } else if !can_be {
+            let keys = [Key::Slices, Key::SeqLen, Key::Schedule, Key::SliceCut];
             self.report(&keys, |key, beside| Problem::SliceLength {
                 at: settings.origin(key),
+                by,
                 slices,
-                sequence_len,
+                sequence_len: sequence_len as u64,
                 beside,
             });
         }
@@ -248,6 +255,7 @@ impl Builder<'_> {
         BatchShape {
             microbatch: MicrobatchShape { sequences: microbatch as usize, sequence_len },
             microbatch_count: (global_batch / microbatch) as u32,
+            cut_by: reader.choice(Key::SliceCut),
         }
     }
 }

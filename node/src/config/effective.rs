@@ -113,17 +113,26 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Schedule => word(config.schedule),
         Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
         Key::Slices => size(config.slice_count.unwrap_or(0)),
+        Key::SliceCut => word(config.batch.cut_by),
         Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
         Key::Window => word(config.window),
         Key::PipeMareSteps => whole(config.asynchronous.pipemare_steps),
+        Key::PipeMareWarmup => whole(config.asynchronous.pipemare_warmup),
+        Key::PipeDreamSync => word(config.asynchronous.pipedream_sync),
         Key::AvgPipePipelines => size(config.asynchronous.avgpipe_pipelines),
         Key::AvgPipeAlpha => Value::Number(config.asynchronous.avgpipe_alpha),
         Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
         Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
+        Key::AmpNetOrder => match &config.asynchronous.ampnet_order {
+            None => return None,
+            Some(file) => text(&file.display().to_string()),
+        },
         Key::Recompute => word(config.memory.recompute),
         Key::RecomputeOps => {
             Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
         }
+        Key::RecomputePasses => word(config.memory.recompute_passes),
+        Key::Offload => word(config.memory.offload),
         Key::OffloadStore => word(config.memory.offload_store),
         Key::Nonfinite => word(guard.nonfinite),
         Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),

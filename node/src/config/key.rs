@@ -10,13 +10,14 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::plan::CutBy;
 
 use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    NoticePolicy, OffloadStore, RECOMPUTE_OPS, RecomputeMode, ReplanPolicy, ScheduleChoice,
-    WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RECOMPUTE_OPS, RecomputeMode,
+    RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
@@ -174,14 +175,20 @@ keys! {
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
     /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
     Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
-    /// Slices of one length that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
+    /// Slices that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
     Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
+    /// What slices have equally much of: tokens, or time. Of time later ones have fewer tokens.
+    SliceCut: "schedule.slice_cut", Word(words::<CutBy>), Literal("\"tokens\"");
     /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.
     Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
     /// PipeMare: updates over which the learning rate of a late stage rises to its full height.
     PipeMareSteps: "schedule.pipemare_steps", Count(0, STEPS_MAX), Literal("100");
+    /// PipeMare: steps that are run first, synchronously, with a flush after each.
+    PipeMareWarmup: "schedule.pipemare_warmup", Count(0, STEPS_MAX), Literal("0");
+    /// PipeDream: whether all stages read the version that the first one had; each its own: none.
+    PipeDreamSync: "schedule.pipedream_sync", Word(words::<PipeDreamSync>), Literal("\"none\"");
     /// AvgPipe: whole pipelines side by side, which take steps in turn; must divide train.steps.
     AvgPipePipelines: "schedule.avgpipe_pipelines", Count(1, PIPELINES_MAX), Literal("2");
     /// AvgPipe: the share of what lies between them by which a model and the reference are pulled.
@@ -190,13 +197,19 @@ keys! {
     AmpNetCap: "schedule.ampnet_cap", Count(1, BATCH_MAX), Literal("4");
     /// AMPNet: gradients of microbatches that make an update.
     AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
+    AmpNetOrder: "schedule.ampnet_order", Text, Told("none: the order is found");
 
     /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
     Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");
     /// With selective: what each layer computes again.
     RecomputeOps: "memory.recompute_ops", Words(|| RECOMPUTE_OPS.to_vec()),
         Literal("[\"norm\", \"activation\"]");
-    /// Where what leaves a stage's memory lies (schedules po-half, po-full, po-selective).
+    /// Which passes compute it again: all, or as few as schedule.max_mem or a node's memory asks for.
+    RecomputePasses: "memory.recompute_passes", Word(words::<RecomputePasses>), Literal("\"all\"");
+    /// Which passes leave a stage's memory: those of the schedule, or under any as few as memory asks for.
+    Offload: "memory.offload", Word(words::<OffloadMode>), Literal("\"schedule\"");
+    /// Where what leaves a stage's memory lies.
     OffloadStore: "memory.offload_store", Word(words::<OffloadStore>), Literal("\"memory\"");
 
     /// What to do with a step whose gradient is not finite: leave it out, or run it again first.

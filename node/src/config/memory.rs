@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
+use zbelastic_trainer::plan::{Extent, MemoryPolicy};
 
 /// What passes keep, and where. A document from before there was a choice asks for none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,8 +11,34 @@ pub struct MemoryConfig {
     pub recompute: RecomputeMode,
     /// With [`RecomputeMode::Selective`], what.
     pub recompute_ops: RecomputedOps,
+    /// Which passes compute it again.
+    #[serde(default)]
+    pub recompute_passes: RecomputePasses,
+    /// Which passes leave.
+    #[serde(default)]
+    pub offload: OffloadMode,
     /// Where lies what leaves.
     pub offload_store: OffloadStore,
+}
+
+/// Which passes compute again what they gave up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RecomputePasses {
+    /// All.
+    #[default]
+    All,
+    /// As few as the memory of their stage asks for.
+    Needed,
+}
+
+/// Which passes leave the memory of their stage between F and B.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OffloadMode {
+    /// Those that the schedule says.
+    #[default]
+    Schedule,
+    /// Under any schedule as few as the memory of their stage asks for.
+    Needed,
 }
 
 /// How much of what F makes is computed again.
@@ -40,9 +67,23 @@ pub enum OffloadStore {
 pub const RECOMPUTE_OPS: [&str; 3] = ["norm", "attention", "activation"];
 
 impl MemoryConfig {
-    /// What a plan computes again.
+    /// What a plan's passes do to keep less.
     #[must_use]
-    pub const fn policy(&self) -> Recompute {
+    pub const fn policy(&self) -> MemoryPolicy {
+        let recomputed = match self.recompute_passes {
+            RecomputePasses::All => Extent::Everywhere,
+            RecomputePasses::Needed => Extent::WhereNeeded,
+        };
+        let offloaded = match self.offload {
+            OffloadMode::Schedule => Extent::Everywhere,
+            OffloadMode::Needed => Extent::WhereNeeded,
+        };
+        MemoryPolicy { recompute: self.recomputed(), recomputed, offloaded }
+    }
+
+    /// What DROP gives up.
+    #[must_use]
+    pub const fn recomputed(&self) -> Recompute {
         match self.recompute {
             RecomputeMode::None => Recompute::None,
             RecomputeMode::Full => Recompute::Full,

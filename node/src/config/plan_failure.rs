@@ -3,7 +3,7 @@
 use zbelastic_schedule::GenerateError;
 use zbelastic_trainer::plan::PlanError;
 
-use super::wording::divisors_near;
+use super::wording::slice_hint;
 use super::{RunConfig, WeightSource};
 use crate::failure::{Detail, Failure, FailureCode};
 
@@ -17,8 +17,10 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
-        PlanError::Slices { slice_count, sequence_len } => {
-            slices(error, *slice_count, *sequence_len as u64)
+        PlanError::Slices { by, slice_count, sequence_len } => {
+            let (why, hint) = slice_hint(*by, *slice_count, *sequence_len as u64);
+            let hint = format!("--set schedule.slices={hint}");
+            Detail::new(error.to_string()).at("schedule.slices").why(why).hint(hint)
         }
         PlanError::Partition { .. } => {
             return Failure::new(FailureCode::Internal, error.to_string());
@@ -74,14 +76,6 @@ fn chunks(error: &PlanError, chunks_max: u32, workers_max: u32) -> Detail {
         .at("schedule.chunks")
         .why("a chunk holds half a block, the embedding or the head, or several of these")
         .hint(format!("--set schedule.chunks={chunks_max} or less, or --workers {workers_max}"))
-}
-
-fn slices(error: &PlanError, slice_count: u32, sequence_len: u64) -> Detail {
-    let divisors = divisors_near(sequence_len, slice_count.into());
-    Detail::new(error.to_string())
-        .at("schedule.slices")
-        .why("all slices have the same length")
-        .hint(format!("--set schedule.slices={divisors}, or another train.seq_len"))
 }
 
 fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {

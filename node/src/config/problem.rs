@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::ModelError;
+use zbelastic_trainer::plan::CutBy;
 
 use super::key::Key;
 use super::settings::Origin;
@@ -139,10 +140,12 @@ pub enum Problem {
         /// The other of the two, if somebody else set it.
         beside: Vec<Given>,
     },
-    /// Slices of equal length do not make up a sequence.
+    /// Slices that sequences cannot be cut into.
     SliceLength {
         /// Where.
         at: Origin,
+        /// In what they should be alike.
+        by: CutBy,
         /// Slices of a sequence.
         slices: u32,
         /// Tokens of a sequence.
@@ -239,8 +242,8 @@ impl Problem {
                 wording::chunks(at, *kind, *chunks, beside)
             }
             Self::Slices { at, slices, beside } => wording::slices(at, *slices, beside),
-            Self::SliceLength { at, slices, sequence_len, beside } => {
-                wording::slice_length(at, *slices, *sequence_len, beside)
+            Self::SliceLength { at, by, slices, sequence_len, beside } => {
+                wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {

@@ -4,7 +4,7 @@
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
-use super::{RecomputeMode, RunConfig, WindowChoice};
+use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
 /// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and each
@@ -30,10 +30,6 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
             Err(Failure::usage("the configuration", vec![detail]))
         }
     }
-}
-
-fn is_recomputed(config: &RunConfig) -> bool {
-    config.memory.recompute != RecomputeMode::None
 }
 
 /// Whether `config` asks for nothing that needs steps.
@@ -70,12 +66,20 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
             ),
         ),
         (
-            is_recomputed(config),
+            config.memory.recompute != RecomputeMode::None,
             refused(
                 "memory.recompute",
                 "a backward pass may run on other weights than its F, and what is made again on them \
                  would be something else",
                 "--set memory.recompute=none",
+            ),
+        ),
+        (
+            config.memory.offload == OffloadMode::Needed,
+            refused(
+                "memory.offload",
+                "what may leave is found for a step, and there is none",
+                "--set memory.offload=schedule",
             ),
         ),
         (
@@ -108,13 +112,14 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\n[memory]\nrecompute = \"full\"\n";
+                    [train]\neval_every = 10\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
         let expected = [
             "schedule.window",
             "guard.nonfinite",
             "guard.gnorm_z",
             "memory.recompute",
+            "memory.offload",
             "train.eval_every",
         ];
         assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
+use zbelastic_trainer::plan::{CutBy, PlanError, SLICES_OF_EQUAL_TIME_MAX};
 
 use super::key::{Fallback, Key, SECTIONS};
 use super::nearest::nearest;
@@ -231,20 +232,31 @@ pub(super) fn slices(at: &Origin, slices: u32, beside: &[Given]) -> Detail {
         .hint(format!("schedule.kind = \"{}\", or leave out the slices", ScheduleKind::Seq1F1B))
 }
 
-pub(super) fn slice_length(
-    at: &Origin,
-    slices: u32,
-    sequence_len: u64,
-    beside: &[Given],
-) -> Detail {
-    let what = format!(
-        "schedule.slices: {slices} slices of equal length for sequences of {sequence_len} tokens"
-    );
-    let divisors = divisors_near(sequence_len, slices.into());
-    Detail::new(what)
+pub(super) fn slice_length(at: &Origin, cut: (CutBy, u32, u64), beside: &[Given]) -> Detail {
+    let (by, slice_count, sequence_len) = cut;
+    let error = PlanError::Slices { by, slice_count, sequence_len: sequence_len as usize };
+    let (why, hint) = slice_hint(by, slice_count, sequence_len);
+    Detail::new(format!("schedule.slices: {error}"))
         .at(at.to_string())
-        .why(with_given("all slices have the same length", beside))
-        .hint(format!("schedule.slices = {divisors}, or another train.seq_len"))
+        .why(with_given(why, beside))
+        .hint(format!("schedule.slices = {hint}"))
+}
+
+/// Why sequences cannot be cut so, and which numbers would do.
+pub(super) fn slice_hint(by: CutBy, slice_count: u32, sequence_len: u64) -> (&'static str, String) {
+    match by {
+        CutBy::Tokens => {
+            let divisors = divisors_near(sequence_len, slice_count.into());
+            let other = "another train.seq_len, or schedule.slice_cut = \"time\"";
+            ("all slices have the same length", format!("{divisors}, {other}"))
+        }
+        CutBy::Time => {
+            let most = sequence_len.min(SLICES_OF_EQUAL_TIME_MAX.into());
+            let why =
+                "each slice has a token or more, and those of equal time are limited in number";
+            (why, format!("{most} or less"))
+        }
+    }
 }
 
 pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {

@@ -5,9 +5,11 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::plan::CutBy;
 
 use super::{
-    NoticePolicy, OffloadStore, RecomputeMode, ReplanPolicy, ScheduleChoice, WindowChoice,
+    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RecomputeMode, RecomputePasses,
+    ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 
 /// A choice that is written as a word.
@@ -77,6 +79,24 @@ impl Named for RecomputeMode {
     }
 }
 
+impl Named for RecomputePasses {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("all", Self::All), ("needed", Self::Needed)]
+    }
+}
+
+impl Named for OffloadMode {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("schedule", Self::Schedule), ("needed", Self::Needed)]
+    }
+}
+
+impl Named for PipeDreamSync {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("vertical", Self::Vertical)]
+    }
+}
+
 impl Named for OffloadStore {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("memory", Self::Memory), ("file", Self::File)]
@@ -92,5 +112,11 @@ impl Named for NoticePolicy {
 impl Named for ReplanPolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drift", Self::Drift), ("never", Self::Never)]
+    }
+}
+
+impl Named for CutBy {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("tokens", Self::Tokens), ("time", Self::Time)]
     }
 }

@@ -26,6 +26,7 @@ use std::thread;
 use std::time::Duration;
 
 use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::asynchronous::AsyncOp;
 use zbelastic_trainer::asynchronous::{
     AsyncKnobs, AsyncOutput, AsyncSetup, AsyncState, frames_max,
 };
@@ -55,7 +56,14 @@ pub enum Told {
         busy: Duration,
     },
     /// It came to the end, or was told to stop.
-    Finished(AsyncState),
+    Finished {
+        /// The stage.
+        stage: StageIndex,
+        /// Its layers.
+        state: AsyncState,
+        /// The order that it found, if it was to find one.
+        found: Option<Vec<AsyncOp>>,
+    },
     /// Its memory could not be had.
     OutOfMemory {
         /// The stage.
@@ -122,6 +130,7 @@ pub fn train(
         elapsed: conducted.elapsed,
         steps_before: 0,
         trace: None,
+        order: conducted.order.filter(|_| is_whole).map(|order| order.to_string()),
     })
 }
 

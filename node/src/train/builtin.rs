@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 43] = pages![
+const PAGES: [(&str, &str); 47] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -19,6 +19,7 @@ const PAGES: [(&str, &str); 43] = pages![
     "cli.md",
     "config.md",
     "consensus.md",
+    "cuda.md",
     "decisions/0001-layers-are-half-blocks.md",
     "decisions/0002-own-matrix-kernel.md",
     "decisions/0003-attempts-only-grow.md",
@@ -45,6 +46,9 @@ const PAGES: [(&str, &str); 43] = pages![
     "decisions/0024-a-slice-is-a-unit-of-arithmetic.md",
     "decisions/0025-plans-follow-measured-times-by-agreement-of-reviews.md",
     "decisions/0026-slices-keep-what-others-attend-to.md",
+    "decisions/0027-a-cut-follows-from-counted-work.md",
+    "decisions/0028-orders-first-then-what-memory-asks-for.md",
+    "decisions/0029-device-kernels-run-on-processors-too.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub steps_before: u64,
     /// What was done when in the last steps, as the text of a trace file.
     pub trace: Option<String>,
+    /// The order that was found, as the text of a program, where one was to be found.
+    pub order: Option<String>,
 }
 
 /// The leader's half, for as long as a run lasts.
@@ -196,6 +198,7 @@ impl<'a> Coordinator<'a> {
             elapsed: self.sealed - self.began,
             steps_before: 0,
             trace: Some(trace(&self.timing, self.mailboxes.len() as u32)),
+            order: None,
         }
     }
 }

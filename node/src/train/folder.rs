@@ -5,6 +5,7 @@
 //! metrics.jsonl    one object a line, as `--json` prints them
 //! run.json         what was run, on what text, with what plan, and how it ended
 //! trace.json       the last steps for Perfetto, planned and measured
+//! order.txt        the order that an asynchronous run found, if it was to find one
 //! sample.txt       generated text
 //! model/           config.json and model.safetensors with Hugging Face's names
 //! ```
@@ -23,6 +24,8 @@ pub const METRICS: &str = "metrics.jsonl";
 pub const RUN: &str = "run.json";
 /// The last steps.
 pub const TRACE: &str = "trace.json";
+/// The order that was found.
+pub const ORDER: &str = "order.txt";
 /// Generated text.
 pub const SAMPLE: &str = "sample.txt";
 /// The model.

@@ -257,7 +257,7 @@ fn choose_plan(
         slice_count: config.slice_count,
         stage_count: worker_count,
         window: config.window.planned(),
-        recompute: config.memory.policy(),
+        memory: config.memory.policy(),
         copies,
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
@@ -307,7 +307,8 @@ pub fn stage_memory_detail(
     let what = format!("{kind}: stage {stage} needs {needed}, the limit is {limit}");
     let rounded = Bytes(needed.0.next_multiple_of(1 << 20));
     let hint = format!(
-        "--set schedule.max_mem={}, more --workers, or a smaller train.microbatch",
+        "--set schedule.max_mem={}, more --workers, a smaller train.microbatch, or \
+         memory.recompute=full with memory.recompute_passes=needed",
         size_text(rounded)
     );
     Detail::new(what).at("schedule.max_mem").hint(hint)

@@ -209,5 +209,6 @@ fn finish(
         elapsed,
         steps_before,
         trace,
+        order: None,
     })
 }

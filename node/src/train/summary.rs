@@ -15,7 +15,7 @@ use zbelastic_trainer::stage::Injection;
 
 use super::coordinator::Outcome;
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{RUN, RunFolder, SAMPLE, TRACE};
+use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
 use super::prepare::{PlanOfRun, Prepared};
 use super::reporter::Reader;
@@ -102,6 +102,9 @@ pub fn write_end(
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;
+    }
+    if let Some(order) = &outcome.order {
+        folder.write(ORDER, order)?;
     }
     let sample = sample(prepared, outcome)?;
     folder.write(SAMPLE, &format!("{sample}\n"))?;

@@ -24,7 +24,7 @@ use zbelastic_schedule::{
 };
 use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::stage::{Activity, StageSetup};
-use zbelastic_types::{ChunkIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex, Step};
 
 /// Microseconds on a clock that all parts of a run share and that never goes back.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +142,7 @@ pub struct Timing {
     slices: Vec<VecDeque<Slice>>,
     /// When the first pass of each of the last steps began.
     starts_us: VecDeque<f64>,
-    passes: BTreeMap<(ChunkIndex, Compute), Samples>,
+    passes: BTreeMap<(ChunkIndex, Compute, SliceIndex), Samples>,
     steps: Samples,
     commits: Samples,
     /// Steps that have ended.
@@ -176,7 +176,8 @@ impl Timing {
     pub fn record(&mut self, stage: StageIndex, slices: Vec<Slice>) {
         for slice in &slices {
             if let Some((_, compute, pass)) = slice.pass() {
-                let samples = self.passes.entry((pass.chunk, compute)).or_default();
+                let of = (pass.chunk, compute, pass.slice);
+                let samples = self.passes.entry(of).or_default();
                 samples.push(slice.duration_us());
             }
             if let Doing::Ran(Activity::Op { op: Op::Update(update), .. }) = slice.doing {
@@ -259,10 +260,12 @@ impl Timing {
         }
         costs.memory.chunks.clear();
         for (chunk, times) in (0..).map(ChunkIndex).zip(&mut costs.chunks) {
-            let samples = |compute| self.passes.get(&(chunk, compute));
-            let slices = f64::from(plan.program.slice_count);
             // A pass is over a slice, times are those of a microbatch.
-            let median = |compute| slices * samples(compute).map_or(0.0, Samples::median);
+            let median = |compute| -> f64 {
+                let of = |slice| (chunk, compute, SliceIndex(slice));
+                let all = of(0)..=of(u32::MAX);
+                self.passes.range(all).map(|(_, samples)| samples.median()).sum()
+            };
             let w_early = median(Compute::WE);
             *times = ChunkTimes {
                 f: median(Compute::F),
@@ -275,7 +278,19 @@ impl Timing {
             costs.memory.chunks.push(MemoryTimes { recompute, offload: 0.0, reload: 0.0 });
         }
         costs.step = self.steps.median() + self.commits.median();
+        costs.slice_shares = self.slice_shares().unwrap_or(costs.slice_shares);
         costs
+    }
+
+    /// What each slice took of a microbatch's passes, where sequences are cut.
+    fn slice_shares(&self) -> Option<Vec<f64>> {
+        let slice_count = self.setup.plan.program.slice_count as usize;
+        let mut took = vec![0.0; slice_count];
+        for ((.., slice), samples) in &self.passes {
+            took[slice.index()] += samples.median();
+        }
+        let sum: f64 = took.iter().sum();
+        (slice_count > 1 && sum > 0.0).then(|| took.iter().map(|time| time / sum).collect())
     }
 
     /// What a stage did in the last steps.

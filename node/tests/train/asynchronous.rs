@@ -38,12 +38,61 @@ fn a_region_whose_order_is_found_trains() {
     assert_eq!(run.of("step").len(), STEPS);
 }
 
+/// Two runs find two orders; the order of one, run again, has its bits, whatever the threads.
+#[test]
+fn an_order_that_was_found_is_run_again_to_the_bit() {
+    let place = Place::new();
+    let ampnet = "--schedule ampnet --workers 3 --set schedule.ampnet_cap=3";
+    let found = place.run(ampnet);
+    let order = found.text("order.txt");
+    assert!(order.starts_with("asynchronous ampnet line stages 3 "), "{order}");
+    place.write("found.txt", &order);
+    let again = format!("--set schedule.ampnet_order={}", place.path("found.txt").display());
+    for threads in [1, 2] {
+        let run = place.run(&format!("{ampnet} {again} --threads {threads}"));
+        assert_eq!(run.digest(), found.digest());
+        assert_eq!(run.each("loss"), found.each("loss"));
+    }
+    let refused = |more: &str, expected: &str| {
+        let error = refusal(&mut place.small(&format!("--out out {again} {more}")), 2);
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains("  schedule.ampnet_order"), "{error}");
+    };
+    let ampnet = "--schedule ampnet --set schedule.ampnet_cap=3";
+    refused(&format!("{ampnet} --workers 2"), "expected the order of a run `asynchronous ampnet");
+    place.write("found.txt", order.replacen("0BW0@", "0BW1@", 1));
+    refused(&format!("{ampnet} --workers 3"), "expected either one BW");
+    place.write("found.txt", "nothing");
+    refused(&format!("{ampnet} --workers 3"), "line 1: expected `asynchronous KIND");
+}
+
 /// Without a stage behind it nothing is late, and the run is the synchronous one.
 #[test]
 fn on_one_stage_pipemare_is_synchronous() {
     let place = Place::new();
     let losses = |schedule: &str| place.run(&format!("--workers 1 {schedule}")).each("loss");
     assert_eq!(losses("--schedule pipemare"), losses("--schedule 1f1b"));
+}
+
+/// Options of single methods: a warm-up of all steps is the synchronous run, one of some is neither.
+#[test]
+fn methods_are_run_in_the_ways_that_they_have() {
+    let place = Place::new();
+    let model = |more: &str| {
+        let run = place.run(&format!("--workers 2 --set optimizer.clip=0 {more}"));
+        run.file("model/model.safetensors")
+    };
+    let pipemare =
+        |steps| model(&format!("--schedule pipemare --set schedule.pipemare_warmup={steps}"));
+    assert!(pipemare(STEPS) == model("--schedule 1f1b"), "bit by bit");
+    let models = [
+        pipemare(0),
+        pipemare(STEPS / 2),
+        pipemare(STEPS),
+        model("--schedule pipedream"),
+        model("--schedule pipedream --set schedule.pipedream_sync=vertical"),
+    ];
+    assert!((1..models.len()).all(|i| !models[..i].contains(&models[i])), "all are others");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod endings;
 mod events;
 mod folder;
 mod guard;
+mod memory;
 mod place;
 mod reading;
 mod refusals;

@@ -7,6 +7,10 @@ use crate::place::{Place, Run, succeed};
 
 const SLICED: &str = "--schedule seq1f1b --slices 4";
 
+fn evaluated(run: &Run) -> Vec<Value> {
+    run.of("eval").iter().map(|event| event["loss"].clone()).collect()
+}
+
 #[test]
 fn what_is_made_again_does_not_show_in_the_digest() {
     let place = Place::new();
@@ -24,12 +28,32 @@ fn what_is_made_again_does_not_show_in_the_digest() {
         assert_eq!(threads.json("run.json")["plan"]["schedule"], json!("seq1f1b"));
         let processes = place.finish(&mut place.small_in_processes(&more));
         assert_eq!(processes.digest(), alone.digest(), "{more}, in processes");
-        let evaluated = |run: &Run| {
-            run.of("eval").iter().map(|event| event["loss"].clone()).collect::<Vec<_>>()
-        };
         assert_eq!(evaluated(&processes), evaluated(&threads), "{more}");
         assert_eq!(evaluated(&threads).len(), 2, "{more}");
     }
+}
+
+/// Six slices of 64 tokens have at least two lengths.
+#[test]
+fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
+    let place = Place::new();
+    let sliced = "--set train.seq_len=64 --schedule seq1f1b --set train.eval_every=4";
+    let by_time = format!("{sliced} --slices 6 --set schedule.slice_cut=time");
+    let alone = place.run(&format!("{by_time} --workers 1"));
+    for more in ["--workers 4", "--workers 3 --set memory.recompute=full --window 0"] {
+        let more = format!("{by_time} {more}");
+        let threads = place.run(&more);
+        let processes = place.finish(&mut place.small_in_processes(&more));
+        for run in [&threads, &processes] {
+            assert_eq!(run.digest(), alone.digest(), "{more}");
+            assert_eq!(evaluated(run), evaluated(&alone), "{more}");
+            assert!(run.text("config.toml").contains("slice_cut = \"time\""), "{more}");
+        }
+    }
+    let four = |cut: &str| {
+        place.run(&format!("{sliced} --workers 2 --slices 4 --set schedule.slice_cut={cut}"))
+    };
+    assert_ne!(four("time").digest(), four("tokens").digest());
 }
 
 #[test]

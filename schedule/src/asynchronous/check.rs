@@ -37,6 +37,7 @@ pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
     let mut findings = AsyncFindings::default();
     size(program, &mut findings);
     list_count(program, &mut findings);
+    variant(program, &mut findings);
     if findings.0.is_empty() {
         foreign(program, &mut findings);
         if !is_dynamic(program) {
@@ -84,6 +85,13 @@ fn list_count(program: &AsyncProgram, findings: &mut AsyncFindings) {
     }
 }
 
+fn variant(program: &AsyncProgram, findings: &mut AsyncFindings) {
+    let AsyncProgram { kind, variant, .. } = *program;
+    if !variant.is_of(kind) {
+        findings.add(AsyncViolation::Variant { kind, variant });
+    }
+}
+
 /// A program has F and BW, no split backward pass; averages only where there is a reference model;
 /// and a dynamic region alone on each stage, of the kind that has one, or nowhere.
 fn foreign(program: &AsyncProgram, findings: &mut AsyncFindings) {
@@ -128,8 +136,10 @@ mod tests {
     use zbelastic_types::{ChunkIndex, StageIndex};
 
     use super::check_async;
+    use crate::asynchronous::kind::AsyncKind;
     use crate::asynchronous::op::{AsyncOp, Version};
     use crate::asynchronous::program::AsyncProgram;
+    use crate::asynchronous::variant::AsyncVariant;
     use crate::asynchronous::violation::AsyncViolation;
     use crate::check::Violation;
     use crate::op::Pass;
@@ -197,6 +207,24 @@ mod tests {
         assert_eq!(check_async(&program), Err(vec![lists.clone()]));
         program.update_every = 0;
         assert_eq!(check_async(&program), Err(vec![AsyncViolation::Size { found: 6 }, lists]));
+    }
+
+    #[test]
+    fn a_way_of_running_is_of_its_schedule() {
+        let (kind, variant) = (AsyncKind::PipeMare, AsyncVariant::VerticalSync);
+        find(
+            PIPEMARE,
+            "update 1",
+            "update 1 vertical-sync",
+            AsyncViolation::Variant { kind, variant },
+        );
+        let (kind, variant) = (AsyncKind::PipeDream, AsyncVariant::WarmUp(2));
+        find(
+            PIPEDREAM,
+            "update 1",
+            "update 1 warm-up 2",
+            AsyncViolation::Variant { kind, variant },
+        );
     }
 
     #[test]
@@ -288,6 +316,7 @@ mod tests {
         find(PIPEDREAM, "0RECV_B2", "0STEP3 0RECV_B2", place(None, Some("0STEP3")));
         find(AVGPIPE, "0STEP1 0AVERAGE1 ", "0STEP1 ", place(Some("0AVERAGE1"), Some("0BW1@0/1")));
         find(FOUND, "0STEP1", "", place(Some("0STEP1"), Some("0BW0@1")));
+        find(FOUND, " 0STEP2", "", place(Some("0STEP2"), None));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use super::kind::AsyncKind;
 use super::op::{AsyncOp, Dynamic, Shift, Version};
 use super::program::{ASYNC_PASS_COUNT_MAX, AsyncProgram};
+use super::variant::AsyncVariant;
 use super::versions::{Reads, backward_reads, forward_reads};
 use crate::op::{Compute, Op, Pass};
 use crate::program::TEXT_COUNT_MAX;
@@ -35,6 +36,8 @@ pub struct AsyncRequest {
     pub replica_count: u32,
     /// What a region whose order is found while it runs keeps to (AMPNet).
     pub dynamic: Dynamic,
+    /// How the schedule is run.
+    pub variant: AsyncVariant,
 }
 
 /// Why a schedule has no program of that size.
@@ -75,6 +78,14 @@ pub enum AsyncGenerateError {
         /// The microbatches asked for.
         microbatch_count: u32,
     },
+    /// The schedule is not run in that way.
+    #[error("{kind} has no{variant}")]
+    Variant {
+        /// The schedule asked for.
+        kind: AsyncKind,
+        /// The way asked for.
+        variant: AsyncVariant,
+    },
     /// Minibatches are dealt round over the pipelines, and each takes as many.
     #[error("{minibatch_count} minibatches cannot be dealt evenly to {replica_count} pipelines")]
     UnevenPipelines {
@@ -91,6 +102,10 @@ pub enum AsyncGenerateError {
 /// If a count is out of range, or the schedule does not exist for this size.
 pub fn generate_async(request: AsyncRequest) -> Result<AsyncProgram, AsyncGenerateError> {
     check_counts(request)?;
+    let AsyncRequest { kind, variant, .. } = request;
+    if !variant.is_of(kind) {
+        return Err(AsyncGenerateError::Variant { kind, variant });
+    }
     let mut program = empty(request);
     check_size(&program)?;
     let stages = (0..request.stage_count).map(StageIndex);
@@ -142,6 +157,13 @@ fn empty(request: AsyncRequest) -> AsyncProgram {
         | AsyncKind::AvgPipe => microbatch_count,
     };
     let placement = kind.placement(stage_count);
+    // A warm-up of nothing is none.
+    let variant = match request.variant {
+        AsyncVariant::WarmUp(0) => AsyncVariant::Usual,
+        variant @ (AsyncVariant::Usual | AsyncVariant::WarmUp(_) | AsyncVariant::VerticalSync) => {
+            variant
+        }
+    };
     AsyncProgram {
         kind,
         placement,
@@ -149,6 +171,7 @@ fn empty(request: AsyncRequest) -> AsyncProgram {
         minibatch_count,
         microbatch_count,
         update_every,
+        variant,
         stages: Vec::new(),
     }
 }
@@ -239,6 +262,7 @@ mod tests {
     use crate::asynchronous::kind::AsyncKind;
     use crate::asynchronous::op::{Dynamic, DynamicRule};
     use crate::asynchronous::program::AsyncProgram;
+    use crate::asynchronous::variant::AsyncVariant;
 
     fn request(kind: AsyncKind, stages: u32, minibatches: u32, microbatches: u32) -> AsyncRequest {
         AsyncRequest {
@@ -248,6 +272,7 @@ mod tests {
             microbatch_count: microbatches,
             replica_count: 2,
             dynamic: Dynamic { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
+            variant: AsyncVariant::Usual,
         }
     }
 
@@ -289,6 +314,31 @@ mod tests {
     }
 
     #[test]
+    fn with_vertical_sync_a_microbatch_reads_one_version_everywhere() {
+        let usual = request(AsyncKind::PipeDream, 2, 3, 1);
+        let all = lines(AsyncRequest { variant: AsyncVariant::VerticalSync, ..usual });
+        assert_eq!(all[0], lines(usual)[0], "the first stage is the one that the others follow");
+        assert_eq!(
+            all[1],
+            "stage 1: 1RECV_F0 1F0@0 1BW0@0 1SEND_B0 1STASH0 1STEP1 1RECV_F1 1F1@0 1BW1@0 1SEND_B1 \
+             1FREE0 1STASH1 1STEP2 1RECV_F2 1F2@1 1BW2@1 1SEND_B2 1FREE1 1STEP3",
+        );
+    }
+
+    #[test]
+    fn a_warm_up_flushes_and_needs_no_correction() {
+        let usual = request(AsyncKind::PipeMare, 2, 3, 1);
+        assert_eq!(
+            lines(AsyncRequest { variant: AsyncVariant::WarmUp(1), ..usual })[0],
+            "stage 0: 0F0@0 0SEND_F0 0RECV_B0 0BW0@0 0STEP1 0F1@1 0SEND_F1 0F2@1 0SEND_F2 0RECV_B1 \
+             0PREDICT_DELTA1-1 0BW1@1-1 0FREE1-1 0STEP2 0RECV_B2 0PREDICT_DELTA2-1 0BW2@2-1 0FREE2-1 \
+             0STEP3",
+        );
+        let none = AsyncRequest { variant: AsyncVariant::WarmUp(0), ..usual };
+        assert_eq!(generate_async(none), generate_async(usual));
+    }
+
+    #[test]
     fn two_buffers_delay_every_gradient_by_one_update() {
         assert_eq!(
             lines(request(AsyncKind::PipeDream2Bw, 1, 4, 1)),
@@ -327,6 +377,24 @@ mod tests {
             "stage 0: 0F0@0 0BW0@0 0STEP1 0AVERAGE1 0F1@0/1 0BW1@0/1 0STEP1/1 0AVERAGE1/1",
         );
         assert_eq!(lines(request(AsyncKind::AmpNet, 1, 2, 1))[0], "stage 0: 0DYNAMIC(newest,3,2)");
+    }
+
+    #[test]
+    fn other_ways_of_running_are_legal_at_every_size_and_read_back() {
+        let (warm_up, vertical) = (AsyncVariant::WarmUp(3), AsyncVariant::VerticalSync);
+        for (kind, variant) in [(AsyncKind::PipeMare, warm_up), (AsyncKind::PipeDream, vertical)] {
+            for (p, t, m) in
+                (1..=5).flat_map(|p| (1..=6).flat_map(move |t| (1..=4).map(move |m| (p, t, m))))
+            {
+                let request = AsyncRequest { variant, ..request(kind, p, t, m) };
+                let program = generate_async(request).expect("the size is legal");
+                assert_eq!(check_async(&program), Ok(()), "{program}");
+                assert_eq!(program.to_string().parse::<AsyncProgram>(), Ok(program));
+            }
+        }
+        let (kind, variant) = (AsyncKind::XPipe, vertical);
+        let request = AsyncRequest { variant, ..request(kind, 2, 2, 2) };
+        assert_eq!(generate_async(request), Err(AsyncGenerateError::Variant { kind, variant }));
     }
 
     #[test]

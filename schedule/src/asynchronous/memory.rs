@@ -97,6 +97,7 @@ mod tests {
     use crate::asynchronous::generate::{AsyncRequest, generate_async};
     use crate::asynchronous::kind::AsyncKind;
     use crate::asynchronous::op::{Dynamic, DynamicRule};
+    use crate::asynchronous::variant::AsyncVariant;
     use crate::memory::ChunkMemory;
 
     /// Four stages, four steps of eight microbatches; a microbatch keeps 100 on a stage, a version 7.
@@ -108,6 +109,7 @@ mod tests {
             microbatch_count: 8,
             replica_count: 2,
             dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+            variant: AsyncVariant::Usual,
         };
         let program = generate_async(request).expect("the size is legal");
         let kept = 100.0 * program.placement.chunk_share();

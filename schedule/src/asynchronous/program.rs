@@ -16,6 +16,7 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
 use super::kind::{AsyncKind, UnknownAsyncKind};
 use super::op::{AsyncOp, AsyncOpParseError};
+use super::variant::AsyncVariant;
 use super::versions::kept_max;
 use crate::kind::ScheduleKind;
 use crate::memory::live_passes;
@@ -41,6 +42,8 @@ pub struct AsyncProgram {
     pub microbatch_count: u32,
     /// Gradients of microbatches that make an update.
     pub update_every: u32,
+    /// How the schedule is run.
+    pub variant: AsyncVariant,
     /// The operations of each stage, in the order in which it runs them.
     pub stages: Vec<Vec<AsyncOp>>,
 }
@@ -67,6 +70,12 @@ impl AsyncProgram {
     #[must_use]
     pub const fn minibatch_of(&self, microbatch: MicrobatchIndex) -> u32 {
         microbatch.0 / self.microbatch_count
+    }
+
+    /// Whether a microbatch runs before the last flush of a warm-up.
+    #[must_use]
+    pub const fn is_warm_up(&self, microbatch: MicrobatchIndex) -> bool {
+        self.minibatch_of(microbatch) < self.variant.warm_up()
     }
 
     /// The pipeline that a microbatch goes through.
@@ -128,7 +137,7 @@ impl fmt::Display for AsyncProgram {
         writeln!(
             f,
             "asynchronous {} {} stages {} chunks {} pipelines {} minibatches {} microbatches {} \
-             update {}",
+             update {}{}",
             self.kind,
             self.placement.shape(),
             self.placement.stage_count(),
@@ -137,6 +146,7 @@ impl fmt::Display for AsyncProgram {
             self.minibatch_count,
             self.microbatch_count,
             self.update_every,
+            self.variant,
         )?;
         for (stage, ops) in self.lists() {
             write!(f, "stage {stage}:")?;
@@ -155,7 +165,8 @@ pub enum AsyncProgramParseError {
     /// The first line is not the header.
     #[error(
         "line 1: expected `asynchronous KIND SHAPE stages P chunks C pipelines N minibatches T \
-         microbatches M update U`, found `{found}`"
+         microbatches M update U`, with `warm-up N` or `vertical-sync` behind it or nothing, found \
+         `{found}`"
     )]
     Header {
         /// The line as found.
@@ -221,6 +232,7 @@ fn parse_header(line: &str) -> Result<AsyncProgram, AsyncProgramParseError> {
         microbatches,
         "update",
         update,
+        ref variant @ ..,
     ] = words[..]
     else {
         return Err(header());
@@ -241,6 +253,7 @@ fn parse_header(line: &str) -> Result<AsyncProgram, AsyncProgramParseError> {
         minibatch_count: long(minibatches)?,
         microbatch_count: size(microbatches)?,
         update_every: size(update)?,
+        variant: AsyncVariant::of_words(variant).ok_or_else(header)?,
         stages: Vec::new(),
     };
     match program.pass_count() {

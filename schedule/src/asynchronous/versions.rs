@@ -9,6 +9,7 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 use super::kind::AsyncKind;
 use super::op::{Prediction, Shift};
 use super::program::AsyncProgram;
+use super::variant::AsyncVariant;
 
 /// The weights that a pass reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,10 @@ pub(super) fn forward_reads(
     let stage = chunk.0 % program.placement.stage_count();
     let stages = program.placement.stage_count();
     match program.kind {
+        // What was the first stage's newest when it let the microbatch in.
+        AsyncKind::PipeDream if program.variant == AsyncVariant::VerticalSync => {
+            Reads::Number(microbatch.0.saturating_sub(stages - 1))
+        }
         AsyncKind::PipeDream | AsyncKind::PipeMare | AsyncKind::AvgPipe | AsyncKind::AmpNet => {
             Reads::Newest(Shift::None)
         }
@@ -63,6 +68,7 @@ pub(super) fn backward_reads(
             Reads::AsForward
         }
         AsyncKind::AmpNet => Reads::Newest(Shift::None),
+        AsyncKind::PipeMare if program.is_warm_up(microbatch) => Reads::AsForward,
         // Its F read what was newest so many microbatches ago.
         AsyncKind::PipeMare => Reads::Newest(match program.ahead_of(chunk) {
             0 => Shift::None,
@@ -95,6 +101,9 @@ pub(super) const fn prediction(kind: AsyncKind) -> Option<Prediction> {
 /// Versions that a chunk keeps beside the newest, at most.
 pub(super) fn kept_max(program: &AsyncProgram, chunk: ChunkIndex) -> usize {
     match program.kind {
+        AsyncKind::PipeDream if program.variant == AsyncVariant::VerticalSync => {
+            program.placement.stage_count() as usize - 1
+        }
         AsyncKind::PipeDream => program.ahead_of(chunk) as usize,
         AsyncKind::PipeDream2Bw => 1,
         AsyncKind::WPipe => usize::from(is_front(program, chunk)),

@@ -2,8 +2,10 @@
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
+use super::kind::AsyncKind;
 use super::op::{AsyncOp, Version};
 use super::program::ASYNC_PASS_COUNT_MAX;
+use super::variant::AsyncVariant;
 use crate::check::Violation;
 
 /// A rule that an asynchronous program breaks, and where.
@@ -22,6 +24,14 @@ pub enum AsyncViolation {
         expected: u32,
         /// The program's lists.
         found: usize,
+    },
+    /// The header names a way of running that its schedule does not have. Nothing else was checked.
+    #[error("{kind} has no{variant}")]
+    Variant {
+        /// The program's schedule.
+        kind: AsyncKind,
+        /// The way that it names.
+        variant: AsyncVariant,
     },
     /// A rule that synchronous programs keep as well: about passes, transfers, or reaching the end.
     #[error(transparent)]

@@ -160,7 +160,9 @@ struct Lane {
 impl Lane {
     fn occupy(&mut self, memory: Memory, until: f64) {
         match (self.lanes, memory) {
-            (CopyLanes::Alternating, _) => (self.out, self.back) = (until, until),
+            (CopyLanes::Alternating | CopyLanes::InTurn, _) => {
+                (self.out, self.back) = (until, until)
+            }
             (CopyLanes::Duplex, Memory::Reload) => self.back = until,
             (CopyLanes::Duplex, Memory::Offload | Memory::Drop) => self.out = until,
         }

@@ -181,6 +181,19 @@ fn copies_run_beside_passes_and_are_waited_for() {
 }
 
 #[test]
+fn a_stage_without_a_lane_copies_in_turn_with_its_passes() {
+    let timeline = moved(CopyLanes::InTurn);
+    let times = |op| {
+        let slice = slice(&timeline, 0, 0, op);
+        (slice.start, slice.end)
+    };
+    assert_eq!(times("0OFFLOAD0"), (2.0, 5.0), "it comes after F1");
+    assert_eq!(times("0RELOAD0"), (6.0, 8.0));
+    assert_eq!(times("0BW2"), (8.0, 9.0), "it needs nothing of what comes back, and waits");
+    assert_eq!(times("0BW0").1, 11.5);
+}
+
+#[test]
 fn a_lane_carries_one_copy_at_a_time_or_one_each_way() {
     let text = "program gpipe line stages 1 chunks 1 microbatches 3 window -
         stage 0: 0F0 0OFFLOAD0 0F1 0F2 0RELOAD0 0OFFLOAD1 0BW2 0BW0 0RELOAD1 0BW1";

@@ -149,8 +149,8 @@ fn solved(problem: &Problem) -> Option<Program> {
 }
 
 /// The arithmetic of `program` with as much given up or away as its stages' limits ask for, in the way
-/// that costs least of those that are tried; `None` if none of them does. A program with slices is
-/// left as it is.
+/// that costs least of those that are tried; `None` if none of them does. Of slices nothing
+/// leaves.
 ///
 /// # Panics
 /// If the program is not over the problem's placement, or is none that runs to its end.

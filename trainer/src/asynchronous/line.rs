@@ -148,7 +148,7 @@ impl<B: Backend> Line<B> {
         let norm = f64::sqrt(square_sum);
         let is_finite = sums.iter().all(|tensor| tensor.nonfinite == 0);
         let clip = clip_coefficient(setup.clip_norm, norm);
-        let share = annealed_share(self.delay, base, setup.knobs.anneal_updates);
+        let share = self.rate_share(setup, base);
         let lr = setup.lr_of_update(replica, base) * share;
         let at = Step(base.into());
         if is_finite {
@@ -163,6 +163,15 @@ impl<B: Backend> Line<B> {
         self.accumulated = 0;
         self.version.base += 1;
         Updated { version: self.version, lr, norm, coefficient: is_finite.then_some(clip) }
+    }
+
+    /// What an update's learning rate is multiplied with: that of a warm-up is not late, and annealing
+    /// begins behind it.
+    fn rate_share(&self, setup: &AsyncSetup, update: u32) -> f64 {
+        match update.checked_sub(setup.plan.program.variant.warm_up()) {
+            Some(update) => annealed_share(self.delay, update, setup.knobs.anneal_updates),
+            None => 1.0,
+        }
     }
 
     fn take(&mut self, backend: &B, update: &Update<'_>, at: Step) {

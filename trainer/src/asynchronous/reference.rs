@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
-use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 use zbelastic_types::{LayerId, MicrobatchIndex, Step};
 
 use super::rules::{
@@ -258,15 +258,23 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let version = |number| self.version(replica, place.chunk, number);
         let (p, m, s) = (f64::from(stages), f64::from(microbatches), f64::from(stage));
         let plain = |number| version(number).layers.iter().map(|layer| layer.w.clone()).collect();
+        let warm_up = self.setup.plan.program.variant.warm_up();
         match (self.setup.plan.program.kind, side) {
-            (AsyncKind::PipeDream, _) => plain(k.saturating_sub(ahead)),
+            (AsyncKind::PipeDream, _) => match self.setup.plan.program.variant {
+                AsyncVariant::VerticalSync => plain(k.saturating_sub(stages - 1)),
+                AsyncVariant::Usual | AsyncVariant::WarmUp(_) => plain(k.saturating_sub(ahead)),
+            },
             (AsyncKind::PipeDream2Bw, _) => plain(minibatch.saturating_sub(1)),
             (AsyncKind::WPipe, _) if place.chunk < stages as usize => {
                 plain(minibatch.saturating_sub(1))
             }
             (AsyncKind::WPipe, _) => plain(minibatch),
             (AsyncKind::AvgPipe, _) => plain(minibatch / self.setup.plan.program.replica_count),
-            (AsyncKind::PipeMare, Side::Forward) => plain(k.saturating_sub(ahead) / microbatches),
+            (AsyncKind::PipeMare, _) if minibatch < warm_up => plain(minibatch),
+            (AsyncKind::PipeMare, Side::Forward) => {
+                let since = k - warm_up * microbatches;
+                plain(warm_up + since.saturating_sub(ahead) / microbatches)
+            }
             (AsyncKind::PipeMare, Side::Backward) if ahead == 0 => plain(k / microbatches),
             (AsyncKind::PipeMare, Side::Backward) => {
                 let back = (f64::from(ahead) / m) as f32;
@@ -331,7 +339,10 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let is_pipemare = setup.plan.program.kind == AsyncKind::PipeMare;
         let delay =
             if is_pipemare { f64::from(place.ahead) / f64::from(place.microbatches) } else { 0.0 };
-        let share = annealed_share(delay, base, setup.knobs.anneal_updates);
+        // A gradient of the warm-up is not late, and K counts from its end.
+        let since = base.checked_sub(setup.plan.program.variant.warm_up());
+        let anneal = setup.knobs.anneal_updates;
+        let share = since.map_or(1.0, |update| annealed_share(delay, update, anneal));
         let lr = setup.lr_of_update(replica, base) * share;
         let update = PlainUpdate { setup: &setup, replica, base, lr };
         let layers = &mut self.model.layers_mut()[range];

@@ -2,7 +2,8 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::asynchronous::{
-    AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, check_async, generate_async,
+    AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, AsyncViolation, check_async,
+    generate_async,
 };
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
@@ -49,6 +50,20 @@ pub enum AsyncPlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] AsyncGenerateError),
+    /// An order that was found is of another run.
+    #[error("expected the order of a run `{expected}`, found one of `{found}`")]
+    OtherRun {
+        /// What the run's program begins with.
+        expected: String,
+        /// What the order begins with.
+        found: String,
+    },
+    /// An order that was found breaks rules, which no order of a run does.
+    #[error("{violation}")]
+    Order {
+        /// The first of them.
+        violation: AsyncViolation,
+    },
 }
 
 impl AsyncPlan {
@@ -72,6 +87,27 @@ impl AsyncPlan {
             layer_work(model, batch.microbatch).iter().map(LayerWork::total).collect();
         let speeds = vec![1.0; request.stage_count as usize];
         Ok(Self { program, chunks: partition(&work, &placement, &speeds), batch })
+    }
+
+    /// The same with the order that a region found in another run of it, to be run as a list.
+    ///
+    /// # Errors
+    /// If the order is not of such a run, or breaks a rule.
+    pub fn with_order(self, order: AsyncProgram) -> Result<Self, AsyncPlanError> {
+        let empty = |program: &AsyncProgram| AsyncProgram { stages: Vec::new(), ..program.clone() };
+        let (expected, found) = (empty(&self.program), empty(&order));
+        if expected != found {
+            let header = |program: AsyncProgram| program.to_string().trim_end().to_owned();
+            let (expected, found) = (header(expected), header(found));
+            return Err(AsyncPlanError::OtherRun { expected, found });
+        }
+        match check_async(&order) {
+            Ok(()) => Ok(Self { program: order, ..self }),
+            Err(violations) => {
+                let violation = violations.into_iter().next().expect("there is one at least");
+                Err(AsyncPlanError::Order { violation })
+            }
+        }
     }
 
     /// The chunks of `stage` with their layers.

@@ -1,11 +1,12 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, ViewMut};
-use zbelastic_types::{Bytes, SliceIndex};
+use zbelastic_types::Bytes;
 
 use super::config::{Family, LayerKind, ModelConfig};
 use super::layers::{
-    Context, Logits, MicrobatchShape, Projections, Scratch, embed_forward, embed_weights,
+    Context, Logits, MicrobatchShape, Projections, Scratch, SlicePlace, embed_forward,
+    embed_weights,
 };
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
@@ -321,10 +322,10 @@ pub fn rotary_angles<B: Backend>(
     model: &ModelConfig,
     shape: MicrobatchShape,
 ) -> Result<Option<B::Buffer>, AllocateError> {
-    slice_angles(backend, model, shape, SliceIndex(0))
+    slice_angles(backend, model, shape, SlicePlace::WHOLE)
 }
 
-/// The same for the positions of a slice of this shape.
+/// The same for the positions of a slice of this shape that stands there.
 ///
 /// # Errors
 /// If the device's memory does not hold them.
@@ -332,7 +333,7 @@ pub fn slice_angles<B: Backend>(
     backend: &B,
     model: &ModelConfig,
     shape: MicrobatchShape,
-    slice: SliceIndex,
+    place: SlicePlace,
 ) -> Result<Option<B::Buffer>, AllocateError> {
     match model.family {
         Family::Gpt2 => return Ok(None),
@@ -340,7 +341,7 @@ pub fn slice_angles<B: Backend>(
     }
     let width = model.head_width as usize;
     let mut angles = Vec::with_capacity(shape.sequence_len * width);
-    let first = slice.index() * shape.sequence_len;
+    let first = place.first_position;
     for position in first..first + shape.sequence_len {
         let angle = |pair: usize| {
             let exponent = -((2 * pair) as f64) / width as f64;

@@ -34,12 +34,6 @@ impl MicrobatchShape {
     pub const fn rows(self) -> usize {
         self.sequences * self.sequence_len
     }
-
-    /// The shape of one of `count` slices of equal length.
-    #[must_use]
-    pub const fn slice(self, count: u32) -> Self {
-        Self { sequence_len: self.sequence_len / count as usize, ..self }
-    }
 }
 
 /// Which slice of its sequences a pass is over.
@@ -47,13 +41,15 @@ impl MicrobatchShape {
 pub struct SlicePlace {
     /// The slice.
     pub slice: SliceIndex,
-    /// Slices of the sequences, all of the same length.
+    /// Slices of the sequences.
     pub count: u32,
+    /// Where in its sequence the slice begins.
+    pub first_position: usize,
 }
 
 impl SlicePlace {
     /// Sequences that are not cut.
-    pub const WHOLE: Self = Self { slice: SliceIndex(0), count: 1 };
+    pub const WHOLE: Self = Self { slice: SliceIndex(0), count: 1, first_position: 0 };
 
     /// Whether there are others.
     pub(super) fn is_cut(self) -> bool {
@@ -87,11 +83,6 @@ impl<B: Backend> Context<'_, B> {
 
     fn attention_shape(&self) -> AttentionShape {
         self.model.attention_shape(self.shape.sequences, self.shape.sequence_len)
-    }
-
-    /// Where in its sequence the slice begins.
-    fn first_position(&self) -> usize {
-        self.place.slice.index() * self.shape.sequence_len
     }
 
     fn hidden_rows(&self) -> Rows {

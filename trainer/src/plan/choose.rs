@@ -9,9 +9,12 @@ use zbelastic_kernels::Backend;
 use zbelastic_schedule::{Placement, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_types::{Bytes, StageIndex};
 
+use super::relieved::relieved_plans;
 use super::solved::solved_plans;
-use super::{BatchShape, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory};
-use crate::model::{LayerRange, ModelConfig, Recompute};
+use super::{
+    BatchShape, MemoryPolicy, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory,
+};
+use crate::model::{LayerRange, ModelConfig};
 
 /// The schedules that are worth trying where none is named: those that are the fastest somewhere, or
 /// take least memory. The others come close to one of these, or are made for what is not predicted
@@ -50,8 +53,8 @@ pub struct ChooseRequest<'a> {
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
-    /// What passes give up and make again.
-    pub recompute: Recompute,
+    /// What passes do to keep less.
+    pub memory: MemoryPolicy,
     /// Other stages that each stage keeps a copy of; 0 if there are no copies.
     pub copies: u32,
     /// The most that each stage may take; stages beyond may take anything.
@@ -192,10 +195,11 @@ fn consider<B: Backend>(
 ) -> Result<Considerable, Refusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
-    let own = Plan::with_chunks(of_kind, chunks)?.with_recompute(request.recompute);
+    let own = request.memory.applied(Plan::with_chunks(of_kind, chunks)?);
     let others = solved_plans(backend, request, &own);
-    let others = others.into_iter().map(|plan| plan.with_recompute(request.recompute));
-    let plans = std::iter::once(own).chain(others);
+    let others = others.into_iter().map(|plan| request.memory.applied(plan));
+    let relieved = relieved_plans(backend, request, &own);
+    let plans = std::iter::once(own).chain(others).chain(relieved);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {
         (Ok(a), Ok(b)) => Ok(if is_better(&b.2, &a.2) { b } else { a }),

@@ -7,7 +7,7 @@
 //! takes longer than it is counted makes its stage look slow; a plan that is made for that gives the
 //! stage less to do, which is what should be done, and is measured again.
 
-use super::{LayerWork, Pace, layer_work};
+use super::{LayerWork, Pace, TokenWork, layer_work};
 use crate::model::{MicrobatchShape, ModelConfig, model_layers};
 
 /// What a stage took, in microseconds.
@@ -195,7 +195,11 @@ impl Pace {
         let layers = layer_work(model, shape).into_iter().map(took).collect();
         let specs = model_layers(model);
         let updates = specs.iter().map(|spec| spec.len() as f64 * update_us).collect();
-        Self { layers, updates, speeds, link, verdict: 0.0 }
+        // Copies are not measured in a run; they are as long beside F as they are counted to be.
+        let copies = Pace::estimated(model, shape).copies;
+        let copies = copies.into_iter().map(|copy| copy * f_us).collect();
+        let token = TokenWork::new(model);
+        Self { layers, updates, copies, speeds, link, verdict: 0.0, token }
     }
 }
 

@@ -1,11 +1,13 @@
 //! What a stage takes on its device: claimed by the plan before anything is allocated, and asserted
 //! when it is.
 
+use std::collections::BTreeSet;
+
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{Memory, Op, PassesLive, Program, live_passes};
+use zbelastic_schedule::{Memory, Op, Pass, PassesLive, Program, live_passes_of};
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::Plan;
+use super::{Plan, SliceCut};
 use crate::model::{
     Family, LayerRange, LayerState, ModelConfig, PassStash, Recompute, Sizes, count_bytes,
     left_len, model_layers,
@@ -104,22 +106,36 @@ pub(super) fn pass_memory<B: Backend>(
     }
 }
 
-/// What of a pass leaves at most. Where a program drops anything, it drops it before it leaves.
-fn left_bytes(
+/// What of a layer's part of a pass leaves, if nothing of it was given up.
+pub(super) fn left_bytes(sizes: &Sizes<'_>, layer: u32) -> Bytes {
+    let has_head = layer + 1 == sizes.model.layer_count();
+    let layers = LayerRange::new(layer, layer + 1);
+    Bytes::of_f32(left_len(sizes, layers, Recompute::None, has_head))
+}
+
+/// What of a pass leaves at most: less than all of it if every pass that leaves was dropped before.
+fn most_left_bytes(
     program: &Program,
     sizes: &Sizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
 ) -> Bytes {
-    let is_drop = |op: &Op| matches!(op, Op::Memory(Memory::Drop, _));
-    let drops = program.stages.iter().flatten().any(is_drop);
-    let dropped = if drops { recompute } else { Recompute::None };
+    let passes_of = |memory: Memory| {
+        let is_it = move |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
+        program.stages.iter().flatten().filter(is_it).filter_map(|op| op.pass())
+    };
+    let dropped: BTreeSet<Pass> = passes_of(Memory::Drop).collect();
+    let are_dropped = passes_of(Memory::Offload).all(|pass| dropped.contains(&pass));
+    let dropped = if are_dropped { recompute } else { Recompute::None };
     let has_head = layers.ids().end == sizes.model.layer_count();
     let has_logits = has_head && !dropped.remakes_logits();
     Bytes::of_f32(left_len(sizes, layers, dropped, has_logits))
 }
 
 /// What `stage` takes under `plan`, without copies of others.
+///
+/// Slots, scratch memory and waiting frames have the length of a slice: where lengths differ, each has
+/// its own, for as many passes as are alive of that length.
 #[must_use]
 pub fn stage_memory<B: Backend>(
     backend: &B,
@@ -127,35 +143,69 @@ pub fn stage_memory<B: Backend>(
     plan: &Plan,
     stage: StageIndex,
 ) -> StageMemory {
-    let sizes = plan.pass_sizes(model);
     let specs = model_layers(model);
-    let live = live_passes(&plan.program);
-    let recompute = plan.recompute;
-    let (mut state, mut stash, mut messages, mut away) = (Bytes(0), Bytes(0), Bytes(0), Bytes(0));
+    let (mut state, mut messages) = (Bytes(0), Bytes(0));
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
-        let live = live[chunk.index()];
-        let PassesLive { slots, early_slots, remade_slots, remade_early_slots, .. } = live;
-        let early_slots = if recompute.remakes_logits() { remade_early_slots } else { early_slots };
-        let pass = pass_memory(backend, &sizes, layers, recompute);
-        stash += pass.stash * u64::from(slots)
-            + pass.remade * u64::from(remade_slots)
-            + pass.logits * u64::from(early_slots);
-        away += left_bytes(&plan.program, &sizes, layers, recompute) * u64::from(live.away);
-        // Who is away has read its activation, and its gradient may come before it does.
-        messages += pass.message * u64::from(slots + live.away);
         if plan.placement().twin_of(chunk).is_some() {
             let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
             messages += Bytes::of_f32(floats);
         }
     }
-    let mut scratch = count_bytes(backend, |mut make| sizes.scratch(&mut make));
-    if model.family == Family::Llama {
-        let angles = plan.pass_shape().sequence_len * model.head_width as usize;
-        let slices = u64::from(plan.program.slice_count);
-        scratch += Bytes(slices * backend.buffer_bytes(angles));
+    let cut = plan.cut(model);
+    let mut claim = StageMemory {
+        state,
+        stash: Bytes(0),
+        scratch: angle_bytes(backend, model, &cut),
+        messages,
+        copies: Bytes(0),
+        away: Bytes(0),
+    };
+    for len in cut.lens() {
+        let sizes = cut.sizes(model, plan.batch.microbatch, len);
+        let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
+        claim.scratch += count_bytes(backend, |mut make| sizes.scratch(&mut make));
+        for (chunk, layers) in plan.chunks_of(stage) {
+            claim.add_passes(backend, plan, (&sizes, layers), live[chunk.index()]);
+        }
     }
-    StageMemory { state, stash, scratch, messages, copies: Bytes(0), away }
+    claim
+}
+
+/// Rotary angles of all positions, slice by slice.
+fn angle_bytes<B: Backend>(backend: &B, model: &ModelConfig, cut: &SliceCut) -> Bytes {
+    match model.family {
+        Family::Gpt2 => Bytes(0),
+        Family::Llama => {
+            let floats = |slice| cut.len_of(slice) * model.head_width as usize;
+            Bytes(cut.slices().map(|slice| backend.buffer_bytes(floats(slice))).sum())
+        }
+    }
+}
+
+impl StageMemory {
+    /// What passes of one length over a chunk take.
+    fn add_passes<B: Backend>(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        (sizes, layers): (&Sizes<'_>, LayerRange),
+        live: PassesLive,
+    ) {
+        let recompute = plan.recompute;
+        let PassesLive { slots, early_slots, remade_slots, remade_early_slots, away } = live;
+        let early_slots = if recompute.remakes_logits() { remade_early_slots } else { early_slots };
+        let pass = pass_memory(backend, sizes, layers, recompute);
+        self.stash += pass.stash * u64::from(slots)
+            + pass.remade * u64::from(remade_slots)
+            + pass.logits * u64::from(early_slots);
+        if away > 0 {
+            let left = most_left_bytes(&plan.program, sizes, layers, recompute);
+            self.away += left * u64::from(away);
+        }
+        // Who is away has read its activation, and its gradient may come before it does.
+        self.messages += pass.message * u64::from(slots + away);
+    }
 }

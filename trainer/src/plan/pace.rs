@@ -4,11 +4,17 @@
 //! unit is a floating-point operation of a stage of speed 1; afterwards it is measured
 //! ([`crate::profile`]), and its unit is a second.
 
-use zbelastic_schedule::{ChunkTimes, Costs, MemoryCosts, MemoryTimes, Placement};
+use zbelastic_schedule::{ChunkTimes, CopyLanes, Costs, MemoryCosts, MemoryTimes, Placement};
 use zbelastic_types::StageIndex;
 
-use super::{LayerWork, Plan, layer_work};
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
+use super::memory::left_bytes;
+use super::{LayerWork, Plan, TokenWork, layer_work};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute, Sizes};
+
+/// Floating-point operations in the time in which a byte leaves or comes back, before that is measured: one
+/// core of a shared machine did 43 to 67 GFLOP/s in F of a layer's halves and copied 1.9 to 5.7 GB/s, which
+/// makes 11 to 36.
+const COPY_FLOP_PER_BYTE: u32 = 20;
 
 /// How long things take, in one unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,12 +23,16 @@ pub struct Pace {
     pub layers: Vec<LayerWork>,
     /// By layer: the update, on a stage of speed 1.
     pub updates: Vec<f64>,
+    /// By layer: what its part of a pass takes to leave, and again to come back, on a stage of speed 1.
+    pub copies: Vec<f64>,
     /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
     pub speeds: Vec<f64>,
     /// From the end of a pass to the arrival of its result on another stage.
     pub link: f64,
     /// From the last report to the verdict.
     pub verdict: f64,
+    /// How work grows along a sequence: it says what share of it each slice takes.
+    pub token: TokenWork,
 }
 
 impl Pace {
@@ -31,7 +41,11 @@ impl Pace {
     pub fn estimated(model: &ModelConfig, shape: MicrobatchShape) -> Self {
         let layers = layer_work(model, shape);
         let updates = vec![0.0; layers.len()];
-        Self { layers, updates, speeds: Vec::new(), link: 0.0, verdict: 0.0 }
+        let sizes = Sizes::whole(model, shape);
+        let copy = |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * left_bytes(&sizes, layer).0 as f64;
+        let copies = (0..model.layer_count()).map(copy).collect();
+        let (speeds, link, verdict) = (Vec::new(), 0.0, 0.0);
+        Self { layers, updates, copies, speeds, link, verdict, token: TokenWork::new(model) }
     }
 
     /// The speed of a stage.
@@ -51,18 +65,28 @@ impl Pace {
         };
         Costs {
             chunks: self.chunk_times(placement, &plan.chunks),
-            slice_shares: Vec::new(),
+            slice_shares: self.slice_shares(plan),
             link: self.link,
             occupancy: 0.0,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
-            memory: MemoryCosts { chunks: self.memory_times(plan), ..MemoryCosts::default() },
+            memory: self.memory_costs(plan),
         }
     }
 
+    /// What each slice takes of a microbatch's times; nothing where sequences are not cut.
+    fn slice_shares(&self, plan: &Plan) -> Vec<f64> {
+        if plan.program.slice_count == 1 {
+            return Vec::new();
+        }
+        let cut = plan.cut_of(self.token);
+        cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
+    }
+
     /// What R takes: F again, or attention alone, because what else is made again without a product
-    /// takes next to nothing. Copies are not known to take time.
-    fn memory_times(&self, plan: &Plan) -> Vec<MemoryTimes> {
+    /// takes next to nothing. What is copied is copied whole, whether or not parts of it were given up, by
+    /// the stage itself: a stage is a thread on a processor.
+    pub(super) fn memory_costs(&self, plan: &Plan) -> MemoryCosts {
         let again = |layer: u32| {
             let LayerWork { f, w, .. } = self.layers[layer as usize];
             match plan.recompute {
@@ -77,9 +101,11 @@ impl Pace {
             let stage = plan.placement().stage_of(zbelastic_types::ChunkIndex(chunk));
             let speed = self.speed(stage.expect("a plan's chunks are placed"));
             let recompute = layers.ids().map(again).sum::<f64>() / speed;
-            MemoryTimes { recompute, offload: 0.0, reload: 0.0 }
+            let copy = layers.ids().map(|layer| self.copies[layer as usize]).sum::<f64>() / speed;
+            MemoryTimes { recompute, offload: copy, reload: copy }
         };
-        (0..).zip(&plan.chunks).map(times).collect()
+        let chunks = (0..).zip(&plan.chunks).map(times).collect();
+        MemoryCosts { lanes: CopyLanes::InTurn, chunks }
     }
 
     /// What the passes of chunks take where they stand.

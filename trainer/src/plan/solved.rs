@@ -23,30 +23,7 @@ pub(super) fn solved_plans<B: Backend>(
     own: &Plan,
 ) -> Vec<Plan> {
     let kind = own.program.kind;
-    let by_hand: &[ScheduleKind] = match kind {
-        ScheduleKind::ZbAuto => &[ScheduleKind::ZbH1, ScheduleKind::ZbH2],
-        ScheduleKind::ZbV if own.program.pass_count() <= VEE_PASSES_MAX => &[],
-        ScheduleKind::GPipe
-        | ScheduleKind::OneFOneB
-        | ScheduleKind::Interleaved
-        | ScheduleKind::ZbH1
-        | ScheduleKind::ZbH2
-        | ScheduleKind::ZbV
-        | ScheduleKind::LoopedBfs
-        | ScheduleKind::Gis
-        | ScheduleKind::GisH
-        | ScheduleKind::Po
-        | ScheduleKind::VHalf
-        | ScheduleKind::VMin
-        | ScheduleKind::OneFOneBV
-        | ScheduleKind::DualPipeV
-        | ScheduleKind::Gems
-        | ScheduleKind::Chimera
-        | ScheduleKind::Seq1F1B
-        | ScheduleKind::PoHalf
-        | ScheduleKind::PoFull
-        | ScheduleKind::PoSelective => return Vec::new(),
-    };
+    let Some(by_hand) = also_tried(own) else { return Vec::new() };
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
@@ -70,6 +47,40 @@ pub(super) fn solved_plans<B: Backend>(
 /// than a cluster that lost a stage should stand still.
 const VEE_PASSES_MAX: u64 = 256;
 
+/// Schedules whose orders are tried beside those that are solved for; `None` for a plan whose order is
+/// not solved for.
+fn also_tried(plan: &Plan) -> Option<&'static [ScheduleKind]> {
+    match plan.program.kind {
+        ScheduleKind::ZbAuto => Some(&[ScheduleKind::ZbH1, ScheduleKind::ZbH2]),
+        ScheduleKind::ZbV if plan.program.pass_count() <= VEE_PASSES_MAX => Some(&[]),
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::Interleaved
+        | ScheduleKind::ZbH1
+        | ScheduleKind::ZbH2
+        | ScheduleKind::ZbV
+        | ScheduleKind::LoopedBfs
+        | ScheduleKind::Gis
+        | ScheduleKind::GisH
+        | ScheduleKind::Po
+        | ScheduleKind::VHalf
+        | ScheduleKind::VMin
+        | ScheduleKind::OneFOneBV
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::Gems
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::PoHalf
+        | ScheduleKind::PoFull
+        | ScheduleKind::PoSelective => None,
+    }
+}
+
+/// Whether orders of a plan's passes are solved for.
+pub(super) fn is_solved(plan: &Plan) -> bool {
+    also_tried(plan).is_some()
+}
+
 /// WE runs right behind a B, which mostly is right before an F.
 fn with_early_first(times: &ChunkTimes) -> ChunkTimes {
     let ChunkTimes { f, w, w_early, .. } = *times;
@@ -86,7 +97,8 @@ const fn depth(shape: PlacementShape) -> u32 {
     }
 }
 
-fn problem<B: Backend>(
+/// The order of a plan's passes as a problem, with the memory that its stages have.
+pub(super) fn problem<B: Backend>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,

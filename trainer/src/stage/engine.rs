@@ -11,7 +11,7 @@ use zbelastic_consensus::validation::{
 };
 use zbelastic_kernels::{AllocateError, Backend};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
-use zbelastic_types::{Attempt, ChunkIndex, StageIndex, Step};
+use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
 use super::evaluation::Evaluation;
 use super::frame::{Frame, Lap};
@@ -329,7 +329,9 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let chunk_count = bench.chunk_indices().len();
         let parts = (setup.plan.batch.microbatch_count * setup.plan.program.slice_count) as usize;
         let passes = chunk_count * parts;
-        let inbox = Inbox::new(bench.frame_len(), passes * FRAMES_PER_PASS);
+        let slices = (0..setup.plan.program.slice_count).map(SliceIndex);
+        let frame_lens = slices.map(|slice| bench.frame_len(slice)).collect();
+        let inbox = Inbox::new(frame_lens, passes * FRAMES_PER_PASS);
         let phase = first_phase(&setup, turn);
         Self {
             half: StageHalf::new(turn, updates, setup.clip_norm),

@@ -48,13 +48,14 @@ type Key = (Turn, Lap, Flow, Pass);
 pub(super) struct Inbox {
     frames: BTreeMap<Key, Vec<f32>>,
     limit: usize,
-    frame_len: usize,
+    /// By slice.
+    frame_lens: Vec<usize>,
 }
 
 impl Inbox {
-    /// An inbox for frames of `frame_len` floats, at most `limit` of them.
-    pub(super) fn new(frame_len: usize, limit: usize) -> Self {
-        Self { frames: BTreeMap::new(), limit, frame_len }
+    /// An inbox for at most `limit` frames, of so many floats by the slice that they are of.
+    pub(super) fn new(frame_lens: Vec<usize>, limit: usize) -> Self {
+        Self { frames: BTreeMap::new(), limit, frame_lens }
     }
 
     /// Takes a frame in.
@@ -63,10 +64,12 @@ impl Inbox {
         if turn < now {
             return Err(FrameRefusal::Stale { expected: now, found: turn });
         }
+        let frame_len = self.frame_lens.get(pass.slice.index());
+        let frame_len = *frame_len.ok_or(FrameRefusal::Elsewhere { pass })?;
         // Nothing flows back from held-out text but receipts, which are empty.
         let expected = match (lap, flow) {
             (Lap::Evaluation, Flow::Backward) => 0,
-            (Lap::Evaluation, Flow::Forward) | (Lap::Training, _) => self.frame_len,
+            (Lap::Evaluation, Flow::Forward) | (Lap::Training, _) => frame_len,
         };
         if floats.len() != expected {
             let found = floats.len();

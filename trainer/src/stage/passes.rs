@@ -7,25 +7,26 @@ use std::sync::Arc;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
-use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes};
+use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
 use super::chunk_bench::{ChunkBench, Part, Working};
 use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
 use super::injection::Injection;
+use super::pass_pool::PassPool;
 use super::store::{MemoryStore, SecondStore, StoreError};
 use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, Context, LayerRange, LayerState, MicrobatchShape, ModelConfig, Recompute, Scratch,
-    Sizes, SlicePlace, model_layers, slice_angles,
+    Sizes, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::stage_memory;
+use crate::plan::{SliceCut, stage_memory};
 
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
@@ -34,9 +35,10 @@ pub struct Bench<B: Backend> {
     /// A whole microbatch.
     shape: MicrobatchShape,
     placement: Placement,
-    slice_count: u32,
+    cut: SliceCut,
     chunks: BTreeMap<ChunkIndex, ChunkBench<B>>,
-    scratch: Scratch<B::Buffer>,
+    /// By the length of slices.
+    scratch: BTreeMap<usize, Scratch<B::Buffer>>,
     /// By slice, if the family has them.
     angles: Vec<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
@@ -58,24 +60,35 @@ impl<B: Backend> Bench<B> {
     /// If the device's memory does not hold what the plan claims.
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
-        let sizes = plan.pass_sizes(model);
-        let live = live_passes(&plan.program);
+        let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
         let mut allocated = Bytes(0);
         let mut make = |len: usize| {
             allocated += Bytes(backend.buffer_bytes(len));
             backend.allocate(len)
         };
-        let scratch = sizes.scratch(&mut make)?;
+        let mut scratch = BTreeMap::new();
+        let mut pools: BTreeMap<ChunkIndex, BTreeMap<usize, PassPool<B>>> = BTreeMap::new();
+        for len in cut.lens() {
+            let sizes = cut.sizes(model, microbatch, len);
+            let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
+            scratch.insert(len, sizes.scratch(&mut make)?);
+            for (chunk, layers) in plan.chunks_of(stage) {
+                let has_head = layers.ids().end == model.layer_count();
+                let (of, live) = ((&sizes, layers, has_head), live[chunk.index()]);
+                let pool = PassPool::new(of, live, plan.recompute, &mut make)?;
+                pools.entry(chunk).or_default().insert(len, pool);
+            }
+        }
         let mut chunks = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
             let held = Chunk::new(build_layers(&backend, model, layers, weights)?);
-            let (live, sizes) = (live[chunk.index()], (&sizes, layers));
-            let chunk_bench = ChunkBench::new(held, sizes, live, plan.recompute, &mut make)?;
-            chunks.insert(chunk, chunk_bench);
+            let pools = pools.remove(&chunk).expect("made above");
+            chunks.insert(chunk, ChunkBench::new(held, pools, cut.clone()));
         }
         let mut angles = Vec::new();
-        for slice in (0..plan.program.slice_count).map(SliceIndex) {
-            angles.extend(slice_angles(&backend, model, plan.pass_shape(), slice)?);
+        for slice in cut.slices() {
+            let shape = cut.shape_of(microbatch, slice);
+            angles.extend(slice_angles(&backend, model, shape, cut.place(slice))?);
         }
         let of_angles = angles.iter().map(|angles| backend.buffer_bytes(backend.len(angles)));
         allocated += Bytes(of_angles.sum());
@@ -85,9 +98,8 @@ impl<B: Backend> Bench<B> {
         let state: Bytes = layers.map(|layer| layer.taken(&backend)).sum();
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
-        let (model, shape) = (model.clone(), plan.batch.microbatch);
+        let (model, shape) = (model.clone(), microbatch);
         let placement = plan.placement().clone();
-        let slice_count = plan.program.slice_count;
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
         let store = Box::new(MemoryStore::new(claim.away));
         Ok(Self {
@@ -95,7 +107,7 @@ impl<B: Backend> Bench<B> {
             model,
             shape,
             placement,
-            slice_count,
+            cut,
             chunks,
             scratch,
             angles,
@@ -167,15 +179,17 @@ impl<B: Backend> Bench<B> {
         &mut self,
         pass: Pass,
     ) -> (Context<'_, B>, &mut ChunkBench<B>, &mut Scratch<B::Buffer>) {
+        let shape = self.cut.shape_of(self.shape, pass.slice);
         let context = Context {
             backend: &self.backend,
             model: &self.model,
-            shape: self.shape.slice(self.slice_count),
-            place: SlicePlace { slice: pass.slice, count: self.slice_count },
+            shape,
+            place: self.cut.place(pass.slice),
             angles: self.angles.get(pass.slice.index()),
         };
         let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
-        (context, bench, &mut self.scratch)
+        let scratch = self.scratch.get_mut(&shape.sequence_len);
+        (context, bench, scratch.expect("each length has scratch memory"))
     }
 }
 
@@ -188,8 +202,8 @@ impl<B: Backend> Workbench for Bench<B> {
         self.chunks.contains_key(&chunk)
     }
 
-    fn frame_len(&self) -> usize {
-        Sizes::whole(&self.model, self.shape.slice(self.slice_count)).residual()
+    fn frame_len(&self, slice: SliceIndex) -> usize {
+        Sizes::whole(&self.model, self.cut.shape_of(self.shape, slice)).residual()
     }
 
     fn slots_taken(&self) -> usize {
@@ -205,7 +219,7 @@ impl<B: Backend> Workbench for Bench<B> {
     fn freeze(&mut self, microbatch_count: u32) {
         let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
         for chunk in chunks {
-            let expected = self.microbatches_of(chunk, microbatch_count) * self.slice_count;
+            let expected = self.microbatches_of(chunk, microbatch_count) * self.cut.slice_count();
             let bench = self.chunks.get_mut(&chunk).expect("listed above");
             assert_eq!(bench.accumulated, expected, "every microbatch is in the gradient");
             if bench.chunk.has_head() {
@@ -291,7 +305,7 @@ impl<B: Backend> Workbench for Bench<B> {
     /// F whose stash nobody reads but later slices.
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
-        let slices = self.slice_count;
+        let slices = self.cut.slice_count();
         let (_, bench, _) = self.context(pass);
         if bench.chunk.has_head() {
             bench.close_logits(part(pass));
@@ -418,14 +432,15 @@ impl<B: Backend> Bench<B> {
     /// How many weight gradients of its chunk are added before this one.
     fn place_in_order(&self, pass: Pass) -> u32 {
         let turn = self.placement.turn_of_microbatch(pass.microbatch);
-        turn * self.slice_count + self.slice_count - 1 - pass.slice.0
+        let slice_count = self.cut.slice_count();
+        turn * slice_count + slice_count - 1 - pass.slice.0
     }
 
     /// The tokens that a pass is over.
     fn part_of<'b>(&self, batch: &'b Batch, pass: Pass) -> Cow<'b, Batch> {
-        match self.slice_count {
+        match self.cut.slice_count() {
             1 => Cow::Borrowed(batch),
-            count => Cow::Owned(batch.slice(self.shape.sequence_len, pass.slice, count)),
+            _ => Cow::Owned(batch.slice(self.shape.sequence_len, &self.cut.tokens(pass.slice))),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Memory for microbatches in flight: as many slots as the plan claims, allocated once.
 
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
 
 use zbelastic_types::MicrobatchIndex;
 
@@ -47,13 +48,10 @@ impl<T, K: Copy + Ord + Debug> Slots<T, K> {
         self.slots.iter().filter_map(|(holder, _)| *holder).collect()
     }
 
-    /// The slots of all from `first` to `last`, in their order.
-    pub(crate) fn get_all(&mut self, first: K, last: K) -> Vec<&mut T> {
+    /// The slots of all these, in no order.
+    pub(crate) fn held(&mut self, these: RangeInclusive<K>) -> impl Iterator<Item = (K, &mut T)> {
         let held = self.slots.iter_mut().filter_map(|(holder, stash)| Some(((*holder)?, stash)));
-        let mut found: Vec<(K, &mut T)> =
-            held.filter(|(holder, _)| (first..=last).contains(holder)).collect();
-        found.sort_unstable_by_key(|(holder, _)| *holder);
-        found.into_iter().map(|(_, stash)| stash).collect()
+        held.filter(move |(holder, _)| these.contains(holder))
     }
 
     /// Gives the slot of `microbatch` back.
@@ -91,8 +89,15 @@ mod tests {
         assert_eq!(slots.taken(), 1);
         *slots.acquire(MicrobatchIndex(6)) = 60;
         assert_eq!((*slots.get(MicrobatchIndex(5)), *slots.get(MicrobatchIndex(6))), (50, 60));
-        assert_eq!(slots.get_all(MicrobatchIndex(5), MicrobatchIndex(6)), [&50, &60]);
-        assert_eq!(slots.get_all(MicrobatchIndex(6), MicrobatchIndex(9)), [&60]);
+        let held = |slots: &mut Slots<u32>, first, last| {
+            let these = MicrobatchIndex(first)..=MicrobatchIndex(last);
+            let mut held: Vec<(u32, u32)> =
+                slots.held(these).map(|(k, stash)| (k.0, *stash)).collect();
+            held.sort_unstable();
+            held
+        };
+        assert_eq!(held(&mut slots, 5, 6), [(5, 50), (6, 60)]);
+        assert_eq!(held(&mut slots, 6, 9), [(6, 60)]);
         slots.release_all();
         assert_eq!(slots.taken(), 0);
     }

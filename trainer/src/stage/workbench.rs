@@ -3,7 +3,7 @@
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_types::{ChunkIndex, LayerId, Step};
+use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
 use super::injection::Injection;
 use super::store::StoreError;
@@ -33,8 +33,8 @@ pub trait Workbench {
     /// Whether a chunk is here.
     fn has_chunk(&self, chunk: ChunkIndex) -> bool;
 
-    /// Floats of a boundary tensor.
-    fn frame_len(&self) -> usize;
+    /// Floats of a boundary tensor of this slice.
+    fn frame_len(&self, slice: SliceIndex) -> usize;
 
     /// Slots that passes under way hold.
     fn slots_taken(&self) -> usize;

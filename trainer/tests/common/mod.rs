@@ -16,7 +16,7 @@ use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::stage::{
     Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup, Workbench,
@@ -49,6 +49,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
 pub const BATCH: BatchShape = BatchShape {
     microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 },
     microbatch_count: 12,
+    cut_by: CutBy::Tokens,
 };
 
 pub fn optimizer() -> OptimizerConfig {

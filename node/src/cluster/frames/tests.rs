@@ -1,7 +1,11 @@
 //! What one worker sends is what another expects, and becomes what was sent.
 
 use zbelastic_consensus::plan::{PlanReason, Promise};
-use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
+use zbelastic_schedule::{
+    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
+};
+use zbelastic_trainer::model::MicrobatchShape;
+use zbelastic_trainer::plan::CutBy;
 use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::{Attempt, ClusterId, Incarnation, LayerRange, Step};
 
@@ -112,6 +116,37 @@ fn a_piece_under_the_class_of_another_is_none() {
     let Err(fault) = incoming(forged) else { panic!("refused") };
     let expected = "a frame of piece 0 of a stage's gradient of plan 4464 is one of piece 1 of a \
                     stage's gradient of plan 4464 by its head";
+    assert_eq!(fault.to_string(), expected);
+}
+
+/// Slices of equal time have unequal lengths, and each is let in at its own.
+#[test]
+fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
+    let mut config = config();
+    config.batch.cut_by = CutBy::Time;
+    config.batch.microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };
+    let size = PipelineSize { slice_count: 3, ..PipelineSize::of(ScheduleKind::Seq1F1B, 2, 2) };
+    let compute = generate_sized(ScheduleKind::Seq1F1B, size).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    let plan = PlanRecord { program: lower(&compute, options), ..plan() };
+    let rules = rules(&config, &plan).expect("short enough");
+    let cut = config.batch.cut(TokenWork::new(&config.model), 3).expect("a legal cut");
+    assert_eq!(cut.lens().len(), 3, "no two slices are equally long");
+    let mut sent: Vec<OutgoingFrame> = Vec::new();
+    for slice in cut.slices() {
+        let floats = vec![0.5; 2 * cut.len_of(slice) * config.model.width as usize];
+        let (pass, lap, flow) = (Pass { slice, ..Pass::new(1, 0) }, Lap::Training, Flow::Forward);
+        sent.extend(frames(PeerBody::Frame(Frame { turn: turn(), lap, flow, pass, floats })));
+        let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[slice.index()], &rules)) else {
+            panic!("a whole frame")
+        };
+        assert!(matches!(found.body, PeerBody::Frame(frame) if frame.pass == pass));
+    }
+    let mut forged = arrive(&sent[1], &rules);
+    forged.class = sent[2].class();
+    let Err(fault) = incoming(forged) else { panic!("refused") };
+    let expected = "a frame of a boundary tensor of slice 2 of plan 4464 is one of a boundary \
+                    tensor of slice 1 of plan 4464 by its head";
     assert_eq!(fault.to_string(), expected);
 }
 

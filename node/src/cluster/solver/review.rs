@@ -52,7 +52,7 @@ impl Review {
             program: record.program.clone(),
             chunks: record.chunks.clone(),
             batch: config.batch,
-            recompute: config.memory.policy(),
+            recompute: config.memory.recomputed(),
         };
         let window = record.window().unwrap_or(Window::One);
         let best = || {

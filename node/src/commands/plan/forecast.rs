@@ -194,7 +194,7 @@ impl<'a> Site<'a> {
             slice_count: config.slice_count,
             stage_count,
             window: config.window.planned(),
-            recompute: config.memory.policy(),
+            memory: config.memory.policy(),
             copies: copies_at(config.elastic.copies, stage_count),
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,

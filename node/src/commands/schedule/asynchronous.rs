@@ -8,8 +8,8 @@ mod report;
 use std::io::Write;
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncProgram, AsyncRequest, AsyncSimulation, Dynamic, DynamicRule, check_async,
-    generate_async, simulate_async,
+    AsyncKind, AsyncProgram, AsyncRequest, AsyncSimulation, AsyncVariant, Dynamic, DynamicRule,
+    check_async, generate_async, simulate_async,
 };
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{ChunkMemory, Costs, MemoryCosts};
@@ -18,7 +18,7 @@ use super::input_error::{self, InputError};
 use super::inputs::{StageTimes, read_memory, read_times};
 use super::reading::{Numbers, Reading};
 use super::{TRACE_UNIT_US, write_to};
-use crate::args::{ProgramArgs, RenderArgs, SimulateArgs};
+use crate::args::{AsyncArgs, ProgramArgs, RenderArgs, SimulateArgs};
 use crate::config::AsyncConfig;
 use crate::failure::Stop;
 use report::Report;
@@ -169,16 +169,7 @@ fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRe
     let size = args.stages.zip(args.microbatches);
     let (stage_count, microbatch_count) = size.expect("required without --program");
     let asked = &args.asynchronous;
-    let is_avgpipe = kind == AsyncKind::AvgPipe;
-    let is_ampnet = kind == AsyncKind::AmpNet;
-    let flags = [
-        ("--pipelines", "avgpipe", asked.pipelines.is_some() && !is_avgpipe),
-        ("--cap", "ampnet", asked.cap.is_some() && !is_ampnet),
-        ("--update-every", "ampnet", asked.update_every.is_some() && !is_ampnet),
-    ];
-    for (flag, of, _) in flags.into_iter().filter(|(.., is_foreign)| *is_foreign) {
-        reading.refuse(flag, of);
-    }
+    refuse_of_others(kind, asked, reading);
     let usual = AsyncConfig::default();
     let request = AsyncRequest {
         kind,
@@ -191,9 +182,34 @@ fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRe
             cap: asked.cap.unwrap_or(usual.ampnet_cap),
             update_every: asked.update_every.unwrap_or(usual.ampnet_update_every),
         },
+        variant: variant(kind, asked),
     };
     let minibatch_count = asked.steps.unwrap_or_else(|| usual_steps(request, length));
     AsyncRequest { minibatch_count, ..request }
+}
+
+/// What only another schedule takes.
+fn refuse_of_others(kind: AsyncKind, asked: &AsyncArgs, reading: &mut Reading) {
+    let flags = [
+        ("--pipelines", AsyncKind::AvgPipe, asked.pipelines.is_some()),
+        ("--cap", AsyncKind::AmpNet, asked.cap.is_some()),
+        ("--update-every", AsyncKind::AmpNet, asked.update_every.is_some()),
+        ("--warm-up", AsyncKind::PipeMare, asked.warm_up.is_some()),
+        ("--vertical-sync", AsyncKind::PipeDream, asked.vertical_sync),
+    ];
+    for (flag, of, is_given) in flags {
+        if is_given && of != kind {
+            reading.refuse(flag, of.name());
+        }
+    }
+}
+
+fn variant(kind: AsyncKind, asked: &AsyncArgs) -> AsyncVariant {
+    match (kind, asked.warm_up) {
+        (AsyncKind::PipeMare, Some(steps)) => AsyncVariant::WarmUp(steps),
+        (AsyncKind::PipeDream, _) if asked.vertical_sync => AsyncVariant::VerticalSync,
+        _ => AsyncVariant::Usual,
+    }
 }
 
 /// Steps that a pipeline is full, if nobody says how many.
@@ -218,7 +234,7 @@ fn usual_steps(request: AsyncRequest, length: Length) -> u32 {
         Length::Timing => filling.saturating_mul(2).saturating_add(FULL_STEPS),
     };
     let pipelines = if request.kind == AsyncKind::AvgPipe { request.replica_count } else { 1 };
-    steps.saturating_mul(pipelines)
+    steps.saturating_mul(pipelines).saturating_add(request.variant.warm_up())
 }
 
 #[cfg(test)]

@@ -144,8 +144,8 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::asynchronous::{
-        AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async, peak_memory_async,
-        simulate_async,
+        AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+        peak_memory_async, simulate_async,
     };
     use zbelastic_schedule::{ChunkMemory, Costs, ScheduleKind, generate, peak_memory, simulate};
 
@@ -235,6 +235,7 @@ mod tests {
                 microbatch_count: 8,
                 replica_count: 2,
                 dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 4, update_every: 4 },
+                variant: AsyncVariant::Usual,
             };
             let program = generate_async(request).expect("legal");
             let share = program.placement.chunk_share();

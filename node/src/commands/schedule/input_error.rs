@@ -298,6 +298,9 @@ fn async_size_hint(detail: Detail, error: &AsyncGenerateError) -> Detail {
             .at("--microbatches")
             .why("a version must be complete before it is read a step later")
             .hint(format!("--microbatches {stage_count} or more")),
+        AsyncGenerateError::Variant { kind, .. } => {
+            unreachable!("{kind} is asked for what it has")
+        }
         AsyncGenerateError::UnevenPipelines { minibatch_count, replica_count } => {
             let above = minibatch_count.next_multiple_of(*replica_count);
             detail

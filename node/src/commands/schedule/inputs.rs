@@ -115,14 +115,16 @@ fn read_replay(
 
 /// What only schedules without steps take.
 fn refuse_asynchronous(args: &AsyncArgs, reading: &mut Reading) {
-    let AsyncArgs { steps, pipelines, cap, update_every } = args;
+    let AsyncArgs { steps, pipelines, cap, update_every, warm_up, vertical_sync } = args;
     let flags = [
-        ("--steps", steps),
-        ("--pipelines", pipelines),
-        ("--cap", cap),
-        ("--update-every", update_every),
+        ("--steps", steps.is_some()),
+        ("--pipelines", pipelines.is_some()),
+        ("--cap", cap.is_some()),
+        ("--update-every", update_every.is_some()),
+        ("--warm-up", warm_up.is_some()),
+        ("--vertical-sync", *vertical_sync),
     ];
-    for (flag, _) in flags.into_iter().filter(|(_, value)| value.is_some()) {
+    for (flag, _) in flags.into_iter().filter(|(_, is_given)| *is_given) {
         reading.refuse(flag, "asynchronous schedules");
     }
 }

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_schedule::{
-    ChunkCosts, PipelineSize, Placement, Problem, Relief, ScheduleKind, Solution, SolveError,
-    Window, check_size, generate_sized, lower_bound, relieve, simulate, solve_any,
+    ChunkCosts, PipelineSize, Placement, Problem, Relief, Remake, ScheduleKind, Solution,
+    SolveError, Window, check_size, generate_sized, lower_bound, relieve, simulate, solve_any,
 };
 
 use super::input_error::InputError;
@@ -132,7 +132,15 @@ impl Task {
 /// The same with slices in the place of microbatches, and nothing said of how slices of one
 /// microbatch depend on each other: no order of slices is below its bound.
 fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
+    if size.slice_count == 1 {
+        return problem.clone();
+    }
     let share = 1.0 / f64::from(size.slice_count);
+    let again = |remake: &Remake| Remake {
+        time: remake.time * share,
+        after_drop: remake.after_drop * share,
+    };
+    let remakes = problem.relief.remakes.iter().map(again).collect();
     let cut = |chunk: &ChunkCosts| ChunkCosts {
         f: chunk.f * share,
         b: chunk.b * share,
@@ -144,7 +152,7 @@ fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
         chunks: problem.chunks.iter().map(cut).collect(),
         occupancy: problem.occupancy * share,
         microbatch_count: size.microbatch_count * size.slice_count,
-        relief: if size.slice_count > 1 { Relief::default() } else { problem.relief.clone() },
+        relief: Relief { remakes, ..Relief::default() },
         ..problem.clone()
     }
 }

@@ -138,8 +138,15 @@ fn slices_that_cannot_be_are_refused() {
         "[schedule]\nkind = \"seq1f1b\"\nslices = 6\n",
         "
   run.toml:5: schedule.slices: 6 slices of equal length for sequences of 64 tokens
-  why: all slices have the same length; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4)
-  try: schedule.slices = 4 or 8, or another train.seq_len",
+  why: all slices have the same length; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4); schedule.slice_cut = \"tokens\" (default)
+  try: schedule.slices = 4 or 8, another train.seq_len, or schedule.slice_cut = \"time\"",
+    );
+    check_tiny(
+        "[schedule]\nkind = \"seq1f1b\"\nslice_cut = \"time\"\nslices = 65\n",
+        "
+  run.toml:6: schedule.slices: 65 slices of equal time for sequences of 64 tokens
+  why: each slice has a token or more, and those of equal time are limited in number; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4); schedule.slice_cut = \"time\" (run.toml:5)
+  try: schedule.slices = 64 or less",
     );
     let refused = |kind: &str, slices: u32, sequence_len: u32| {
         let flags = [

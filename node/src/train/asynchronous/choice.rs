@@ -1,10 +1,13 @@
 //! The plan of a run without steps, and what to expect of it.
 
 use std::fmt;
+use std::fs;
+use std::path::Path;
 
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::{
-    AsyncGenerateError, AsyncKind, AsyncRequest, Dynamic, DynamicRule, generate_async,
+    AsyncGenerateError, AsyncKind, AsyncProgram, AsyncProgramParseError, AsyncRequest,
+    AsyncVariant, Dynamic, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{Costs, MemoryCosts, simulate};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
@@ -46,6 +49,10 @@ pub fn choose_async(
     let request = request(config, kind, worker_count);
     let plan = AsyncPlan::new(&config.model, config.batch, request)
         .map_err(|error| plan_failure(&error, kind))?;
+    let plan = match &config.asynchronous.ampnet_order {
+        Some(path) if kind == AsyncKind::AmpNet => with_order(plan, path)?,
+        Some(_) | None => plan,
+    };
     let backend = CpuBackend::new(1).map_err(|error| {
         Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
     })?;
@@ -63,6 +70,19 @@ pub fn choose_async(
     Ok(AsyncChoice { plan, memory, bubble })
 }
 
+/// The plan with an order that another run found.
+fn with_order(plan: AsyncPlan, path: &Path) -> Result<AsyncPlan, Failure> {
+    let refused = |what: String| {
+        let place = format!("schedule.ampnet_order: {}", path.display());
+        let hint = "the order.txt of an ampnet run with these workers, steps and microbatches";
+        Failure::usage("the run", vec![Detail::new(what).at(place).hint(hint)])
+    };
+    let text = fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let order: AsyncProgram =
+        text.parse().map_err(|error: AsyncProgramParseError| refused(error.to_string()))?;
+    plan.with_order(order).map_err(|error| refused(error.to_string()))
+}
+
 fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncRequest {
     let asynchronous = &config.asynchronous;
     AsyncRequest {
@@ -77,6 +97,7 @@ fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncReques
             cap: asynchronous.ampnet_cap,
             update_every: asynchronous.ampnet_update_every,
         },
+        variant: asynchronous.variant(kind),
     }
 }
 
@@ -89,7 +110,12 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     }
     let pipelines = plan.program.replica_count;
     let minibatch_count = request.minibatch_count.min(SIMULATED_MAX.next_multiple_of(pipelines));
-    let short = generate_async(AsyncRequest { minibatch_count, ..request });
+    // What a warm-up costs is over when it is.
+    let variant = match request.variant {
+        AsyncVariant::WarmUp(_) => AsyncVariant::Usual,
+        variant @ (AsyncVariant::Usual | AsyncVariant::VerticalSync) => variant,
+    };
+    let short = generate_async(AsyncRequest { minibatch_count, variant, ..request });
     let short = short.expect("a part of a run is no larger").plain();
     let pace = Pace::estimated(&config.model, config.batch.microbatch);
     let chunks = pace.chunk_times(&short.placement, &plan.chunks);
@@ -114,6 +140,9 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
             let why = "each worker is a stage, and each chunk of a stage holds a layer or more";
             detail.at("--workers").why(why).hint(format!("--workers {} or fewer", most.max(1)))
         }
+        AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
+            detail.at("schedule.ampnet_order")
+        }
         AsyncPlanError::Generate(error) => match error {
             AsyncGenerateError::Count { .. } | AsyncGenerateError::PassCount { .. } => detail
                 .at("train.steps")
@@ -123,6 +152,7 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
                 .at("train.microbatch")
                 .why("a version must be complete before it is read a minibatch later")
                 .hint("a smaller train.microbatch, or fewer --workers"),
+            AsyncGenerateError::Variant { .. } => unreachable!("a kind is asked for what it has"),
             AsyncGenerateError::UnevenPipelines { replica_count, .. } => {
                 let hint = format!("--steps a multiple of {replica_count}");
                 detail.at("train.steps").why("pipelines take steps in turn").hint(hint)

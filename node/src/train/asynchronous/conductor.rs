@@ -10,7 +10,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::Verdict;
-use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram};
 use zbelastic_trainer::asynchronous::{AsyncOutput, AsyncSetup, AsyncState, Updated};
 use zbelastic_types::{MicrobatchIndex, StageIndex, Step};
 
@@ -24,6 +24,8 @@ use crate::train::timing::Bubbles;
 /// What a run came to.
 pub struct Conducted {
     pub state: AsyncState,
+    /// The order that the stages found, if they were to find one.
+    pub order: Option<AsyncProgram>,
     /// Minibatches that were told.
     pub steps_done: u64,
     pub elapsed: Duration,
@@ -77,6 +79,7 @@ impl<'a> Conductor<'a> {
     /// With that failure.
     pub fn conduct(mut self, messages: &Receiver<Told>) -> Result<Conducted, Failure> {
         let mut state = AsyncState::default();
+        let mut orders: BTreeMap<StageIndex, Vec<AsyncOp>> = BTreeMap::new();
         let mut failure = None;
         // Ends when the last stage has left.
         for told in messages {
@@ -87,7 +90,10 @@ impl<'a> Conductor<'a> {
                     self.count(stage, output);
                     while failure.is_none() && self.tell_next() {}
                 }
-                Told::Finished(of_stage) => state.extend(of_stage),
+                Told::Finished { stage, state: of_stage, found } => {
+                    state.extend(of_stage);
+                    orders.extend(found.map(|ops| (stage, ops)));
+                }
                 Told::OutOfMemory { stage, error } => {
                     failure = failure.or(Some(out_of_memory(stage, &error)));
                 }
@@ -100,7 +106,13 @@ impl<'a> Conductor<'a> {
         let (steps_done, elapsed) = (self.steps_done.into(), self.told_at - self.began);
         match failure {
             Some(failure) => Err(failure),
-            None => Ok(Conducted { state, steps_done, elapsed }),
+            None => {
+                let program = &self.setup.plan.program;
+                let is_found = orders.len() == program.stages.len();
+                let stages = orders.into_values().collect();
+                let order = is_found.then(|| AsyncProgram { stages, ..program.clone() });
+                Ok(Conducted { state, order, steps_done, elapsed })
+            }
         }
     }
 

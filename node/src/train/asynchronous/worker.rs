@@ -46,10 +46,11 @@ impl Worker<'_> {
             Ok(mut stage) => {
                 self.tell(Told::Ready);
                 self.drive(&mut stage);
-                let state = stage.state();
+                let (stage_index, state) = (self.stage, stage.state());
+                let found = stage.found().map(<[_]>::to_vec);
                 // The device's memory is given back before the conductor puts the model together.
                 drop(stage);
-                self.tell(Told::Finished(state));
+                self.tell(Told::Finished { stage: stage_index, state, found });
             }
             Err(error) => {
                 self.tell(Told::OutOfMemory { stage: self.stage, error: error.to_string() });

@@ -86,6 +86,7 @@ pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncFindings)
                 | AsyncOp::Dynamic(..) => {}
             }
         }
+        let due = due.or_else(|| left_over(program, &lines));
         if due.is_some() {
             findings.add(AsyncViolation::UpdatePlace { stage, expected: due, found: None });
         }
@@ -115,6 +116,13 @@ pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncFindings
 struct Line {
     newest: u32,
     accumulated: u32,
+}
+
+/// The update that an order which was found still owes when its list ends.
+fn left_over(program: &AsyncProgram, lines: &BTreeMap<(ChunkIndex, u32), Line>) -> Option<AsyncOp> {
+    let (&(chunk, replica), line) = lines.iter().find(|(_, line)| line.accumulated > 0)?;
+    let version = Version { replica, base: line.newest + 1, shift: Shift::None };
+    (program.kind == AsyncKind::AmpNet).then_some(AsyncOp::Step(chunk, version))
 }
 
 /// Whether `op` is an update of gradients that are fewer than usual because no more come.

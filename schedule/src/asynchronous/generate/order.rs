@@ -22,13 +22,21 @@ pub(super) fn orders(program: &AsyncProgram) -> Vec<Vec<Op>> {
         | AsyncKind::PipeDream2Bw
         | AsyncKind::PipeMare
         | AsyncKind::XPipe
-        | AsyncKind::SpecTrain => stages
-            .map(|stage| one_f_one_b_run(stage, 0..total, program.ahead_of(ChunkIndex(stage))))
-            .collect(),
+        | AsyncKind::SpecTrain => stages.map(|stage| one_by_one(program, stage, total)).collect(),
         AsyncKind::WPipe => stages.map(|stage| folded(program, stage)).collect(),
         AsyncKind::AvgPipe => side_by_side(program),
         AsyncKind::AmpNet => unreachable!("its order is found while it runs"),
     }
+}
+
+/// 1F1B without a flush, behind a warm-up with one after each minibatch.
+fn one_by_one(program: &AsyncProgram, stage: u32, total: u32) -> Vec<Op> {
+    let ahead = program.ahead_of(ChunkIndex(stage));
+    let microbatches = program.microbatch_count;
+    let flushed = program.variant.warm_up().min(program.minibatch_count);
+    let begins = (0..flushed).map(|minibatch| minibatch * microbatches);
+    let warm_up = begins.flat_map(|k| one_f_one_b_run(stage, k..k + microbatches, ahead));
+    warm_up.chain(one_f_one_b_run(stage, flushed * microbatches..total, ahead)).collect()
 }
 
 /// WPipe: 1F1B without a flush, in which minibatch after minibatch goes forward through the rear

@@ -1,14 +1,14 @@
 //! A pipeline that is full: what is left of a run when its beginning and its end are not looked at.
 //!
-//! It is full from when every stage has run its first backward pass until some stage begins its last
-//! forward pass. In between time is measured from one microbatch's way back to another's, over as many
-//! as make up whole steps, of all pipelines alike.
+//! It is full from when every stage has run its first backward pass, behind a warm-up if there is one,
+//! until some stage begins its last forward pass. In between time is measured from one microbatch's way
+//! back to another's, over as many as make up whole steps, of all pipelines alike.
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::asynchronous::op::AsyncOp;
 use crate::asynchronous::program::AsyncProgram;
-use crate::op::Compute;
+use crate::op::{Compute, Op};
 use crate::timeline::{Slice, Timeline};
 
 /// The rhythm of a full pipeline.
@@ -34,7 +34,7 @@ impl Steady {
 
     pub(super) fn of(program: &AsyncProgram, timeline: &Timeline<AsyncOp>) -> Option<Self> {
         let stages = || timeline.stages().map(|stage| timeline.slices(stage));
-        let begin = stages().map(first_return).fold(0.0, f64::max);
+        let begin = stages().map(|slices| first_return(program, slices)).fold(0.0, f64::max);
         let end = stages().map(last_departure).fold(f64::INFINITY, f64::min);
         let ends = ends_of_steps(program, timeline);
         let within = |time: &f64| begin <= *time && *time <= end;
@@ -72,8 +72,13 @@ fn ends_of_steps(program: &AsyncProgram, timeline: &Timeline<AsyncOp>) -> Vec<f6
     backward.map(|slice| slice.end).skip(of_a_step - 1).step_by(of_a_step).collect()
 }
 
-fn first_return(slices: &[Slice<AsyncOp>]) -> f64 {
-    slices.iter().find(|slice| is(slice, Compute::BW)).map_or(0.0, |slice| slice.end)
+fn first_return(program: &AsyncProgram, slices: &[Slice<AsyncOp>]) -> f64 {
+    let is_first = |slice: &&Slice<AsyncOp>| match slice.op.plain() {
+        Some(Op::Compute(Compute::BW, pass)) => !program.is_warm_up(pass.microbatch),
+        Some(_) | None => false,
+    };
+    // All of a run may be warm-up; then the pipeline is never full.
+    slices.iter().find(is_first).map_or(f64::INFINITY, |slice| slice.end)
 }
 
 fn last_departure(slices: &[Slice<AsyncOp>]) -> f64 {

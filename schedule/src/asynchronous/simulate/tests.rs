@@ -4,6 +4,7 @@ use crate::asynchronous::generate::{AsyncRequest, generate_async};
 use crate::asynchronous::kind::AsyncKind;
 use crate::asynchronous::op::{Dynamic, DynamicRule};
 use crate::asynchronous::program::AsyncProgram;
+use crate::asynchronous::variant::AsyncVariant;
 use crate::cost::{CostError, Costs};
 use crate::op::{Compute, Op, Pass};
 use crate::simulate::{SimulateError, simulate};
@@ -20,6 +21,7 @@ fn request(kind: AsyncKind) -> AsyncRequest {
         microbatch_count: MICROBATCHES,
         replica_count: 2,
         dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 4, update_every: 3 },
+        variant: AsyncVariant::Usual,
     }
 }
 
@@ -182,6 +184,24 @@ fn a_run_that_never_fills_the_pipeline_has_no_rhythm() {
     assert_eq!(of_steps(1), None);
     assert_eq!(of_steps(2), None);
     assert_eq!(of_steps(3), Some((1, 2)));
+}
+
+/// Of eight steps the first three end with a flush: the ramps of 1F1B, of which the last is the
+/// beginning of the rest.
+#[test]
+fn a_warm_up_costs_its_flushes_and_is_not_part_of_the_rhythm() {
+    let of_warm_up = |minibatches| {
+        let variant = AsyncVariant::WarmUp(minibatches);
+        let request = AsyncRequest { variant, ..request(AsyncKind::PipeMare) };
+        run(&generate_async(request).expect("the size is legal"), |_| {})
+    };
+    let (work, ramps) = (f64::from(3 * STEPS * MICROBATCHES), 3.0 * f64::from(STAGES - 1));
+    assert_eq!(of_warm_up(0).timeline.makespan(0), work + ramps);
+    let simulation = of_warm_up(3);
+    assert_eq!(simulation.timeline.cost(0), work + 4.0 * ramps);
+    let steady = simulation.steady().expect("five steps are enough");
+    assert_eq!((steady.from, steady.bubble()), (4, 0.0));
+    assert_eq!(of_warm_up(STEPS).steady(), None);
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) fn within_limits(problem: &Problem, order: &Program) -> Vec<Program> 
     for means in means {
         by_means.push(lists(problem, order, means));
         let is_enough = by_means[0].iter().all(Option::is_some);
-        if is_enough || order.slice_count > 1 {
+        if is_enough {
             break;
         }
     }
@@ -131,8 +131,10 @@ fn dropping(problem: &Problem, program: &Program) -> Lists {
         kept: 0.0,
         limit: 0.0,
     };
+    let slices = f64::from(program.slice_count);
     let of_stage = |(stage, ops): (StageIndex, &[Op])| {
-        drops.limit = problem.limits[stage.index()] * (1.0 + TOLERANCE);
+        // What slices keep is counted as if each kept all of its microbatch.
+        drops.limit = problem.limits[stage.index()] * (1.0 + TOLERANCE) * slices;
         drops.of_list(ops)
     };
     program.lists().map(of_stage).collect()

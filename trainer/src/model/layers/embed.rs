@@ -50,6 +50,6 @@ pub(in crate::model) fn embed_weights<B: Backend>(
 
 /// The part of a table of positions from where the slice begins on.
 fn of_slice<B: Backend>(context: &Context<'_, B>, table: &Range<usize>) -> Range<usize> {
-    let first = context.first_position() * context.model.width as usize;
+    let first = context.place.first_position * context.model.width as usize;
     table.start + first..table.end
 }

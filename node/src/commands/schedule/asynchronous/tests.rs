@@ -91,6 +91,10 @@ fn a_run_is_as_long_and_keeps_to_what_was_said() {
     };
     let avgpipe = header("--kind avgpipe --pipelines 3 --steps 6");
     assert!(avgpipe.contains("pipelines 3 minibatches 6 microbatches 4"), "{avgpipe}");
+    let pipemare = header("--kind pipemare --warm-up 3");
+    assert!(pipemare.ends_with("minibatches 9 microbatches 4 update 4 warm-up 3"), "{pipemare}");
+    let pipedream = header("--kind pipedream --vertical-sync");
+    assert!(pipedream.ends_with("update 1 vertical-sync"), "{pipedream}");
     let (replay, _) =
         read("--kind ampnet --stages 1 --microbatches 4 --cap 2 --update-every 3").expect("legal");
     let [AsyncOp::Dynamic(_, dynamic)] = replay.program.stages[0][..] else { panic!("a region") };
@@ -174,8 +178,12 @@ fn flags_that_mean_nothing_are_refused_by_name() {
   --f: expected a number from 0 to 1e15, found `x`",
     );
     check_wrong(
-        &format!("--kind xpipe {size} --mem-limit 3 --pipelines 2 --recompute"),
+        &format!(
+            "--kind xpipe {size} --mem-limit 3 --pipelines 2 --warm-up 1 --vertical-sync --recompute"
+        ),
         "  --pipelines: this is for avgpipe\n  try: leave out --pipelines
+  --warm-up: this is for pipemare\n  try: leave out --warm-up
+  --vertical-sync: this is for pipedream\n  try: leave out --vertical-sync
   --recompute: this is for synchronous schedules\n  try: leave out --recompute
   --mem-limit: this is for synchronous schedules\n  try: leave out --mem-limit",
     );

@@ -1,0 +1,53 @@
+//! Limits of memory that are met by computing again and by letting leave, from the command line.
+
+use serde_json::{Value, json};
+
+use crate::common::refusal;
+use crate::place::{Place, Run};
+
+const PIPELINE: &str = "--schedule 1f1b --workers 3 --set elastic.copies=0";
+/// Less than what one microbatch keeps on the first stage, which has three of them.
+const TOO_MUCH: u64 = 40_000;
+
+fn stage_bytes(run: &Run) -> Vec<u64> {
+    let plan = &run.json("run.json")["plan"];
+    assert_eq!(plan["schedule"], json!("1f1b"));
+    let bytes = plan["stage_bytes"].as_array().expect("a number a stage");
+    bytes.iter().map(|bytes| bytes.as_u64().expect("bytes")).collect()
+}
+
+#[test]
+fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
+    let place = Place::new();
+    let free = place.run(PIPELINE);
+    let largest = *stage_bytes(&free).iter().max().expect("three stages");
+    let limit = largest - TOO_MUCH;
+    let limited = format!("{PIPELINE} --set schedule.max_mem={limit}");
+    let told = refusal(&mut place.small(&limited), 2);
+    assert!(told.contains("memory.recompute_passes=needed"), "{told}");
+    let again = "--set memory.recompute=full --set memory.recompute_passes=needed";
+    let away = "--set memory.offload=needed --set memory.offload_store=file";
+    for policy in [again, away, &format!("{again} {away}")] {
+        let more = format!("{limited} {policy}");
+        let threads = place.run(&more);
+        let processes = place.finish(&mut place.small_in_processes(&more));
+        for run in [&threads, &processes] {
+            assert_eq!(run.digest(), free.digest(), "{more}");
+        }
+        let sizes = stage_bytes(&threads);
+        assert!(sizes.iter().all(|size| *size <= limit), "{more}: {sizes:?}");
+        assert_eq!(sizes[1..], stage_bytes(&free)[1..], "those have room: {more}");
+    }
+}
+
+#[test]
+fn without_a_limit_nothing_is_done() {
+    let place = Place::new();
+    let bytes = |policy: &str| -> Value {
+        place.run(&format!("{PIPELINE} {policy}")).json("run.json")["plan"]["stage_bytes"].clone()
+    };
+    let policy = "--set memory.recompute=selective --set memory.recompute_passes=needed \
+                  --set memory.offload=needed";
+    assert_eq!(bytes(policy), bytes(""));
+    assert_ne!(bytes("--set memory.recompute=full"), bytes(""));
+}

@@ -1,0 +1,162 @@
+//! Plans that keep less where a limit asks for it: passes are made again, or leave, as few as do it.
+
+use zbelastic_kernels::Backend;
+use zbelastic_schedule::{
+    Memory, Op, PlacementShape, Problem, Program, Relief, Remake, ScheduleKind, Trip, relieve,
+    solve,
+};
+use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
+
+use super::memory::{PassMemory, pass_memory};
+use super::solved::{is_solved, problem};
+use super::{ChooseRequest, Plan, plan_memory};
+use crate::model::{Recompute, Sizes};
+
+/// Which passes do something to keep less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// All of a schedule that has it, whatever memory there is.
+    #[default]
+    Everywhere,
+    /// As few as a stage's limit asks for.
+    WhereNeeded,
+}
+
+/// What passes do to keep less, and which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPolicy {
+    /// What DROP gives up and R makes again.
+    pub recompute: Recompute,
+    /// Which passes are made again.
+    pub recomputed: Extent,
+    /// Which passes leave: those of a schedule that says so, or, under any, those that must.
+    pub offloaded: Extent,
+}
+
+impl MemoryPolicy {
+    /// The plan with passes made again, if that is what all do. Otherwise it is told what DROP would give
+    /// up, and has none.
+    pub(super) fn applied(&self, plan: Plan) -> Plan {
+        match self.recomputed {
+            Extent::Everywhere => plan.with_recompute(self.recompute),
+            Extent::WhereNeeded => Plan { recompute: self.recompute, ..plan },
+        }
+    }
+
+    fn may_drop(&self) -> bool {
+        self.recomputed == Extent::WhereNeeded && self.recompute.is_any()
+    }
+
+    /// PipeOffload's selective schedule lets leave what a limit asks for, whatever is said of others.
+    fn may_leave(&self, plan: &Plan) -> bool {
+        let is_selective = plan.program.kind == ScheduleKind::PoSelective;
+        (self.offloaded == Extent::WhereNeeded || is_selective) && plan.program.slice_count == 1
+    }
+}
+
+/// How often limits are corrected by what slots and messages take beyond what is counted here: each pass
+/// that leaves for it leaves a message behind, so it takes some rounds.
+const ROUNDS_MAX: u32 = 16;
+
+/// Plans over the same chunks that stay within the limits of their stages, if any limit is there and
+/// passes may do something about it.
+pub(super) fn relieved_plans<B: Backend>(
+    backend: &B,
+    request: ChooseRequest<'_>,
+    own: &Plan,
+) -> Vec<Plan> {
+    let policy = request.memory;
+    let may_do_any = policy.may_drop() || policy.may_leave(own);
+    let shape = own.placement().shape();
+    if !may_do_any || request.stage_bytes_max.is_empty() {
+        return Vec::new();
+    }
+    let solver =
+        (shape != PlacementShape::Cross && is_solved(own)).then_some(solve_within as Within);
+    let by_hand = Some(relieve_within as Within);
+    [solver, by_hand]
+        .into_iter()
+        .flatten()
+        .filter_map(|within| plan(backend, request, own, within))
+        .collect()
+}
+
+type Within = fn(&Problem, &Program) -> Option<Program>;
+
+fn solve_within(problem: &Problem, _own: &Program) -> Option<Program> {
+    solve(problem).ok().map(|found| found.program)
+}
+
+/// Copies that a schedule has for equal times are planned anew.
+fn relieve_within(problem: &Problem, own: &Program) -> Option<Program> {
+    let mut order = own.arithmetic();
+    if !problem.relief.trips.is_empty() {
+        let is_copy = |op: &Op| matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _));
+        order.stages.iter_mut().for_each(|ops| ops.retain(|op| !is_copy(op)));
+    }
+    relieve(problem, &order)
+}
+
+/// A plan within the limits. What is counted for a pass leaves out the message that one that is away may
+/// wait for, and that slots of different chunks are full at different times: where the plan takes more
+/// than that, so much less is to be kept.
+fn plan<B: Backend>(
+    backend: &B,
+    request: ChooseRequest<'_>,
+    own: &Plan,
+    within: Within,
+) -> Option<Plan> {
+    let mut problem = relieved_problem(backend, request, own);
+    let mut found = within(&problem, &own.program)?;
+    for _ in 0..ROUNDS_MAX {
+        let order = Program { kind: own.program.kind, ..found };
+        let of_kind = request.of_kind(own.program.kind);
+        let chunks = own.chunks[..own.placement().chunks_per_replica() as usize].to_vec();
+        let plan = Plan::with_program(of_kind, chunks, &order).ok()?;
+        let plan = Plan { recompute: own.recompute, ..plan };
+        let memory = plan_memory(backend, request.model, &plan, request.copies);
+        let mut is_within = true;
+        for ((memory, max), limit) in
+            memory.iter().zip(request.stage_bytes_max).zip(&mut problem.limits)
+        {
+            let above = memory.total().0.saturating_sub(max.0);
+            is_within &= above == 0;
+            *limit = (*limit - above as f64).max(0.0);
+        }
+        if is_within {
+            return Some(plan);
+        }
+        found = relieve_within(&problem, &order)?;
+    }
+    None
+}
+
+fn relieved_problem<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Problem {
+    let times = request.pace.chunk_times(own.placement(), &own.chunks);
+    let plain = problem(backend, request, own, &times);
+    let others = plan_memory(backend, request.model, own, request.copies);
+    let limit = |(stage, plain): (u32, &f64)| {
+        let Some(Bytes(max)) = request.stage_bytes_max.get(stage as usize) else { return *plain };
+        let claim = others[StageIndex(stage).index()];
+        max.saturating_sub(claim.total().0 - (claim.stash + claim.messages).0) as f64
+    };
+    let limits = (0..).zip(&plain.limits).map(limit).collect();
+    let costs = request.pace.memory_costs(own);
+    let sizes = Sizes::whole(request.model, request.batch.microbatch);
+    let remake = |(chunk, time): (u32, f64)| {
+        let layers = own.layers_of(ChunkIndex(chunk));
+        let PassMemory { stash, logits, message, .. } =
+            pass_memory(backend, &sizes, layers, own.recompute);
+        let logits = if own.recompute.remakes_logits() { Bytes(0) } else { logits };
+        Remake { time, after_drop: (stash + logits + message).0 as f64 }
+    };
+    let times = costs.chunks.iter();
+    let remakes = (0..).zip(times.clone().map(|times| times.recompute)).map(remake).collect();
+    let trips = times.map(|times| Trip { offload: times.offload, reload: times.reload }).collect();
+    let relief = Relief {
+        remakes: if request.memory.may_drop() { remakes } else { Vec::new() },
+        trips: if request.memory.may_leave(own) { trips } else { Vec::new() },
+        lanes: costs.lanes,
+    };
+    Problem { limits, relief, ..plain }
+}
