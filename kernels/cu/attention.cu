@@ -272,9 +272,10 @@ KERNEL __launch_bounds__(THREADS, 2)
 // The gradients of a slice's own keys and values over them: what later slices have left, and then
 // its own.
 KERNEL attention_store_keys(AttentionShape s, const float *later, const float *own, row_t *qkv) {
-    const u64 index = thread_index();
-    const u64 width = 2 * s.key_width();
-    if (index >= u64(s.sequences) * s.slice_len * width) return;
-    row_t *to = qkv + index / width * s.row_width() + s.query_width() + index % width;
+    const u32 index = u32(thread_index());
+    const u32 width = 2 * s.key_width();
+    if (index >= s.sequences * s.slice_len * width) return;
+    const u32 row = index / width;
+    row_t *to = qkv + u64(row) * s.row_width() + s.query_width() + (index - row * width);
     *to = As<row_t>::from(later ? later[index] + own[index] : own[index]);
 }

@@ -10,11 +10,12 @@
 // y += bias
 KERNEL finish_plain(const float *bias, row_t *y, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 here = within(column, width);
-    row_t *to = y + piece / pieces * width + column;
+    row_t *to = y + u64(row) * width + column;
     Four v = load_four(to, here);
     const Four b = load_four(bias + column, here);
     for (u32 i = 0; i < 4; ++i) v.x[i] += b.x[i];
@@ -24,11 +25,12 @@ KERNEL finish_plain(const float *bias, row_t *y, u32 rows, u32 width) {
 // y = skip + (y + bias)
 KERNEL finish_add(const float *bias, const row_t *skip, row_t *y, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 here = within(column, width);
-    const u64 start = piece / pieces * width + column;
+    const u64 start = u64(row) * width + column;
     Four v = load_four(y + start, here);
     const Four s = load_four(skip + start, here);
     Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -40,11 +42,12 @@ KERNEL finish_add(const float *bias, const row_t *skip, row_t *y, u32 rows, u32 
 // before = y + bias; y = gelu(before), of what `before` holds once it is rounded.
 KERNEL finish_gelu(const float *bias, row_t *before, row_t *y, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 here = within(column, width);
-    const u64 start = piece / pieces * width + column;
+    const u64 start = u64(row) * width + column;
     Four v = load_four(y + start, here);
     Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
     if (bias) b = load_four(bias + column, here);
@@ -73,25 +76,27 @@ KERNEL gelu_backward(const row_t *gradient, row_t *before, u64 count) {
 // A row of `gate_up` holds `width` floats of each.
 KERNEL swiglu_forward(const row_t *gate_up, row_t *h, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 here = within(column, width);
-    const row_t *gate = gate_up + piece / pieces * 2 * width + column;
+    const row_t *gate = gate_up + u64(row) * 2 * width + column;
     Four g = load_four(gate, here);
     const Four u = load_four(gate + width, here);
     for (u32 i = 0; i < 4; ++i) g.x[i] = silu(g.x[i]) * u.x[i];
-    store_four(h + piece / pieces * width + column, g, here);
+    store_four(h + u64(row) * width + column, g, here);
 }
 
 KERNEL swiglu_backward(const row_t *gradient, row_t *gate_up, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 here = within(column, width);
-    row_t *gate = gate_up + piece / pieces * 2 * width + column;
-    const Four d = load_four(gradient + piece / pieces * width + column, here);
+    row_t *gate = gate_up + u64(row) * 2 * width + column;
+    const Four d = load_four(gradient + u64(row) * width + column, here);
     Four g = load_four(gate, here);
     Four u = load_four(gate + width, here);
     for (u32 i = 0; i < 4; ++i) {
@@ -108,12 +113,12 @@ KERNEL swiglu_backward(const row_t *gradient, row_t *gate_up, u32 rows, u32 widt
 KERNEL rotate(const float *angles, row_t *qkv, u32 rows, u32 sequence_len, u32 turned_heads,
               u32 head_width, u32 row_width, float sign) {
     const u32 half = head_width / 2;
-    const u64 index = thread_index();
-    const u64 row_pairs = u64(turned_heads) * half;
+    const u32 index = u32(thread_index());
+    const u32 row_pairs = turned_heads * half;
     if (index >= rows * row_pairs) return;
-    const u32 row = u32(index / row_pairs);
-    const u32 head = u32(index % row_pairs) / half;
-    const u32 pair = u32(index % row_pairs) % half;
+    const u32 row = index / row_pairs;
+    const u32 head = (index - row * row_pairs) / half;
+    const u32 pair = (index - row * row_pairs) % half;
     const float *angle = angles + u64(row % sequence_len) * head_width;
     const float cosine = angle[pair];
     const float sine = sign * angle[half + pair];

@@ -7,10 +7,10 @@
 KERNEL embed_forward(const u32 *tokens, const float *token_table, const float *position_table,
                      row_t *out, u32 rows, u32 width, u32 sequence_len) {
     const u32 pieces = (width + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 row = u32(piece / pieces);
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 count = within(column, width);
     Four x = load_four(token_table + u64(tokens[row]) * width + column, count);
     if (position_table) {
@@ -34,7 +34,8 @@ KERNEL embed_backward(const u32 *entries, const u32 *starts, const u32 *rows,
         // Loads of four rows are under way together; the additions keep their order.
         for (; at + 4 <= end; at += 4) {
             float x[4];
-            for (u32 i = 0; i < 4; ++i) x[i] = to_float(gradient[u64(rows[at + i]) * width + column]);
+            for (u32 i = 0; i < 4; ++i)
+                x[i] = to_float(gradient[u64(rows[at + i]) * width + column]);
             for (u32 i = 0; i < 4; ++i) sum += x[i];
         }
         for (; at < end; ++at) sum += to_float(gradient[u64(rows[at]) * width + column]);

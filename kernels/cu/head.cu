@@ -68,10 +68,10 @@ KERNEL head_forward(const row_t *logits, const u32 *targets, float *log_sums, do
 KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u32 rows,
                      u32 vocabulary, float scale) {
     const u32 pieces = (vocabulary + 3) / 4;
-    const u64 piece = thread_index();
-    if (piece >= u64(rows) * pieces) return;
-    const u32 row = u32(piece / pieces);
-    const u32 column = u32(piece % pieces) * 4;
+    const u32 piece = u32(thread_index());
+    if (piece >= rows * pieces) return;
+    const u32 row = piece / pieces;
+    const u32 column = (piece - row * pieces) * 4;
     const u32 count = within(column, vocabulary);
     const float log_sum = log_sums[row];
     const u32 target = targets[row];

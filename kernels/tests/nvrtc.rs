@@ -3,6 +3,7 @@
 
 #![cfg(feature = "cuda")]
 
+use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::compiler::Compiler;
 use zbelastic_kernels::cuda::source::{File, Precision, Unit};
 use zbelastic_kernels::cuda::{Architecture, CompileError, LibraryError};
@@ -35,7 +36,7 @@ fn units() -> impl Iterator<Item = Unit> {
 fn every_kernel_compiles_without_a_warning() {
     let Some(compiler) = compiler() else { return };
     let refused: Vec<String> = units()
-        .filter_map(|unit| match compiler.compile(&unit) {
+        .filter_map(|unit| match compiler.compile_strictly(&unit, &unit.file.source()) {
             Ok(code) => {
                 assert!(code.starts_with(b"\x7fELF"), "{unit:?}: no device code");
                 None
@@ -52,10 +53,24 @@ fn a_warning_is_a_refusal() {
     let Some(compiler) = compiler() else { return };
     let unit = units().next().expect("there are units");
     let warned = format!("{}\nKERNEL planted() {{ int unused; }}\n", unit.file.source());
-    let error = compiler.compile_text(&unit, &warned).expect_err("a variable nobody reads");
+    let error = compiler.compile_strictly(&unit, &warned).expect_err("a variable nobody reads");
     let CompileError::Refused { file, log, .. } = error else { panic!("{error}") };
     assert_eq!(file, unit.file.name());
     assert!(log.contains("unused"), "{log}");
+}
+
+#[test]
+fn a_kernel_is_compiled_once_and_then_read_from_disk() {
+    let Some(compiler) = compiler() else { return };
+    let unit = units().next().expect("there are units");
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernel-cache");
+    let _may_not_be_there = std::fs::remove_dir_all(&folder);
+    let cache = Cache::new(folder.clone());
+    let first = cache.get(&compiler, &unit).expect("it compiles");
+    assert_eq!((first.is_from_disk, first.warning), (false, None));
+    let second = cache.get(&compiler, &unit).expect("it is there");
+    assert!(second.is_from_disk && second.code == first.code);
+    std::fs::remove_dir_all(folder).expect("it was made");
 }
 
 #[test]

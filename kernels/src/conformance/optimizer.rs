@@ -87,7 +87,8 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Matrices brought into form with the step give the products that loading them gives.
+/// Matrices brought into form with the step give the products that loading them gives, and the step is
+/// the same as without them.
 pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     let numbers = AdamWNumbers {
         decay: 1.0,
@@ -114,9 +115,13 @@ pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
         let mut candidate = poisoned(device, len);
         let mut parts = place(&mut ahead, &starts, &lens);
         device.adamw_candidate(0..len, &w, &m, &v, &g, numbers, &mut candidate, &mut parts);
+        let mut without = poisoned(device, len);
+        device.adamw_candidate(0..len, &w, &m, &v, &g, numbers, &mut without, &mut []);
         let mut parts = place(&mut plain, &starts, &lens);
         device.adamw_in_place(0..len, &g, numbers, &mut w, &mut m, &mut v, &mut parts);
         let weights = download(device, &candidate);
+        same_bits(&weights, &download(device, &without));
+        same_bits(&download(device, &w), &weights);
         for (index, shape) in shapes.into_iter().enumerate() {
             let loaded = &weights[starts[index]..starts[index] + lens[index]];
             let loaded = products(device, shape, &matrix(device, shape, loaded));

@@ -23,16 +23,21 @@ const FLASH_ROWS: usize = 64;
 const FLASH_THREADS: usize = 128;
 const FLASH_PAD: usize = 8;
 
+/// A kernel and the shared memory it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pass {
+    kernel: Kernel,
+    shared_bytes: usize,
+}
+
 /// Which kernels a shape goes to, and how they are launched.
 struct Plan {
-    forward: Kernel,
-    backward_queries: Kernel,
-    backward_keys: Kernel,
+    forward: Pass,
+    backward_queries: Pass,
+    backward_keys: Pass,
     /// Rows a block takes.
     rows: usize,
     threads: usize,
-    /// Of each of the three.
-    shared_bytes: [usize; 3],
 }
 
 impl Plan {
@@ -58,51 +63,41 @@ impl Plan {
         }
     }
 
-    fn flash(head_width: usize, [forward, backward_queries, backward_keys]: [Kernel; 3]) -> Self {
+    fn flash(head_width: usize, [forward, queries, keys]: [Kernel; 3]) -> Self {
         // BackwardTile of `flash.cu`.
         let tile = if head_width == 64 { 64 } else { 32 };
         let rows = |count: usize| count * (head_width + FLASH_PAD) * 2;
+        let pass = |kernel, shared_bytes| Pass { kernel, shared_bytes };
         Self {
-            forward,
-            backward_queries,
-            backward_keys,
+            // Two tiles of keys and values in turn.
+            forward: pass(forward, rows(4 * FLASH_ROWS)),
+            backward_queries: pass(queries, rows(4 * tile)),
+            // Keys and values, and in turn two tiles of queries and gradients with two floats a row.
+            backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4),
             rows: FLASH_ROWS,
             threads: FLASH_THREADS,
-            // Two tiles of keys and values in turn; or keys and values, and two tiles of queries and
-            // gradients with two numbers a row.
-            shared_bytes: [
-                rows(4 * FLASH_ROWS),
-                rows(4 * tile),
-                rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4,
-            ],
         }
     }
 
     fn plain(head_width: usize) -> Self {
         let tiles = 2 * PLAIN_TILE * (head_width + 1);
-        let of_rows = |floats: usize| (tiles + PLAIN_ROWS * floats) * 4;
+        // Each warp has some floats of its own behind the tiles.
+        let pass = |kernel, floats: usize| Pass {
+            kernel,
+            shared_bytes: (tiles + PLAIN_ROWS * floats) * 4,
+        };
         Self {
-            forward: Kernel::AttentionForward,
-            backward_queries: Kernel::AttentionBackwardQueries,
-            backward_keys: Kernel::AttentionBackwardKeys,
+            forward: pass(Kernel::AttentionForward, head_width + PLAIN_TILE),
+            backward_queries: pass(Kernel::AttentionBackwardQueries, 2 * head_width + PLAIN_TILE),
+            backward_keys: pass(Kernel::AttentionBackwardKeys, 2 * (head_width + PLAIN_TILE)),
             rows: PLAIN_ROWS,
             threads: PLAIN_ROWS * WARP,
-            shared_bytes: [
-                of_rows(head_width + PLAIN_TILE),
-                of_rows(2 * head_width + PLAIN_TILE),
-                of_rows(2 * (head_width + PLAIN_TILE)),
-            ],
         }
     }
 
-    fn launch(&self, kernel: Kernel, grid: [usize; 2], arguments: Arguments) -> Launch {
-        let [forward, queries, keys] = self.shared_bytes;
-        let bytes = match kernel {
-            kernel if kernel == self.forward => forward,
-            kernel if kernel == self.backward_queries => queries,
-            _ => keys,
-        };
-        Launch::blocks(kernel, grid, self.threads, arguments).with_shared_bytes(bytes)
+    fn launch(&self, pass: Pass, grid: [usize; 2], arguments: Arguments) -> Launch {
+        let Pass { kernel, shared_bytes } = pass;
+        Launch::blocks(kernel, grid, self.threads, arguments).with_shared_bytes(shared_bytes)
     }
 }
 
@@ -271,4 +266,36 @@ fn row_products<D: Device>(
     let threads = PLAIN_ROWS * WARP;
     device.launch(&Launch::blocks(Kernel::AttentionProducts, grid, threads, arguments))?;
     Ok(products)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HEAD_WIDTH_MAX, Kernel, Plan, Precision};
+
+    /// What a block may have on the smallest device the kernels run on, sm_86.
+    const SHARED_BYTES_MAX: usize = 99 << 10;
+
+    #[test]
+    fn tensor_cores_take_the_widths_they_have_kernels_for() {
+        let forward = |precision, width| Plan::of(precision, width).forward.kernel;
+        assert_eq!(forward(Precision::Bf16, 64), Kernel::FlashForward64);
+        assert_eq!(forward(Precision::Bf16, 128), Kernel::FlashForward128);
+        for (precision, width) in
+            [(Precision::F32, 64), (Precision::F32, 128), (Precision::Bf16, 96)]
+        {
+            assert_eq!(forward(precision, width), Kernel::AttentionForward);
+        }
+    }
+
+    #[test]
+    fn shared_memory_fits_on_every_device_for_every_width() {
+        for precision in Precision::ALL {
+            for width in 1..=HEAD_WIDTH_MAX {
+                let plan = Plan::of(precision, width);
+                for pass in [plan.forward, plan.backward_queries, plan.backward_keys] {
+                    assert!(pass.shared_bytes <= SHARED_BYTES_MAX, "{pass:?} at {width}");
+                }
+            }
+        }
+    }
 }

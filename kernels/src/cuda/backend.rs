@@ -423,3 +423,17 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.run(|| optimizer::in_place(self, &range, g, numbers, [w, m, v], matrices));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{CudaBackend, CudaBuffer, CudaDevice, CudaMatrix};
+
+    /// A stage's thread is given its backend and what is on it.
+    #[test]
+    fn a_backend_may_move_to_another_thread() {
+        const fn is_send<T: Send>() {}
+        is_send::<CudaBackend>();
+        is_send::<CudaBuffer<CudaDevice>>();
+        is_send::<CudaMatrix<CudaDevice>>();
+    }
+}

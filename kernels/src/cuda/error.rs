@@ -309,8 +309,8 @@ mod tests {
         check(LibraryError::DriverMissing, &["libcuda.so", "install the driver", "processors"]);
         let missing = LibraryError::Missing { library: Library::Nvrtc };
         check(missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc", "ZBELASTIC_CUDA_LIBS"]);
-        let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 0 });
-        check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.0", "update"]);
+        let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 8 });
+        check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.8", "update"]);
         check(OpenError::NoDevice, &["nvidia-smi", "CUDA_VISIBLE_DEVICES"]);
         check(OpenError::DeviceAbsent { asked: 3, count: 1 }, &["no device 3", "there is 1;"]);
         check(OpenError::DeviceAbsent { asked: 3, count: 2 }, &["there are 2;"]);

@@ -251,14 +251,22 @@ pub struct Launch {
     pub arguments: Arguments,
 }
 
+/// Kernels count threads in 32 bits where they divide by a row's length: divisions of 64 bits would
+/// take longer than the memory does. The last block may count beyond the things there are.
+const THINGS_MAX: usize = (u32::MAX as usize) - 1024;
+
 /// Blocks in the second direction, at most: the hardware's limit.
 const GRID_Y_MAX: usize = 65_535;
 
 impl Launch {
     /// One thread for each of `count` things.
+    ///
+    /// # Panics
+    /// If kernels cannot count them.
     #[must_use]
     pub fn over(kernel: Kernel, count: usize, arguments: Arguments) -> Self {
         const THREADS: usize = 256;
+        assert!(count < THINGS_MAX, "{kernel:?}: {count} threads");
         Self::blocks(kernel, [count.div_ceil(THREADS), 1], THREADS, arguments)
     }
 

@@ -275,10 +275,32 @@ impl Products {
         let result = layout(places.result, result_type)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: pinned.unwrap_or_default() };
         let mut plan = Plan { description, first, second, result, algorithm };
-        if pinned.is_none() {
-            plan.algorithm = self.best(key, &plan)?;
+        match pinned {
+            Some(_) => self.check_algorithm(&plan)?,
+            None => plan.algorithm = self.best(key, &plan)?,
         }
         Ok(plan)
+    }
+
+    /// Whether the library takes a pinned algorithm for its product.
+    fn check_algorithm(&self, plan: &Plan) -> Result<(), DeviceFault> {
+        let mut found: sys::cublasLtMatmulHeuristicResult_t =
+            // SAFETY: a structure of numbers, which the library fills in.
+            unsafe { std::mem::zeroed() };
+        // SAFETY: live handles, and room for one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.library.raw,
+                plan.description.raw,
+                plan.first.raw,
+                plan.second.raw,
+                plan.result.raw,
+                plan.result.raw,
+                &plan.algorithm,
+                &mut found,
+            )
+        };
+        check("cublasLtMatmulAlgoCheck", status)
     }
 
     /// The library's first choice.

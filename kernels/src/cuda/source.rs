@@ -139,9 +139,6 @@ impl Unit {
             "--prec-div=true".to_owned(),
             "--prec-sqrt=true".to_owned(),
             "--device-as-default-execution-space".to_owned(),
-            // Registers that go to memory are a warning, and a warning is a refusal.
-            "--ptxas-options=--warn-on-spills".to_owned(),
-            "--ptxas-options=--warn-on-local-memory-usage".to_owned(),
             self.precision.option().to_owned(),
         ]
     }

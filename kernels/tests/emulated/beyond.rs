@@ -2,7 +2,9 @@
 
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Accumulate, Backend, LinearGradient, MatrixShape, View, ViewMut};
+use zbelastic_kernels::{
+    Accumulate, Backend, CpuBackend, LinearGradient, MatrixShape, View, ViewMut,
+};
 
 use crate::device::{Emulated, Order, devices};
 
@@ -32,6 +34,43 @@ fn columns_of_many_rows_are_summed_level_by_level() {
             assert_eq!(*found, 100.0 + exact, "column {column}");
         }
     }
+}
+
+/// More rows than go together: loss, gradient and all are those of a processor.
+#[test]
+fn a_head_in_chunks_is_a_head() {
+    let (rows, outputs, inputs) = (260, 40_000, 2);
+    let cpu = CpuBackend::new(1).expect("one thread");
+    let expected = head(&cpu, rows, MatrixShape { outputs, inputs });
+    for device in devices(Precision::F32) {
+        let found = head(&device, rows, MatrixShape { outputs, inputs });
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (found - expected).abs() / expected.abs().max(1e-3);
+            assert!(error < 1e-4, "number {index}: {found}, expected {expected}");
+        }
+    }
+}
+
+/// The loss, the logarithms of sums, and the gradient of what comes into the head.
+fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
+    let filled = |len: usize, seed| {
+        let floats = zbelastic_kernels::conformance::floats(len, seed);
+        let mut buffer = device.allocate(len).expect("memory for a test");
+        device.upload(&floats, ViewMut::new(&mut buffer, 0..len));
+        buffer
+    };
+    let all = |buffer: &B::Buffer| device.download(View::new(buffer, 0..device.len(buffer)));
+    let x = filled(rows * shape.inputs, 1);
+    let weights = filled(shape.outputs * shape.inputs, 2);
+    let mut matrix = device.allocate_matrix(shape).expect("memory for a test");
+    device.load_matrix(View::new(&weights, 0..shape.outputs * shape.inputs), &mut matrix);
+    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 151 % 40_000).collect();
+    let mut logits = filled(rows * shape.outputs, 3);
+    let (mut log_sums, mut dx) = (filled(rows, 4), filled(rows * shape.inputs, 5));
+    let loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
+    device.head_backward_input(&targets, 0.5, &log_sums, &matrix, &mut logits, &mut dx);
+    let rest = [all(&log_sums), all(&dx)].concat();
+    [loss].into_iter().chain(rest.into_iter().map(f64::from)).collect()
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //
 // A block's threads are fibers. Lanes of a warp run one after the other until each waits at a
 // barrier; then they go on. Blocks run one after the other, forwards or backwards, and so do lanes:
-// a kernel whose result depends on the order has two results here. One launch at a time. Tensor cores' products and their
-// loads are spelled out from the layouts in NVIDIA's PTX manual.
+// a kernel whose result depends on the order has two results here. One launch runs at a time.
+// Tensor cores' products and their loads are in tensor_cores.h.
 
 #include <cmath>
 #include <cstdio>
