@@ -394,6 +394,19 @@ mod tests {
         assert_eq!(relieve(&problem(4.0, remakes()), &order), Some(order));
     }
 
+    /// Of two that wait when a third begins, the first would have to be made again at once.
+    #[test]
+    fn what_waits_longest_is_given_up() {
+        let order = generate(ScheduleKind::GPipe, 1, 3).expect("legal");
+        let stages = [StageCosts { chunks: STAGE, limit: 2.0 }];
+        let problem = Problem::of_stages(Placement::line(1), &stages, 0.0, 3);
+        let remake = Remake { time: 10.0, after_drop: 0.0 };
+        let relief = Relief { remakes: vec![remake], ..Relief::default() };
+        let found = relieve(&Problem { relief, ..problem }, &order).expect("two fit");
+        let text = found.to_string();
+        assert!(text.contains("stage 0: 0F0 0F1 0DROP1 0F2 0BW0 0R1 0BW1 0BW2"), "{text}");
+    }
+
     /// Two chunks of one stage, of which one is at rest while the other is in hand.
     #[test]
     fn what_is_at_rest_leaves_room_for_another_chunk() {
@@ -412,5 +425,11 @@ mod tests {
         assert_eq!(counts(&found.program, Memory::Drop), [3]);
         let refusal = SolveError::Limit { stage, needed: 0.8, limit: 0.75 };
         assert_eq!(over(relief(0.3)), Err(refusal));
+        let found =
+            over(Relief { trips: vec![Trip { offload: 1.0, reload: 1.0 }; 2], ..relief(0.5) });
+        assert_eq!(
+            counts(&found.expect("what is away takes nothing").program, Memory::Offload),
+            [3]
+        );
     }
 }
