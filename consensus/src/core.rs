@@ -8,6 +8,7 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+mod logged;
 mod orders;
 mod presence;
 mod refusal;
@@ -35,6 +36,7 @@ use crate::raft::{
 };
 use crate::state::{Change, EntryRefusal, State};
 
+pub use logged::logged_state;
 pub use orders::{Command, Ordered};
 pub use refusal::CoreRefusal;
 
@@ -261,11 +263,7 @@ impl Core {
                 (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
             }
             Start::Recover { log, controllers, boot } => {
-                let state = match log.snapshot_data() {
-                    Some(data) => codec::decode(data, SNAPSHOT_BYTES_MAX),
-                    None => Ok(State::new(cluster)),
-                };
-                let state = state.map_err(StartError::Snapshot)?;
+                let state = logged::snapshot_state(cluster, &log).map_err(StartError::Snapshot)?;
                 let raft = RaftNode::recover(setup.raft.clone(), *log)?;
                 let is_known = !raft.status().members.voters.is_empty();
                 let waiting = (!is_known).then_some(Waiting { controllers, boot, tick: 0 });

@@ -2,6 +2,7 @@
 
 mod entries;
 mod host;
+mod logged;
 mod orders;
 mod pump;
 mod refusals;

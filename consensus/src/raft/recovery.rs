@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 use zbelastic_types::NodeId;
 
-use super::entry::{LogEntry, SnapshotImage};
+use super::entry::{LogEntry, Payload, SnapshotImage};
 use super::output::RecordNumber;
 use super::record::{HardVote, Record, RecordFault, decode_record};
 
@@ -108,6 +108,15 @@ impl RecoveredLog {
     #[must_use]
     pub fn snapshot_data(&self) -> Option<&[u8]> {
         self.snapshot.as_ref().map(|image| image.data.as_slice())
+    }
+
+    /// What was proposed in the entries behind the snapshot, by index, whether it is known to be agreed
+    /// or not. Empty for an entry that begins a term or changes members.
+    pub fn proposals(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.entries.iter().map(|entry| match &entry.payload {
+            Payload::Data(data) => (entry.index, data.as_slice()),
+            Payload::Change(_) => (entry.index, [].as_slice()),
+        })
     }
 
     pub(super) fn last_index(&self) -> u64 {

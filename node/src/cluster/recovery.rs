@@ -1,17 +1,20 @@
 //! A new cluster out of one controller's folder, when a majority of the others is gone for good.
 //!
-//! What was agreed cannot be known any more, so it goes on from the newest checkpoint of which this
-//! controller has the manifest. The new cluster has another id and another authority: whoever was a
+//! What was agreed cannot be known any more, so it goes on from the newest checkpoint that this
+//! controller's log tells of, or, if the log is lost, of which it has the manifest. The new cluster has another id and another authority: whoever was a
 //! member of the old one is a stranger to it, whatever it remembers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{Manifest, Store};
+use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::{Manifest, RecordLog as _, SledLog, Store};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
+use zbelastic_consensus::core::logged_state;
 use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::ClusterId;
@@ -26,6 +29,9 @@ use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
+/// A job, and the checkpoint from which it goes on.
+type Resumed = (Arc<JobSpec>, CheckpointRecord);
+
 /// Makes a new cluster of the controller in `folder`, which this process holds. Yields where what
 /// was of the old one lies now.
 ///
@@ -36,11 +42,14 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let (spec, record) = newest(folder)?;
+    let (spec, record) = match newest_of_log(folder, old.cluster)? {
+        Some(found) => found,
+        None => newest_of_store(folder)?,
+    };
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
-    let state = State::recovered(cluster, Arc::new(spec), record);
+    let state = State::recovered(cluster, spec, record);
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
@@ -67,8 +76,33 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
     Ok(Some(state))
 }
 
+/// The newest checkpoint that the log tells of. A manifest is written when the log tells already, and so
+/// may be missing.
+fn newest_of_log(folder: &DataFolder, cluster: ClusterId) -> Result<Option<Resumed>, Failure> {
+    let path = folder.log();
+    if !path.exists() {
+        return Ok(None);
+    }
+    let wrong = |error: &dyn std::fmt::Display| {
+        let what = format!("the log cannot be read: {error}");
+        let mut failure = Failure::new(FailureCode::VerificationFailed, what);
+        failure.details = vec![Detail::new(path.display().to_string()).hint(
+            "another controller's folder; or put this one aside, and the newest checkpoint of the \
+             store is taken",
+        )];
+        failure
+    };
+    let log = SledLog::open(Arc::new(RealFiles), &path).map_err(|error| wrong(&error))?;
+    let records = log.read_all().map_err(|error| wrong(&error))?;
+    let log = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
+        .map_err(|error| wrong(&error))?;
+    let state = logged_state(cluster, &log).map_err(|error| wrong(&error))?;
+    let job = state.job().map(|job| Arc::clone(&job.spec));
+    Ok(job.zip(state.checkpoints().last().cloned()))
+}
+
 /// The newest checkpoint whose manifest tells how to go on.
-fn newest(folder: &DataFolder) -> Result<(JobSpec, CheckpointRecord), Failure> {
+fn newest_of_store(folder: &DataFolder) -> Result<Resumed, Failure> {
     let places = Places::new(folder.clone());
     let wrong = |error: &dyn std::fmt::Display| {
         Failure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
@@ -77,7 +111,12 @@ fn newest(folder: &DataFolder) -> Result<(JobSpec, CheckpointRecord), Failure> {
     let manifests = store.map_err(|error| wrong(&error))?.manifests();
     let manifests = manifests.map_err(|error| wrong(&error))?;
     let read = |manifest: &Manifest| {
-        codec::decode(&manifest.document, zbelastic_checkpoint::DOCUMENT_BYTES_MAX).ok()
+        codec::decode::<(JobSpec, CheckpointRecord)>(
+            &manifest.document,
+            zbelastic_checkpoint::DOCUMENT_BYTES_MAX,
+        )
+        .ok()
+        .map(|(spec, record)| (Arc::new(spec), record))
     };
     manifests.iter().rev().find_map(read).ok_or_else(|| {
         let mut failure = Failure::new(FailureCode::NotFound, "there is no checkpoint here");
@@ -133,4 +172,92 @@ fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Fa
         advertised: old.advertised.clone(),
         controllers: std::collections::BTreeMap::new(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_checkpoint::PieceName;
+    use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
+    use zbelastic_consensus::validation::Ledger;
+    use zbelastic_types::{Digest, Generation, LayerId, Step};
+
+    use super::*;
+
+    use crate::cluster::document::{DataName, JobDocument};
+    use crate::config::load_document;
+
+    fn job() -> JobSpec {
+        let toml = "[model]\npreset = \"tiny\"\n".to_owned();
+        let config = load_document("test", &toml).expect("legal").config;
+        let job = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+        job.spec(job.encode().expect("short"))
+    }
+
+    fn checkpoint(version: u64) -> CheckpointRecord {
+        let ledger = Ledger::new(Generation(1), Step(version), version);
+        CheckpointRecord { version: Step(version), layers: Vec::new(), ledger }
+    }
+
+    fn controller(cluster: ClusterId) -> Home {
+        Home::new(Beginning {
+            cluster,
+            cluster_name: "test".to_owned(),
+            founded_ms: None,
+            node: FIRST_NODE,
+            name: "first".to_owned(),
+            role: MemberRole::Controller,
+            bind: "127.0.0.1:7000".parse().expect("an address"),
+            advertised: Vec::new(),
+            controllers: std::collections::BTreeMap::new(),
+        })
+    }
+
+    /// What is on the disk when the process is killed before the keeper wrote the manifest.
+    #[test]
+    fn checkpoint_that_only_the_log_tells_of_is_the_one_to_go_on_from() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        let old = controller(ClusterId(7));
+        let digest = Digest([0; 32]);
+        let layer = PieceName { version: Step(5), layer: LayerId(0), digest };
+        let manifest = Manifest {
+            version: Step(5),
+            layers: vec![layer],
+            document: codec::encode(&(job(), checkpoint(5))),
+            data: digest,
+            program: String::new(),
+            seed: 0,
+        };
+        let places = Places::new(folder.clone());
+        let store = places.open(&places.last().expect("readable")).expect("made");
+        store.put_manifest(&manifest).expect("room");
+        drop(store);
+        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").1.version;
+        assert_eq!(resumed(newest_of_store(&folder)), Step(5));
+        assert!(newest_of_log(&folder, old.cluster).expect("no log is none").is_none());
+
+        let state = State::recovered(old.cluster, Arc::new(job()), checkpoint(10));
+        let members = Members::first(&[FIRST_NODE]);
+        let image = SnapshotImage { index: 1, term: 1, members, data: codec::encode(&state) };
+        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
+        log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
+        drop(log);
+        let kept = recover(&folder, &old).expect("a checkpoint is known");
+        let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
+        let known: Vec<Step> = state.checkpoints().iter().map(|found| found.version).collect();
+        assert_eq!(known, [Step(10)]);
+        assert!(kept.join("log").exists(), "the old log is kept");
+    }
+
+    #[test]
+    fn log_that_cannot_be_read_changes_nothing() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
+        log.append(&[vec![0xff; 8], vec![0xff; 8]]).expect("room");
+        drop(log);
+        let failure = recover(&folder, &controller(ClusterId(7))).expect_err("it is no log");
+        assert!(failure.what.starts_with("the log cannot be read: record 0"), "{failure:?}");
+        assert!(folder.log().exists() && !folder.identity().join(BEGINNING).exists());
+    }
 }

@@ -1,0 +1,36 @@
+//! The state that a log adds up to, without a node that takes part.
+
+use zbelastic_types::ClusterId;
+
+use crate::codec::{self, DecodeError};
+use crate::raft::{ENTRY_BYTES_MAX, RecoveredLog, SNAPSHOT_BYTES_MAX};
+use crate::state::State;
+
+/// The state at the end of a log, with every entry in it applied.
+///
+/// Also with those of which nobody knows any more whether they were agreed, for whom the other voters
+/// are gone for good: a log tells only now and then up to where it was agreed. Entries that the state
+/// refuses change nothing, as ever.
+///
+/// # Errors
+/// If another version wrote a part of it.
+pub fn logged_state(cluster: ClusterId, log: &RecoveredLog) -> Result<State, DecodeError> {
+    let mut state = snapshot_state(cluster, log)?;
+    for (index, data) in log.proposals() {
+        if data.is_empty() {
+            state.pass(index);
+        } else {
+            let entry = codec::decode(data, ENTRY_BYTES_MAX)?;
+            let _ = state.apply(index, entry);
+        }
+    }
+    Ok(state)
+}
+
+/// The state that a log's entries follow.
+pub(super) fn snapshot_state(cluster: ClusterId, log: &RecoveredLog) -> Result<State, DecodeError> {
+    match log.snapshot_data() {
+        Some(data) => codec::decode(data, SNAPSHOT_BYTES_MAX),
+        None => Ok(State::new(cluster)),
+    }
+}
