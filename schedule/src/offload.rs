@@ -67,10 +67,7 @@ const HASTE: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 /// If `memory` does not name every chunk, or `limits` not every stage.
 pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program, SimulateError> {
     assert_eq!(request.memory.len(), program.placement.chunk_count() as usize, "one entry a chunk");
-    let mut program = program.arithmetic();
-    for ops in &mut program.stages {
-        ops.retain(|op| !is_copy(*op));
-    }
+    let program = program.arithmetic().without_copies();
     if program.slice_count > 1 {
         return Ok(program);
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::StageIndex;
 
 use crate::kind::{ScheduleKind, UnknownKind};
-use crate::op::{Compute, Op, OpParseError};
+use crate::op::{Compute, Memory, Op, OpParseError, Pass};
 use crate::placement::{Placement, PlacementError, PlacementShape};
 
 /// How many steps may run ahead of the verdict.
@@ -107,6 +107,30 @@ impl Program {
             stages: self.stages.iter().map(of_stage).collect(),
             ..*self
         }
+    }
+
+    /// The same without OFFLOAD and RELOAD.
+    #[must_use]
+    pub fn without_copies(&self) -> Self {
+        let is_copy = |op: &Op| matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _));
+        let mut program = self.clone();
+        program.stages.iter_mut().for_each(|ops| ops.retain(|op| !is_copy(op)));
+        program
+    }
+
+    /// The passes of every stage that have this done to them, in the order of the lists.
+    pub fn passes_with(&self, memory: Memory) -> impl Iterator<Item = (StageIndex, Pass)> {
+        let with = move |op: &Op| match op {
+            Op::Memory(found, pass) if *found == memory => Some(*pass),
+            Op::Memory(..)
+            | Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..) => None,
+        };
+        self.lists().flat_map(move |(stage, ops)| {
+            ops.iter().filter_map(with).map(move |pass| (stage, pass))
+        })
     }
 
     /// Chunks times microbatches times slices: each is passed forward and backward once. Where there

@@ -8,7 +8,7 @@ use common::{BATCH, Cluster, corpus, plan_of_chunks, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{
-    ChunkMemory, CopyLanes, Costs, Memory, OffloadChunks, OffloadRequest, Op, Pass, ScheduleKind,
+    ChunkMemory, CopyLanes, Costs, Memory, OffloadChunks, OffloadRequest, Pass, ScheduleKind,
     Window, check, lower, offload,
 };
 use zbelastic_trainer::digest::StateDigest;
@@ -164,8 +164,7 @@ fn offloaded(plan: &Plan, k: f64) -> Plan {
 }
 
 fn copies(plan: &Plan) -> usize {
-    let ops = plan.program.stages.iter().flatten();
-    ops.filter(|op| matches!(op, Op::Memory(Memory::Offload, _))).count()
+    plan.program.passes_with(Memory::Offload).count()
 }
 
 fn memory_of(model: &ModelConfig, plan: &Plan) -> Vec<StageMemory> {
@@ -291,8 +290,7 @@ fn chosen(
 }
 
 fn drops(plan: &Plan) -> usize {
-    let ops = plan.program.stages.iter().flatten();
-    ops.filter(|op| matches!(op, Op::Memory(Memory::Drop, _))).count()
+    plan.program.passes_with(Memory::Drop).count()
 }
 
 const NEEDED: MemoryPolicy = MemoryPolicy {

@@ -104,10 +104,9 @@ pub(super) fn solve(problem: &Problem, lower_bound: f64) -> Result<Solution, Sol
     for draft in Draft::all().take(most) {
         best.take(draft.order(problem));
     }
-    let is_drop = |op: &Op| matches!(op, Op::Memory(Memory::Drop, _));
     for _ in 0..ANTICIPATED_ROUNDS {
         let Some((least, found)) = best.found.clone() else { break };
-        if !found.stages.iter().flatten().any(is_drop) {
+        if found.passes_with(Memory::Drop).next().is_none() {
             break;
         }
         for factor in LOOSER.into_iter().take(most) {
@@ -286,10 +285,8 @@ fn with_one_in_hand(problem: &Problem, chunks: impl Iterator<Item = (ChunkCosts,
 /// With so many times the memory there is, for stages that make as many passes again as those of `found`.
 fn anticipating(problem: &Problem, found: &Program, factor: f64) -> Problem {
     let mut again = vec![0_u32; problem.chunks.len()];
-    for op in found.stages.iter().flatten() {
-        if let Op::Memory(Memory::Drop, pass) = op {
-            again[pass.chunk.index()] += 1;
-        }
+    for (_, pass) in found.passes_with(Memory::Drop) {
+        again[pass.chunk.index()] += 1;
     }
     let longer = |((costs, remake), again): ((&ChunkCosts, &Remake), u32)| {
         let share = f64::from(again) / f64::from(problem.microbatch_count);
@@ -346,8 +343,8 @@ mod tests {
 
     /// By stage, how many passes have this done to them.
     fn counts(program: &Program, memory: Memory) -> Vec<usize> {
-        let is_it = |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
-        program.stages.iter().map(|ops| ops.iter().filter(is_it).count()).collect()
+        let of_stage = |stage| program.passes_with(memory).filter(|(at, _)| *at == stage).count();
+        program.lists().map(|(stage, _)| of_stage(stage)).collect()
     }
 
     #[test]

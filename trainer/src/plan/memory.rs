@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::{Memory, Op, Pass, PassesLive, Program, live_passes_of};
+use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::{Plan, SliceCut};
@@ -35,6 +35,11 @@ impl StageMemory {
     #[must_use]
     pub fn device(&self) -> Bytes {
         self.state + self.stash + self.scratch
+    }
+
+    /// What is there whatever passes keep.
+    pub(super) fn beside_passes(&self) -> Bytes {
+        Bytes(self.total().0 - (self.stash + self.messages).0)
     }
 
     /// All of it.
@@ -141,12 +146,8 @@ fn most_left_bytes(
     layers: LayerRange,
     recompute: Recompute,
 ) -> Bytes {
-    let passes_of = |memory: Memory| {
-        let is_it = move |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
-        program.stages.iter().flatten().filter(is_it).filter_map(|op| op.pass())
-    };
-    let dropped: BTreeSet<Pass> = passes_of(Memory::Drop).collect();
-    let are_dropped = passes_of(Memory::Offload).all(|pass| dropped.contains(&pass));
+    let dropped: BTreeSet<Pass> = program.passes_with(Memory::Drop).map(|(_, pass)| pass).collect();
+    let are_dropped = program.passes_with(Memory::Offload).all(|(_, pass)| dropped.contains(&pass));
     let dropped = if are_dropped { recompute } else { Recompute::None };
     let has_head = layers.ids().end == sizes.model.layer_count();
     let has_logits = has_head && !dropped.remakes_logits();

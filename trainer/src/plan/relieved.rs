@@ -2,13 +2,12 @@
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::{
-    Memory, Op, PlacementShape, Problem, Program, Relief, Remake, ScheduleKind, Trip, relieve,
-    solve,
+    MemoryTimes, Problem, Program, Relief, Remake, ScheduleKind, Trip, relieve, solve,
 };
-use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
+use zbelastic_types::Bytes;
 
-use super::memory::{PassMemory, microbatch_memory};
-use super::solved::{is_solved, problem};
+use super::memory::PassMemory;
+use super::solved::{PlanPasses, is_solved};
 use super::{ChooseRequest, Plan, plan_memory};
 use crate::model::Recompute;
 
@@ -67,47 +66,31 @@ pub(super) fn relieved_plans<B: Backend>(
 ) -> Vec<Plan> {
     let policy = request.memory;
     let may_do_any = policy.may_drop() || policy.may_leave(own);
-    let shape = own.placement().shape();
     if !may_do_any || request.stage_bytes_max.is_empty() {
         return Vec::new();
     }
-    let solver =
-        (shape != PlacementShape::Cross && is_solved(own)).then_some(solve_within as Within);
-    let by_hand = Some(relieve_within as Within);
-    [solver, by_hand]
-        .into_iter()
-        .flatten()
-        .filter_map(|within| plan(backend, request, own, within))
-        .collect()
+    let problem = relieved_problem(backend, request, own);
+    let solved = if is_solved(own) { solve(&problem).ok() } else { None };
+    let orders = [solved.map(|found| found.program), relieve_anew(&problem, &own.program)];
+    let plan = |order| within_limits(backend, request, own, (problem.clone(), order));
+    orders.into_iter().flatten().filter_map(plan).collect()
 }
 
-type Within = fn(&Problem, &Program) -> Option<Program>;
-
-fn solve_within(problem: &Problem, _own: &Program) -> Option<Program> {
-    solve(problem).ok().map(|found| found.program)
-}
-
-/// Copies that a schedule has for equal times are planned anew.
-fn relieve_within(problem: &Problem, own: &Program) -> Option<Program> {
-    let mut order = own.arithmetic();
-    if !problem.relief.trips.is_empty() {
-        let is_copy = |op: &Op| matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _));
-        order.stages.iter_mut().for_each(|ops| ops.retain(|op| !is_copy(op)));
-    }
-    relieve(problem, &order)
+/// Copies that a schedule has for other times or limits are planned anew.
+fn relieve_anew(problem: &Problem, order: &Program) -> Option<Program> {
+    let may_leave = !problem.relief.trips.is_empty();
+    if may_leave { relieve(problem, &order.without_copies()) } else { relieve(problem, order) }
 }
 
 /// A plan within the limits. What is counted for a pass leaves out the message that one that is away may
 /// wait for, and that slots of different chunks are full at different times: where the plan takes more
 /// than that, so much less is to be kept.
-fn plan<B: Backend>(
+fn within_limits<B: Backend>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,
-    within: Within,
+    (mut problem, mut found): (Problem, Program),
 ) -> Option<Plan> {
-    let mut problem = relieved_problem(backend, request, own);
-    let mut found = within(&problem, &own.program)?;
     for _ in 0..ROUNDS_MAX {
         let order = Program { kind: own.program.kind, ..found };
         let of_kind = request.of_kind(own.program.kind);
@@ -126,35 +109,35 @@ fn plan<B: Backend>(
         if is_within {
             return Some(plan);
         }
-        found = relieve_within(&problem, &order)?;
+        found = relieve_anew(&problem, &order)?;
     }
     None
 }
 
 fn relieved_problem<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Problem {
+    let passes = PlanPasses::new(backend, request, own);
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
-    let plain = problem(backend, request, own, &times);
-    let others = plan_memory(backend, request.model, own, request.copies);
-    let limit = |(stage, plain): (u32, &f64)| {
-        let Some(Bytes(max)) = request.stage_bytes_max.get(stage as usize) else { return *plain };
-        let claim = others[StageIndex(stage).index()];
-        max.saturating_sub(claim.total().0 - (claim.stash + claim.messages).0) as f64
-    };
-    let limits = (0..).zip(&plain.limits).map(limit).collect();
+    let plain = passes.problem(request, own, &times);
+    let limits = passes.rooms.iter().zip(&plain.limits);
+    let limits = limits.map(|(room, plain)| room.unwrap_or(*plain)).collect();
     let costs = request.pace.memory_costs(own);
-    let remake = |(chunk, time): (u32, f64)| {
-        let layers = own.layers_of(ChunkIndex(chunk));
-        let PassMemory { stash, logits, message, .. } =
-            microbatch_memory(backend, request.model, own, layers);
+    let remake = |(times, memory): (&MemoryTimes, &PassMemory)| {
+        let PassMemory { stash, logits, message, .. } = *memory;
         let logits = if own.recompute.remakes_logits() { Bytes(0) } else { logits };
-        Remake { time, after_drop: (stash + logits + message).0 as f64 }
+        Remake { time: times.recompute, after_drop: (stash + logits + message).0 as f64 }
     };
-    let times = costs.chunks.iter();
-    let remakes = (0..).zip(times.clone().map(|times| times.recompute)).map(remake).collect();
-    let trips = times.map(|times| Trip { offload: times.offload, reload: times.reload }).collect();
+    let trip = |times: &MemoryTimes| Trip { offload: times.offload, reload: times.reload };
     let relief = Relief {
-        remakes: if request.memory.may_drop() { remakes } else { Vec::new() },
-        trips: if request.memory.may_leave(own) { trips } else { Vec::new() },
+        remakes: if request.memory.may_drop() {
+            costs.chunks.iter().zip(&passes.chunks).map(remake).collect()
+        } else {
+            Vec::new()
+        },
+        trips: if request.memory.may_leave(own) {
+            costs.chunks.iter().map(trip).collect()
+        } else {
+            Vec::new()
+        },
         lanes: costs.lanes,
     };
     Problem { limits, relief, ..plain }

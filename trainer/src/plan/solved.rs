@@ -8,7 +8,8 @@ use zbelastic_schedule::{
 use zbelastic_types::StageIndex;
 
 use super::memory::{PassMemory, microbatch_memory};
-use super::{ChooseRequest, Pace, Plan, plan_memory};
+use super::{ChooseRequest, Pace, Plan, StageMemory, plan_memory};
+use crate::model::LayerRange;
 
 /// Plans that may be better than a schedule's own within the memory there is, over the same chunks.
 ///
@@ -23,12 +24,13 @@ pub(super) fn solved_plans<B: Backend>(
 ) -> Vec<Plan> {
     let kind = own.program.kind;
     let Some(by_hand) = also_tried(own) else { return Vec::new() };
+    let memory = PlanPasses::new(backend, request, own);
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
     for times in [&times, &early] {
         // Where a stage does not hold one microbatch there is no order, and the own plan says so.
-        orders.extend(solve(&problem(backend, request, own, times)).map(|found| found.program));
+        orders.extend(solve(&memory.problem(request, own, times)).map(|found| found.program));
     }
     for kind in by_hand {
         let order = generate(*kind, request.stage_count, request.batch.microbatch_count);
@@ -96,59 +98,68 @@ const fn depth(shape: PlacementShape) -> u32 {
     }
 }
 
-/// The order of a plan's passes as a problem, with the memory that its stages have.
-pub(super) fn problem<B: Backend>(
-    backend: &B,
-    request: ChooseRequest<'_>,
-    own: &Plan,
-    times: &[ChunkTimes],
-) -> Problem {
-    let costs = |(times, layers): (&ChunkTimes, _)| {
-        // What is made again counts as if it were kept: an order for that is good without it.
-        let PassMemory { stash, remade, logits, message } =
-            microbatch_memory(backend, request.model, own, layers);
-        let kept = (stash + remade + message).0 as f64;
-        ChunkCosts {
-            f: times.f,
-            b: times.b,
-            w: times.w,
-            after_forward: kept + logits.0 as f64,
-            after_input_gradient: kept,
-        }
-    };
-    let chunks: Vec<ChunkCosts> = times.iter().zip(own.chunks.iter().copied()).map(costs).collect();
-    let limits = limits(backend, request, own, &chunks);
-    Problem {
-        placement: own.placement().clone(),
-        chunks,
-        limits,
-        link: request.pace.link,
-        occupancy: 0.0,
-        microbatch_count: request.batch.microbatch_count,
-        ending: Ending::default(),
-        relief: Relief::default(),
-    }
+/// What the passes of a plan take, and what there is for them.
+pub(super) struct PlanPasses {
+    /// By chunk, for one microbatch.
+    pub(super) chunks: Vec<PassMemory>,
+    /// By stage: what its limit leaves for passes, in bytes; `None` if it has no limit.
+    pub(super) rooms: Vec<Option<f64>>,
 }
 
-/// What each stage has for passes, in bytes.
-fn limits<B: Backend>(
-    backend: &B,
-    request: ChooseRequest<'_>,
-    own: &Plan,
-    chunks: &[ChunkCosts],
-) -> Vec<f64> {
-    let placement = own.placement();
-    let depth = f64::from(depth(placement.shape()) * request.stage_count);
-    let memory = plan_memory(backend, request.model, own, request.copies);
-    let of_stage = |stage: StageIndex| {
-        let whole = placement.chunks_of(stage).map(|chunk| chunks[chunk.index()].after_forward);
-        let enough = depth * whole.sum::<f64>();
-        let Some(limit) = request.stage_bytes_max.get(stage.index()) else { return enough };
-        let claim = memory[stage.index()];
-        let others = claim.total().0 - (claim.stash + claim.messages).0;
-        enough.min(limit.0.saturating_sub(others) as f64)
-    };
-    (0..request.stage_count).map(StageIndex).map(of_stage).collect()
+impl PlanPasses {
+    pub(super) fn new<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Self {
+        let of_chunk =
+            |layers: &LayerRange| microbatch_memory(backend, request.model, own, *layers);
+        let memory = plan_memory(backend, request.model, own, request.copies);
+        let of_stage = |(stage, claim): (usize, &StageMemory)| {
+            let limit = request.stage_bytes_max.get(stage)?;
+            Some(limit.0.saturating_sub(claim.beside_passes().0) as f64)
+        };
+        Self {
+            chunks: own.chunks.iter().map(of_chunk).collect(),
+            rooms: memory.iter().enumerate().map(of_stage).collect(),
+        }
+    }
+
+    /// The order of the passes as a problem, with the memory that their stages have.
+    pub(super) fn problem(
+        &self,
+        request: ChooseRequest<'_>,
+        own: &Plan,
+        times: &[ChunkTimes],
+    ) -> Problem {
+        let costs = |(times, memory): (&ChunkTimes, &PassMemory)| {
+            // What is made again counts as if it were kept: an order for that is good without it.
+            let PassMemory { stash, remade, logits, message } = *memory;
+            let kept = (stash + remade + message).0 as f64;
+            ChunkCosts {
+                f: times.f,
+                b: times.b,
+                w: times.w,
+                after_forward: kept + logits.0 as f64,
+                after_input_gradient: kept,
+            }
+        };
+        let chunks: Vec<ChunkCosts> = times.iter().zip(&self.chunks).map(costs).collect();
+        let placement = own.placement().clone();
+        let depth = f64::from(depth(placement.shape()) * request.stage_count);
+        let limit = |(stage, room): (u32, &Option<f64>)| {
+            let held = placement.chunks_of(StageIndex(stage));
+            let whole: f64 = held.map(|chunk| chunks[chunk.index()].after_forward).sum();
+            room.unwrap_or(f64::INFINITY).min(depth * whole)
+        };
+        let limits = (0..).zip(&self.rooms).map(limit).collect();
+        Problem {
+            placement,
+            chunks,
+            limits,
+            link: request.pace.link,
+            occupancy: 0.0,
+            microbatch_count: request.batch.microbatch_count,
+            ending: Ending::default(),
+            relief: Relief::default(),
+        }
+    }
 }
 
 /// What a step of this plan takes at least in any order of its passes, whatever memory there is: a

@@ -151,13 +151,17 @@ fn memory_times(
     chunks: &[ChunkTimes],
     round_trip: &[f64],
 ) -> Vec<MemoryTimes> {
-    let one_way = of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0);
     let times = |(chunk, way): (&ChunkTimes, f64)| MemoryTimes {
         recompute: chunk.f,
         offload: way,
         reload: way,
     };
-    chunks.iter().zip(one_way).map(times).collect()
+    chunks.iter().zip(one_ways(placement, round_trip)).map(times).collect()
+}
+
+/// By chunk, half of its share of a stage's way out and back.
+fn one_ways(placement: &Placement, round_trip: &[f64]) -> Vec<f64> {
+    of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0)
 }
 
 /// The program with copies for these times, if its schedule has any or they are asked for. A program
@@ -182,9 +186,9 @@ fn offloaded(
     let (memory, limits) = match kept {
         None => (StageMemory::even(stage_count), None),
         Some(Kept { memory, limit }) => {
-            let limits = limit.map(|text| reading.list("--mem-limit", text, Numbers::FromZero));
+            let limits = reading.optional_list("--mem-limit", limit, Numbers::FromZero);
             let memory = read_memory(memory, &mut Reading::of(reading.stage_count));
-            (memory?, limits.map_or(Some(None), |limits| limits.map(Some))?)
+            (memory?, limits?)
         }
     };
     let memory = memory.of_chunks(&program.placement);
@@ -255,12 +259,11 @@ impl Stages {
                 after_drop: remakes[stage].after_drop * share,
             })
         });
-        let trips = self.round_trips.as_ref().map(|times| {
-            of_chunks(placement, |stage, share| {
-                let one_way = times[stage] * share / 2.0;
-                Trip { offload: one_way, reload: one_way }
-            })
-        });
+        let trip = |one_way| Trip { offload: one_way, reload: one_way };
+        let trips = self
+            .round_trips
+            .as_ref()
+            .map(|times| one_ways(placement, times).into_iter().map(trip).collect::<Vec<_>>());
         let (remakes, trips) = (remakes.unwrap_or_default(), trips.unwrap_or_default());
         Relief { remakes, trips, ..Relief::default() }
     }
@@ -301,19 +304,17 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
     let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
-    let round_trips = args.relief.offload.as_ref();
-    let round_trips = round_trips.map(|text| reading.list("--offload", text, Numbers::FromZero));
-    let again = args.relief.recompute.as_deref();
-    let again = again.filter(|text| *text != AS_FORWARD);
-    let again = again.map(|text| reading.list("--recompute", text, Numbers::FromZero));
+    let ReliefArgs { recompute, offload } = args.relief;
+    let round_trips = reading.optional_list("--offload", offload.as_deref(), Numbers::FromZero);
+    let again = recompute.as_deref().filter(|text| *text != AS_FORWARD);
+    let again = reading.optional_list("--recompute", again, Numbers::FromZero);
     if !args.microbatches.is_multiple_of(copies) {
         let found = args.microbatches;
         return reading.keep(Err(InputError::Copies { copies, found }));
     }
     let (times, memory, limits, ending) = (times?, memory?, limits?, ending?);
-    let (again, round_trips) =
-        (again.map_or(Some(None), all)?, round_trips.map_or(Some(None), all)?);
-    let remakes = args.relief.recompute.as_ref().map(|_| {
+    let (again, round_trips) = (again?, round_trips?);
+    let remakes = recompute.as_ref().map(|_| {
         let times = again.as_ref().unwrap_or(&times.f);
         let remakes = times.iter().zip(&memory.after_d);
         remakes.map(|(time, after_drop)| Remake { time: *time, after_drop: *after_drop }).collect()
@@ -342,11 +343,6 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         round_trips,
         has_window,
     })
-}
-
-/// What was said and legal, as something that was said.
-fn all(values: Option<Vec<f64>>) -> Option<Option<Vec<f64>>> {
-    values.map(Some)
 }
 
 /// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one

@@ -76,6 +76,17 @@ impl Reading {
             _ => self.keep(Err(InputError::Length { flag, expected, found: values.len() })),
         }
     }
+
+    /// The same of a flag that may be left out: `None` inside if it was.
+    pub fn optional_list(
+        &mut self,
+        flag: &'static str,
+        text: Option<&str>,
+        numbers: Numbers,
+    ) -> Option<Option<Vec<f64>>> {
+        let Some(text) = text else { return Some(None) };
+        self.list(flag, text, numbers).map(Some)
+    }
 }
 
 fn parse_number(flag: &'static str, text: &str, numbers: Numbers) -> Result<f64, InputError> {

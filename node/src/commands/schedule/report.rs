@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
-use zbelastic_schedule::{ChunkMemory, Memory, Op, Program, Solution, Timeline, peak_memory};
+use zbelastic_schedule::{ChunkMemory, Memory, Program, Solution, Timeline, peak_memory};
 
 use super::inputs::Replay;
 use crate::failure::Stop;
@@ -173,10 +173,12 @@ impl Report {
 
 /// By stage, how many passes have this done to them; nothing at all if none has.
 fn count(program: &Program, memory: Memory) -> Vec<usize> {
-    let is_it = |op: &&Op| matches!(op, Op::Memory(found, _) if *found == memory);
-    let counts = program.stages.iter().map(|ops| ops.iter().filter(is_it).count());
-    let counts: Vec<usize> = counts.collect();
-    if counts.iter().all(|count| *count == 0) { Vec::new() } else { counts }
+    let mut counts = Vec::new();
+    for (stage, _) in program.passes_with(memory) {
+        counts.resize(program.stages.len(), 0);
+        counts[stage.index()] += 1;
+    }
+    counts
 }
 
 /// How long after `step` the first stage begins the next one, if there is a next one.
