@@ -12,6 +12,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_schedule::Window;
+use zbelastic_trainer::model::LayerTimes;
 use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step, TensorIndex};
 
 use super::document::NamedJob;
@@ -185,6 +186,11 @@ impl Chronicle {
     /// A stage told what it did when.
     pub fn note_slices(&mut self, of: (Generation, StageIndex), slices: Vec<Slice>) {
         self.stopwatch.record(of, slices);
+    }
+
+    /// A stage told what its layers took up to its report of a turn.
+    pub fn note_layers(&mut self, of: (Turn, StageIndex), times: LayerTimes) {
+        self.stopwatch.record_layers(of, times);
     }
 
     /// What the step took that a turn brought to its end, if all stages told of it.

@@ -309,6 +309,9 @@ impl Controller {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
                 self.chronicle.note_slices((generation, stage), slices);
             }
+            NodeMessage::LayersTook { turn, stage, times } => {
+                self.chronicle.note_layers((turn, stage), *times);
+            }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let took = Duration::from_micros(took_us);
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());

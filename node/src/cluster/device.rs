@@ -23,6 +23,7 @@ use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
+use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
 use zbelastic_transport::FrameSender;
@@ -138,6 +139,8 @@ pub struct StepTime {
     pub waited: Duration,
     /// What was done when, as far as there is room for it.
     pub slices: Vec<Slice>,
+    /// What layers took since the report before, and the turn of this one.
+    pub layers: Option<(Turn, Box<LayerTimes>)>,
 }
 
 /// What the event loop sees of the device without asking it.
@@ -354,7 +357,8 @@ impl Device {
     fn perform(&mut self, output: HostOutput) -> Result<(), Over> {
         match output {
             HostOutput::News(news) => {
-                if let News::Reported { .. } = news {
+                if let News::Reported { report, .. } = &news {
+                    self.step.layers = self.layer_times().map(|times| (report.turn, times));
                     let now = Instant::now();
                     self.step.span = now - std::mem::replace(&mut self.reported, now);
                     let step = std::mem::take(&mut self.step);
@@ -383,6 +387,12 @@ impl Device {
         }
     }
 
+    /// What layers took since this was last asked, if the host stands at a stage.
+    fn layer_times(&self) -> Option<Box<LayerTimes>> {
+        let station = self.host.as_ref()?.station()?;
+        station.engine().bench().timer().take().map(Box::new)
+    }
+
     fn say(&self, output: DeviceOutput) -> Result<(), Over> {
         self.outbox.blocking_send(output).map_err(|_| Over)
     }
@@ -397,6 +407,12 @@ fn file_stores(scratch: PathBuf) -> MakeStore {
         let number = made.fetch_add(1, Ordering::Relaxed);
         Box::new(FileStore::new(scratch.join(number.to_string()), bytes))
     })
+}
+
+/// What layers are timed by.
+fn layer_clock() -> LayerClock {
+    let clock = Clock::start();
+    Box::new(move || clock.now_us())
 }
 
 fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
@@ -421,6 +437,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
             OffloadStore::Memory => memory_stores(),
             OffloadStore::File => file_stores(scratch),
         },
+        clock: Some(layer_clock),
     };
     // Each plan that is loaded takes the place of this one, and cuts sequences as this one does.
     let kind = match config.schedule {

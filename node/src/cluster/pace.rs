@@ -113,7 +113,7 @@ mod tests {
     }
 
     const CALIBRATION: Calibration =
-        Calibration { f_us: 1e-3, b_us: 2e-3, w_us: 3e-3, update_us: 1e-3 };
+        Calibration { f_us: 1e-3, b_us: 2e-3, w_us: 3e-3, update_us: 1e-3, classes: [None; 4] };
 
     #[test]
     fn nodes_are_as_fast_as_they_say_until_they_are_measured() {

@@ -1,11 +1,13 @@
 //! Where the time of a plan's steps goes: what stages tell of their work, measured in the way of a
 //! run in one process, and drawn as its trace. A plan is reviewed by it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
 
@@ -23,6 +25,8 @@ pub struct Stopwatch {
     plan: Option<(Generation, Timing)>,
     stage_count: u32,
     is_small: bool,
+    /// By stage: what its layers took up to a report, and of which turn that was.
+    layers: BTreeMap<StageIndex, (Turn, LayerTimes)>,
 }
 
 impl Stopwatch {
@@ -33,6 +37,7 @@ impl Stopwatch {
         self.stage_count = plan.stages.len() as u32;
         let op_count: usize = plan.program.stages.iter().map(Vec::len).sum();
         self.is_small = op_count <= PLANNED_OPS_MAX;
+        self.layers.clear();
     }
 
     /// A stage of this plan tells what it did. What cannot have been is dropped.
@@ -41,6 +46,14 @@ impl Stopwatch {
         let is_known = of == *generation && stage.0 < self.stage_count;
         if is_known && slices.len() <= SLICES_TOLD_MAX && slices.iter().all(Slice::is_sound) {
             timing.record(stage, slices);
+        }
+    }
+
+    /// A stage of this plan tells what its layers took. What cannot have been is dropped.
+    pub fn record_layers(&mut self, (turn, stage): (Turn, StageIndex), times: LayerTimes) {
+        let Some((generation, _)) = &self.plan else { return };
+        if turn.generation == *generation && stage.0 < self.stage_count && times.is_sound() {
+            self.layers.insert(stage, (turn, times));
         }
     }
 
@@ -55,7 +68,16 @@ impl Stopwatch {
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         let (generation, timing) = self.plan.as_ref()?;
-        (turn.generation == *generation).then(|| timing.measure(turn)).flatten()
+        if turn.generation != *generation {
+            return None;
+        }
+        let mut measure = timing.measure(turn)?;
+        for (stage, times) in (0..).map(StageIndex).zip(&mut measure.stages) {
+            if let Some((_, layers)) = self.layers.get(&stage).filter(|(of, _)| *of == turn) {
+                times.classes = class_costs(layers, timing.slice_count());
+            }
+        }
+        Some(measure)
     }
 
     /// The last steps of the plan as the text of a trace file.

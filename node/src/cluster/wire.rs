@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::model::LayerSpec;
+use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 use super::document::DataName;
@@ -106,6 +106,16 @@ pub enum NodeMessage {
         /// The mean cross-entropy.
         loss: f64,
     },
+    /// From workers to the leader: what the layers of a stage took between two reports. A controller
+    /// of an earlier version does not know it and drops it.
+    LayersTook {
+        /// The turn of the later report, which names the plan.
+        turn: Turn,
+        /// The stage.
+        stage: StageIndex,
+        /// What its layers took.
+        times: Box<LayerTimes>,
+    },
 }
 
 /// What a member asks a controller, apart from what people ask.
@@ -200,5 +210,31 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
     match postcard::take_from_bytes(bytes)? {
         (value, []) => Ok(value),
         (_, _) => Err(postcard::Error::DeserializeBadEncoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_trainer::model::{LayerClass, LayerPart};
+    use zbelastic_types::Attempt;
+
+    use super::*;
+
+    #[test]
+    fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {
+        const BYTES_MAX: usize = 512;
+        let mut times = LayerTimes::default();
+        for class in LayerClass::ALL {
+            for part in [LayerPart::Forward, LayerPart::Remake, LayerPart::Commit] {
+                times.add(class, part, 1234.5);
+            }
+        }
+        let turn = Turn { generation: Generation(1), step: Step(2), attempt: Attempt(3) };
+        let stage = StageIndex(4);
+        let message = NodeMessage::LayersTook { turn, stage, times: Box::new(times) };
+        let bytes = encode(&message);
+        assert!(bytes.len() <= BYTES_MAX, "{}", bytes.len());
+        assert_eq!(decode(&bytes), Ok(message));
+        assert!(decode::<NodeMessage>(&bytes[..bytes.len() - 1]).is_err(), "a part of it");
     }
 }

@@ -325,7 +325,8 @@ impl Worker {
             NodeMessage::KeepData(_)
             | NodeMessage::Took { .. }
             | NodeMessage::Moved { .. }
-            | NodeMessage::Evaluated { .. } => {}
+            | NodeMessage::Evaluated { .. }
+            | NodeMessage::LayersTook { .. } => {}
         }
     }
 

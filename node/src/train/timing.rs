@@ -293,6 +293,11 @@ impl Timing {
         (slice_count > 1 && sum > 0.0).then(|| took.iter().map(|time| time / sum).collect())
     }
 
+    /// Slices that each microbatch is cut into.
+    pub fn slice_count(&self) -> u32 {
+        self.setup.plan.program.slice_count
+    }
+
     /// What a stage did in the last steps.
     pub fn slices(&self, stage: StageIndex) -> impl Iterator<Item = &Slice> {
         self.slices[stage.index()].iter()

@@ -13,7 +13,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{LayerWork, Pace, Plan, plan_period};
+use super::{Pace, Plan, plan_period};
 
 /// The share by which a step may grow that counts as none: a simulation is not better than that.
 pub const PERIOD_GROWTH: f64 = 0.02;
@@ -189,14 +189,8 @@ impl<'a> Comparison<'a> {
         if !least.is_finite() || least <= 0.0 {
             return None;
         }
-        let scaled = |work: &LayerWork| LayerWork {
-            f: work.f * least,
-            b: work.b * least,
-            w: work.w * least,
-            w_early: work.w_early * least,
-        };
         let expected = Pace {
-            layers: planned.layers.iter().map(scaled).collect(),
+            layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
             // What an update takes is the same whoever holds the layers: it does not drift.
             updates: found.updates.clone(),
             ..planned.clone()

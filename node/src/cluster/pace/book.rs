@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_trainer::plan::{StageSample, StageTimes, calibrate, rounded_speed};
+use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::plan::{
+    LayerCost, LayerWork, StageSample, StageTimes, calibrate, rounded_speed,
+};
 use zbelastic_types::{NodeId, StageIndex};
 
 use super::{Known, Seated};
@@ -54,6 +57,7 @@ impl PaceBook {
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();
         let (calibration, speeds) = calibrate(&samples)?;
+        let calibration = calibration.steadied(known.calibration.as_ref());
         let mut found = Known { calibration: Some(calibration), ..known.clone() };
         for (((node, brought), sample), speed) in nodes.iter().zip(&samples).zip(speeds) {
             let Some(speed) = speed else { continue };
@@ -82,7 +86,26 @@ impl PaceBook {
             w: middle(|times| times.w),
             bw: middle(|times| times.bw),
             update: middle(|times| times.update),
+            classes: LayerClass::ALL.map(|class| self.layer_cost(stage, class)),
         }
+    }
+
+    /// What a layer took, in the steps in which it was timed.
+    fn layer_cost(&self, stage: StageIndex, class: LayerClass) -> Option<LayerCost> {
+        let timed = self.steps.iter().map(|step| step.stages[stage.index()]);
+        let timed: Vec<LayerCost> = timed.filter_map(|s| s.classes[class.index()]).collect();
+        let middle = |of: fn(&LayerCost) -> f64| median(timed.iter().map(of).collect());
+        let remade: Vec<f64> = timed.iter().filter_map(|cost| cost.remade).collect();
+        (!timed.is_empty()).then(|| LayerCost {
+            work: LayerWork {
+                f: middle(|cost| cost.work.f),
+                b: middle(|cost| cost.work.b),
+                w: middle(|cost| cost.work.w),
+                w_early: middle(|cost| cost.work.w_early),
+            },
+            update: middle(|cost| cost.update),
+            remade: (!remade.is_empty()).then(|| median(remade)),
+        })
     }
 
     fn hops(&self) -> BTreeMap<(StageIndex, StageIndex), f64> {
@@ -110,7 +133,7 @@ mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, layer_work};
     use zbelastic_types::{Bytes, Generation, Incarnation, Step};
 
     use super::*;
@@ -162,7 +185,7 @@ mod tests {
             let nothing = StageTimes::default();
             let work = StageSample::of_layers(model, shape, layers, (1.0, nothing)).work;
             let [f, b, w] = [work.f, work.b, 2.0 * work.w].map(|w| w / speeds[stage.index()] / 1e3);
-            StageTimes { f, b, w, bw: 0.0, update: 100.0 }
+            StageTimes { f, b, w, update: 100.0, ..StageTimes::default() }
         };
         let stages = plan.stage_indices().map(times).collect();
         let hops = BTreeMap::from([((StageIndex(1), StageIndex(2)), hop)]);
@@ -177,6 +200,45 @@ mod tests {
             book.note(step(&config, &plan, *speeds, *hop));
         }
         book.found(known, &config, (&plan, &NODES))
+    }
+
+    /// The same, with layers timed: the head takes so many times what it is counted.
+    fn timed(config: &RunConfig, plan: &PlanRecord, head: f64) -> StepMeasure {
+        let (model, shape) = (&config.model, config.batch.microbatch);
+        let times = |stage: StageIndex| {
+            let mut times = StageTimes { update: 100.0, ..StageTimes::default() };
+            for layer in plan.layers_of(stage) {
+                let class = LayerClass::of(model.layer_kind(layer));
+                let factor = if class == LayerClass::Head { head } else { 1.0 };
+                let work = layer_work(model, shape)[layer.index()].scaled(1e-3 * factor);
+                let cost = LayerCost { work, update: 10.0, remade: None };
+                times.classes[class.index()] = Some(cost);
+                times.f += work.f;
+                times.b += work.b;
+                times.w += work.w;
+            }
+            times
+        };
+        StepMeasure { stages: plan.stage_indices().map(times).collect(), hops: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_heavy_head_is_told_from_a_slow_node() {
+        let config = config();
+        let plan = plan(&config);
+        let mut book = PaceBook::default();
+        for head in [3.0, 3.0, 0.1, 30.0, 3.0] {
+            book.note(timed(&config, &plan, head));
+        }
+        let known = Known::default();
+        let found = book.found(&known, &config, (&plan, &NODES)).expect("enough steps");
+        assert!(found.speeds.is_empty(), "all are as fast as they say: {:?}", found.speeds);
+        let calibration = found.calibration.expect("work was timed");
+        let of = |class: LayerClass| calibration.classes[class.index()].expect("it was timed").work;
+        let work = layer_work(&config.model, config.batch.microbatch);
+        let counted = work.last().expect("the head").total() / work[1].total();
+        let share = of(LayerClass::Head).total() / of(LayerClass::Attention).total() / counted;
+        assert!((share - 3.0).abs() < 1e-6, "{share} times what is counted");
     }
 
     const ALIKE: ([f64; 3], f64) = ([1.0; 3], 200.0);

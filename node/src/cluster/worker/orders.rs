@@ -190,6 +190,9 @@ impl Worker {
             slices: step.slices,
         };
         self.tell_controllers(&took);
+        if let Some((turn, times)) = step.layers {
+            self.tell_controllers(&NodeMessage::LayersTook { turn, stage, times });
+        }
     }
 
     /// Bytes of a layer as it travels, if there is a job.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Compute, Op};
-use zbelastic_trainer::plan::StageTimes;
+use zbelastic_trainer::plan::{ClassCosts, StageTimes};
 use zbelastic_types::StageIndex;
 
 use super::causes::{made, passes_of};
@@ -67,6 +67,7 @@ impl Timing {
             w: of_microbatch(Compute::W) + of_microbatch(Compute::WE),
             bw: of_microbatch(Compute::BW),
             update: self.steps.median() + self.commits.median(),
+            classes: ClassCosts::default(),
         })
     }
 
