@@ -17,8 +17,14 @@ use zbelastic_types::StageIndex;
 const STAKES: Stakes = Stakes { steps_left: 1000, change: 0.0 };
 /// What counted work takes where a test does not care: a nanosecond, so that times are of a size
 /// that could be measured.
-const CALIBRATION: Calibration =
-    Calibration { f_us: 1e-3, b_us: 1e-3, w_us: 1e-3, update_us: 1e-3, classes: [None; 4] };
+const CALIBRATION: Calibration = Calibration {
+    f_us: 1e-3,
+    b_us: 1e-3,
+    w_us: 1e-3,
+    update_us: 1e-3,
+    copies_us: None,
+    classes: [None; 4],
+};
 
 /// A model of enough blocks to be cut unevenly.
 fn model() -> ModelConfig {

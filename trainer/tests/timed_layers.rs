@@ -146,13 +146,10 @@ fn bench_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> Bench<CpuBackend
     let backend = CpuBackend::new(1).expect("one thread");
     let bench = Bench::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
     let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, common::corpus());
-    loop {
-        match engine.run_next() {
-            Progress::Ran(_) => {}
-            Progress::Blocked(Wait::Seal(_)) => return engine.into_bench(),
-            other => panic!("{other:?}"),
-        }
-    }
+    let is_run = |progress: &Progress| matches!(progress, Progress::Ran(_));
+    let stopped = std::iter::repeat_with(|| engine.run_next()).find(|progress| !is_run(progress));
+    assert!(matches!(stopped, Some(Progress::Blocked(Wait::Seal(_)))), "{stopped:?}");
+    engine.into_bench()
 }
 
 /// A clock that counts how often it is read, so that each layer takes one.

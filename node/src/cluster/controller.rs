@@ -312,6 +312,9 @@ impl Controller {
             NodeMessage::LayersTook { turn, stage, times } => {
                 self.chronicle.note_layers((turn, stage), *times);
             }
+            NodeMessage::Arrived { generation, stage, arrivals } => {
+                self.chronicle.note_arrivals((generation, stage), &arrivals);
+            }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let took = Duration::from_micros(took_us);
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());

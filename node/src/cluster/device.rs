@@ -22,7 +22,7 @@ use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
-use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
+use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
@@ -35,7 +35,7 @@ use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
 use super::wire::LayerMessage;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::second_store::FileStore;
-use crate::train::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
+use crate::train::timing::{ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -49,7 +49,10 @@ pub enum DeviceInput {
     Begin(Box<DeviceJob>),
     /// Something for the host.
     Host(HostInput),
-    /// A piece of another worker's frame.
+    /// A frame of another worker, and when it was here.
+    Frame(Box<PeerFrame>, Instant),
+    /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of their
+    /// own.
     Piece(Box<FramePiece>),
 }
 
@@ -141,6 +144,8 @@ pub struct StepTime {
     pub slices: Vec<Slice>,
     /// What layers took since the report before, and the turn of this one.
     pub layers: Option<(Turn, Box<LayerTimes>)>,
+    /// What arrived when, as far as there is room for it.
+    pub arrivals: Vec<Arrival>,
 }
 
 /// What the event loop sees of the device without asking it.
@@ -324,6 +329,12 @@ impl Device {
         }
     }
 
+    fn log_arrival(&mut self, body: &PeerBody, at: Instant) {
+        if self.step.arrivals.len() < ARRIVALS_TOLD_MAX {
+            self.step.arrivals.extend(Arrival::of(body, self.clock.at_us(at)));
+        }
+    }
+
     fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
         match input {
             DeviceInput::Begin(job) => match begin(*job) {
@@ -331,6 +342,10 @@ impl Device {
                 Err(error) => self.say(DeviceOutput::Failed(error.into()))?,
             },
             DeviceInput::Host(input) => self.tell_host(input)?,
+            DeviceInput::Frame(frame, at) => {
+                self.log_arrival(&frame.body, at);
+                self.tell_host(HostInput::Peer(*frame))?;
+            }
             DeviceInput::Piece(piece) => {
                 if let Some(frame) = self.assembly.take(*piece) {
                     self.tell_host(HostInput::Peer(frame))?;

@@ -12,7 +12,9 @@ use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
 
 use super::document::NamedJob;
-use crate::train::timing::{Bubbles, SLICES_TOLD_MAX, Slice, StepMeasure, Timing};
+use crate::train::timing::{
+    ARRIVALS_TOLD_MAX, Arrival, Bubbles, SLICES_TOLD_MAX, Slice, StepMeasure, Timing,
+};
 use crate::train::trace::trace;
 
 /// Operations of a program, over all stages, up to which its bubble is planned anew at each step:
@@ -46,6 +48,16 @@ impl Stopwatch {
         let is_known = of == *generation && stage.0 < self.stage_count;
         if is_known && slices.len() <= SLICES_TOLD_MAX && slices.iter().all(Slice::is_sound) {
             timing.record(stage, slices);
+        }
+    }
+
+    /// A stage of this plan tells what arrived when. What cannot have been is dropped.
+    pub fn record_arrivals(&mut self, (of, stage): (Generation, StageIndex), arrivals: &[Arrival]) {
+        let Some((generation, timing)) = &mut self.plan else { return };
+        let is_known = of == *generation && stage.0 < self.stage_count;
+        let is_sound = arrivals.len() <= ARRIVALS_TOLD_MAX;
+        if is_known && is_sound && arrivals.iter().all(Arrival::is_sound) {
+            timing.record_arrivals(stage, arrivals);
         }
     }
 

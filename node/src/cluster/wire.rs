@@ -8,7 +8,7 @@ use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 use super::document::DataName;
-use crate::train::timing::Slice;
+use crate::train::timing::{Arrival, Slice};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +115,16 @@ pub enum NodeMessage {
         stage: StageIndex,
         /// What its layers took.
         times: Box<LayerTimes>,
+    },
+    /// From workers to the leader: what arrived from other stages when, between two reports. A
+    /// controller of an earlier version does not know it and drops it.
+    Arrived {
+        /// The plan.
+        generation: Generation,
+        /// The stage.
+        stage: StageIndex,
+        /// What arrived, in order.
+        arrivals: Vec<Arrival>,
     },
 }
 

@@ -100,7 +100,7 @@ pub fn judge(
     if now <= should * (1.0 + PERIOD_GROWTH) {
         return Judgement::Within;
     }
-    let stages_alone = Pace { link: planned.link, ..found.clone() };
+    let stages_alone = Pace { link: planned.link, occupancy: planned.occupancy, ..found.clone() };
     // A machine that is slow is slow to take in messages, too: they are to blame for what stages
     // alone do not explain.
     let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);
@@ -191,8 +191,12 @@ impl<'a> Comparison<'a> {
         }
         let expected = Pace {
             layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
-            // What an update takes is the same whoever holds the layers: it does not drift.
+            // What an update, R, a copy or a verdict takes is the same whoever holds the layers: it
+            // does not drift.
             updates: found.updates.clone(),
+            remakes: found.remakes.clone(),
+            copies: found.copies.clone(),
+            verdict: found.verdict,
             ..planned.clone()
         };
         Some(Self { plan, expected, found, ratios })
@@ -219,8 +223,8 @@ impl<'a> Comparison<'a> {
     fn of_link(&self) -> Drift {
         Drift {
             part: DriftedPart::Link,
-            expected: self.expected.link,
-            found: self.found.link,
+            expected: self.expected.link + self.expected.occupancy,
+            found: self.found.link + self.found.occupancy,
             slack: link_slack(self.plan, &self.expected),
             gain: 0.0,
         }

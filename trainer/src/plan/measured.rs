@@ -9,7 +9,7 @@
 
 use super::layer_costs::{TimedLayers, costs_at_speed_one};
 use super::rates::{Columns, rates, speeds};
-use super::{ClassCosts, LayerCost, LayerWork, Pace, TokenWork, layer_work};
+use super::{ClassCosts, LayerCost, LayerWork, Pace, layer_work};
 use crate::model::{LayerClass, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_types::LayerId;
 
@@ -28,6 +28,8 @@ pub struct StageTimes {
     pub update: f64,
     /// What a layer took, where layers were timed.
     pub classes: ClassCosts,
+    /// Copies to the second store and back, all of a step.
+    pub copies: f64,
 }
 
 impl StageTimes {
@@ -53,6 +55,8 @@ pub struct StageSample {
     pub weights: f64,
     /// Layers of each class.
     pub layers: [f64; LayerClass::COUNT],
+    /// What its copies of a step are counted to take ([`Pace::estimated`]).
+    pub copied: f64,
     /// How fast its machine says it is.
     pub said: f64,
     /// What it took.
@@ -70,7 +74,8 @@ impl StageSample {
     ) -> Self {
         let (works, specs) = (layer_work(model, shape), model_layers(model));
         let (work, layer_counts) = (LayerWork::default(), [0.0; LayerClass::COUNT]);
-        let mut sample = Self { work, weights: 0.0, layers: layer_counts, said, times };
+        let mut sample =
+            Self { work, weights: 0.0, layers: layer_counts, copied: 0.0, said, times };
         for layer in layers {
             sample.work = sample.work + works[layer as usize];
             sample.weights += specs[layer as usize].len() as f64;
@@ -81,7 +86,7 @@ impl StageSample {
 
     /// Whether something can be read from it: it was given work, and took time.
     fn is_telling(&self) -> bool {
-        let times = [self.times.passes(), self.times.update, self.said];
+        let times = [self.times.passes(), self.times.update, self.times.copies, self.said];
         let are_times = times.iter().all(|time| time.is_finite() && *time >= 0.0);
         // The embedding is no product, so it is counted as no work; it may have been timed.
         let has_work = self.work.total() > 0.0 || self.by_class().is_some();
@@ -111,6 +116,8 @@ pub struct Calibration {
     pub w_us: f64,
     /// The update of a weight.
     pub update_us: f64,
+    /// What copies take of what they are counted to take, if there were any.
+    pub copies_us: Option<f64>,
     /// What a layer takes; where that is not known, what is counted takes as long as is said above.
     pub classes: ClassCosts,
 }
@@ -136,11 +143,22 @@ pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>
         |(stage, speed): (&&StageSample, &f64)| stage.times.update * speed / stage.weights.max(1.0);
     let update_us = median(updates.map(update).collect())?;
     let [f_us, b_us, w_us] = rates(&counted, &found)[..] else { return None };
+    let copies_us = copies_us(telling.iter().copied().zip(found.iter().copied()));
     let layers: Vec<(TimedLayers, f64)> = layers.into_iter().zip(found.iter().copied()).collect();
     let classes = costs_at_speed_one(&layers);
     let mut found = found.into_iter();
     let speeds = stages.iter().map(|stage| stage.is_telling().then(|| found.next()).flatten());
-    Some((Calibration { f_us, b_us, w_us, update_us, classes }, speeds.collect()))
+    let calibration = Calibration { f_us, b_us, w_us, update_us, copies_us, classes };
+    Some((calibration, speeds.collect()))
+}
+
+/// What copies take of what they are counted to take.
+fn copies_us<'a>(stages: impl Iterator<Item = (&'a StageSample, f64)>) -> Option<f64> {
+    let copying = stages.filter(|(stage, _)| stage.copied > 0.0);
+    let (counted, took) = copying.fold((0.0, 0.0), |(counted, took), (stage, speed)| {
+        (counted + stage.copied, took + stage.times.copies * speed)
+    });
+    (counted > 0.0).then(|| took / counted)
 }
 
 /// The middle one; of an even number the upper of the two, so that of two machines the slower one
@@ -221,11 +239,12 @@ impl Pace {
         };
         let layers = counted.map(took).collect();
         let updates = (0..specs.len()).map(update).collect();
-        // Copies are not measured in a run; they are as long beside F as they are counted to be.
-        let copies = Pace::estimated(model, shape).copies;
-        let copies = copies.into_iter().map(|copy| copy * f_us).collect();
-        let token = TokenWork::new(model);
-        Self { layers, updates, copies, speeds, link, verdict: 0.0, token }
+        let remakes = (0..specs.len()).map(|layer| found(layer)?.remade).collect();
+        // Copies of a run that has none are as long beside F as they are counted to be.
+        let copy_us = calibration.copies_us.unwrap_or(*f_us);
+        let counted = Pace::estimated(model, shape);
+        let copies = counted.copies.iter().map(|copy| copy * copy_us).collect();
+        Self { layers, updates, copies, remakes, speeds, link, ..counted }
     }
 }
 
@@ -242,7 +261,14 @@ mod tests {
     fn timed(size: f64, speed: f64) -> StageSample {
         let [f, b, w] = [size, 2.0 * size, 3.0 * size].map(|time| time / speed);
         let times = StageTimes { f, b, w, update: 5.0 * size / speed, ..ZERO };
-        StageSample { work: work(size), weights: 10.0 * size, layers: [0.0; 4], said: 1.0, times }
+        StageSample {
+            work: work(size),
+            weights: 10.0 * size,
+            layers: [0.0; 4],
+            copied: 0.0,
+            said: 1.0,
+            times,
+        }
     }
 
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {
@@ -257,8 +283,14 @@ mod tests {
         near(found.update_us, calibration.update_us);
     }
 
-    const ALIKE: Calibration =
-        Calibration { f_us: 1.0, b_us: 1.0, w_us: 3.0, update_us: 0.5, classes: [None; 4] };
+    const ALIKE: Calibration = Calibration {
+        f_us: 1.0,
+        b_us: 1.0,
+        w_us: 3.0,
+        update_us: 0.5,
+        copies_us: None,
+        classes: [None; 4],
+    };
 
     #[test]
     fn machines_that_are_alike_have_the_same_speed_whatever_they_were_given() {
@@ -286,7 +318,7 @@ mod tests {
             let [f, b, w] = work;
             let times = StageTimes { f: f / speed, b: 2.0 * b / speed, w: 5.0 * w / speed, ..ZERO };
             let work = LayerWork { f, b, w, w_early: 0.0 };
-            StageSample { work, weights: 1.0, layers: [0.0; 4], said: 1.0, times }
+            StageSample { work, weights: 1.0, layers: [0.0; 4], copied: 0.0, said: 1.0, times }
         };
         let stages = [
             shaped([1.0, 2.0, 0.5], 1.0),
@@ -301,8 +333,15 @@ mod tests {
         assert!((found.w_us / found.f_us / 5.0 - 1.0).abs() < 1e-3, "{found:?}");
     }
 
-    const ZERO: StageTimes =
-        StageTimes { f: 0.0, b: 0.0, w: 0.0, bw: 0.0, update: 0.0, classes: [None; 4] };
+    const ZERO: StageTimes = StageTimes {
+        f: 0.0,
+        b: 0.0,
+        w: 0.0,
+        bw: 0.0,
+        update: 0.0,
+        classes: [None; 4],
+        copies: 0.0,
+    };
 
     #[test]
     fn a_machine_as_fast_as_it_says_is_the_measure_of_others() {
