@@ -15,9 +15,13 @@ use std::collections::BTreeMap;
 
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
-use zbelastic_trainer::plan::{Calibration, Drift, DriftedPart, Pace};
+use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::plan::{
+    Calibration, ClassCosts, Drift, DriftedPart, LayerCost, LayerWork, Pace,
+};
 use zbelastic_types::NodeId;
 
+use crate::api::{LayerPace, LinkPace, PaceStatus};
 use crate::config::RunConfig;
 
 /// A node with what it brings.
@@ -103,6 +107,29 @@ impl Known {
             self.links.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
         };
         nodes.windows(2).map(link).max_by(slower).unwrap_or_default()
+    }
+}
+
+impl Known {
+    /// As people are told it.
+    #[must_use]
+    pub fn status(&self) -> PaceStatus {
+        let classes = self.calibration.map_or_else(ClassCosts::default, |found| found.classes);
+        let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {
+            let LayerCost { work, update: update_us, remade: recompute_us } = cost?;
+            let LayerWork { f: f_us, b: b_us, w: w_us, .. } = work;
+            let layer = class.name().to_owned();
+            Some(LayerPace { layer, f_us, b_us, w_us, update_us, recompute_us })
+        };
+        let link = |((a, b), link): (&(NodeId, NodeId), &LinkTimes)| {
+            let LinkTimes { latency_us, occupancy_us } = *link;
+            LinkPace { nodes: [*a, *b], latency_us, occupancy_us }
+        };
+        PaceStatus {
+            layers: LayerClass::ALL.into_iter().zip(classes).filter_map(layer).collect(),
+            links: self.links.iter().map(link).collect(),
+            verdict_us: (self.verdict_us > 0.0).then_some(self.verdict_us),
+        }
     }
 }
 
