@@ -9,7 +9,8 @@ use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
-    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, ModelConfig, Spent, model_layers,
+    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, ModelConfig, Recompute, Spent,
+    model_layers,
 };
 use zbelastic_trainer::plan::{
     Calibration, LayerCost, LayerWork, Pace, Plan, PlanRequest, StageSample, StageTimes, calibrate,
@@ -77,6 +78,34 @@ fn what_layers_take_is_found_where_it_is_not_what_is_counted() {
         near(pace.layers[13].total(), PLANTED[3].work.total(), "the head in a pace");
         near(pace.updates[0], PLANTED[0].update, "the embedding's update");
     }
+}
+
+#[test]
+fn what_is_made_again_and_copied_counts_as_long_as_it_took() {
+    const SPEEDS: [f64; 3] = [1.0, 0.5, 1.0];
+    let mut samples = samples(SPEEDS, |_| 1.0);
+    for (sample, speed) in samples.iter_mut().zip(SPEEDS) {
+        for cost in sample.times.classes.iter_mut().flatten() {
+            cost.remade = Some(7.0 / speed);
+        }
+        (sample.copied, sample.times.copies) = (1e6, 3e6 / speed);
+    }
+    let (model, shape) = (model(), BATCH.microbatch);
+    let found = calibrate(&samples).expect("they tell").0;
+    let pace = Pace::calibrated(&model, shape, &found, (SPEEDS.to_vec(), 0.0));
+    let plan = common::plan(&model, ScheduleKind::ZbH1, 3, Window::One);
+    let plan = plan.with_recompute(Recompute::Full);
+    let counted = Pace::estimated(&model, shape);
+    for ((times, layers), speed) in
+        pace.costs(&plan).memory.chunks.iter().zip(&plan.chunks).zip(SPEEDS)
+    {
+        let copies: f64 = layers.ids().map(|layer| counted.copies[layer as usize]).sum();
+        near(times.recompute, 7.0 * layers.ids().len() as f64 / speed, "R");
+        near(times.offload, 3.0 * copies / speed, "OFFLOAD");
+        near(times.reload, 3.0 * copies / speed, "RELOAD");
+    }
+    let kept = Plan { recompute: Recompute::None, ..plan };
+    assert_eq!(pace.costs(&kept).memory.chunks[0].recompute, 0.0, "nothing is made again");
 }
 
 /// Without what layers took, a heavy head is a slow machine.
