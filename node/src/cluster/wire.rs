@@ -225,10 +225,12 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_schedule::{Flow, Pass};
     use zbelastic_trainer::model::{LayerClass, LayerPart};
     use zbelastic_types::Attempt;
 
     use super::*;
+    use crate::train::timing::Arrived;
 
     #[test]
     fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {
@@ -246,5 +248,21 @@ mod tests {
         assert!(bytes.len() <= BYTES_MAX, "{}", bytes.len());
         assert_eq!(decode(&bytes), Ok(message));
         assert!(decode::<NodeMessage>(&bytes[..bytes.len() - 1]).is_err(), "a part of it");
+    }
+
+    #[test]
+    fn arrivals_travel() {
+        let turn = Turn { generation: Generation(1), step: Step(2), attempt: Attempt(3) };
+        let of = StageIndex(0);
+        let (flow, pass) = (Flow::Backward, Pass::sliced(1, 2, 3));
+        let what = [
+            Arrived::Boundary { turn, flow, pass },
+            Arrived::Prefix { turn },
+            Arrived::Gradients { turn, of },
+        ];
+        let arrivals = what.map(|what| Arrival { what, bytes: 77, at_us: 1234.5 }).to_vec();
+        let stage = StageIndex(1);
+        let message = NodeMessage::Arrived { generation: Generation(1), stage, arrivals };
+        assert_eq!(decode(&encode(&message)), Ok(message));
     }
 }

@@ -10,7 +10,7 @@ mod arrivals;
 mod causes;
 mod measure;
 
-pub use arrivals::{ARRIVALS_TOLD_MAX, Arrival};
+pub use arrivals::{ARRIVALS_TOLD_MAX, Arrival, Arrived};
 pub use causes::Causes;
 use causes::Profile;
 pub use measure::StepMeasure;

@@ -168,7 +168,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cluster) mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
@@ -184,12 +184,12 @@ mod tests {
         (NodeId(node), Resources { memory: Bytes(0), speed_permille: 2000 })
     }
 
-    fn config() -> RunConfig {
+    pub fn config() -> RunConfig {
         let flags = vec![Flag::Set("model.preset=tiny".to_owned())];
         load(&Sources { file: None, flags }).expect("legal").config
     }
 
-    fn plan(config: &RunConfig) -> PlanRecord {
+    pub fn plan(config: &RunConfig) -> PlanRecord {
         let plan = Plan::new(PlanRequest {
             model: &config.model,
             batch: config.batch,
