@@ -172,8 +172,9 @@ pub struct TimesArgs {
 /// What ends a step.
 #[derive(Args, Debug)]
 pub struct EndingArgs {
-    /// Steps that may be open while a stage goes on, 0 or 1: with 0 the time until all have the
-    /// verdict counts, and not the longest span of a stage [default: 1].
+    /// Steps that may be open while a stage goes on, 0 or 1: with 1 the longest span of a stage counts,
+    /// or the time from the first W to the verdict if that is longer, with 0 the time until all
+    /// have the verdict [default: 1].
     #[arg(long, value_name = "WINDOW")]
     pub window: Option<String>,
     /// Time from the last report to the verdict.
