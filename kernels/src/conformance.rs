@@ -28,6 +28,8 @@ pub use optimizer::{adamw_loads_matrices, adamw_meets_the_bits, square_sums};
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
 
+use crate::backend::Backend;
+
 /// Instantiates the suite: a module of tests over the devices that `$make` yields, which must all
 /// give the same bits. Prints one line and passes if `$make` yields none.
 #[macro_export]
@@ -36,15 +38,21 @@ macro_rules! conformance {
         mod $name {
             use super::*;
 
-            $crate::conformance!(@tests $make;
-                linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
-                gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
-                head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
-                adamw_loads_matrices, attention_slices, slices_are_the_whole
-            );
+            $crate::conformance! { @each tests ($make) }
         }
     };
-    (@tests $make:expr; $($test:ident),*) => {
+    (@each $what:ident $context:tt) => {
+        $crate::conformance! { @$what $context;
+            linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
+            gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
+            head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
+            adamw_loads_matrices, attention_slices, slices_are_the_whole
+        }
+    };
+    (@list (); $($test:ident),*) => {
+        vec![$((stringify!($test), $test::<B> as fn(&[B]))),*]
+    };
+    (@tests ($make:expr); $($test:ident),*) => {
         $(
             #[test]
             fn $test() {
@@ -57,4 +65,13 @@ macro_rules! conformance {
             }
         )*
     };
+}
+
+/// A behaviour's name and its test, which panics if a device does not have it.
+pub type Behaviour<B> = (&'static str, fn(&[B]));
+
+/// All behaviours, for whoever wants to see them hold outside of a test.
+#[must_use]
+pub fn behaviours<B: Backend>() -> Vec<Behaviour<B>> {
+    crate::conformance!(@each list ())
 }

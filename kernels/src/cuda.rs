@@ -31,6 +31,7 @@ mod norm;
 mod optimizer;
 mod products;
 pub mod source;
+pub mod times;
 mod transfer;
 
 pub use architecture::Architecture;

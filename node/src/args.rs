@@ -285,6 +285,9 @@ pub enum BenchCommand {
     /// Workers as processes beside workers as threads, and steps with a checkpoint under way.
     #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
     Cluster(BenchClusterArgs),
+    /// An NVIDIA device: whether it computes what it should, what operations and whole steps take.
+    #[command(after_help = "Example:\n  zbelastic bench gpu --out gpu.json")]
+    Gpu(BenchGpuArgs),
 }
 
 /// `bench train` and `bench gemm`.
@@ -332,6 +335,23 @@ pub struct BenchClusterArgs {
     /// Rounds, of three runs each.
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench gpu`.
+#[derive(Args, Debug)]
+pub struct BenchGpuArgs {
+    /// Which device, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// The smallest model only, a few minutes less.
+    #[arg(long)]
+    pub quick: bool,
+    /// Write what was measured as JSON into a file too.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

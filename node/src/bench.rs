@@ -7,6 +7,7 @@ mod bubble;
 mod case;
 mod cluster;
 mod gemm;
+mod gpu;
 mod memory;
 mod optimizer;
 mod paced;
@@ -31,6 +32,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
         BenchCommand::Gemm(args) => gemm::run(args, out),
         BenchCommand::Bubble(args) => bubble::run(args, out),
         BenchCommand::Cluster(args) => cluster::run(args, out),
+        BenchCommand::Gpu(args) => gpu::run(args, out),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod builtin;
 pub mod cluster;
 mod coordinator;
 pub mod corpus;
+pub mod devices;
 mod events;
 mod folder;
 pub mod interrupt;

@@ -36,6 +36,7 @@ fn every_command_has_help_with_an_example() {
         "config schema",
         "bench train",
         "bench gemm",
+        "bench gpu",
         "chaos sim",
         "init",
         "join",
@@ -187,6 +188,16 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
     let line = ["schedule", "simulate", "--program", &file];
     let replay = json(&line.into_iter().chain(again.split(' ')).collect::<Vec<_>>());
     assert_eq!(replay["cost"], answer["cost"], "what was printed is what was solved");
+}
+
+#[test]
+fn a_machine_without_a_device_is_told_what_is_missing() {
+    if zbelastic_kernels::cuda::devices().is_ok_and(|devices| !devices.is_empty()) {
+        println!("skipped: there is a device, and to measure it takes minutes");
+        return;
+    }
+    let told = refused(&["bench", "gpu", "--quick"], 7);
+    assert!(told.starts_with("error: ") && told.contains("driver"), "{told}");
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub struct PipelineRound {
     pub step: Duration,
     /// The medians of the round's steps.
     pub bubbles: Bubbles,
+    /// Of the last step.
+    pub loss: f64,
 }
 
 /// Steps before the first that counts: the pipeline finds its rhythm, memory is touched.
@@ -54,9 +56,11 @@ pub fn round_on<O: Outfit>(
         interrupt: Interrupt::default(),
     };
     let mut steps: Vec<(Duration, Bubbles)> = Vec::new();
+    let mut loss = f64::NAN;
     train_on(outfit, &job, &mut |news| {
         if let News::Step(record) = news {
             steps.push((record.elapsed, record.bubbles));
+            loss = record.loss;
         }
         ControlFlow::Continue(())
     })?;
@@ -72,5 +76,5 @@ pub fn round_on<O: Outfit>(
         planned: median(|bubbles| bubbles.planned),
         causes: counted.last().and_then(|(_, bubbles)| bubbles.causes),
     };
-    Ok(PipelineRound { step: total / step_count as u32, bubbles })
+    Ok(PipelineRound { step: total / step_count as u32, bubbles, loss })
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
+use zbelastic_trainer::model::LayerState;
 use zbelastic_trainer::stage::{Bench, StageSetup, Workbench};
 use zbelastic_types::{LayerId, StageIndex};
 
@@ -47,11 +48,16 @@ impl Outfit for Processors {
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
-        let backend = bench.backend();
-        let weights = |layer: &zbelastic_trainer::model::LayerState<CpuBackend>| {
-            let all = View::new(&layer.w, 0..layer.spec.len());
-            (layer.spec.layer, backend.download(all))
-        };
-        bench.layers().map(weights).collect()
+        downloaded(bench)
     }
+}
+
+/// The weights of a bench, by layer.
+pub(super) fn downloaded<B: Backend>(bench: &Bench<B>) -> Vec<(LayerId, Vec<f32>)> {
+    let backend = bench.backend();
+    let weights = |layer: &LayerState<B>| {
+        let all = View::new(&layer.w, 0..layer.spec.len());
+        (layer.spec.layer, backend.download(all))
+    };
+    bench.layers().map(weights).collect()
 }

@@ -1,0 +1,318 @@
+//! What each operation takes beside its floor: the bytes it must move at the rate of a plain copy, and
+//! the arithmetic of its products at the rate of one large product, both measured in the same run.
+
+mod stand;
+
+pub use stand::{Stand, Timed};
+
+use super::{CudaBackend, CudaBuffer, DeviceFault};
+use crate::backend::{
+    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    ForwardEpilogue, LinearGradient, MatrixShape, Norm, Rows, View, ViewMut,
+};
+
+/// The sizes of what is timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens a sequence.
+    pub sequence_len: usize,
+    /// Of the residual stream.
+    pub width: usize,
+    /// Tokens there are.
+    pub vocabulary: usize,
+    /// Weights that an update is computed of.
+    pub parameters: usize,
+    /// Floats that are copied to know what a copy takes.
+    pub copied: usize,
+    /// Rows and columns of the product that says what products take.
+    pub square: usize,
+}
+
+impl Sizes {
+    /// GPT-2 with 124 million parameters, 16 sequences of 1,024 tokens.
+    pub const SMALL_GPT2: Self = Self {
+        sequences: 16,
+        sequence_len: 1024,
+        width: 768,
+        vocabulary: 50_304,
+        parameters: 124 << 20,
+        copied: 256 << 20,
+        square: 8192,
+    };
+
+    fn rows(&self) -> usize {
+        self.sequences * self.sequence_len
+    }
+}
+
+/// What the device does at best.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Read and written, of a plain copy.
+    pub bytes_per_s: f64,
+    /// Of a large product.
+    pub flop_per_s: f64,
+}
+
+/// What an operation must do at least.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    bytes: usize,
+    flop: f64,
+}
+
+impl Work {
+    const fn of_bytes(bytes: usize) -> Self {
+        Self { bytes, flop: 0.0 }
+    }
+
+    /// The longer of the two: they go on at the same time.
+    fn floor_s(&self, rates: &Rates) -> f64 {
+        (self.bytes as f64 / rates.bytes_per_s).max(self.flop / rates.flop_per_s)
+    }
+}
+
+/// An operation.
+#[derive(Clone, Debug)]
+pub struct OperationTime {
+    /// Its name.
+    pub name: String,
+    /// What it took.
+    pub us: f64,
+    /// What it takes at least.
+    pub floor_us: f64,
+}
+
+/// Why operations were not timed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TimeError {
+    /// The device's memory does not hold them.
+    #[error(transparent)]
+    Memory(#[from] AllocateError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceFault),
+}
+
+/// The rates, and every operation beside its floor.
+///
+/// # Errors
+/// If memory is short or the device fails.
+pub fn measure<D: Timed>(
+    stand: &Stand<D>,
+    sizes: Sizes,
+) -> Result<(Rates, Vec<OperationTime>), TimeError> {
+    let rates = Rates { bytes_per_s: copy(stand, sizes)?, flop_per_s: product(stand, sizes)? };
+    let mut table = Table { stand, sizes, rates, rows: Vec::new() };
+    table.norm()?;
+    table.activations()?;
+    table.optimizer()?;
+    table.linear()?;
+    table.head()?;
+    for head_width in [64, 128] {
+        table.attention(head_width)?;
+    }
+    Ok((rates, table.rows))
+}
+
+fn copy<D: Timed>(stand: &Stand<D>, sizes: Sizes) -> Result<f64, TimeError> {
+    let len = sizes.copied;
+    let (from, mut to) = (stand.backend.allocate(len)?, stand.backend.allocate(len)?);
+    let seconds = stand.seconds(|device| {
+        device.copy(View::new(&from, 0..len), ViewMut::new(&mut to, 0..len));
+    })?;
+    Ok(8.0 * len as f64 / seconds)
+}
+
+fn product<D: Timed>(stand: &Stand<D>, sizes: Sizes) -> Result<f64, TimeError> {
+    let (n, backend) = (sizes.square, &stand.backend);
+    let matrix = backend.allocate_matrix(MatrixShape { outputs: n, inputs: n })?;
+    let (x, mut y) = (backend.allocate_rows(n * n)?, backend.allocate_rows(n * n)?);
+    let seconds = stand.seconds(|device| {
+        device.linear_forward(n, &x, &matrix, None, ForwardEpilogue::Plain, &mut y);
+    })?;
+    Ok(2.0 * (n * n * n) as f64 / seconds)
+}
+
+struct Table<'a, D: Timed> {
+    stand: &'a Stand<D>,
+    sizes: Sizes,
+    rates: Rates,
+    rows: Vec<OperationTime>,
+}
+
+type Buffer<D> = CudaBuffer<D>;
+
+impl<D: Timed> Table<'_, D> {
+    fn rows_of(&self, width: usize) -> Result<Buffer<D>, AllocateError> {
+        self.stand.backend.allocate_rows(self.sizes.rows() * width)
+    }
+
+    fn floats(&self, len: usize) -> Result<Buffer<D>, AllocateError> {
+        self.stand.backend.allocate(len)
+    }
+
+    fn row_bytes(&self, width: usize) -> usize {
+        self.sizes.rows() * width * self.stand.backend.precision().bytes()
+    }
+
+    fn time(
+        &mut self,
+        name: impl Into<String>,
+        work: Work,
+        operation: impl FnMut(&CudaBackend<D>),
+    ) -> Result<(), DeviceFault> {
+        let us = 1e6 * self.stand.seconds(operation)?;
+        let floor_us = 1e6 * work.floor_s(&self.rates);
+        self.rows.push(OperationTime { name: name.into(), us, floor_us });
+        Ok(())
+    }
+
+    fn norm(&mut self) -> Result<(), TimeError> {
+        let Sizes { width, .. } = self.sizes;
+        let (count, norm) = (self.sizes.rows(), Norm::Layer { epsilon: 1e-5 });
+        let rows = Rows { count, width };
+        let (x, mut y, mut dx) = (self.rows_of(width)?, self.rows_of(width)?, self.rows_of(width)?);
+        let (weight, bias) = (self.floats(width)?, self.floats(width)?);
+        let (mut statistics, mut partials) = (self.floats(2 * count)?, self.floats(2 * width)?);
+        let view = |buffer| View::new(buffer, 0..width);
+        let forward = Work::of_bytes(2 * self.row_bytes(width));
+        self.time("norm F", forward, |device| {
+            let bias = Some(view(&bias));
+            device.norm_forward(norm, rows, &x, view(&weight), bias, &mut y, &mut statistics);
+        })?;
+        let backward = Work::of_bytes(4 * self.row_bytes(width));
+        self.time("norm B", backward, |device| {
+            let (skip, weight, partials) = (Some(&y), view(&weight), &mut partials);
+            let (x, dx) = (&x, &mut dx);
+            device.norm_backward_input(norm, rows, x, skip, weight, &statistics, dx, partials);
+        })?;
+        Ok(())
+    }
+
+    fn activations(&mut self) -> Result<(), TimeError> {
+        let wide = 4 * self.sizes.width;
+        let rows = Rows { count: self.sizes.rows(), width: wide };
+        let bytes = self.row_bytes(wide);
+        let (before, mut h) = (self.rows_of(wide)?, self.rows_of(wide)?);
+        self.time("gelu F", Work::of_bytes(2 * bytes), |device| {
+            device.gelu_forward(rows, &before, &mut h);
+        })?;
+        let mut gate_up = self.rows_of(2 * wide)?;
+        self.time("swiglu F", Work::of_bytes(3 * bytes), |device| {
+            device.swiglu_forward(rows, &gate_up, &mut h);
+        })?;
+        self.time("swiglu B", Work::of_bytes(5 * bytes), |device| {
+            device.swiglu_backward(rows, &h, &mut gate_up);
+        })?;
+        Ok(())
+    }
+
+    fn optimizer(&mut self) -> Result<(), TimeError> {
+        const NUMBERS: AdamWNumbers = AdamWNumbers {
+            decay: 0.9999,
+            beta1: 0.9,
+            beta1_rest: 0.1,
+            beta2: 0.95,
+            beta2_rest: 0.05,
+            correction2: 1.0,
+            epsilon: 1e-8,
+            step: -1e-3,
+            clip: 1.0,
+        };
+        let len = self.sizes.parameters;
+        let all = 0..len;
+        let (w, g, mut to) = (self.floats(len)?, self.floats(len)?, self.floats(len)?);
+        let (mut m, mut v) = (self.floats(len)?, self.floats(len)?);
+        self.time("adamw candidate", Work::of_bytes(20 * len), |device| {
+            device.adamw_candidate(all.clone(), &w, &m, &v, &g, NUMBERS, &mut to, &mut []);
+        })?;
+        self.time("adamw commit", Work::of_bytes(20 * len), |device| {
+            device.adamw_commit(all.clone(), &g, NUMBERS, &mut m, &mut v);
+        })?;
+        self.time("sum of squares", Work::of_bytes(4 * len), |device| {
+            let _sum = device.sum_squares(View::new(&g, all.clone()));
+        })?;
+        self.time("fingerprint", Work::of_bytes(4 * len), |device| {
+            let _fingerprint = device.fingerprint(View::new(&g, all.clone()));
+        })?;
+        Ok(())
+    }
+
+    /// The products of a block, forward and both backward.
+    fn linear(&mut self) -> Result<(), TimeError> {
+        let Sizes { width, .. } = self.sizes;
+        for (name, outputs, inputs) in [("qkv", 3, 1), ("out", 1, 1), ("up", 4, 1), ("down", 1, 4)]
+        {
+            let shape = MatrixShape { outputs: outputs * width, inputs: inputs * width };
+            self.products(name, shape)?;
+        }
+        Ok(())
+    }
+
+    fn products(&mut self, name: &str, shape: MatrixShape) -> Result<(), TimeError> {
+        let (rows, MatrixShape { outputs, inputs }) = (self.sizes.rows(), shape);
+        let (mut x, mut y) = (self.rows_of(inputs)?, self.rows_of(outputs)?);
+        let matrix = self.stand.backend.allocate_matrix(shape)?;
+        let (len, bytes) = (outputs * inputs, self.stand.backend.precision().bytes());
+        let moved = self.row_bytes(inputs) + self.row_bytes(outputs);
+        let flop = 2.0 * (rows * len) as f64;
+        let work = Work { bytes: moved + len * bytes, flop };
+        self.time(format!("{name} F"), work, |device| {
+            device.linear_forward(rows, &x, &matrix, None, ForwardEpilogue::Plain, &mut y);
+        })?;
+        self.time(format!("{name} B"), work, |device| {
+            let to = BackwardEpilogue::Plain { gradient: &mut x };
+            device.linear_backward_input(rows, &y, &matrix, to);
+        })?;
+        let mut gradient = self.floats(len + outputs)?;
+        let work = Work { bytes: moved + 8 * len, flop };
+        self.time(format!("{name} W"), work, |device| {
+            let bias = Some(len..len + outputs);
+            let to = LinearGradient { buffer: &mut gradient, weight: 0..len, bias };
+            device.linear_backward_weights(rows, shape, &x, &y, to, Accumulate::Add);
+        })?;
+        Ok(())
+    }
+
+    fn head(&mut self) -> Result<(), TimeError> {
+        let (rows, Sizes { width, vocabulary, .. }) = (self.sizes.rows(), self.sizes);
+        let targets: Vec<u32> = (0..rows).map(|row| (3 * row % vocabulary) as u32).collect();
+        let shape = MatrixShape { outputs: vocabulary, inputs: width };
+        let matrix = self.stand.backend.allocate_matrix(shape)?;
+        let (x, mut dx) = (self.rows_of(width)?, self.rows_of(width)?);
+        let (mut logits, mut log_sums) = (self.rows_of(vocabulary)?, self.floats(rows)?);
+        let flop = 2.0 * (rows * vocabulary * width) as f64;
+        let moved = self.row_bytes(width) + self.row_bytes(vocabulary);
+        self.time("head F", Work { bytes: moved, flop }, |device| {
+            let _loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
+        })?;
+        let moved = moved + self.row_bytes(vocabulary);
+        self.time("head B", Work { bytes: moved, flop }, |device| {
+            let logits = &mut logits;
+            device.head_backward_input(&targets, 1.0, &log_sums, &matrix, logits, &mut dx);
+        })?;
+        Ok(())
+    }
+
+    fn attention(&mut self, head_width: usize) -> Result<(), TimeError> {
+        let Sizes { sequences, sequence_len, width, .. } = self.sizes;
+        let heads = width / head_width;
+        let shape = AttentionShape { sequences, sequence_len, heads, kv_heads: heads, head_width };
+        let (mut qkv, mut out) = (self.rows_of(3 * width)?, self.rows_of(width)?);
+        let (dout, mut log_sums) = (self.rows_of(width)?, self.floats(shape.rows() * heads)?);
+        // One product over half of the square, two operations a term.
+        let product = (shape.rows() * sequence_len * width) as f64;
+        let forward = Work { bytes: 4 * self.row_bytes(width), flop: 2.0 * product };
+        self.time(format!("attention {head_width} F"), forward, |device| {
+            device.attention_forward(shape, &qkv, &mut out, &mut log_sums);
+        })?;
+        let backward = Work { bytes: 8 * self.row_bytes(width), flop: 5.0 * product };
+        self.time(format!("attention {head_width} B"), backward, |device| {
+            device.attention_backward(shape, &out, &log_sums, &dout, &mut qkv);
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! What is timed, and what it is compared with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use zbelastic_kernels::cuda::DeviceFault;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::times::{Sizes, Stand, TimeError, Timed, measure};
+
+use crate::device::{Emulated, Order};
+
+impl Timed for Emulated {
+    fn seconds(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceFault> {
+        let began = Instant::now();
+        work();
+        Ok(began.elapsed().as_secs_f64())
+    }
+}
+
+const SIZES: Sizes = Sizes {
+    sequences: 1,
+    sequence_len: 64,
+    width: 128,
+    vocabulary: 96,
+    parameters: 1000,
+    copied: 1 << 20,
+    square: 32,
+};
+
+fn emulated(precision: Precision, room_bytes: u64) -> Option<Arc<Emulated>> {
+    Emulated::new(precision, Order::Forwards, room_bytes)
+}
+
+#[test]
+fn every_operation_is_timed_beside_a_floor() {
+    for precision in Precision::ALL {
+        let Some(device) = emulated(precision, 1 << 30) else { return };
+        let (rates, rows) = measure(&Stand::new(device, 2), SIZES).expect("room, and no fault");
+        assert!(rates.bytes_per_s > 0.0 && rates.flop_per_s > 0.0, "{rates:?}");
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let of_blocks =
+            ["qkv", "out", "up", "down"].map(|name| ["F", "B", "W"].map(|pass| (name, pass)));
+        for (name, pass) in of_blocks.into_iter().flatten() {
+            assert!(names.contains(&format!("{name} {pass}").as_str()), "{names:?}");
+        }
+        for name in
+            ["norm F", "swiglu B", "adamw commit", "head B", "attention 64 F", "attention 128 B"]
+        {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        assert!(rows.iter().all(|row| row.us > 0.0 && row.floor_us > 0.0), "{rows:?}");
+        // Five numbers of four bytes are read and written of each weight.
+        let commit = rows.iter().find(|row| row.name == "adamw commit").expect("it is there");
+        let expected = 1e6 * 20.0 * 1000.0 / rates.bytes_per_s;
+        assert!((commit.floor_us - expected).abs() <= 1e-9 * expected, "{commit:?} {expected}");
+        // A product is as long as its arithmetic or as its bytes, whichever is more.
+        let down = rows.iter().find(|row| row.name == "down F").expect("it is there");
+        let arithmetic = 1e6 * 2.0 * (64 * 128 * 512) as f64 / rates.flop_per_s;
+        assert!(down.floor_us >= arithmetic, "{down:?} {arithmetic}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_or_fails_is_told() {
+    let Some(device) = emulated(Precision::F32, 4 << 20) else { return };
+    let found = measure(&Stand::new(device, 1), Sizes { copied: 1 << 22, ..SIZES });
+    assert!(matches!(found, Err(TimeError::Memory(_))), "{found:?}");
+    let device = emulated(Precision::F32, 1 << 30).expect("there was a compiler");
+    device.give_up();
+    let found = measure(&Stand::new(device, 1), SIZES);
+    assert!(matches!(found, Err(TimeError::Device(_))), "{found:?}");
+}

@@ -1,0 +1,207 @@
+//! Whole training steps on a device: a model, a length of sequences, workers that share the device, and a
+//! schedule.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use zbelastic_kernels::cuda::device::Device;
+use zbelastic_schedule::ScheduleKind;
+
+use crate::bench::case::Case;
+use crate::bench::pipelined::round_on;
+use crate::failure::Failure;
+use crate::train::devices::Devices;
+
+/// A model whose steps are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    name: &'static str,
+    /// Keys of its configuration, but for sequences.
+    keys: &'static [&'static str],
+}
+
+/// A run of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Of what.
+    pub model: Model,
+    /// Tokens a sequence.
+    pub sequence_len: u32,
+    /// Sequences of a microbatch.
+    pub sequences: u32,
+    /// Microbatches of a step.
+    pub microbatch_count: u32,
+    /// Workers on the device, each a stage.
+    pub workers: u32,
+    /// Their schedule.
+    pub kind: ScheduleKind,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The model.
+    pub model: &'static str,
+    /// Tokens a sequence.
+    pub sequence_len: u32,
+    /// Workers on the device.
+    pub workers: u32,
+    /// Their schedule; under `po-half` half of the activations leave between F and B.
+    pub schedule: &'static str,
+    /// Figures, or why there are none.
+    pub outcome: Result<Figures, String>,
+}
+
+/// The figures of a run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Figures {
+    /// From seal to seal.
+    pub step_ms: f64,
+    /// Of all workers.
+    pub tokens_per_s: f64,
+    /// The model's own arithmetic beside that of one large product in the same time.
+    pub mfu: f64,
+    /// The share of a step in which the busiest stage waits.
+    pub bubble: f64,
+}
+
+/// GPT-2 with 124 million parameters (Radford et al., 2019).
+pub const SMALL_GPT2: Model = Model { name: "gpt2-124m", keys: &["model.preset=gpt2-124m"] };
+/// GPT-2 with 1.5 billion.
+const LARGE_GPT2: Model = Model {
+    name: "gpt2-1.5b",
+    keys: &["model.preset=gpt2-124m", "model.layers=48", "model.width=1600", "model.heads=25"],
+};
+/// A Llama of 1.1 billion parameters, with grouped queries.
+const LLAMA: Model = Model {
+    name: "llama-1b",
+    keys: &[
+        "model.preset=gpt2-124m",
+        "model.family=llama",
+        "model.layers=16",
+        "model.width=2048",
+        "model.heads=32",
+        "model.kv_heads=8",
+        "model.mlp_width=8192",
+        "model.vocab=32000",
+    ],
+};
+
+/// Workers and schedules that are compared: one worker and four, backward passes whole and split, and with
+/// and without activations that leave.
+const PIPELINES: [(u32, ScheduleKind); 6] = [
+    (1, ScheduleKind::OneFOneB),
+    (1, ScheduleKind::ZbH1),
+    (4, ScheduleKind::OneFOneB),
+    (4, ScheduleKind::ZbH1),
+    (4, ScheduleKind::Po),
+    (4, ScheduleKind::PoHalf),
+];
+
+/// Tokens of a microbatch, and microbatches of a step.
+const MICROBATCH_TOKENS: u32 = 8192;
+const MICROBATCHES: u32 = 8;
+
+/// The runs of a benchmark; few of them if it is to be quick.
+pub fn runs(is_quick: bool) -> Vec<Run> {
+    let models = if is_quick { &[SMALL_GPT2][..] } else { &[SMALL_GPT2, LARGE_GPT2, LLAMA] };
+    let lens = if is_quick { &[1024][..] } else { &[1024, 4096] };
+    let mut runs = Vec::new();
+    for (model, sequence_len) in
+        models.iter().flat_map(|model| lens.iter().map(move |len| (*model, *len)))
+    {
+        runs.extend(PIPELINES.map(|(workers, kind)| Run {
+            model,
+            sequence_len,
+            sequences: MICROBATCH_TOKENS / sequence_len,
+            microbatch_count: MICROBATCHES,
+            workers,
+            kind,
+        }));
+    }
+    runs
+}
+
+impl Run {
+    fn keys(&self) -> Vec<String> {
+        let own = [
+            format!("train.seq_len={}", self.sequence_len),
+            format!("train.microbatch={}", self.sequences),
+            format!("train.global_batch={}", self.sequences * self.microbatch_count),
+        ];
+        let keys = self.model.keys.iter().map(|key| (*key).to_owned());
+        keys.chain(own).collect()
+    }
+
+    /// Its case, with weights drawn.
+    ///
+    /// # Errors
+    /// If its configuration is not legal.
+    pub fn case(&self) -> Result<Case, Failure> {
+        Case::configured(&self.keys())
+    }
+
+    /// Measures it; `flop_per_s` is what the device does at best.
+    pub fn measure<D: Device + Send + Sync>(
+        &self,
+        case: &Case,
+        devices: Vec<Arc<D>>,
+        (step_count, flop_per_s): (u64, f64),
+    ) -> Row {
+        let round = round_on(&Devices(devices), case, self.kind, self.workers, step_count);
+        let figures = |seconds: f64, bubble| Figures {
+            step_ms: 1e3 * seconds,
+            tokens_per_s: case.batch.tokens() as f64 / seconds,
+            mfu: case.step_flop() / seconds / flop_per_s,
+            bubble,
+        };
+        let outcome = match round {
+            Ok(round) if round.loss.is_finite() => {
+                Ok(figures(round.step.as_secs_f64(), round.bubbles.measured))
+            }
+            Ok(round) => Err(format!("the device failed: the loss is {}", round.loss)),
+            Err(failure) => Err(failure.what),
+        };
+        let Self { model, sequence_len, workers, kind, .. } = *self;
+        Row { model: model.name, sequence_len, workers, schedule: kind.name(), outcome }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::Window;
+    use zbelastic_trainer::model::model_size;
+    use zbelastic_trainer::plan::{Plan, PlanRequest};
+
+    use super::*;
+    use crate::config::{Flag, Sources, load};
+
+    #[test]
+    fn runs_are_of_models_that_exist_and_of_the_size_that_they_are_called() {
+        for run in runs(false) {
+            let flags = run.keys().into_iter().map(Flag::Set).collect();
+            let config = load(&Sources { file: None, flags }).expect("legal").config;
+            let request = PlanRequest {
+                model: &config.model,
+                batch: config.batch,
+                kind: run.kind,
+                chunks_per_stage: None,
+                slice_count: None,
+                stage_count: run.workers,
+                window: Window::One,
+            };
+            assert!(Plan::new(request).is_ok(), "{run:?}");
+            let tokens = config.batch.tokens();
+            assert_eq!(tokens, u64::from(MICROBATCH_TOKENS * MICROBATCHES), "{run:?}");
+            let (_, weights) = model_size(&config.model);
+            let millions = weights / 1_000_000;
+            let expected = match run.model.name {
+                "gpt2-124m" => 150..180,
+                "gpt2-1.5b" => 1500..1700,
+                _ => 1000..1200,
+            };
+            assert!(expected.contains(&millions), "{}: {millions} million", run.model.name);
+        }
+        assert!(runs(true).len() < runs(false).len());
+    }
+}

@@ -1,0 +1,134 @@
+//! What is solved, beside the best of all orders.
+
+use proptest::prelude::*;
+use zbelastic_schedule::{
+    ChunkCosts, Compute, Ending, Memory, Op, Pass, Problem, Relief, Remake, Window, solve,
+};
+use zbelastic_types::StageIndex;
+
+use crate::problems::{SHORT, cost_of, line, vee};
+
+/// Every order of a stage's passes: F before B before W, microbatches in turn, and of two chunks
+/// the first one's F before, its B after the other's.
+fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
+    type Done = Vec<[u32; 3]>;
+    fn extend(chunks: &[u32], m: u32, done: &mut Done, list: &mut Vec<Op>, all: &mut Vec<Vec<Op>>) {
+        if done.iter().all(|done| *done == [m; 3]) {
+            all.push(list.clone());
+            return;
+        }
+        for place in 0..chunks.len() {
+            let [f, b, w] = done[place];
+            let f_max = place.checked_sub(1).map_or(m, |before| done[before][0]);
+            let b_max = done.get(place + 1).map_or(f, |after| after[1]);
+            let next = [(f < f_max, Compute::F), (b < b_max, Compute::B), (w < b, Compute::W)];
+            for (kind, (is_legal, compute)) in next.into_iter().enumerate() {
+                if is_legal {
+                    list.push(Op::Compute(compute, Pass::new(chunks[place], done[place][kind])));
+                    done[place][kind] += 1;
+                    extend(chunks, m, done, list, all);
+                    done[place][kind] -= 1;
+                    list.pop();
+                }
+            }
+        }
+    }
+    let mut all = Vec::new();
+    extend(chunks, microbatches, &mut vec![[0; 3]; chunks.len()], &mut Vec::new(), &mut all);
+    all
+}
+
+/// Every order with every choice of passes that are given up behind F and made again before B.
+fn remade(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
+    let with_drops = |(list, which): (&Vec<Op>, u32)| -> Vec<Op> {
+        let is_dropped = |pass: Pass| which >> pass.microbatch.0 & 1 == 1;
+        let with = |op: &Op| match *op {
+            Op::Compute(Compute::F, pass) if is_dropped(pass) => {
+                vec![*op, Op::Memory(Memory::Drop, pass)]
+            }
+            Op::Compute(Compute::B, pass) if is_dropped(pass) => {
+                vec![Op::Compute(Compute::R, pass), *op]
+            }
+            Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => {
+                vec![*op]
+            }
+        };
+        list.iter().flat_map(with).collect()
+    };
+    let choices = |list: &Vec<Op>| -> Vec<Vec<Op>> {
+        let microbatches = list.len() as u32 / 3;
+        (0..1 << microbatches).map(|which| with_drops((list, which))).collect()
+    };
+    orders.iter().flat_map(choices).collect()
+}
+
+/// The least that any order costs.
+fn exact(problem: &Problem) -> f64 {
+    let mut program = solve(problem).expect("legal").program;
+    let chunks_of = |stage| -> Vec<u32> {
+        problem.placement.chunks_of(StageIndex(stage)).map(|chunk| chunk.0).collect()
+    };
+    let choices: Vec<_> = (0..problem.limits.len() as u32)
+        .map(|stage| orders(&chunks_of(stage), problem.microbatch_count))
+        .map(|orders| if problem.relief.is_any() { remade(orders) } else { orders })
+        .collect();
+    let mut least = f64::INFINITY;
+    for number in 0..choices.iter().map(Vec::len).product() {
+        let mut rest: usize = number;
+        for (list, choices) in program.stages.iter_mut().zip(&choices) {
+            list.clone_from(&choices[rest % choices.len()]);
+            rest /= choices.len();
+        }
+        least = least.min(cost_of(problem, &program).unwrap_or(f64::INFINITY));
+    }
+    least
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// On problems so small that all orders can be tried, the solver finds the best one. Where a verdict
+    /// takes longer than passes do, in about 1 of 150 it does not, and is above it by up to 7 %.
+    #[test]
+    fn tiny_problems_are_solved_exactly(
+        problem in prop_oneof![line(2, 3), line(4, 2), vee(1, 2), vee(2, 1)],
+    ) {
+        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
+        let Ending { window, verdict, .. } = problem.ending;
+        let most = if window == Window::One && verdict > SHORT { 1.1 } else { 1.0 + 1e-9 };
+        prop_assert!(found.cost <= least * most, "{found:?}, {least}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// The same where stages may make passes again. Which ones is decided list by list, so the best is
+    /// missed now and then: in 2 of 400 problems, by up to 6 %.
+    #[test]
+    fn tiny_problems_with_passes_made_again_are_solved_closely(
+        problem in prop_oneof![line(2, 3), line(3, 2)],
+        times in prop::collection::vec((0.0..10.0, 0.0..=1.0), 3),
+        share in 0.3..1.0_f64,
+    ) {
+        let remake = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| Remake {
+            time: *time,
+            after_drop: share * costs.after_forward,
+        };
+        let remakes = problem.chunks.iter().zip(&times).map(remake).collect();
+        let limit = |(limit, costs): (&f64, &ChunkCosts)| f64::max(limit * share, costs.after_forward);
+        let limits = problem.limits.iter().zip(&problem.chunks).map(limit).collect();
+        let relief = Relief { remakes, ..Relief::default() };
+        let problem = Problem { limits, relief, ..problem };
+        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
+        prop_assert!(found.cost <= least * 1.1, "{found:?}, {least}");
+    }
+}
