@@ -92,6 +92,7 @@ fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
             weights: base.weights.clone(),
             device: one_thread as MakeBackend,
             store: memory_stores(),
+            clock: None,
         },
         faults: faults.clone(),
     });

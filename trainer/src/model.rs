@@ -7,6 +7,7 @@
 mod chunk;
 mod config;
 mod initial;
+mod layer_times;
 mod layers;
 mod parts;
 mod pass_stash;
@@ -18,6 +19,7 @@ mod tensors;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::initial_weights;
+pub use layer_times::{LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Spent};
 pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{PassStash, left_len, put_left, take_left};

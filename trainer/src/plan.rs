@@ -2,10 +2,12 @@
 
 mod choose;
 mod drift;
+mod layer_costs;
 mod measured;
 mod memory;
 mod pace;
 mod partition;
+mod rates;
 mod relieved;
 mod slice_cut;
 mod solved;
@@ -17,6 +19,7 @@ pub use choose::{
 pub use drift::{
     Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,
 };
+pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
 pub use memory::{StageMemory, plan_memory, stage_memory};
 pub use pace::Pace;

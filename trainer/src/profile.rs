@@ -10,9 +10,9 @@ use zbelastic_types::Step;
 
 use crate::data::Batch;
 use crate::model::{
-    Chunk, Context, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
-    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, model_layers, put_left,
-    rotary_angles, take_left,
+    Chunk, Context, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState, Logits,
+    MicrobatchShape, ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, model_layers,
+    put_left, rotary_angles, take_left,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
@@ -36,8 +36,8 @@ pub fn measure_pace<B: Backend>(
 ) -> Result<Pace, AllocateError> {
     let mut pace = Pace::estimated(model, shape);
     let specs = model_layers(model);
-    let kinds = specs.iter().map(|spec| family_of(spec.kind));
-    let mut measured: [Option<Measured>; KINDS] = [None; KINDS];
+    let kinds = specs.iter().map(|spec| LayerClass::of(spec.kind).index());
+    let mut measured: [Option<Measured>; LayerClass::COUNT] = [None; LayerClass::COUNT];
     for (index, kind) in kinds.enumerate() {
         let found = match measured[kind] {
             Some(found) => found,
@@ -57,18 +57,6 @@ pub fn measure_pace<B: Backend>(
         pace.copies[index] = found.copy;
     }
     Ok(pace)
-}
-
-const KINDS: usize = 4;
-
-/// Which layers do the same work.
-const fn family_of(kind: LayerKind) -> usize {
-    match kind {
-        LayerKind::Embed => 0,
-        LayerKind::Attention { .. } => 1,
-        LayerKind::Mlp { .. } => 2,
-        LayerKind::Head => 3,
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -143,7 +131,8 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         let Self { backend, model, shape, chunk, stash, logits, scratch, angles, batch, drawn } =
             self;
         let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
-        let context = Context { backend: *backend, model, shape: *shape, place, angles };
+        let context =
+            Context { backend: *backend, model, shape: *shape, place, angles, timer: None };
         let mut timed = |work: &mut dyn FnMut()| {
             let began = now();
             work();

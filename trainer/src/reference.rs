@@ -323,7 +323,7 @@ fn context<'c, B: Backend>(
 ) -> Context<'c, B> {
     let slice = SliceIndex(slice as u32);
     let (model, shape) = (&setup.model, cut.shape_of(setup.plan.batch.microbatch, slice));
-    Context { backend, model, shape, place: cut.place(slice), angles: angles.as_ref() }
+    Context { backend, model, shape, place: cut.place(slice), angles: angles.as_ref(), timer: None }
 }
 
 fn slice_of(cut: &SliceCut, batch: &Batch, slice: usize) -> Batch {

@@ -87,6 +87,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
             shape: self.shape,
             place: SlicePlace::WHOLE,
             angles: self.angles.as_ref(),
+            timer: None,
         };
         self.chunk.forward(&context, &batch, &mut self.stash, Some(&mut self.logits));
         let vocabulary = self.model.vocabulary as usize;

@@ -4,12 +4,12 @@ mod common;
 
 use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::Window;
+use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::plan::{
     AUTO_KINDS, Calibration, Choice, ChooseRequest, DriftedPart, GAIN_MIN, Judgement, MemoryPolicy,
-    PERIOD_GROWTH, Pace, SLACK_MAX, StageSample, StageTimes, Stakes, calibrate, choose, judge,
-    plan_period, rounded_speed, slack,
+    PERIOD_GROWTH, Pace, Plan, PlanRequest, SLACK_MAX, StageSample, StageTimes, Stakes, calibrate,
+    choose, judge, plan_period, rounded_speed, slack,
 };
 use zbelastic_types::StageIndex;
 
@@ -17,8 +17,14 @@ use zbelastic_types::StageIndex;
 const STAKES: Stakes = Stakes { steps_left: 1000, change: 0.0 };
 /// What counted work takes where a test does not care: a nanosecond, so that times are of a size
 /// that could be measured.
-const CALIBRATION: Calibration =
-    Calibration { f_us: 1e-3, b_us: 1e-3, w_us: 1e-3, update_us: 1e-3 };
+const CALIBRATION: Calibration = Calibration {
+    f_us: 1e-3,
+    b_us: 1e-3,
+    w_us: 1e-3,
+    update_us: 1e-3,
+    copies_us: None,
+    classes: [None; 4],
+};
 
 /// A model of enough blocks to be cut unevenly.
 fn model() -> ModelConfig {
@@ -157,6 +163,41 @@ fn a_measured_link_changes_the_chosen_schedule_and_is_named() {
     let Judgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
     assert_eq!((drift.part, drift.expected), (DriftedPart::Link, 0.0));
     assert_eq!(drift.found, far.link);
+}
+
+/// What is late can be planned around, what keeps a way occupied cannot: so much of it takes longer.
+#[test]
+fn an_occupied_way_is_another_thing_than_a_late_one() {
+    let work: f64 = pace(&[], 0.0).layers.iter().map(|layer| layer.total()).sum();
+    let (near, far) = (pace(&[], 0.0), pace(&[], work));
+    let occupied = Pace { link: 0.0, occupancy: work, ..near.clone() };
+    let period = |pace: &Pace| best(pace, 4).prediction.period;
+    let (late, occupied_long) = (period(&far), period(&occupied));
+    assert!(occupied_long > 1.5 * late, "{occupied_long} occupied, {late} late");
+    let judgement = judged(&near, &occupied, 4, STAKES);
+    let drift = judgement.drift().expect("it is no longer what it was");
+    assert_eq!((drift.part, drift.found), (DriftedPart::Link, work));
+}
+
+/// Verdicts, R and copies take the same whatever the plan: nothing to be planned anew for.
+#[test]
+fn what_a_verdict_takes_is_no_drift_and_makes_steps_that_wait_for_it_longer() {
+    let planned = pace(&[], 0.0);
+    let work: f64 = planned.layers.iter().map(|layer| layer.total()).sum();
+    let found = Pace { verdict: work, ..planned.clone() };
+    assert_eq!(judged(&planned, &found, 4, STAKES), Judgement::Within);
+    let plan = Plan::new(PlanRequest {
+        model: &model(),
+        batch: BATCH,
+        kind: ScheduleKind::ZbH1,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count: 4,
+        window: Window::Zero,
+    });
+    let plan = plan.expect("legal");
+    let longer = plan_period(&plan, &found) - plan_period(&plan, &planned);
+    assert!((longer / work - 1.0).abs() < 1e-6, "{longer} longer, a verdict takes {work}");
 }
 
 /// From what stages tell of their passes to a plan, and from that plan to the next: the second one

@@ -93,6 +93,7 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
         weights,
         device,
         store: memory_stores(),
+        clock: None,
     };
     Host::new(HostSetup { stage }, Tight { model: compute, is_full }, common::corpus())
 }

@@ -94,8 +94,8 @@ fn host() -> Worker {
     let stage = common::setup(model.clone(), setup, 4);
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let compute =
-        BackendModel { model, optimizer, step_count: 4, weights, device, store: memory_stores() };
+    let (store, clock) = (memory_stores(), None);
+    let compute = BackendModel { model, optimizer, step_count: 4, weights, device, store, clock };
     Host::new(HostSetup { stage }, compute, common::corpus())
 }
 

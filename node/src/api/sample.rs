@@ -86,6 +86,27 @@ pub fn checkpoint(step: u64) -> CheckpointStatus {
     }
 }
 
+/// What its layers and its link take.
+pub fn pace() -> PaceStatus {
+    let layer = |layer: &str, f_us: f64| LayerPace {
+        layer: layer.to_owned(),
+        f_us,
+        b_us: 2.0 * f_us,
+        w_us: f_us,
+        update_us: 90.0,
+        recompute_us: None,
+    };
+    PaceStatus {
+        layers: vec![layer("attention", 310.0), layer("head", 2200.0)],
+        links: vec![LinkPace {
+            nodes: [NodeId(2), NodeId(3)],
+            latency_us: 180.0,
+            occupancy_us: 420.0,
+        }],
+        verdict_us: Some(950.0),
+    }
+}
+
 /// Two controllers, two stages, a standby and a lost node, with a run in its middle.
 pub fn status() -> Status {
     let controller = |id, name: &str| MemberStatus {
@@ -149,6 +170,7 @@ pub fn status() -> Status {
         plan: Some(plan),
         promise: Some(PromiseStatus::Kept { copies: 1 }),
         verdict_wait: Some(VerdictWait { p50_ms: 1.2, max_ms: 14.0, steps: 64 }),
+        pace: Some(pace()),
         failures: vec![failure],
         checkpoints: vec![checkpoint(1100), checkpoint(1200)],
         counters: BTreeMap::from([("frames_refused".to_owned(), 3), ("dropped".to_owned(), 0)]),

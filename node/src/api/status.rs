@@ -36,6 +36,8 @@ pub struct Status {
     pub promise: Option<PromiseStatus>,
     /// How long verdicts were waited for lately.
     pub verdict_wait: Option<VerdictWait>,
+    /// What work was found to take lately, as far as it was measured.
+    pub pace: Option<PaceStatus>,
     /// The last failures, newest last; at most [`FAILURES_MAX`](super::FAILURES_MAX).
     pub failures: Vec<FailureStatus>,
     /// Checkpoints, oldest first.
@@ -291,6 +293,45 @@ pub struct VerdictWait {
     pub max_ms: f64,
     /// Steps looked at.
     pub steps: u64,
+}
+
+/// What work was found to take, in microseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PaceStatus {
+    /// By class of layers, those that were timed.
+    pub layers: Vec<LayerPace>,
+    /// Between nodes whose stages send each other something.
+    pub links: Vec<LinkPace>,
+    /// From the last report to the verdict, if it was waited for.
+    pub verdict_us: Option<f64>,
+}
+
+/// What a layer takes on a node of speed 1000, for a microbatch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerPace {
+    /// `embed`, `attention`, `mlp` or `head`.
+    pub layer: String,
+    /// F.
+    pub f_us: f64,
+    /// B.
+    pub b_us: f64,
+    /// W.
+    pub w_us: f64,
+    /// The update of a step.
+    pub update_us: f64,
+    /// Making its activations again, if that is done.
+    pub recompute_us: Option<f64>,
+}
+
+/// What a boundary tensor takes between two nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkPace {
+    /// The nodes, the lower number first.
+    pub nodes: [NodeId; 2],
+    /// However short it is.
+    pub latency_us: f64,
+    /// For its length.
+    pub occupancy_us: f64,
 }
 
 /// A node that was lost while a run was under way, and what followed.

@@ -12,6 +12,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{Change, State};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_schedule::Window;
+use zbelastic_trainer::model::LayerTimes;
 use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step, TensorIndex};
 
 use super::document::NamedJob;
@@ -20,7 +21,7 @@ use super::stopwatch::Stopwatch;
 use super::wire::layer_bytes;
 use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use crate::train::line::{reason_text, tokens_per_s};
-use crate::train::timing::{Bubbles, Slice, StepMeasure};
+use crate::train::timing::{Arrival, Bubbles, Slice, StepMeasure};
 
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
@@ -185,6 +186,16 @@ impl Chronicle {
     /// A stage told what it did when.
     pub fn note_slices(&mut self, of: (Generation, StageIndex), slices: Vec<Slice>) {
         self.stopwatch.record(of, slices);
+    }
+
+    /// A stage told what arrived when.
+    pub fn note_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[Arrival]) {
+        self.stopwatch.record_arrivals(of, arrivals);
+    }
+
+    /// A stage told what its layers took up to its report of a turn.
+    pub fn note_layers(&mut self, of: (Turn, StageIndex), times: LayerTimes) {
+        self.stopwatch.record_layers(of, times);
     }
 
     /// What the step took that a turn brought to its end, if all stages told of it.

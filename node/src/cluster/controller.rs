@@ -309,6 +309,12 @@ impl Controller {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
                 self.chronicle.note_slices((generation, stage), slices);
             }
+            NodeMessage::LayersTook { turn, stage, times } => {
+                self.chronicle.note_layers((turn, stage), *times);
+            }
+            NodeMessage::Arrived { generation, stage, arrivals } => {
+                self.chronicle.note_arrivals((generation, stage), &arrivals);
+            }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let took = Duration::from_micros(took_us);
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());

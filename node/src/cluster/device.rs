@@ -22,7 +22,8 @@ use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
-use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup};
+use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
+use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
 use zbelastic_transport::FrameSender;
@@ -34,7 +35,7 @@ use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
 use super::wire::LayerMessage;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::second_store::FileStore;
-use crate::train::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
+use crate::train::timing::{ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -48,7 +49,10 @@ pub enum DeviceInput {
     Begin(Box<DeviceJob>),
     /// Something for the host.
     Host(HostInput),
-    /// A piece of another worker's frame.
+    /// A frame of another worker, and when it was here.
+    Frame(Box<PeerFrame>, Instant),
+    /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of their
+    /// own.
     Piece(Box<FramePiece>),
 }
 
@@ -138,6 +142,10 @@ pub struct StepTime {
     pub waited: Duration,
     /// What was done when, as far as there is room for it.
     pub slices: Vec<Slice>,
+    /// What layers took since the report before, and the turn of this one.
+    pub layers: Option<(Turn, Box<LayerTimes>)>,
+    /// What arrived when, as far as there is room for it.
+    pub arrivals: Vec<Arrival>,
 }
 
 /// What the event loop sees of the device without asking it.
@@ -321,6 +329,12 @@ impl Device {
         }
     }
 
+    fn log_arrival(&mut self, body: &PeerBody, at: Instant) {
+        if self.step.arrivals.len() < ARRIVALS_TOLD_MAX {
+            self.step.arrivals.extend(Arrival::of(body, self.clock.at_us(at)));
+        }
+    }
+
     fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
         match input {
             DeviceInput::Begin(job) => match begin(*job) {
@@ -328,6 +342,10 @@ impl Device {
                 Err(error) => self.say(DeviceOutput::Failed(error.into()))?,
             },
             DeviceInput::Host(input) => self.tell_host(input)?,
+            DeviceInput::Frame(frame, at) => {
+                self.log_arrival(&frame.body, at);
+                self.tell_host(HostInput::Peer(*frame))?;
+            }
             DeviceInput::Piece(piece) => {
                 if let Some(frame) = self.assembly.take(*piece) {
                     self.tell_host(HostInput::Peer(frame))?;
@@ -354,7 +372,8 @@ impl Device {
     fn perform(&mut self, output: HostOutput) -> Result<(), Over> {
         match output {
             HostOutput::News(news) => {
-                if let News::Reported { .. } = news {
+                if let News::Reported { report, .. } = &news {
+                    self.step.layers = self.layer_times().map(|times| (report.turn, times));
                     let now = Instant::now();
                     self.step.span = now - std::mem::replace(&mut self.reported, now);
                     let step = std::mem::take(&mut self.step);
@@ -383,6 +402,12 @@ impl Device {
         }
     }
 
+    /// What layers took since this was last asked, if the host stands at a stage.
+    fn layer_times(&self) -> Option<Box<LayerTimes>> {
+        let station = self.host.as_ref()?.station()?;
+        station.engine().bench().timer().take().map(Box::new)
+    }
+
     fn say(&self, output: DeviceOutput) -> Result<(), Over> {
         self.outbox.blocking_send(output).map_err(|_| Over)
     }
@@ -397,6 +422,12 @@ fn file_stores(scratch: PathBuf) -> MakeStore {
         let number = made.fetch_add(1, Ordering::Relaxed);
         Box::new(FileStore::new(scratch.join(number.to_string()), bytes))
     })
+}
+
+/// What layers are timed by.
+fn layer_clock() -> LayerClock {
+    let clock = Clock::start();
+    Box::new(move || clock.now_us())
 }
 
 fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
@@ -421,6 +452,7 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
             OffloadStore::Memory => memory_stores(),
             OffloadStore::File => file_stores(scratch),
         },
+        clock: Some(layer_clock),
     };
     // Each plan that is loaded takes the place of this one, and cuts sequences as this one does.
     let kind = match config.schedule {

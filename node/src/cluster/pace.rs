@@ -15,9 +15,13 @@ use std::collections::BTreeMap;
 
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
-use zbelastic_trainer::plan::{Calibration, Drift, DriftedPart, Pace};
+use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::plan::{
+    Calibration, ClassCosts, Drift, DriftedPart, LayerCost, LayerWork, Pace,
+};
 use zbelastic_types::NodeId;
 
+use crate::api::{LayerPace, LinkPace, PaceStatus};
 use crate::config::RunConfig;
 
 /// A node with what it brings.
@@ -31,10 +35,27 @@ pub struct Known {
     pub calibration: Option<Calibration>,
     /// Nodes that are not as fast as they say, in thousandths of a reference device's.
     pub speeds: BTreeMap<NodeId, u32>,
-    /// What a boundary tensor takes from node to node, in microseconds, the lower number first. All
-    /// have the same length while a job runs, so there is nothing to tell latency from bandwidth by,
-    /// and nothing that would need it.
-    pub hops_us: BTreeMap<(NodeId, NodeId), f64>,
+    /// What a boundary tensor takes from node to node, the lower number first.
+    pub links: BTreeMap<(NodeId, NodeId), LinkTimes>,
+    /// From the last report to the verdict, in microseconds; nothing before one was waited for.
+    pub verdict_us: f64,
+}
+
+/// What a boundary tensor takes to another node, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LinkTimes {
+    /// However short it is; all of it, if there was nothing to tell its length by.
+    pub latency_us: f64,
+    /// For its length, in which the way carries no other.
+    pub occupancy_us: f64,
+}
+
+impl LinkTimes {
+    /// All of it.
+    #[must_use]
+    pub fn total_us(&self) -> f64 {
+        self.latency_us + self.occupancy_us
+    }
 }
 
 impl Known {
@@ -60,7 +81,9 @@ impl Known {
         match &self.calibration {
             Some(calibration) => {
                 let speeds = speeds.map(|permille| permille / 1000.0).collect();
-                Pace::calibrated(model, shape, calibration, (speeds, self.hop_us(nodes)))
+                let LinkTimes { latency_us, occupancy_us } = self.link(nodes);
+                let pace = Pace::calibrated(model, shape, calibration, (speeds, latency_us));
+                Pace { occupancy: occupancy_us, verdict: self.verdict_us, ..pace }
             }
             None => {
                 let fastest = speeds.clone().fold(1.0, f64::max);
@@ -74,15 +97,39 @@ impl Known {
     /// What the slowest link between neighbours in this order takes. One that was never used is
     /// taken for as fast as the others.
     #[must_use]
-    pub fn hop_us(&self, nodes: &[Seated]) -> f64 {
-        let mut sorted: Vec<f64> = self.hops_us.values().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        let usual = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
-        let hop = |pair: &[Seated]| {
+    pub fn link(&self, nodes: &[Seated]) -> LinkTimes {
+        let slower = |a: &LinkTimes, b: &LinkTimes| a.total_us().total_cmp(&b.total_us());
+        let mut sorted: Vec<LinkTimes> = self.links.values().copied().collect();
+        sorted.sort_by(slower);
+        let usual = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
+        let link = |pair: &[Seated]| {
             let (a, b) = (pair[0].0, pair[1].0);
-            self.hops_us.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
+            self.links.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
         };
-        nodes.windows(2).map(hop).fold(0.0, f64::max)
+        nodes.windows(2).map(link).max_by(slower).unwrap_or_default()
+    }
+}
+
+impl Known {
+    /// As people are told it.
+    #[must_use]
+    pub fn status(&self) -> PaceStatus {
+        let classes = self.calibration.map_or_else(ClassCosts::default, |found| found.classes);
+        let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {
+            let LayerCost { work, update: update_us, remade: recompute_us } = cost?;
+            let LayerWork { f: f_us, b: b_us, w: w_us, .. } = work;
+            let layer = class.name().to_owned();
+            Some(LayerPace { layer, f_us, b_us, w_us, update_us, recompute_us })
+        };
+        let link = |((a, b), link): (&(NodeId, NodeId), &LinkTimes)| {
+            let LinkTimes { latency_us, occupancy_us } = *link;
+            LinkPace { nodes: [*a, *b], latency_us, occupancy_us }
+        };
+        PaceStatus {
+            layers: LayerClass::ALL.into_iter().zip(classes).filter_map(layer).collect(),
+            links: self.links.iter().map(link).collect(),
+            verdict_us: (self.verdict_us > 0.0).then_some(self.verdict_us),
+        }
     }
 }
 
@@ -112,8 +159,14 @@ mod tests {
         load(&Sources::default()).expect("legal").config
     }
 
-    const CALIBRATION: Calibration =
-        Calibration { f_us: 1e-3, b_us: 2e-3, w_us: 3e-3, update_us: 1e-3 };
+    const CALIBRATION: Calibration = Calibration {
+        f_us: 1e-3,
+        b_us: 2e-3,
+        w_us: 3e-3,
+        update_us: 1e-3,
+        copies_us: None,
+        classes: [None; 4],
+    };
 
     #[test]
     fn nodes_are_as_fast_as_they_say_until_they_are_measured() {
@@ -130,21 +183,25 @@ mod tests {
 
     #[test]
     fn the_slowest_link_in_use_is_the_one_that_counts() {
-        let hops_us = BTreeMap::from([
-            ((NodeId(1), NodeId(2)), 100.0),
-            ((NodeId(1), NodeId(3)), 900.0),
-            ((NodeId(2), NodeId(3)), 300.0),
+        let link = |latency_us, occupancy_us| LinkTimes { latency_us, occupancy_us };
+        let links = BTreeMap::from([
+            ((NodeId(1), NodeId(2)), link(90.0, 10.0)),
+            ((NodeId(1), NodeId(3)), link(200.0, 700.0)),
+            ((NodeId(2), NodeId(3)), link(250.0, 50.0)),
         ]);
-        let known = Known { calibration: Some(CALIBRATION), hops_us, ..Known::default() };
-        let check = |nodes: &[u64], expected: f64| {
+        let calibration = Some(CALIBRATION);
+        let known = Known { calibration, links, verdict_us: 40.0, ..Known::default() };
+        let check = |nodes: &[u64], expected: (f64, f64)| {
             let nodes: Vec<Seated> = nodes.iter().map(|node| seat(*node, 1000)).collect();
-            assert_eq!(known.pace(&config(), &nodes).link, expected, "{nodes:?}");
+            let pace = known.pace(&config(), &nodes);
+            assert_eq!((pace.link, pace.occupancy), expected, "{nodes:?}");
+            assert_eq!(pace.verdict, 40.0);
         };
-        check(&[1, 2, 3], 300.0);
-        check(&[2, 1, 3], 900.0);
-        check(&[3, 1], 900.0);
-        check(&[2, 9], 300.0);
-        check(&[2], 0.0);
+        check(&[1, 2, 3], (250.0, 50.0));
+        check(&[2, 1, 3], (200.0, 700.0));
+        check(&[3, 1], (200.0, 700.0));
+        check(&[2, 9], (250.0, 50.0));
+        check(&[2], (0.0, 0.0));
     }
 
     #[test]

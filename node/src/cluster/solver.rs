@@ -108,8 +108,8 @@ struct Question {
     bytes_max: Option<Bytes>,
     /// By stage, in thousandths of a reference device's.
     speeds: Vec<u32>,
-    /// Of a boundary tensor, in whole microseconds.
-    hop_us: u64,
+    /// Of a boundary tensor, latency and occupancy, and of a verdict, in whole microseconds.
+    message_us: [u64; 3],
 }
 
 impl Question {
@@ -119,7 +119,7 @@ impl Question {
             is_ahead: window == Window::One,
             bytes_max: least_memory(nodes),
             speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
-            hop_us: pace.link.round() as u64,
+            message_us: [pace.link, pace.occupancy, pace.verdict].map(|us| us.round() as u64),
         }
     }
 }

@@ -1,16 +1,20 @@
 //! Where the time of a plan's steps goes: what stages tell of their work, measured in the way of a
 //! run in one process, and drawn as its trace. A plan is reviewed by it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
 
 use super::document::NamedJob;
-use crate::train::timing::{Bubbles, SLICES_TOLD_MAX, Slice, StepMeasure, Timing};
+use crate::train::timing::{
+    ARRIVALS_TOLD_MAX, Arrival, Bubbles, SLICES_TOLD_MAX, Slice, StepMeasure, Timing,
+};
 use crate::train::trace::trace;
 
 /// Operations of a program, over all stages, up to which its bubble is planned anew at each step:
@@ -23,6 +27,8 @@ pub struct Stopwatch {
     plan: Option<(Generation, Timing)>,
     stage_count: u32,
     is_small: bool,
+    /// By stage: what its layers took up to a report, and of which turn that was.
+    layers: BTreeMap<StageIndex, (Turn, LayerTimes)>,
 }
 
 impl Stopwatch {
@@ -33,6 +39,7 @@ impl Stopwatch {
         self.stage_count = plan.stages.len() as u32;
         let op_count: usize = plan.program.stages.iter().map(Vec::len).sum();
         self.is_small = op_count <= PLANNED_OPS_MAX;
+        self.layers.clear();
     }
 
     /// A stage of this plan tells what it did. What cannot have been is dropped.
@@ -41,6 +48,30 @@ impl Stopwatch {
         let is_known = of == *generation && stage.0 < self.stage_count;
         if is_known && slices.len() <= SLICES_TOLD_MAX && slices.iter().all(Slice::is_sound) {
             timing.record(stage, slices);
+        }
+    }
+
+    /// A stage of this plan tells what arrived when. What cannot have been is dropped.
+    pub fn record_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[Arrival]) {
+        if !self.takes(of, arrivals) {
+            return;
+        }
+        if let Some((_, timing)) = &mut self.plan {
+            timing.record_arrivals(of.1, arrivals);
+        }
+    }
+
+    fn takes(&self, (of, stage): (Generation, StageIndex), arrivals: &[Arrival]) -> bool {
+        let is_known = self.plan.as_ref().is_some_and(|(generation, _)| of == *generation)
+            && stage.0 < self.stage_count;
+        is_known && arrivals.len() <= ARRIVALS_TOLD_MAX && arrivals.iter().all(Arrival::is_sound)
+    }
+
+    /// A stage of this plan tells what its layers took. What cannot have been is dropped.
+    pub fn record_layers(&mut self, (turn, stage): (Turn, StageIndex), times: LayerTimes) {
+        let Some((generation, _)) = &self.plan else { return };
+        if turn.generation == *generation && stage.0 < self.stage_count && times.is_sound() {
+            self.layers.insert(stage, (turn, times));
         }
     }
 
@@ -55,7 +86,16 @@ impl Stopwatch {
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         let (generation, timing) = self.plan.as_ref()?;
-        (turn.generation == *generation).then(|| timing.measure(turn)).flatten()
+        if turn.generation != *generation {
+            return None;
+        }
+        let mut measure = timing.measure(turn)?;
+        for (stage, times) in (0..).map(StageIndex).zip(&mut measure.stages) {
+            if let Some((_, layers)) = self.layers.get(&stage).filter(|(of, _)| *of == turn) {
+                times.classes = class_costs(layers, timing.slice_count());
+            }
+        }
+        Some(measure)
     }
 
     /// The last steps of the plan as the text of a trace file.
@@ -93,5 +133,67 @@ fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
         injections: Vec::new(),
         copies_wanted: false,
         attest_every: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_trainer::model::{LayerClass, LayerPart};
+    use zbelastic_types::{Attempt, Step};
+
+    use super::*;
+    use crate::cluster::document::{DataName, JobDocument};
+    use crate::cluster::pace::book::tests::{config, plan};
+    use crate::train::timing::Arrived;
+
+    fn begun() -> (Stopwatch, PlanRecord) {
+        let (config, text) = (config(), DataName::of(b"text"));
+        let plan = plan(&config);
+        let job = JobDocument::new("test".to_owned(), config, String::new(), text);
+        let mut stopwatch = Stopwatch::default();
+        stopwatch.begin(&NamedJob { name: text.hash, job }, &plan);
+        (stopwatch, plan)
+    }
+
+    fn turn(generation: Generation) -> Turn {
+        Turn { generation, step: Step(1), attempt: Attempt(0) }
+    }
+
+    #[test]
+    fn times_of_layers_that_cannot_be_or_belong_elsewhere_are_dropped() {
+        let told = |generation: Generation, stage: u32, us: f64| {
+            let (mut stopwatch, plan) = begun();
+            let mut times = LayerTimes::default();
+            times.add(LayerClass::Mlp, LayerPart::Forward, us);
+            stopwatch.record_layers((turn(generation), StageIndex(stage)), times);
+            assert_eq!(plan.generation, Generation(1));
+            stopwatch.layers.len()
+        };
+        assert_eq!(told(Generation(1), 2, 5.0), 1);
+        assert_eq!(told(Generation(2), 2, 5.0), 0, "another plan");
+        assert_eq!(told(Generation(1), 3, 5.0), 0, "no such stage");
+        for us in [f64::NAN, -1.0, f64::INFINITY] {
+            assert_eq!(told(Generation(1), 2, us), 0, "{us}");
+        }
+    }
+
+    #[test]
+    fn arrivals_that_cannot_be_or_belong_elsewhere_are_dropped() {
+        let arrival = |at_us| {
+            let what = Arrived::Prefix { turn: turn(Generation(1)) };
+            Arrival { what, bytes: 0, at_us }
+        };
+        let (stopwatch, _) = begun();
+        let takes = |generation, stage, arrivals: &[Arrival]| {
+            stopwatch.takes((Generation(generation), StageIndex(stage)), arrivals)
+        };
+        let many = |count| vec![arrival(1.0); count];
+        assert!(takes(1, 2, &many(ARRIVALS_TOLD_MAX)));
+        assert!(!takes(1, 2, &many(ARRIVALS_TOLD_MAX + 1)), "more than one may tell");
+        assert!(!takes(2, 2, &many(1)), "another plan");
+        assert!(!takes(1, 3, &many(1)), "no such stage");
+        for at_us in [f64::NAN, -1.0, f64::INFINITY] {
+            assert!(!takes(1, 2, &[arrival(1.0), arrival(at_us)]), "{at_us}");
+        }
     }
 }

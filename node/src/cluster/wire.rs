@@ -4,11 +4,11 @@
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::model::LayerSpec;
+use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 use super::document::DataName;
-use crate::train::timing::Slice;
+use crate::train::timing::{Arrival, Slice};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +106,26 @@ pub enum NodeMessage {
         /// The mean cross-entropy.
         loss: f64,
     },
+    /// From workers to the leader: what the layers of a stage took between two reports. A controller
+    /// of an earlier version does not know it and drops it.
+    LayersTook {
+        /// The turn of the later report, which names the plan.
+        turn: Turn,
+        /// The stage.
+        stage: StageIndex,
+        /// What its layers took.
+        times: Box<LayerTimes>,
+    },
+    /// From workers to the leader: what arrived from other stages when, between two reports. A
+    /// controller of an earlier version does not know it and drops it.
+    Arrived {
+        /// The plan.
+        generation: Generation,
+        /// The stage.
+        stage: StageIndex,
+        /// What arrived, in order.
+        arrivals: Vec<Arrival>,
+    },
 }
 
 /// What a member asks a controller, apart from what people ask.
@@ -200,5 +220,49 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
     match postcard::take_from_bytes(bytes)? {
         (value, []) => Ok(value),
         (_, _) => Err(postcard::Error::DeserializeBadEncoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::{Flow, Pass};
+    use zbelastic_trainer::model::{LayerClass, LayerPart};
+    use zbelastic_types::Attempt;
+
+    use super::*;
+    use crate::train::timing::Arrived;
+
+    #[test]
+    fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {
+        const BYTES_MAX: usize = 512;
+        let mut times = LayerTimes::default();
+        for class in LayerClass::ALL {
+            for part in [LayerPart::Forward, LayerPart::Remake, LayerPart::Commit] {
+                times.add(class, part, 1234.5);
+            }
+        }
+        let turn = Turn { generation: Generation(1), step: Step(2), attempt: Attempt(3) };
+        let stage = StageIndex(4);
+        let message = NodeMessage::LayersTook { turn, stage, times: Box::new(times) };
+        let bytes = encode(&message);
+        assert!(bytes.len() <= BYTES_MAX, "{}", bytes.len());
+        assert_eq!(decode(&bytes), Ok(message));
+        assert!(decode::<NodeMessage>(&bytes[..bytes.len() - 1]).is_err(), "a part of it");
+    }
+
+    #[test]
+    fn arrivals_travel() {
+        let turn = Turn { generation: Generation(1), step: Step(2), attempt: Attempt(3) };
+        let of = StageIndex(0);
+        let (flow, pass) = (Flow::Backward, Pass::sliced(1, 2, 3));
+        let what = [
+            Arrived::Boundary { turn, flow, pass },
+            Arrived::Prefix { turn },
+            Arrived::Gradients { turn, of },
+        ];
+        let arrivals = what.map(|what| Arrival { what, bytes: 77, at_us: 1234.5 }).to_vec();
+        let stage = StageIndex(1);
+        let message = NodeMessage::Arrived { generation: Generation(1), stage, arrivals };
+        assert_eq!(decode(&encode(&message)), Ok(message));
     }
 }

@@ -244,7 +244,7 @@ fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &Shelf) {
     transport.set_frame_sink(Box::new(move |frame| {
         // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
         let input = match incoming(frame) {
-            Ok(Incoming::Whole(frame)) => DeviceInput::Host(HostInput::Peer(*frame)),
+            Ok(Incoming::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
             Ok(Incoming::Piece(piece)) => DeviceInput::Piece(piece),
             Err(_) => return,
         };
@@ -325,7 +325,9 @@ impl Worker {
             NodeMessage::KeepData(_)
             | NodeMessage::Took { .. }
             | NodeMessage::Moved { .. }
-            | NodeMessage::Evaluated { .. } => {}
+            | NodeMessage::Evaluated { .. }
+            | NodeMessage::LayersTook { .. }
+            | NodeMessage::Arrived { .. } => {}
         }
     }
 

@@ -6,9 +6,11 @@
 //! not work. Passes of a turn that was dropped are no work, so a rollback shows as a bubble. The
 //! plan is simulated with the medians of what passes took lately.
 
+mod arrivals;
 mod causes;
 mod measure;
 
+pub use arrivals::{ARRIVALS_TOLD_MAX, Arrival, Arrived};
 pub use causes::Causes;
 use causes::Profile;
 pub use measure::StepMeasure;
@@ -140,6 +142,8 @@ pub struct Timing {
     setup: Arc<StageSetup>,
     /// By stage, in order, of the last steps.
     slices: Vec<VecDeque<Slice>>,
+    /// By stage, in order.
+    arrivals: Vec<VecDeque<Arrival>>,
     /// When the first pass of each of the last steps began.
     starts_us: VecDeque<f64>,
     passes: BTreeMap<(ChunkIndex, Compute, SliceIndex), Samples>,
@@ -161,6 +165,7 @@ impl Timing {
         let stage_count = setup.plan.placement().stage_count() as usize;
         Self {
             slices: vec![VecDeque::new(); stage_count],
+            arrivals: vec![VecDeque::new(); stage_count],
             starts_us: VecDeque::new(),
             passes: BTreeMap::new(),
             steps: Samples::default(),
@@ -291,6 +296,11 @@ impl Timing {
         }
         let sum: f64 = took.iter().sum();
         (slice_count > 1 && sum > 0.0).then(|| took.iter().map(|time| time / sum).collect())
+    }
+
+    /// Slices that each microbatch is cut into.
+    pub fn slice_count(&self) -> u32 {
+        self.setup.plan.program.slice_count
     }
 
     /// What a stage did in the last steps.

@@ -13,6 +13,7 @@ mod events;
 mod folder;
 mod guard;
 mod memory;
+mod pace;
 mod place;
 mod reading;
 mod refusals;

@@ -245,5 +245,5 @@ pub(super) fn context<'c, B: Backend>(
 ) -> Context<'c, B> {
     let shape = setup.plan.batch.microbatch;
     let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
-    Context { backend, model: &setup.model, shape, place, angles }
+    Context { backend, model: &setup.model, shape, place, angles, timer: None }
 }

@@ -7,7 +7,7 @@ use zbelastic_kernels::{AllocateError, Backend, ViewMut};
 use zbelastic_types::{Bytes, Digest, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
-use crate::model::{LayerSpec, LayerState, ModelConfig, model_layers};
+use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
 use crate::stage::{Bench, InitialWeights, MemoryStore, SecondStore, StageSetup};
 
@@ -25,6 +25,8 @@ pub struct BackendModel<F> {
     pub device: F,
     /// Makes the second store of a stage, for so many bytes.
     pub store: MakeStore,
+    /// What layers of a stage are timed by, if they are.
+    pub clock: Option<fn() -> LayerClock>,
 }
 
 /// Makes a second store for so many bytes.
@@ -69,7 +71,8 @@ impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
         layers: &[Arc<LayerImage>],
     ) -> Result<Bench<B>, AllocateError> {
         let bench = Bench::new(setup, stage, (self.device)(DeviceUse::Stage))?;
-        let mut bench = bench.with_store(&self.store);
+        let timer = self.clock.map(|clock| LayerTimer::new(clock())).unwrap_or_default();
+        let mut bench = bench.with_store(&self.store).with_timer(timer);
         bench.restore(layers);
         Ok(bench)
     }

@@ -4,6 +4,7 @@ use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, ViewMu
 use zbelastic_types::Bytes;
 
 use super::config::{Family, LayerKind, ModelConfig};
+use super::layer_times::LayerPart;
 use super::layers::{
     Context, Logits, MicrobatchShape, Projections, Scratch, SlicePlace, embed_forward,
     embed_weights,
@@ -106,18 +107,20 @@ impl<B: Backend> Chunk<B> {
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
-        self.run_forward(context, batch, (Projections::Made, earlier), stash, logits)
+        let made = (Projections::Made, earlier);
+        self.run_forward((context, LayerPart::Forward), batch, made, stash, logits)
     }
 
     fn run_forward(
         &self,
-        context: &Context<'_, B>,
+        (context, part): (&Context<'_, B>, LayerPart),
         batch: &Batch,
         (projections, earlier): (Projections, &[&mut PassStash<B::Buffer>]),
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
         let mut loss = None;
+        context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
             let (before, after) = residuals.split_at_mut(index + 1);
@@ -134,6 +137,7 @@ impl<B: Backend> Chunk<B> {
                     loss = Some(stash.forward(context, state, x, &batch.targets, logits));
                 }
             }
+            context.pass(state.spec.kind, part);
         }
         loss
     }
@@ -154,11 +158,13 @@ impl<B: Backend> Chunk<B> {
             Recompute::Full => {
                 let is_cut = context.place.is_cut();
                 let projections = if is_cut { Projections::Found } else { Projections::Made };
-                self.run_forward(context, batch, (projections, earlier), stash, logits);
+                let made = (projections, earlier);
+                self.run_forward((context, LayerPart::Remake), batch, made, stash, logits);
                 return;
             }
             Recompute::Selective(ops) => ops,
         };
+        context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
             let x = &residuals[index];
@@ -170,6 +176,7 @@ impl<B: Backend> Chunk<B> {
                 LayerStash::Mlp(stash) => stash.recompute(context, state, x, ops),
                 LayerStash::Head(stash) => stash.recompute(context, state, x, ops),
             }
+            context.pass(state.spec.kind, LayerPart::Remake);
         }
     }
 
@@ -195,6 +202,7 @@ impl<B: Backend> Chunk<B> {
         mut logits: Option<&mut Logits<B::Buffer>>,
         scratch: &mut Scratch<B::Buffer>,
     ) {
+        context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate().rev() {
             let (before, after) = residuals.split_at_mut(index + 1);
@@ -214,6 +222,7 @@ impl<B: Backend> Chunk<B> {
                     stash.backward_input(context, state, loss, logits, x, scratch);
                 }
             }
+            context.pass(state.spec.kind, LayerPart::InputGradient);
         }
     }
 
@@ -266,7 +275,9 @@ impl<B: Backend> Chunk<B> {
         if let (Some(state), Some(LayerStash::Head(stash))) =
             (self.layers.last_mut(), stash.layers.last())
         {
+            context.begin();
             stash.matrix_weights(context, state, logits, accumulate);
+            context.pass(state.spec.kind, LayerPart::EarlyWeightGradient);
         }
     }
 
@@ -278,6 +289,7 @@ impl<B: Backend> Chunk<B> {
         stash: &PassStash<B::Buffer>,
         accumulate: Accumulate,
     ) {
+        context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
             let gradient = &residuals[index + 1];
@@ -291,6 +303,7 @@ impl<B: Backend> Chunk<B> {
                 }
                 LayerStash::Head(stash) => stash.norm_weights(context, state, accumulate),
             }
+            context.pass(state.spec.kind, LayerPart::WeightGradient);
         }
     }
 }

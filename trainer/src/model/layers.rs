@@ -15,7 +15,8 @@ pub(super) use stash::PartsMut;
 use zbelastic_kernels::{Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, Rows};
 use zbelastic_types::SliceIndex;
 
-use super::config::{Family, ModelConfig};
+use super::config::{Family, LayerKind, ModelConfig};
+use super::layer_times::{LayerPart, LayerTimer};
 use super::parts::{LinearParts, NormParts};
 use super::space::Space;
 use super::state::LayerState;
@@ -75,9 +76,21 @@ pub struct Context<'a, B: Backend> {
     pub place: SlicePlace,
     /// Rotary angles of its positions, if the family has them.
     pub angles: Option<&'a B::Buffer>,
+    /// What is told where layers begin and end.
+    pub timer: Option<&'a LayerTimer>,
 }
 
 impl<B: Backend> Context<'_, B> {
+    /// The first layer of a pass begins.
+    pub(super) fn begin(&self) {
+        self.timer.inspect(|timer| timer.begin());
+    }
+
+    /// A layer is done, and the next one begins.
+    pub(super) fn pass(&self, kind: LayerKind, part: LayerPart) {
+        self.timer.inspect(|timer| timer.pass(kind, part));
+    }
+
     fn rows(&self) -> Rows {
         Rows { count: self.shape.rows(), width: self.model.width as usize }
     }

@@ -13,7 +13,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{LayerWork, Pace, Plan, plan_period};
+use super::{Pace, Plan, plan_period};
 
 /// The share by which a step may grow that counts as none: a simulation is not better than that.
 pub const PERIOD_GROWTH: f64 = 0.02;
@@ -100,7 +100,7 @@ pub fn judge(
     if now <= should * (1.0 + PERIOD_GROWTH) {
         return Judgement::Within;
     }
-    let stages_alone = Pace { link: planned.link, ..found.clone() };
+    let stages_alone = Pace { link: planned.link, occupancy: planned.occupancy, ..found.clone() };
     // A machine that is slow is slow to take in messages, too: they are to blame for what stages
     // alone do not explain.
     let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);
@@ -189,16 +189,14 @@ impl<'a> Comparison<'a> {
         if !least.is_finite() || least <= 0.0 {
             return None;
         }
-        let scaled = |work: &LayerWork| LayerWork {
-            f: work.f * least,
-            b: work.b * least,
-            w: work.w * least,
-            w_early: work.w_early * least,
-        };
         let expected = Pace {
-            layers: planned.layers.iter().map(scaled).collect(),
-            // What an update takes is the same whoever holds the layers: it does not drift.
+            layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
+            // What an update, R, a copy or a verdict takes is the same whoever holds the layers: it
+            // does not drift.
             updates: found.updates.clone(),
+            remakes: found.remakes.clone(),
+            copies: found.copies.clone(),
+            verdict: found.verdict,
             ..planned.clone()
         };
         Some(Self { plan, expected, found, ratios })
@@ -225,8 +223,8 @@ impl<'a> Comparison<'a> {
     fn of_link(&self) -> Drift {
         Drift {
             part: DriftedPart::Link,
-            expected: self.expected.link,
-            found: self.found.link,
+            expected: self.expected.link + self.expected.occupancy,
+            found: self.found.link + self.found.occupancy,
             slack: link_slack(self.plan, &self.expected),
             gain: 0.0,
         }

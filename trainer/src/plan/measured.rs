@@ -1,14 +1,17 @@
 //! What passes were found to take, as a pace: how fast each stage's machine is, and what the work
-//! that is counted takes on a machine of speed 1.
+//! takes on a machine of speed 1.
 //!
-//! A stage tells what its passes took, all its layers together. Two things are read from that. One
-//! is a speed for each stage: the work of its layers, as it is counted, over the time. The other is
-//! common to all stages: how F, B and W compare, which the counting does not know. A layer that
-//! takes longer than it is counted makes its stage look slow; a plan that is made for that gives the
-//! stage less to do, which is what should be done, and is measured again.
+//! A stage tells what its passes took as a whole, and what the layers of each class took of that. So a
+//! layer that takes longer than it is counted (the head beside a large softmax, the embedding, which is
+//! no product at all) is told from a machine that is slow. Where layers were not timed, speeds follow
+//! from the work of a stage as it is counted, and how F, B and W compare is common to all: then such a
+//! layer makes its stage look slow, and the next plan gives the stage less to do.
 
-use super::{LayerWork, Pace, TokenWork, layer_work};
-use crate::model::{MicrobatchShape, ModelConfig, model_layers};
+use super::layer_costs::{TimedLayers, costs_at_speed_one};
+use super::rates::{Columns, rates, speeds};
+use super::{ClassCosts, LayerCost, LayerWork, Pace, layer_work};
+use crate::model::{LayerClass, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_types::LayerId;
 
 /// What a stage took, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,6 +26,10 @@ pub struct StageTimes {
     pub bw: f64,
     /// The update of a step.
     pub update: f64,
+    /// What a layer took, where layers were timed.
+    pub classes: ClassCosts,
+    /// Copies to the second store and back, all of a step.
+    pub copies: f64,
 }
 
 impl StageTimes {
@@ -46,6 +53,10 @@ pub struct StageSample {
     pub work: LayerWork,
     /// Weights of its layers.
     pub weights: f64,
+    /// Layers of each class.
+    pub layers: [f64; LayerClass::COUNT],
+    /// What its copies of a step are counted to take ([`Pace::estimated`]).
+    pub copied: f64,
     /// How fast its machine says it is.
     pub said: f64,
     /// What it took.
@@ -62,35 +73,42 @@ impl StageSample {
         (said, times): (f64, StageTimes),
     ) -> Self {
         let (works, specs) = (layer_work(model, shape), model_layers(model));
-        let mut sample = Self { work: LayerWork::default(), weights: 0.0, said, times };
+        let (work, layer_counts) = (LayerWork::default(), [0.0; LayerClass::COUNT]);
+        let mut sample =
+            Self { work, weights: 0.0, layers: layer_counts, copied: 0.0, said, times };
         for layer in layers {
-            let LayerWork { f, b, w, w_early } = works[layer as usize];
-            sample.work.f += f;
-            sample.work.b += b;
-            sample.work.w += w;
-            sample.work.w_early += w_early;
+            sample.work = sample.work + works[layer as usize];
             sample.weights += specs[layer as usize].len() as f64;
+            sample.layers[LayerClass::of(model.layer_kind(LayerId(layer))).index()] += 1.0;
         }
         sample
     }
 
-    /// The work of F, of B and of W.
-    fn works(&self) -> [f64; 3] {
-        [self.work.f, self.work.b, self.work.w]
-    }
-
     /// Whether something can be read from it: it was given work, and took time.
     fn is_telling(&self) -> bool {
-        let times = [self.times.passes(), self.times.update, self.said];
+        let times = [self.times.passes(), self.times.update, self.times.copies, self.said];
         let are_times = times.iter().all(|time| time.is_finite() && *time >= 0.0);
-        are_times && self.times.passes() > 0.0 && self.work.total() > 0.0 && self.said > 0.0
+        // The embedding is no product, so it is counted as no work; it may have been timed.
+        let has_work = self.work.total() > 0.0 || self.by_class().is_some();
+        are_times && self.times.passes() > 0.0 && has_work && self.said > 0.0
+    }
+
+    fn as_counted(&self) -> Columns {
+        let work = vec![self.work.f, self.work.b, self.work.w];
+        Columns { said: self.said, work, took: self.times.split(self.work).to_vec() }
+    }
+
+    fn by_class(&self) -> Option<(Columns, TimedLayers)> {
+        let layers = TimedLayers::new(self.layers, &self.times)?;
+        let (work, took) = layers.columns();
+        Some((Columns { said: self.said, work, took }, layers))
     }
 }
 
-/// What counted work takes on a machine of speed 1, in microseconds.
+/// What work takes on a machine of speed 1, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
-    /// A floating-point operation of F.
+    /// A floating-point operation of F, as it is counted.
     pub f_us: f64,
     /// Of B.
     pub b_us: f64,
@@ -98,62 +116,49 @@ pub struct Calibration {
     pub w_us: f64,
     /// The update of a weight.
     pub update_us: f64,
+    /// What copies take of what they are counted to take, if there were any.
+    pub copies_us: Option<f64>,
+    /// What a layer takes; where that is not known, what is counted takes as long as is said above.
+    pub classes: ClassCosts,
 }
 
-/// What counted work takes, and by stage the speed it was done at: `None` for a stage that tells
-/// nothing. Of stages as fast as they say, half are above speed and half below; a machine's speed is
-/// told in the unit in which machines say theirs. `None` if no stage tells anything.
+/// What work takes, and by stage the speed it was done at: `None` for a stage that tells nothing. Of
+/// stages as fast as they say, half are above speed and half below; a machine's speed is told in the
+/// unit in which machines say theirs. `None` if no stage tells anything.
 #[must_use]
 pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>>)> {
-    let telling = || stages.iter().filter(|stage| stage.is_telling());
-    let mut rates = Rates::new(telling(), |stage| stage.said);
-    for _ in 0..ROUNDS {
-        let before = rates;
-        rates = Rates::new(telling(), |stage| before.speed(stage));
-    }
-    let pace = |stage: &StageSample| rates.speed(stage);
-    let middle = median(telling().map(|stage| pace(stage) / stage.said).collect())?;
-    let speed = |stage: &StageSample| stage.is_telling().then(|| pace(stage) / middle);
-    let speeds: Vec<Option<f64>> = stages.iter().map(speed).collect();
-    let update = |(stage, speed): (&StageSample, &Option<f64>)| {
-        Some(stage.times.update * (*speed)? / stage.weights.max(1.0))
+    let telling: Vec<&StageSample> = stages.iter().filter(|stage| stage.is_telling()).collect();
+    let counted: Vec<Columns> = telling.iter().map(|stage| stage.as_counted()).collect();
+    let timed: Option<Vec<_>> = telling.iter().map(|stage| stage.by_class()).collect();
+    let (columns, layers): (Vec<Columns>, Vec<TimedLayers>) = match timed {
+        Some(timed) => timed.into_iter().unzip(),
+        None => (counted.clone(), Vec::new()),
     };
-    let update_us = median(stages.iter().zip(&speeds).filter_map(update).collect())?;
-    let [f_us, b_us, w_us] = rates.0.map(|rate| rate / middle);
-    Some((Calibration { f_us, b_us, w_us, update_us }, speeds))
+    let mut found = speeds(&columns);
+    let as_said = telling.iter().zip(&found).map(|(stage, speed)| speed / stage.said);
+    let middle = median(as_said.collect())?;
+    found.iter_mut().for_each(|speed| *speed /= middle);
+    let updates = telling.iter().zip(&found);
+    let update =
+        |(stage, speed): (&&StageSample, &f64)| stage.times.update * speed / stage.weights.max(1.0);
+    let update_us = median(updates.map(update).collect())?;
+    let [f_us, b_us, w_us] = rates(&counted, &found)[..] else { return None };
+    let copies_us = copies_us(telling.iter().copied().zip(found.iter().copied()));
+    let layers: Vec<(TimedLayers, f64)> = layers.into_iter().zip(found.iter().copied()).collect();
+    let classes = costs_at_speed_one(&layers);
+    let mut found = found.into_iter();
+    let speeds = stages.iter().map(|stage| stage.is_telling().then(|| found.next()).flatten());
+    let calibration = Calibration { f_us, b_us, w_us, update_us, copies_us, classes };
+    Some((calibration, speeds.collect()))
 }
 
-/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
-/// agree; were they to agree at all, a few leave nothing that could be measured.
-const ROUNDS: u32 = 12;
-
-/// What an operation of F, of B and of W takes on a machine of speed 1.
-#[derive(Clone, Copy)]
-struct Rates([f64; 3]);
-
-impl Rates {
-    /// From stages whose speeds are given: without these a slow one with much W makes W look slow.
-    fn new<'a>(
-        stages: impl Iterator<Item = &'a StageSample>,
-        speed: impl Fn(&StageSample) -> f64,
-    ) -> Self {
-        let (mut times, mut works) = ([0.0; 3], [0.0; 3]);
-        for stage in stages {
-            let (took, work) = (stage.times.split(stage.work), stage.works());
-            for pass in 0..3 {
-                times[pass] += took[pass] * speed(stage);
-                works[pass] += work[pass];
-            }
-        }
-        Self([0, 1, 2].map(|pass| times[pass] / works[pass].max(f64::MIN_POSITIVE)))
-    }
-
-    /// How fast a stage was.
-    fn speed(&self, stage: &StageSample) -> f64 {
-        let work = stage.works();
-        let as_others: f64 = [0, 1, 2].map(|pass| work[pass] * self.0[pass]).iter().sum();
-        as_others / stage.times.passes()
-    }
+/// What copies take of what they are counted to take.
+fn copies_us<'a>(stages: impl Iterator<Item = (&'a StageSample, f64)>) -> Option<f64> {
+    let copying = stages.filter(|(stage, _)| stage.copied > 0.0);
+    let (counted, took) = copying.fold((0.0, 0.0), |(counted, took), (stage, speed)| {
+        (counted + stage.copied, took + stage.times.copies * speed)
+    });
+    (counted > 0.0).then(|| took / counted)
 }
 
 /// The middle one; of an even number the upper of the two, so that of two machines the slower one
@@ -176,6 +181,41 @@ pub fn rounded_speed(speed: f64) -> f64 {
     if far.abs() < AS_SAID.ln_1p() { 1.0 } else { ((far / step).round() * step).exp() }
 }
 
+impl Calibration {
+    /// What counted work takes.
+    fn of_counted(&self, work: LayerWork) -> LayerWork {
+        LayerWork {
+            f: work.f * self.f_us,
+            b: work.b * self.b_us,
+            w: work.w * self.w_us,
+            w_early: work.w_early * self.w_us,
+        }
+    }
+
+    /// The same, with classes of layers left as they were known before where what is found of them
+    /// differs from that by no more than machines vary: what a plan is made with does not follow noise.
+    /// All may have become slower alike, so a class is held against the halves of blocks.
+    #[must_use]
+    pub fn steadied(self, before: Option<&Self>) -> Self {
+        let Some(before) = before else { return self };
+        let blocks = |of: &Self| -> Option<f64> {
+            let halves = [LayerClass::Attention, LayerClass::Mlp];
+            halves.map(|class| Some(of.classes[class.index()]?.work.total())).into_iter().sum()
+        };
+        let Some((now, then)) = blocks(&self).zip(blocks(before)) else { return self };
+        let scale = now / then.max(f64::MIN_POSITIVE);
+        let steady = |(found, was): (&Option<LayerCost>, &Option<LayerCost>)| {
+            let (found, was) = ((*found)?, was.or(*found)?);
+            let share = found.work.total() / (was.work.total() * scale).max(f64::MIN_POSITIVE);
+            let is_as_before = share.ln().abs() < AS_SAID.ln_1p();
+            let work = if is_as_before { was.work.scaled(scale) } else { found.work };
+            Some(LayerCost { work, ..found })
+        };
+        let mut each = self.classes.iter().zip(&before.classes).map(steady);
+        Self { classes: self.classes.map(|_| each.next().flatten()), ..self }
+    }
+}
+
 impl Pace {
     /// As it was measured, in microseconds.
     #[must_use]
@@ -185,21 +225,26 @@ impl Pace {
         calibration: &Calibration,
         (speeds, link): (Vec<f64>, f64),
     ) -> Self {
-        let Calibration { f_us, b_us, w_us, update_us } = calibration;
-        let took = |work: LayerWork| LayerWork {
-            f: work.f * f_us,
-            b: work.b * b_us,
-            w: work.w * w_us,
-            w_early: work.w_early * w_us,
-        };
-        let layers = layer_work(model, shape).into_iter().map(took).collect();
+        let Calibration { f_us, update_us, classes, .. } = calibration;
         let specs = model_layers(model);
-        let updates = specs.iter().map(|spec| spec.len() as f64 * update_us).collect();
-        // Copies are not measured in a run; they are as long beside F as they are counted to be.
-        let copies = Pace::estimated(model, shape).copies;
-        let copies = copies.into_iter().map(|copy| copy * f_us).collect();
-        let token = TokenWork::new(model);
-        Self { layers, updates, copies, speeds, link, verdict: 0.0, token }
+        let found = |layer: usize| classes[LayerClass::of(specs[layer].kind).index()];
+        let counted = layer_work(model, shape).into_iter().enumerate();
+        let took = |(layer, work): (usize, LayerWork)| match found(layer) {
+            Some(cost) => cost.work,
+            None => calibration.of_counted(work),
+        };
+        let update = |layer: usize| match found(layer) {
+            Some(cost) => cost.update,
+            None => specs[layer].len() as f64 * update_us,
+        };
+        let layers = counted.map(took).collect();
+        let updates = (0..specs.len()).map(update).collect();
+        let remakes = (0..specs.len()).map(|layer| found(layer)?.remade).collect();
+        // Copies of a run that has none are as long beside F as they are counted to be.
+        let copy_us = calibration.copies_us.unwrap_or(*f_us);
+        let counted = Pace::estimated(model, shape);
+        let copies = counted.copies.iter().map(|copy| copy * copy_us).collect();
+        Self { layers, updates, copies, remakes, speeds, link, ..counted }
     }
 }
 
@@ -215,8 +260,15 @@ mod tests {
     /// So much work, F and B at a microsecond each, W at three, on a machine so fast.
     fn timed(size: f64, speed: f64) -> StageSample {
         let [f, b, w] = [size, 2.0 * size, 3.0 * size].map(|time| time / speed);
-        let times = StageTimes { f, b, w, bw: 0.0, update: 5.0 * size / speed };
-        StageSample { work: work(size), weights: 10.0 * size, said: 1.0, times }
+        let times = StageTimes { f, b, w, update: 5.0 * size / speed, ..ZERO };
+        StageSample {
+            work: work(size),
+            weights: 10.0 * size,
+            layers: [0.0; 4],
+            copied: 0.0,
+            said: 1.0,
+            times,
+        }
     }
 
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {
@@ -231,7 +283,14 @@ mod tests {
         near(found.update_us, calibration.update_us);
     }
 
-    const ALIKE: Calibration = Calibration { f_us: 1.0, b_us: 1.0, w_us: 3.0, update_us: 0.5 };
+    const ALIKE: Calibration = Calibration {
+        f_us: 1.0,
+        b_us: 1.0,
+        w_us: 3.0,
+        update_us: 0.5,
+        copies_us: None,
+        classes: [None; 4],
+    };
 
     #[test]
     fn machines_that_are_alike_have_the_same_speed_whatever_they_were_given() {
@@ -259,7 +318,7 @@ mod tests {
             let [f, b, w] = work;
             let times = StageTimes { f: f / speed, b: 2.0 * b / speed, w: 5.0 * w / speed, ..ZERO };
             let work = LayerWork { f, b, w, w_early: 0.0 };
-            StageSample { work, weights: 1.0, said: 1.0, times }
+            StageSample { work, weights: 1.0, layers: [0.0; 4], copied: 0.0, said: 1.0, times }
         };
         let stages = [
             shaped([1.0, 2.0, 0.5], 1.0),
@@ -274,7 +333,15 @@ mod tests {
         assert!((found.w_us / found.f_us / 5.0 - 1.0).abs() < 1e-3, "{found:?}");
     }
 
-    const ZERO: StageTimes = StageTimes { f: 0.0, b: 0.0, w: 0.0, bw: 0.0, update: 0.0 };
+    const ZERO: StageTimes = StageTimes {
+        f: 0.0,
+        b: 0.0,
+        w: 0.0,
+        bw: 0.0,
+        update: 0.0,
+        classes: [None; 4],
+        copies: 0.0,
+    };
 
     #[test]
     fn a_machine_as_fast_as_it_says_is_the_measure_of_others() {
@@ -288,7 +355,7 @@ mod tests {
     fn a_fused_pass_is_shared_out_as_it_is_counted() {
         let fused = |stage: StageSample| {
             let StageTimes { f, b, w, update, .. } = stage.times;
-            StageSample { times: StageTimes { f, b: 0.0, w: 0.0, bw: b + w, update }, ..stage }
+            StageSample { times: StageTimes { f, bw: b + w, update, ..ZERO }, ..stage }
         };
         let stages = [fused(timed(3.0, 1.0)), fused(timed(3.0, 0.5))];
         let (found, speeds) = calibrate(&stages).expect("they tell something");

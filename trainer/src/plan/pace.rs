@@ -25,10 +25,15 @@ pub struct Pace {
     pub updates: Vec<f64>,
     /// By layer: what its part of a pass takes to leave, and again to come back, on a stage of speed 1.
     pub copies: Vec<f64>,
+    /// By layer: what R of it takes, on a stage of speed 1; nothing where it follows from F, because it
+    /// was not timed.
+    pub remakes: Vec<Option<f64>>,
     /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
     pub speeds: Vec<f64>,
-    /// From the end of a pass to the arrival of its result on another stage.
+    /// From when a result has left its stage to its arrival on another one.
     pub link: f64,
+    /// How long a result takes to leave: a microbatch's bytes over the bandwidth.
+    pub occupancy: f64,
     /// From the last report to the verdict.
     pub verdict: f64,
     /// How work grows along a sequence: it says what share of it each slice takes.
@@ -44,8 +49,17 @@ impl Pace {
         let sizes = Sizes::whole(model, shape);
         let copy = |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * left_bytes(&sizes, layer).0 as f64;
         let copies = (0..model.layer_count()).map(copy).collect();
-        let (speeds, link, verdict) = (Vec::new(), 0.0, 0.0);
-        Self { layers, updates, copies, speeds, link, verdict, token: TokenWork::new(model) }
+        Self {
+            layers,
+            updates,
+            copies,
+            remakes: Vec::new(),
+            speeds: Vec::new(),
+            link: 0.0,
+            occupancy: 0.0,
+            verdict: 0.0,
+            token: TokenWork::new(model),
+        }
     }
 
     /// The speed of a stage.
@@ -67,7 +81,7 @@ impl Pace {
             chunks: self.chunk_times(placement, &plan.chunks),
             slice_shares: self.slice_shares(plan),
             link: self.link,
-            occupancy: 0.0,
+            occupancy: self.occupancy,
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: self.memory_costs(plan),
@@ -83,19 +97,21 @@ impl Pace {
         cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
     }
 
-    /// What R takes: F again, or attention alone, because what else is made again without a product
+    /// What R takes, as it was timed, or else F again, or attention alone, because what else is made again without a product
     /// takes next to nothing. What is copied is copied whole, whether or not parts of it were given up, by
     /// the stage itself: a stage is a thread on a processor.
     pub(super) fn memory_costs(&self, plan: &Plan) -> MemoryCosts {
         let again = |layer: u32| {
             let LayerWork { f, w, .. } = self.layers[layer as usize];
-            match plan.recompute {
-                Recompute::None => 0.0,
+            let found = self.remakes.get(layer as usize).copied().flatten();
+            let counted = match plan.recompute {
+                Recompute::None => return 0.0,
                 Recompute::Full => f,
                 // What F does beyond its products, of which W does each once as well.
                 Recompute::Selective(ops) if ops.attention => (f - w).max(0.0),
                 Recompute::Selective(_) => 0.0,
-            }
+            };
+            found.unwrap_or(counted)
         };
         let times = |(chunk, layers): (u32, &LayerRange)| {
             let stage = plan.placement().stage_of(zbelastic_types::ChunkIndex(chunk));

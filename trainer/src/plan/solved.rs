@@ -154,7 +154,7 @@ impl PlanPasses {
             chunks,
             limits,
             link: request.pace.link,
-            occupancy: 0.0,
+            occupancy: request.pace.occupancy,
             microbatch_count: request.batch.microbatch_count,
             ending: Ending {
                 window: request.window,
@@ -190,7 +190,7 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         chunks: pace.chunk_times(placement, &plan.chunks).into_iter().map(costs).collect(),
         limits: vec![f64::INFINITY; placement.stage_count() as usize],
         link: pace.link,
-        occupancy: 0.0,
+        occupancy: pace.occupancy,
         microbatch_count: plan.batch.microbatch_count,
         ending: Ending::default(),
         relief: Relief::default(),

@@ -28,6 +28,26 @@ impl LayerWork {
     pub fn total(&self) -> f64 {
         self.f + self.b + self.w
     }
+
+    /// So many times as much of each.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        let Self { f, b, w, w_early } = self;
+        Self { f: f * factor, b: b * factor, w: w * factor, w_early: w_early * factor }
+    }
+}
+
+impl std::ops::Add for LayerWork {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            f: self.f + other.f,
+            b: self.b + other.b,
+            w: self.w + other.w,
+            w_early: self.w_early + other.w_early,
+        }
+    }
 }
 
 /// The work of every layer, in order.

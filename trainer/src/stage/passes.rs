@@ -20,8 +20,8 @@ use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, MicrobatchShape, ModelConfig, Recompute, Scratch,
-    Sizes, Space, model_layers, slice_angles,
+    Chunk, Context, LayerPart, LayerRange, LayerState, LayerTimer, MicrobatchShape, ModelConfig,
+    Recompute, Scratch, Sizes, Space, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
@@ -51,6 +51,7 @@ pub struct Bench<B: Backend> {
     step_count: u64,
     /// One over the tokens of a step: the loss is their mean.
     loss_scale: f32,
+    timer: LayerTimer,
 }
 
 impl<B: Backend> Bench<B> {
@@ -118,6 +119,7 @@ impl<B: Backend> Bench<B> {
             optimizer,
             step_count,
             loss_scale,
+            timer: LayerTimer::default(),
         })
     }
 
@@ -125,6 +127,18 @@ impl<B: Backend> Bench<B> {
     #[must_use]
     pub fn with_store(self, make: impl FnOnce(Bytes) -> Box<dyn SecondStore>) -> Self {
         Self { store: make(self.away_bytes), ..self }
+    }
+
+    /// The same with a clock for its layers.
+    #[must_use]
+    pub fn with_timer(self, timer: LayerTimer) -> Self {
+        Self { timer, ..self }
+    }
+
+    /// What tells how long layers take, if somebody has given it a clock.
+    #[must_use]
+    pub const fn timer(&self) -> &LayerTimer {
+        &self.timer
     }
 
     /// The device.
@@ -186,6 +200,7 @@ impl<B: Backend> Bench<B> {
             shape,
             place: self.cut.place(pass.slice),
             angles: self.angles.get(pass.slice.index()),
+            timer: Some(&self.timer),
         };
         let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
         let scratch = self.scratch.get_mut(&shape.sequence_len);
@@ -240,7 +255,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
-        self.with_update(order, |backend, layer, update| {
+        self.with_update(order, LayerPart::Candidate, |backend, layer, update| {
             compute_candidate(backend, layer, update);
         });
     }
@@ -251,7 +266,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn commit(&mut self, order: UpdateOrder) {
-        self.with_update(order, |backend, layer, update| {
+        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
             commit(backend, layer, update, order.step);
         });
     }
@@ -447,14 +462,21 @@ impl<B: Backend> Bench<B> {
     fn with_update(
         &mut self,
         order: UpdateOrder,
+        part: LayerPart,
         mut change: impl FnMut(&B, &mut LayerState<B>, &Update<'_>),
     ) {
         let UpdateOrder { step, number, clip } = order;
         let lr = self.optimizer.lr_at(step, self.step_count);
         let config = self.optimizer.clone();
         let update = Update { config: &config, lr, number, clip };
+        let timer = std::mem::take(&mut self.timer);
+        timer.begin();
         let (backend, layers) = self.update_layers();
-        layers.for_each(|layer| change(backend, layer, &update));
+        for layer in layers {
+            change(backend, layer, &update);
+            timer.pass(layer.spec.kind, part);
+        }
+        self.timer = timer;
     }
 }
 

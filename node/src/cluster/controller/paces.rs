@@ -10,6 +10,7 @@ use zbelastic_trainer::plan::{Judgement, Stakes};
 use zbelastic_types::{Digest, NodeId};
 
 use super::Controller;
+use crate::api::PaceStatus;
 use crate::cluster::pace::book::{PaceBook, retain_members};
 use crate::cluster::pace::watch::Watch;
 use crate::cluster::pace::{Known, Seated, plan_reason};
@@ -30,6 +31,8 @@ pub(super) struct Paces {
     known: Known,
     /// What the plan in force was made with.
     planned: Known,
+    /// What the last steps took that were looked at, whether or not it is believed.
+    measured: Option<Known>,
     book: PaceBook,
     watch: Watch,
     /// Why the plan in force does not fit, if it does not.
@@ -52,6 +55,11 @@ impl Paces {
         self.book.clear();
         self.watch.begin(&plan.reason);
         self.drift = None;
+    }
+
+    /// What was measured last, as people are told it.
+    pub(super) fn status(&self) -> Option<PaceStatus> {
+        self.measured.as_ref().map(Known::status)
     }
 
     /// How fast a node is taken to be.
@@ -77,7 +85,10 @@ impl Controller {
             }
             Change::Members(_) => {
                 let members = self.core.state().members();
-                retain_members(&mut self.paces.known, |node| members.contains_key(&node));
+                let Paces { known, measured, .. } = &mut self.paces;
+                for known in std::iter::once(known).chain(measured) {
+                    retain_members(known, |node| members.contains_key(&node));
+                }
             }
             Change::Planned(_)
             | Change::Ready(_)
@@ -90,41 +101,51 @@ impl Controller {
         }
     }
 
-    /// Has the plan in force judged, if that is due and this node leads.
+    /// Looks at what steps took, if that is due, and if this node leads has the plan judged by it.
     fn review_plan(&mut self) {
-        if !self.leads() || !self.paces.watch.is_due() {
+        if !self.paces.watch.is_due() {
             return;
         }
-        let is_asked = self.review().is_some_and(|review| self.solver.review(review));
+        let measured = self.measured();
+        if let Some((_, found)) = &measured {
+            self.paces.measured = Some(found.clone());
+        }
+        let review = measured.filter(|_| self.leads()).and_then(|measured| self.review(measured));
+        let is_asked = review.is_some_and(|review| self.solver.review(review));
         if !is_asked {
             self.paces.watch.give_up_review();
         }
         self.paces.book.clear();
     }
 
-    fn review(&self) -> Option<Review> {
+    /// What the last steps of the plan in force took, and who stands at its stages.
+    fn measured(&self) -> Option<(Vec<Seated>, Known)> {
         let (state, job) = (self.core.state(), self.chronicle.job()?);
-        let config = &job.job.config;
-        match config.elastic.replan {
-            ReplanPolicy::Drift => {}
-            ReplanPolicy::Never => return None,
-        }
-        let spec = state.running_spec()?.clone();
-        let plan = state.plan().filter(|plan| plan.phase == PlanPhase::Running)?;
-        if state.next_plan().is_some() {
-            return None;
-        }
-        let plan = plan.record.clone();
+        let plan = &state.plan().filter(|plan| plan.phase == PlanPhase::Running)?.record;
         let seat = |holder: &zbelastic_consensus::member::Holder| {
             Some((holder.node, state.members().get(&holder.node)?.resources))
         };
         let nodes: Vec<Seated> = plan.stages.iter().map(seat).collect::<Option<_>>()?;
-        let Paces { known, planned, book, .. } = &self.paces;
-        let found = book.found(known, config, (&plan, &nodes))?;
+        let Paces { known, book, .. } = &self.paces;
+        let found = book.found(known, &job.job.config, (plan, &nodes))?;
+        Some((nodes, found))
+    }
+
+    fn review(&self, (nodes, found): (Vec<Seated>, Known)) -> Option<Review> {
+        let (state, job) = (self.core.state(), self.chronicle.job()?);
+        match job.job.config.elastic.replan {
+            ReplanPolicy::Drift => {}
+            ReplanPolicy::Never => return None,
+        }
+        let spec = state.running_spec()?.clone();
+        if state.next_plan().is_some() {
+            return None;
+        }
+        let plan = state.plan()?.record.clone();
         let pause_us = self.chronicle.last_pause().map_or(0.0, |pause| pause.as_secs_f64() * 1e6);
         let steps_left = spec.step_count.saturating_sub(state.open_turn().step.0);
         let stakes = Stakes { steps_left, change: CHANGE_US_MIN.max(PAUSES * pause_us) };
-        let planned = planned.clone();
+        let planned = self.paces.planned.clone();
         Some(Review { spec, plan, nodes, planned, found, stakes })
     }
 

@@ -41,6 +41,7 @@ impl Controller {
             plan: self.plan_status(),
             promise: self.promise(),
             verdict_wait: self.chronicle.verdict_wait(),
+            pace: self.paces.status(),
             failures: self.chronicle.failures(),
             checkpoints: self.checkpoints(),
             counters: self.counters(),

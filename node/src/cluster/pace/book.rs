@@ -3,10 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_trainer::plan::{StageSample, StageTimes, calibrate, rounded_speed};
+use zbelastic_schedule::{Memory, Op};
+use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::plan::{
+    LayerCost, LayerWork, Pace, StageSample, StageTimes, calibrate, rounded_speed,
+};
 use zbelastic_types::{NodeId, StageIndex};
 
-use super::{Known, Seated};
+use super::{Known, LinkTimes, Seated};
 use crate::config::RunConfig;
 use crate::train::timing::StepMeasure;
 
@@ -50,10 +54,13 @@ impl PaceBook {
             let said = f64::from(brought.speed_permille.max(1)) / 1000.0;
             let layers = plan.layers_of(stage).map(|layer| layer.0);
             let (model, shape) = (&config.model, config.batch.microbatch);
-            StageSample::of_layers(model, shape, layers, (said, self.stage_times(stage)))
+            let copied = copied(config, plan, stage);
+            let of_layers = (said, self.stage_times(stage));
+            StageSample { copied, ..StageSample::of_layers(model, shape, layers, of_layers) }
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();
         let (calibration, speeds) = calibrate(&samples)?;
+        let calibration = calibration.steadied(known.calibration.as_ref());
         let mut found = Known { calibration: Some(calibration), ..known.clone() };
         for (((node, brought), sample), speed) in nodes.iter().zip(&samples).zip(speeds) {
             let Some(speed) = speed else { continue };
@@ -65,9 +72,13 @@ impl PaceBook {
                 found.speeds.insert(*node, (permille.round() as u32).max(1));
             }
         }
-        for ((one, other), hop) in self.hops() {
+        for ((one, other), link) in self.links() {
             let (a, b) = (nodes[one.index()].0, nodes[other.index()].0);
-            found.hops_us.insert((a.min(b), a.max(b)), hop);
+            found.links.insert((a.min(b), a.max(b)), link);
+        }
+        let verdicts: Vec<f64> = self.steps.iter().filter_map(|step| step.verdict).collect();
+        if !verdicts.is_empty() {
+            found.verdict_us = median(verdicts);
         }
         Some(found)
     }
@@ -82,22 +93,73 @@ impl PaceBook {
             w: middle(|times| times.w),
             bw: middle(|times| times.bw),
             update: middle(|times| times.update),
+            classes: LayerClass::ALL.map(|class| self.layer_cost(stage, class)),
+            copies: middle(|times| times.copies),
         }
     }
 
-    fn hops(&self) -> BTreeMap<(StageIndex, StageIndex), f64> {
-        let mut found: BTreeMap<(StageIndex, StageIndex), Vec<f64>> = BTreeMap::new();
-        for (pair, hop) in self.steps.iter().flat_map(|step| &step.hops) {
-            found.entry(*pair).or_default().push(*hop);
-        }
-        found.into_iter().map(|(pair, hops)| (pair, median(hops))).collect()
+    /// What a layer took, in the steps in which it was timed.
+    fn layer_cost(&self, stage: StageIndex, class: LayerClass) -> Option<LayerCost> {
+        let timed = self.steps.iter().map(|step| step.stages[stage.index()]);
+        let timed: Vec<LayerCost> = timed.filter_map(|s| s.classes[class.index()]).collect();
+        let middle = |of: fn(&LayerCost) -> f64| median(timed.iter().map(of).collect());
+        let remade: Vec<f64> = timed.iter().filter_map(|cost| cost.remade).collect();
+        (!timed.is_empty()).then(|| LayerCost {
+            work: LayerWork {
+                f: middle(|cost| cost.work.f),
+                b: middle(|cost| cost.work.b),
+                w: middle(|cost| cost.work.w),
+                w_early: middle(|cost| cost.work.w_early),
+            },
+            update: middle(|cost| cost.update),
+            remade: (!remade.is_empty()).then(|| median(remade)),
+        })
     }
+
+    /// What is occupied is a part of the hop; the rest is latency.
+    fn links(&self) -> BTreeMap<(StageIndex, StageIndex), LinkTimes> {
+        let occupied = self.medians(|step| &step.occupied);
+        let link = |(pair, hop_us): ((StageIndex, StageIndex), f64)| {
+            let occupancy_us = occupied.get(&pair).copied().unwrap_or(0.0).min(hop_us);
+            (pair, LinkTimes { latency_us: hop_us - occupancy_us, occupancy_us })
+        };
+        self.medians(|step| &step.hops).into_iter().map(link).collect()
+    }
+
+    fn medians(
+        &self,
+        of: fn(&StepMeasure) -> &BTreeMap<(StageIndex, StageIndex), f64>,
+    ) -> BTreeMap<(StageIndex, StageIndex), f64> {
+        let mut found: BTreeMap<(StageIndex, StageIndex), Vec<f64>> = BTreeMap::new();
+        for (pair, us) in self.steps.iter().flat_map(of) {
+            found.entry(*pair).or_default().push(*us);
+        }
+        found.into_iter().map(|(pair, all)| (pair, median(all))).collect()
+    }
+}
+
+/// What a stage's copies of a step are counted to take.
+fn copied(config: &RunConfig, plan: &PlanRecord, stage: StageIndex) -> f64 {
+    let copies = Pace::estimated(&config.model, config.batch.microbatch).copies;
+    let of_op = |op: &Op| match op {
+        Op::Memory(Memory::Offload | Memory::Reload, pass) => {
+            let layers = plan.chunks[pass.chunk.index()].ids();
+            layers.map(|layer| copies[layer as usize]).sum()
+        }
+        Op::Memory(Memory::Drop, _)
+        | Op::Compute(..)
+        | Op::Transfer(..)
+        | Op::Update(_)
+        | Op::Reduce(..) => 0.0,
+    };
+    let sum: f64 = plan.program.stages[stage.index()].iter().map(of_op).sum();
+    sum / f64::from(plan.program.slice_count)
 }
 
 /// Nodes that are no members any more are forgotten.
 pub fn retain_members(known: &mut Known, is_member: impl Fn(NodeId) -> bool) {
     known.speeds.retain(|node, _| is_member(*node));
-    known.hops_us.retain(|(a, b), _| is_member(*a) && is_member(*b));
+    known.links.retain(|(a, b), _| is_member(*a) && is_member(*b));
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -106,11 +168,11 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cluster) mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, layer_work};
     use zbelastic_types::{Bytes, Generation, Incarnation, Step};
 
     use super::*;
@@ -122,12 +184,12 @@ mod tests {
         (NodeId(node), Resources { memory: Bytes(0), speed_permille: 2000 })
     }
 
-    fn config() -> RunConfig {
+    pub fn config() -> RunConfig {
         let flags = vec![Flag::Set("model.preset=tiny".to_owned())];
         load(&Sources { file: None, flags }).expect("legal").config
     }
 
-    fn plan(config: &RunConfig) -> PlanRecord {
+    pub fn plan(config: &RunConfig) -> PlanRecord {
         let plan = Plan::new(PlanRequest {
             model: &config.model,
             batch: config.batch,
@@ -162,11 +224,12 @@ mod tests {
             let nothing = StageTimes::default();
             let work = StageSample::of_layers(model, shape, layers, (1.0, nothing)).work;
             let [f, b, w] = [work.f, work.b, 2.0 * work.w].map(|w| w / speeds[stage.index()] / 1e3);
-            StageTimes { f, b, w, bw: 0.0, update: 100.0 }
+            StageTimes { f, b, w, update: 100.0, ..StageTimes::default() }
         };
         let stages = plan.stage_indices().map(times).collect();
-        let hops = BTreeMap::from([((StageIndex(1), StageIndex(2)), hop)]);
-        StepMeasure { stages, hops }
+        let pair = (StageIndex(1), StageIndex(2));
+        let (hops, occupied) = (BTreeMap::from([(pair, hop)]), BTreeMap::from([(pair, 50.0)]));
+        StepMeasure { stages, hops, occupied, verdict: None }
     }
 
     fn found(known: &Known, steps: &[([f64; 3], f64)]) -> Option<Known> {
@@ -179,6 +242,46 @@ mod tests {
         book.found(known, &config, (&plan, &NODES))
     }
 
+    /// The same, with layers timed: the head takes so many times what it is counted.
+    fn timed(config: &RunConfig, plan: &PlanRecord, head: f64) -> StepMeasure {
+        let (model, shape) = (&config.model, config.batch.microbatch);
+        let times = |stage: StageIndex| {
+            let mut times = StageTimes { update: 100.0, ..StageTimes::default() };
+            for layer in plan.layers_of(stage) {
+                let class = LayerClass::of(model.layer_kind(layer));
+                let factor = if class == LayerClass::Head { head } else { 1.0 };
+                let work = layer_work(model, shape)[layer.index()].scaled(1e-3 * factor);
+                let cost = LayerCost { work, update: 10.0, remade: None };
+                times.classes[class.index()] = Some(cost);
+                times.f += work.f;
+                times.b += work.b;
+                times.w += work.w;
+            }
+            times
+        };
+        let stages = plan.stage_indices().map(times).collect();
+        StepMeasure { stages, hops: BTreeMap::new(), occupied: BTreeMap::new(), verdict: None }
+    }
+
+    #[test]
+    fn a_heavy_head_is_told_from_a_slow_node() {
+        let config = config();
+        let plan = plan(&config);
+        let mut book = PaceBook::default();
+        for head in [3.0, 3.0, 0.1, 30.0, 3.0] {
+            book.note(timed(&config, &plan, head));
+        }
+        let known = Known::default();
+        let found = book.found(&known, &config, (&plan, &NODES)).expect("enough steps");
+        assert!(found.speeds.is_empty(), "all are as fast as they say: {:?}", found.speeds);
+        let calibration = found.calibration.expect("work was timed");
+        let of = |class: LayerClass| calibration.classes[class.index()].expect("it was timed").work;
+        let work = layer_work(&config.model, config.batch.microbatch);
+        let counted = work.last().expect("the head").total() / work[1].total();
+        let share = of(LayerClass::Head).total() / of(LayerClass::Attention).total() / counted;
+        assert!((share - 3.0).abs() < 1e-6, "{share} times what is counted");
+    }
+
     const ALIKE: ([f64; 3], f64) = ([1.0; 3], 200.0);
     const SLOW: ([f64; 3], f64) = ([1.0, 0.5, 1.0], 300.0);
 
@@ -188,7 +291,8 @@ mod tests {
         assert_eq!(known.speeds.keys().collect::<Vec<_>>(), [&NodeId(12)]);
         let speed = f64::from(known.speeds[&NodeId(12)]) / 2000.0;
         assert!((speed / 0.5 - 1.0).abs() < 0.06, "{speed}");
-        assert_eq!(known.hops_us, BTreeMap::from([((NodeId(12), NodeId(13)), 300.0)]));
+        let link = LinkTimes { latency_us: 250.0, occupancy_us: 50.0 };
+        assert_eq!(known.links, BTreeMap::from([((NodeId(12), NodeId(13)), link)]));
         let calibration = known.calibration.expect("work was timed");
         assert!((calibration.w_us / calibration.f_us / 2.0 - 1.0).abs() < 1e-6, "{calibration:?}");
         let healed = found(&known, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
@@ -201,19 +305,20 @@ mod tests {
         (steps[1], steps[3]) = (SLOW, SLOW);
         let known = found(&Known::default(), &steps).expect("enough steps");
         assert!(known.speeds.is_empty());
-        assert_eq!(known.hops_us[&(NodeId(12), NodeId(13))], 200.0);
+        assert_eq!(known.links[&(NodeId(12), NodeId(13))].total_us(), 200.0);
         assert_eq!(found(&known, &steps[1..]), None);
     }
 
     #[test]
     fn nodes_and_links_that_are_not_in_the_plan_stay_as_they_were() {
         let speeds = BTreeMap::from([(NodeId(5), 700), (NodeId(12), 900)]);
-        let hops_us = BTreeMap::from([((NodeId(5), NodeId(12)), 50.0)]);
-        let known = Known { speeds, hops_us, ..Known::default() };
+        let link = LinkTimes { latency_us: 50.0, occupancy_us: 0.0 };
+        let links = BTreeMap::from([((NodeId(5), NodeId(12)), link)]);
+        let known = Known { speeds, links, verdict_us: 7.0, ..Known::default() };
         let mut known = found(&known, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
         assert_eq!(known.speeds, BTreeMap::from([(NodeId(5), 700)]));
-        assert_eq!(known.hops_us[&(NodeId(5), NodeId(12))], 50.0);
+        assert_eq!((known.links[&(NodeId(5), NodeId(12))], known.verdict_us), (link, 7.0));
         retain_members(&mut known, |node| node != NodeId(5));
-        assert!(known.speeds.is_empty() && known.hops_us.len() == 1, "{known:?}");
+        assert!(known.speeds.is_empty() && known.links.len() == 1, "{known:?}");
     }
 }

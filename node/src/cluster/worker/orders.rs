@@ -190,6 +190,11 @@ impl Worker {
             slices: step.slices,
         };
         self.tell_controllers(&took);
+        let arrivals = step.arrivals;
+        self.tell_controllers(&NodeMessage::Arrived { generation, stage, arrivals });
+        if let Some((turn, times)) = step.layers {
+            self.tell_controllers(&NodeMessage::LayersTook { turn, stage, times });
+        }
     }
 
     /// Bytes of a layer as it travels, if there is a job.

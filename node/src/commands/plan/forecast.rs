@@ -167,10 +167,10 @@ impl<'a> Site<'a> {
         let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
         let carried_s = machines.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
         let speeds = nodes.iter().map(|node| node.speed).collect();
-        let link = machines.latency_s + carried_s;
+        let (link, occupancy) = (machines.latency_s, carried_s);
         // A verdict waits for the last report to arrive, and comes back.
         let verdict = 2.0 * machines.latency_s;
-        let site_pace = Pace { speeds, link, verdict, ..pace.clone() };
+        let site_pace = Pace { speeds, link, occupancy, verdict, ..pace.clone() };
         Self { config, kinds, nodes, machines, local: pace, pace: site_pace }
     }
 

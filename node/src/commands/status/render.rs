@@ -6,8 +6,8 @@ use std::time::Duration;
 use zbelastic_types::NodeId;
 
 use crate::api::{
-    CheckpointStatus, FailureStatus, JobPhaseStatus, JobStatus, PlanStatus, PromiseStatus,
-    QuorumStatus, Status, VerdictWait, escape,
+    CheckpointStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace, PaceStatus,
+    PlanStatus, PromiseStatus, QuorumStatus, Status, VerdictWait, escape,
 };
 use crate::commands::node::render_members;
 use crate::commands::table::fit;
@@ -24,6 +24,7 @@ pub fn render_status(status: &Status, width: usize) -> String {
     lines.extend(status.plan.as_ref().map(|plan| plan_line(plan, status)));
     lines.extend(status.promise.as_ref().map(promise_line));
     lines.extend(status.verdict_wait.as_ref().map(wait_line));
+    lines.extend(status.pace.as_ref().map(pace_line));
     lines.push(String::new());
     let table = render_members(status).render(usize::MAX);
     lines.extend(table.lines().map(str::to_owned));
@@ -178,6 +179,24 @@ fn wait_line(wait: &VerdictWait) -> String {
     format!("verdicts    waited for {median} ms, at most {longest} ms, in {steps} steps")
 }
 
+/// What all passes of a layer take, and the slowest link.
+fn pace_line(pace: &PaceStatus) -> String {
+    let ms = |us: f64| format!("{} ms", three_digits(us / 1e3));
+    let layer = |layer: &LayerPace| {
+        let LayerPace { layer, f_us, b_us, w_us, .. } = layer;
+        format!("{} {}", escape(layer), ms(f_us + b_us + w_us))
+    };
+    let mut parts: Vec<String> = pace.layers.iter().map(layer).collect();
+    let total_us = |link: &&LinkPace| link.latency_us + link.occupancy_us;
+    let slowest = pace.links.iter().max_by(|a, b| total_us(a).total_cmp(&total_us(b)));
+    parts.extend(slowest.map(|link| {
+        let [latency, occupancy] = [link.latency_us, link.occupancy_us].map(ms);
+        format!("slowest link {latency} and {occupancy} occupied")
+    }));
+    parts.extend(pace.verdict_us.map(|us| format!("verdict {}", ms(us))));
+    format!("pace        {}", parts.join("  "))
+}
+
 fn ago(at_ms: u64, status: &Status) -> String {
     let since = Duration::from_millis(status.at_ms.saturating_sub(at_ms));
     format!("{} ago", duration_text(since))
@@ -234,6 +253,7 @@ digest      0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c aft
 plan        g7: gpu-a (2) > gpu-b (3), zb-h1, window 1, bubble 2.1% (plan 1.8%), after step 1200: node 4 (14) lost: connection closed
 promise     kept: losing any one node loses no sealed step
 verdicts    waited for 1.20 ms, at most 14.0 ms, in 64 steps
+pace        attention 1.24 ms  head 8.80 ms  slowest link 0.180 ms and 0.420 ms occupied  verdict 0.950 ms
 
 node  name   role        state                    stage  layers  memory                heard  road       address
    1  ctl-1  leader      present                                                              self       10.0.0.1:7000
@@ -262,7 +282,8 @@ counted     frames_refused 3
         status.failures.clear();
         status.checkpoints.clear();
         status.counters.clear();
-        Status { job: None, plan: None, promise: None, verdict_wait: None, ..status }
+        let verdict_wait = None;
+        Status { job: None, plan: None, promise: None, verdict_wait, pace: None, ..status }
     }
 
     #[test]

@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_schedule::{Compute, Op};
-use zbelastic_trainer::plan::StageTimes;
+use zbelastic_schedule::{Compute, Op, Update};
+use zbelastic_trainer::plan::{ClassCosts, StageTimes};
+use zbelastic_trainer::stage::Activity;
 use zbelastic_types::StageIndex;
 
 use super::causes::{made, passes_of};
-use super::{Samples, Slice, Timing};
+use super::{Doing, Samples, Slice, Timing};
 
 /// A stage waited if so long nothing was done. Between two operations that could both run lie a few
 /// microseconds.
@@ -28,6 +29,11 @@ pub struct StepMeasure {
     /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of which
     /// one never waited for the other are left out.
     pub hops: BTreeMap<(StageIndex, StageIndex), f64>,
+    /// Of that, what the boundary tensors of a microbatch keep the way occupied for, where messages of
+    /// several lengths told it.
+    pub occupied: BTreeMap<(StageIndex, StageIndex), f64>,
+    /// From the last report of the step before to its verdict, if that was waited for.
+    pub verdict: Option<f64>,
 }
 
 impl Timing {
@@ -35,7 +41,8 @@ impl Timing {
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         let stages = (0..self.slices.len() as u32).map(StageIndex);
         let stages = stages.map(|stage| self.stage_times(stage, turn)).collect::<Option<_>>()?;
-        Some(StepMeasure { stages, hops: self.hops(turn) })
+        let (hops, occupied) = (self.hops(turn), self.occupied(turn));
+        Some(StepMeasure { stages, hops, occupied, verdict: self.verdict(turn) })
     }
 
     fn stage_times(&self, stage: StageIndex, turn: Turn) -> Option<StageTimes> {
@@ -67,7 +74,56 @@ impl Timing {
             w: of_microbatch(Compute::W) + of_microbatch(Compute::WE),
             bw: of_microbatch(Compute::BW),
             update: self.steps.median() + self.commits.median(),
+            classes: ClassCosts::default(),
+            copies: self.copies_us(stage, turn),
         })
+    }
+
+    /// What a stage copied to its second store and back.
+    fn copies_us(&self, stage: StageIndex, turn: Turn) -> f64 {
+        let is_copy = |slice: &&Slice| match slice.doing {
+            Doing::Ran(Activity::Op { turn: of, op: Op::Memory(..) }) => of == turn,
+            Doing::Ran(_) | Doing::Waited(_) => false,
+        };
+        self.slices[stage.index()].iter().filter(is_copy).map(Slice::duration_us).sum()
+    }
+
+    /// From the last report of the step before `turn` to its verdict, as the stage saw it that reported
+    /// last: between two moments of one clock. Which one that was no two clocks have to agree on: all
+    /// get the verdict at about the same time, so it is the one that had it soonest after its own
+    /// report. If that one did not wait, the verdict was there before, and nobody knows since when.
+    pub(super) fn verdict(&self, turn: Turn) -> Option<f64> {
+        let before = |slice: &Slice| match slice.doing {
+            Doing::Ran(Activity::Op { turn: of, op: Op::Update(Update::Report) }) => {
+                (of.step.next() == turn.step).then_some(of)
+            }
+            Doing::Ran(_) | Doing::Waited(_) => None,
+        };
+        let reported = self.slices[0].iter().rev().find_map(before)?;
+        let stages = (0..self.slices.len() as u32).map(StageIndex);
+        let seen = stages.map(|stage| self.verdict_seen(stage, reported));
+        let (found, has_waited) = seen.collect::<Option<Vec<_>>>()?.into_iter().reduce(
+            |a, b| {
+                if b.0 < a.0 { b } else { a }
+            },
+        )?;
+        has_waited.then_some(found)
+    }
+
+    /// From a stage's report to the end of the gate that it waited for, or did not.
+    fn verdict_seen(&self, stage: StageIndex, reported: Turn) -> Option<(f64, bool)> {
+        let (_, end_us) = self.update_ended(stage, reported, Update::Report)?;
+        let mut later = self.slices[stage.index()].iter().filter(|s| s.start_us >= end_us);
+        let (gate, has_waited) = later.find_map(|slice| match slice.doing {
+            Doing::Waited(turn) => (turn == reported).then_some((slice, true)),
+            Doing::Ran(Activity::Op { op: Op::Update(update), .. }) => match update {
+                Update::GatePrevious | Update::GateThis => Some((slice, false)),
+                Update::Report | Update::Step | Update::Commit => None,
+            },
+            Doing::Ran(Activity::Settled { .. }) => Some((slice, false)),
+            Doing::Ran(Activity::Op { .. } | Activity::Evaluation { .. }) => None,
+        })?;
+        Some((gate.end_us - end_us, has_waited))
     }
 
     /// Medians of both directions, and their mean.

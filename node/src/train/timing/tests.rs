@@ -1,5 +1,7 @@
+use zbelastic_schedule::Flow;
 use zbelastic_types::{Attempt, Generation};
 
+use super::arrivals::Arrived;
 use super::*;
 
 fn turn(step: u64, attempt: u32) -> Turn {
@@ -306,6 +308,86 @@ mod explained {
         }
     }
 
+    const LATENCY_US: f64 = 70.0;
+    const BYTE_US: f64 = 0.01;
+    const BOUNDARY_BYTES: u64 = 4_000;
+    const GRADIENT_BYTES: u64 = 900_000;
+
+    /// What else than boundary tensors goes from the first stage to the second.
+    #[derive(Clone, Copy)]
+    enum Beside {
+        Nothing,
+        Prefix,
+        Gradient,
+        /// A gradient, behind which the sums of the stages before wait.
+        Both,
+    }
+
+    /// Arrivals at the second stage, whose clock is ahead by so much.
+    fn arrivals(timing: &Timing, ahead_us: f64, beside: Beside) -> Vec<Arrival> {
+        let turn = turn(1, 0);
+        let way_us = |bytes: u64| LATENCY_US + bytes as f64 * BYTE_US;
+        let arrival = |what, bytes: u64, sent_us: f64| Arrival {
+            what,
+            bytes,
+            at_us: sent_us + way_us(bytes) + ahead_us,
+        };
+        let boundary = |slice: &Slice| match slice.pass()? {
+            (_, Compute::F, pass) => {
+                let pass = Pass { chunk: ChunkIndex(1), ..pass };
+                let what = Arrived::Boundary { turn, flow: Flow::Forward, pass };
+                Some(arrival(what, BOUNDARY_BYTES, slice.end_us))
+            }
+            (..) => None,
+        };
+        let mut all: Vec<Arrival> = timing.slices[0].iter().filter_map(boundary).collect();
+        let ended = |update| timing.update_ended(StageIndex(0), turn, update).expect("it ran").1;
+        let gradients = Arrived::Gradients { turn, of: StageIndex(0) };
+        let gradients = arrival(gradients, GRADIENT_BYTES, ended(Update::Report));
+        let prefix = |us| arrival(Arrived::Prefix { turn }, 0, ended(Update::Step) + us);
+        match beside {
+            Beside::Nothing => {}
+            Beside::Prefix => all.push(prefix(0.0)),
+            Beside::Gradient => all.push(gradients),
+            Beside::Both => all.extend([gradients, prefix(5_000.0)]),
+        }
+        all
+    }
+
+    fn occupied(ahead_us: f64, beside: Beside) -> Option<f64> {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        for (stage, slices) in
+            (0..).map(StageIndex).zip(slices_of(&program, turn(1, 0), AS_PROFILED))
+        {
+            timing.record(stage, slices);
+        }
+        let arrivals = arrivals(&timing, ahead_us, beside);
+        timing.record_arrivals(StageIndex(1), &arrivals);
+        let found = timing.measure(turn(1, 0)).expect("all was told").occupied;
+        assert!(found.len() <= 1, "one pair of stages: {found:?}");
+        found.get(&(StageIndex(0), StageIndex(1))).copied()
+    }
+
+    #[test]
+    fn what_a_message_occupies_is_told_from_messages_of_two_lengths_whatever_clocks_say() {
+        for ahead_us in [0.0, 40_000.0, -8_000.0] {
+            for beside in [Beside::Prefix, Beside::Gradient, Beside::Both] {
+                let found = occupied(ahead_us, beside).expect("two lengths came");
+                near(found, BOUNDARY_BYTES as f64 * BYTE_US);
+            }
+            assert_eq!(occupied(ahead_us, Beside::Nothing), None, "one length came");
+        }
+    }
+
+    #[test]
+    fn times_of_arrival_that_cannot_be_are_not_sound() {
+        let what = Arrived::Prefix { turn: turn(1, 0) };
+        let told = |at_us| Arrival { what, bytes: 0, at_us }.is_sound();
+        assert!(told(0.0) && told(5.0));
+        assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
+    }
+
     #[test]
     fn a_step_of_which_a_pass_is_missing_is_not_measured() {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
@@ -317,5 +399,48 @@ mod explained {
             timing.record(stage, slices);
         }
         assert_eq!(timing.measure(turn(1, 0)), None);
+    }
+}
+
+mod verdicts {
+    use zbelastic_schedule::ScheduleKind;
+
+    use super::planned::timing;
+    use super::*;
+
+    /// A stage that reported and came to its gate then, by its own clock, and waited there or not.
+    fn stage(reported_us: f64, gate_us: (f64, f64), has_waited: bool) -> Vec<Slice> {
+        let (before, after) = (turn(1, 0), turn(2, 0));
+        let (start_us, end_us) = gate_us;
+        let waited = Slice { doing: Doing::Waited(before), start_us, end_us };
+        let mut slices = vec![
+            update(before, Update::Report, reported_us - 5.0, reported_us),
+            update(before, Update::Step, reported_us, reported_us + 1.0),
+            pass(after, Compute::F, reported_us + 1.0, start_us),
+        ];
+        slices.extend(has_waited.then_some(waited));
+        slices.push(update(after, Update::GatePrevious, end_us, end_us));
+        slices
+    }
+
+    fn verdict(stages: [Vec<Slice>; 2]) -> Option<f64> {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        for (index, slices) in (0..).map(StageIndex).zip(stages) {
+            timing.record(index, slices);
+        }
+        timing.verdict(turn(2, 0))
+    }
+
+    #[test]
+    fn a_verdict_takes_what_the_stage_waited_that_reported_last() {
+        // The second stage's clock is far ahead; it reports 60 later and gets the verdict with the
+        // first.
+        let first = || stage(100.0, (120.0, 200.0), true);
+        let last = || stage(9_160.0, (9_170.0, 9_200.0), true);
+        assert_eq!(verdict([first(), last()]), Some(40.0));
+        assert_eq!(verdict([last(), first()]), Some(40.0));
+        let unhurried = stage(9_160.0, (9_200.0, 9_200.0), false);
+        assert_eq!(verdict([first(), unhurried]), None, "it was there, nobody knows since when");
+        assert_eq!(verdict([first(), Vec::new()]), None, "a stage told nothing");
     }
 }

@@ -1,0 +1,198 @@
+//! What a message keeps its way occupied for, told from what it takes at all.
+//!
+//! A message takes latency, and time for each of its bytes. Messages of one length tell only the sum;
+//! those of two lengths that go the same way tell both. Boundary tensors are of one length, a stage's
+//! gradient for who keeps its copy is much longer, and sums of the stages before have no floats at all.
+//! Each is sent when an operation ends, by the sender's clock, and arrives by the receiver's. What
+//! these clocks differ by is in the times of both lengths, and not in their difference.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{Compute, Flow, Op, Pass, Update};
+use zbelastic_trainer::host::PeerBody;
+use zbelastic_trainer::stage::{Activity, Lap};
+use zbelastic_types::{Bytes, StageIndex};
+
+use super::causes::{made, passes_of};
+use super::{Doing, Samples, Slice, Timing};
+
+/// Arrivals that a stage tells at once, and that are kept of it: a step has two of each microbatch and
+/// chunk, and few others.
+pub const ARRIVALS_TOLD_MAX: usize = 1024;
+const ARRIVALS_KEPT_MAX: usize = 4 * ARRIVALS_TOLD_MAX;
+/// No clock shows so many microseconds: three thousand years. What is computed with less stays finite.
+const US_MAX: f64 = 1e17;
+/// One length tells something beside another that is so many times as long.
+const LENGTHS_APART: u64 = 2;
+
+/// What arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Arrived {
+    /// A boundary tensor.
+    Boundary {
+        /// The turn.
+        turn: Turn,
+        /// Activation or gradient.
+        flow: Flow,
+        /// Who reads it.
+        pass: Pass,
+    },
+    /// The sums of the stages before.
+    Prefix {
+        /// The turn.
+        turn: Turn,
+    },
+    /// A stage's gradient.
+    Gradients {
+        /// The turn.
+        turn: Turn,
+        /// The stage.
+        of: StageIndex,
+    },
+}
+
+/// A message that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// What it was.
+    pub what: Arrived,
+    /// Its floats.
+    pub bytes: u64,
+    /// When all of it was here, on the receiver's clock.
+    pub at_us: f64,
+}
+
+impl Arrival {
+    /// The arrival of a message, if it is one whose way is timed.
+    pub fn of(body: &PeerBody, at_us: f64) -> Option<Self> {
+        let (what, floats) = match body {
+            PeerBody::Frame(frame) => match frame.lap {
+                Lap::Training => {
+                    let (turn, flow, pass) = (frame.turn, frame.flow, frame.pass);
+                    (Arrived::Boundary { turn, flow, pass }, frame.floats.len())
+                }
+                Lap::Evaluation => return None,
+            },
+            PeerBody::Prefix(prefix) => (Arrived::Prefix { turn: prefix.turn }, 0),
+            PeerBody::Gradients { turn, of, gradients } => {
+                let floats = gradients.iter().map(|gradient| gradient.g.len()).sum();
+                (Arrived::Gradients { turn: *turn, of: *of }, floats)
+            }
+            PeerBody::Fetch { .. }
+            | PeerBody::Layer(_)
+            | PeerBody::Follow { .. }
+            | PeerBody::Ahead { .. }
+            | PeerBody::Update { .. } => return None,
+        };
+        Some(Self { what, bytes: Bytes::of_f32(floats).0, at_us })
+    }
+
+    /// Whether its time can be.
+    pub fn is_sound(&self) -> bool {
+        (0.0..=US_MAX).contains(&self.at_us)
+    }
+}
+
+/// Times from sending to arrival by the length of the message, of one direction.
+#[derive(Default)]
+struct Ways {
+    lags: BTreeMap<u64, Samples>,
+    /// Bytes of a boundary tensor.
+    boundary: Option<u64>,
+}
+
+impl Ways {
+    /// What a boundary tensor occupies, from the shortest and the longest messages.
+    fn occupied_us(&self) -> Option<f64> {
+        let (short, long) = (self.lags.first_key_value()?, self.lags.last_key_value()?);
+        if *long.0 < LENGTHS_APART * (*short.0).max(1) {
+            return None;
+        }
+        let byte_us = (long.1.median() - short.1.median()) / (long.0 - short.0) as f64;
+        Some(byte_us.max(0.0) * self.boundary? as f64)
+    }
+}
+
+impl Timing {
+    /// Takes in what arrived at a stage.
+    pub fn record_arrivals(&mut self, stage: StageIndex, arrivals: &[Arrival]) {
+        let kept = &mut self.arrivals[stage.index()];
+        kept.extend(arrivals);
+        kept.drain(..kept.len().saturating_sub(ARRIVALS_KEPT_MAX));
+    }
+
+    /// What a microbatch's boundary tensors occupy of the way between two stages, the lower one first,
+    /// where messages of several lengths came; the mean of both directions if they did in both.
+    pub(super) fn occupied(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), f64> {
+        let slice_count = f64::from(self.slice_count());
+        let mut found: BTreeMap<(StageIndex, StageIndex), Vec<f64>> = BTreeMap::new();
+        for ((from, to), ways) in self.ways(turn) {
+            let occupied_us = ways.occupied_us().map(|us| us * slice_count);
+            found.entry((from.min(to), from.max(to))).or_default().extend(occupied_us);
+        }
+        found.retain(|_, both| !both.is_empty());
+        let mean = |both: Vec<f64>| both.iter().sum::<f64>() / both.len() as f64;
+        found.into_iter().map(|(pair, both)| (pair, mean(both))).collect()
+    }
+
+    /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends is
+    /// that of all steps that are kept, for what `turn` has of it may not be told yet.
+    fn ways(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), Ways> {
+        let placement = self.setup.plan.placement();
+        let passes = passes_of(&self.slices, turn);
+        let mut ways: BTreeMap<(StageIndex, StageIndex), Ways> = BTreeMap::new();
+        for (to, arrivals) in (0..).map(StageIndex).zip(&self.arrivals) {
+            for Arrival { what, bytes, at_us } in arrivals {
+                let sent = match *what {
+                    Arrived::Boundary { turn: of, .. } if of != turn => None,
+                    Arrived::Boundary { flow, pass, .. } => {
+                        let reader = match flow {
+                            Flow::Forward => Compute::F,
+                            Flow::Backward => Compute::B,
+                        };
+                        made(placement, &passes, (reader, pass), to)
+                    }
+                    Arrived::Prefix { turn } => self.prefix_sent(turn, to),
+                    Arrived::Gradients { turn, of } => {
+                        self.update_ended(of, turn, Update::Report).map(|(_, end)| (of, end))
+                    }
+                };
+                let Some((from, sent_us)) = sent else { continue };
+                let way = ways.entry((from, to)).or_default();
+                way.lags.entry(*bytes).or_default().push(at_us - sent_us);
+                if let Arrived::Boundary { .. } = what {
+                    way.boundary = Some(*bytes);
+                }
+            }
+        }
+        ways
+    }
+
+    /// When the sums of a turn were sent to a stage: when the STEP of the one before ended. Not if that
+    /// waited for a verdict, for then they were sent before it; and not behind a gradient, which they
+    /// would have waited for.
+    fn prefix_sent(&self, turn: Turn, to: StageIndex) -> Option<(StageIndex, f64)> {
+        let from = StageIndex(to.0.checked_sub(1)?);
+        let (before, end_us) = self.update_ended(from, turn, Update::Step)?;
+        let has_waited = before.is_some_and(|before| matches!(before.doing, Doing::Waited(_)));
+        let is_behind = |arrival: &Arrival| arrival.what == Arrived::Gradients { turn, of: from };
+        let is_free = !has_waited && !self.arrivals[to.index()].iter().any(is_behind);
+        is_free.then_some((from, end_us))
+    }
+
+    /// The end of an update of a stage, and what the stage did right before it.
+    pub(super) fn update_ended(
+        &self,
+        stage: StageIndex,
+        turn: Turn,
+        update: Update,
+    ) -> Option<(Option<&Slice>, f64)> {
+        let slices = self.slices.get(stage.index())?;
+        let wanted = Doing::Ran(Activity::Op { turn, op: Op::Update(update) });
+        let position = slices.iter().rposition(|slice| slice.doing == wanted)?;
+        let before = position.checked_sub(1).and_then(|before| slices.get(before));
+        Some((before, slices[position].end_us))
+    }
+}

@@ -1,0 +1,222 @@
+//! What the layers of a stage take, pass by pass, by a clock of whoever owns the stage.
+//!
+//! Passes tell the timer where one layer ends and the next begins, and what lies between two such
+//! moments is the layer's. Nothing is computed otherwise for it, and without a clock nothing is
+//! read. On a device that is told what to do and does it later, what is measured is the telling.
+
+use std::cell::{Cell, RefCell};
+
+use serde::{Deserialize, Serialize};
+
+use super::config::LayerKind;
+
+/// Layers that do the same work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerClass {
+    /// The embedding.
+    Embed,
+    /// Attention halves of blocks.
+    Attention,
+    /// MLP halves of blocks.
+    Mlp,
+    /// The head.
+    Head,
+}
+
+impl LayerClass {
+    /// All of them, in the order of [`Self::index`].
+    pub const ALL: [Self; 4] = [Self::Embed, Self::Attention, Self::Mlp, Self::Head];
+    /// How many there are.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// Which one a layer belongs to.
+    #[must_use]
+    pub const fn of(kind: LayerKind) -> Self {
+        match kind {
+            LayerKind::Embed => Self::Embed,
+            LayerKind::Attention { .. } => Self::Attention,
+            LayerKind::Mlp { .. } => Self::Mlp,
+            LayerKind::Head => Self::Head,
+        }
+    }
+
+    /// Its place in tables.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embed",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Head => "head",
+        }
+    }
+}
+
+/// What is done to a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerPart {
+    /// F.
+    Forward,
+    /// B.
+    InputGradient,
+    /// W, without what WE may run.
+    WeightGradient,
+    /// What WE may run: W of the head's matrix.
+    EarlyWeightGradient,
+    /// R.
+    Remake,
+    /// The half of an update that computes the candidate.
+    Candidate,
+    /// The half that makes it the state.
+    Commit,
+}
+
+impl LayerPart {
+    /// How many there are.
+    pub const COUNT: usize = 7;
+}
+
+/// How often something was done, and what that took in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spent {
+    /// How often.
+    pub count: u32,
+    /// All of it, in microseconds.
+    pub us: f64,
+}
+
+impl Spent {
+    /// What one takes, if there was one.
+    #[must_use]
+    pub fn mean_us(self) -> Option<f64> {
+        (self.count > 0).then(|| self.us / f64::from(self.count))
+    }
+}
+
+/// What the layers of a stage took since somebody last asked.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerTimes([[Spent; LayerPart::COUNT]; LayerClass::COUNT]);
+
+/// Nobody spends so many microseconds, three thousand years, and what is computed with less is finite.
+const US_MAX: f64 = 1e17;
+
+impl LayerTimes {
+    /// What was spent on a part of the layers of a class.
+    #[must_use]
+    pub const fn spent(&self, class: LayerClass, part: LayerPart) -> Spent {
+        self.0[class.index()][part as usize]
+    }
+
+    /// Adds one layer's part.
+    pub fn add(&mut self, class: LayerClass, part: LayerPart, us: f64) {
+        let spent = &mut self.0[class.index()][part as usize];
+        spent.count = spent.count.saturating_add(1);
+        spent.us += us;
+    }
+
+    /// Whether its times can be.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.0
+            .iter()
+            .flatten()
+            .all(|Spent { count, us }| (0.0..=US_MAX).contains(us) && (*count > 0 || *us == 0.0))
+    }
+}
+
+/// Tells microseconds since some moment, and never goes back.
+pub type LayerClock = Box<dyn Fn() -> f64 + Send>;
+
+/// Times the layers of a stage.
+#[derive(Default)]
+pub struct LayerTimer {
+    clock: Option<LayerClock>,
+    border_us: Cell<f64>,
+    times: RefCell<LayerTimes>,
+}
+
+impl LayerTimer {
+    /// A timer by this clock.
+    #[must_use]
+    pub fn new(clock: LayerClock) -> Self {
+        Self { clock: Some(clock), ..Self::default() }
+    }
+
+    /// A layer's part begins.
+    pub fn begin(&self) {
+        if let Some(clock) = &self.clock {
+            self.border_us.set(clock());
+        }
+    }
+
+    /// It is done, and the next one begins.
+    pub fn pass(&self, kind: LayerKind, part: LayerPart) {
+        if let Some(clock) = &self.clock {
+            let now_us = clock();
+            let took_us = now_us - self.border_us.replace(now_us);
+            self.times.borrow_mut().add(LayerClass::of(kind), part, took_us);
+        }
+    }
+
+    /// What layers took since this was last asked, if there is a clock.
+    pub fn take(&self) -> Option<LayerTimes> {
+        self.clock.is_some().then(|| self.times.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::{LayerClass, LayerKind, LayerPart, LayerTimer, LayerTimes, Spent};
+
+    #[test]
+    fn what_lies_between_two_borders_is_the_layers() {
+        // 1, 3, 6, 10 and so on: no two of its steps are alike.
+        let reads = AtomicU32::new(0);
+        let timer = LayerTimer::new(Box::new(move || {
+            let read = reads.fetch_add(1, Ordering::Relaxed) + 1;
+            f64::from(read * (read + 1) / 2)
+        }));
+        timer.begin();
+        timer.pass(LayerKind::Embed, LayerPart::Forward);
+        timer.pass(LayerKind::Mlp { block: 0 }, LayerPart::Forward);
+        timer.begin();
+        timer.pass(LayerKind::Mlp { block: 1 }, LayerPart::Forward);
+        let times = timer.take().expect("there is a clock");
+        let spent = |class| times.spent(class, LayerPart::Forward);
+        assert_eq!(spent(LayerClass::Embed), Spent { count: 1, us: 2.0 });
+        assert_eq!(spent(LayerClass::Mlp), Spent { count: 2, us: 8.0 });
+        assert_eq!(spent(LayerClass::Mlp).mean_us(), Some(4.0));
+        assert_eq!(spent(LayerClass::Head).mean_us(), None);
+        assert_eq!(timer.take(), Some(LayerTimes::default()), "each time is told once");
+    }
+
+    #[test]
+    fn without_a_clock_nothing_is_told() {
+        let timer = LayerTimer::default();
+        timer.begin();
+        timer.pass(LayerKind::Head, LayerPart::Remake);
+        assert_eq!(timer.take(), None);
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_not_sound() {
+        let told = |us: f64| {
+            let mut times = LayerTimes::default();
+            times.add(LayerClass::Mlp, LayerPart::Commit, us);
+            times.is_sound()
+        };
+        assert!(told(0.0) && told(5.0) && LayerTimes::default().is_sound());
+        assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
+        let mut never = LayerTimes::default();
+        never.0[0][0].us = 1.0;
+        assert!(!never.is_sound(), "what was never done took no time");
+    }
+}

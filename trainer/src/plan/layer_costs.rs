@@ -1,0 +1,154 @@
+//! What a layer of each class takes, as stages have timed it: beside what it is counted to take.
+//!
+//! What lies between two layers of a pass belongs to none of them (an operand is copied in, a result
+//! out), so what layers were found to take is stretched to what their stage's passes took as a whole.
+
+use super::{LayerWork, StageTimes};
+use crate::model::{LayerClass, LayerPart, LayerTimes};
+
+/// What a layer takes on one machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerCost {
+    /// Its passes for a microbatch.
+    pub work: LayerWork,
+    /// Its update for a step.
+    pub update: f64,
+    /// R for a microbatch, if there was one.
+    pub remade: Option<f64>,
+}
+
+/// By class of layers: what one of them takes, if one was timed.
+pub type ClassCosts = [Option<LayerCost>; LayerClass::COUNT];
+
+/// What the layers of a stage took, in microseconds, where passes are over one of so many slices.
+#[must_use]
+pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
+    LayerClass::ALL.map(|class| {
+        let once = |part| times.spent(class, part).mean_us();
+        let pass = |part| once(part).map(|us| us * f64::from(slice_count));
+        let (f, b) = (pass(LayerPart::Forward)?, pass(LayerPart::InputGradient)?);
+        let late = pass(LayerPart::WeightGradient)?;
+        let w_early = pass(LayerPart::EarlyWeightGradient).unwrap_or(0.0);
+        let halves = [LayerPart::Candidate, LayerPart::Commit].map(once);
+        Some(LayerCost {
+            work: LayerWork { f, b, w: late + w_early, w_early },
+            update: halves.into_iter().flatten().sum(),
+            remade: pass(LayerPart::Remake),
+        })
+    })
+}
+
+/// A stage's layers: how many of each class, and what one of them takes there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct TimedLayers {
+    pub(super) counts: [f64; LayerClass::COUNT],
+    pub(super) costs: [LayerCost; LayerClass::COUNT],
+}
+
+impl TimedLayers {
+    /// The layers of a stage whose passes took so long, if all of them were timed.
+    pub(super) fn new(counts: [f64; LayerClass::COUNT], times: &StageTimes) -> Option<Self> {
+        let mut costs = [LayerCost::default(); LayerClass::COUNT];
+        for class in 0..LayerClass::COUNT {
+            if counts[class] > 0.0 {
+                costs[class] = times.classes[class]?;
+            }
+        }
+        let sum = |of: fn(&LayerWork) -> f64| -> f64 {
+            counts.iter().zip(&costs).map(|(count, cost)| count * of(&cost.work)).sum()
+        };
+        let (forward, backward) = (sum(|work| work.f), sum(|work| work.b + work.w));
+        if forward <= 0.0 || backward <= 0.0 {
+            return None;
+        }
+        let (f, b_and_w) = (times.f / forward, (times.b + times.w + times.bw) / backward);
+        for LayerCost { work, .. } in &mut costs {
+            *work = LayerWork {
+                f: work.f * f,
+                b: work.b * b_and_w,
+                w: work.w * b_and_w,
+                w_early: work.w_early * b_and_w,
+            };
+        }
+        Some(Self { counts, costs })
+    }
+
+    /// All layers of each class, as columns: F, B and W of each.
+    pub(super) fn columns(&self) -> (Vec<f64>, Vec<f64>) {
+        let each = self.counts.iter().zip(&self.costs);
+        each.flat_map(|(count, LayerCost { work, .. })| {
+            [work.f, work.b, work.w].map(|time| (*count, count * time))
+        })
+        .unzip()
+    }
+}
+
+/// What a layer of each class takes on a machine of speed 1, by stages and the speed of each.
+pub(super) fn costs_at_speed_one(stages: &[(TimedLayers, f64)]) -> ClassCosts {
+    LayerClass::ALL.map(|class| {
+        let of_class = |(layers, speed): &(TimedLayers, f64)| {
+            let (count, cost) = (layers.counts[class.index()], layers.costs[class.index()]);
+            (count > 0.0).then_some((count, cost, *speed))
+        };
+        let timed: Vec<(f64, LayerCost, f64)> = stages.iter().filter_map(of_class).collect();
+        let mean = |of: &dyn Fn(&LayerCost) -> Option<f64>| {
+            let told = timed.iter().filter_map(|(n, cost, speed)| Some((*n, of(cost)? * speed)));
+            let (count, sum) = told.fold((0.0, 0.0), |(n, sum), (m, us)| (n + m, sum + m * us));
+            (count > 0.0).then(|| sum / count)
+        };
+        Some(LayerCost {
+            work: LayerWork {
+                f: mean(&|cost| Some(cost.work.f))?,
+                b: mean(&|cost| Some(cost.work.b))?,
+                w: mean(&|cost| Some(cost.work.w))?,
+                w_early: mean(&|cost| Some(cost.work.w_early))?,
+            },
+            update: mean(&|cost| Some(cost.update))?,
+            remade: mean(&|cost| cost.remade),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layers_cost_is_the_mean_of_what_was_spent_on_it() {
+        let mut times = LayerTimes::default();
+        let told = [
+            (LayerPart::Forward, 2.0),
+            (LayerPart::Forward, 4.0),
+            (LayerPart::InputGradient, 5.0),
+            (LayerPart::WeightGradient, 1.0),
+            (LayerPart::EarlyWeightGradient, 6.0),
+            (LayerPart::Candidate, 10.0),
+            (LayerPart::Commit, 20.0),
+        ];
+        for (part, us) in told {
+            times.add(LayerClass::Head, part, us);
+        }
+        times.add(LayerClass::Mlp, LayerPart::Forward, 1.0);
+        let costs = class_costs(&times, 2);
+        let work = LayerWork { f: 6.0, b: 10.0, w: 14.0, w_early: 12.0 };
+        let head = LayerCost { work, update: 30.0, remade: None };
+        assert_eq!(costs, [None, None, None, Some(head)], "an MLP's B and W are not known");
+        times.add(LayerClass::Head, LayerPart::Remake, 3.0);
+        let head = class_costs(&times, 1)[LayerClass::Head.index()].expect("it was timed");
+        assert_eq!((head.work.f, head.remade), (3.0, Some(3.0)));
+    }
+
+    #[test]
+    fn layers_share_what_passes_took_as_a_whole() {
+        let work = LayerWork { f: 1.0, b: 2.0, w: 1.0, w_early: 0.5 };
+        let cost = LayerCost { work, ..LayerCost::default() };
+        let classes = [None, Some(cost), Some(cost), None];
+        let times = StageTimes { f: 6.0, bw: 24.0, classes, ..StageTimes::default() };
+        let layers = TimedLayers::new([0.0, 1.0, 3.0, 0.0], &times).expect("all were timed");
+        let (counts, took) = layers.columns();
+        assert_eq!(counts, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0]);
+        assert_eq!(took[3..9], [1.5, 4.0, 2.0, 4.5, 12.0, 6.0]);
+        assert_eq!(layers.costs[1].work.w_early, 1.0);
+        assert_eq!(TimedLayers::new([1.0, 1.0, 3.0, 0.0], &times), None, "one was not");
+    }
+}

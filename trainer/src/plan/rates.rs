@@ -1,0 +1,86 @@
+//! Speeds of machines, and what work costs, read from each other.
+//!
+//! Work is told in columns: F, B and W as they are counted, or F, B and W of each class of layers. A
+//! column that one machine alone works on tells nothing of how fast that is: whether it is slow or its
+//! work is heavy cannot be seen. So a speed is read from the columns that others work on too; a
+//! machine that shares none with anybody is as fast as it says.
+
+/// What a machine did, column by column.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Columns {
+    /// How fast it says it is.
+    pub(super) said: f64,
+    /// How much work.
+    pub(super) work: Vec<f64>,
+    /// What that took.
+    pub(super) took: Vec<f64>,
+}
+
+/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
+/// agree; were they to agree at all, a few leave nothing that could be measured.
+const ROUNDS: u32 = 12;
+
+/// How fast each machine was.
+pub(super) fn speeds(machines: &[Columns]) -> Vec<f64> {
+    let count = machines.iter().map(|machine| machine.work.len()).min().unwrap_or(0);
+    let workers = |column: usize| machines.iter().filter(move |m| m.work[column] > 0.0).count();
+    let shared: Vec<usize> = (0..count).filter(|column| workers(*column) > 1).collect();
+    let mut speeds: Vec<f64> = machines.iter().map(|machine| machine.said).collect();
+    for _ in 0..=ROUNDS {
+        let rates = rates(machines, &speeds);
+        let speed = |machine: &Columns| {
+            let took: f64 = shared.iter().map(|column| machine.took[*column]).sum();
+            let as_others: f64 = shared.iter().map(|c| machine.work[*c] * rates[*c]).sum();
+            if took > 0.0 && as_others > 0.0 { as_others / took } else { machine.said }
+        };
+        speeds = machines.iter().map(speed).collect();
+    }
+    speeds
+}
+
+/// What a unit of each column's work takes on a machine of speed 1, when machines are so fast: without
+/// their speeds a slow one with much W makes W look slow.
+pub(super) fn rates(machines: &[Columns], speeds: &[f64]) -> Vec<f64> {
+    let count = machines.iter().map(|machine| machine.work.len()).min().unwrap_or(0);
+    let rate = |column: usize| {
+        let each = machines.iter().zip(speeds);
+        let took: f64 = each.map(|(machine, speed)| machine.took[column] * speed).sum();
+        let work: f64 = machines.iter().map(|machine| machine.work[column]).sum();
+        took / work.max(f64::MIN_POSITIVE)
+    };
+    (0..count).map(rate).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Columns, rates, speeds};
+
+    fn machine(said: f64, speed: f64, work: [f64; 3], costs: [f64; 3]) -> Columns {
+        let took = work.iter().zip(costs).map(|(work, cost)| work * cost / speed).collect();
+        Columns { said, work: work.to_vec(), took }
+    }
+
+    #[test]
+    fn work_that_one_machine_has_alone_is_told_from_a_slow_machine() {
+        let costs = [2.0, 3.0, 50.0];
+        let machines = [
+            machine(1.0, 1.0, [2.0, 2.0, 0.0], costs),
+            machine(1.0, 1.0, [2.0, 2.0, 0.0], costs),
+            machine(1.0, 0.5, [1.0, 1.0, 1.0], costs),
+        ];
+        let found = speeds(&machines);
+        assert_eq!(found[0], found[1]);
+        assert!((found[2] / found[0] - 0.5).abs() < 1e-9, "{found:?}");
+        let rates = rates(&machines, &found);
+        assert!((rates[2] / rates[0] - 25.0).abs() < 1e-9, "{rates:?}");
+    }
+
+    #[test]
+    fn who_shares_nothing_is_as_fast_as_it_says() {
+        let costs = [2.0, 3.0, 50.0];
+        let machines =
+            [machine(2.0, 0.1, [1.0, 0.0, 0.0], costs), machine(3.0, 0.1, [0.0, 1.0, 1.0], costs)];
+        assert_eq!(speeds(&machines), [2.0, 3.0]);
+        assert_eq!(speeds(&[]), [] as [f64; 0]);
+    }
+}
