@@ -61,7 +61,14 @@ fn sizes_and_clusters_that_do_not_fit_are_refused() {
     let few =
         ["needs 2 microbatches or more, found 1", "each replica of gems", "train.microbatch=4"];
     check("--schedule gems --workers 2 --set train.microbatch=8", &few);
-    let plan =
-        refusal(&mut place.command("plan --set model.preset=tiny --set schedule.kind=gems"), 2);
-    assert!(plan.contains("gems has the model twice") && plan.contains("try: "), "{plan}");
+    let odd = refusal(
+        &mut place.command(
+            "plan --set model.preset=tiny --set model.layers=4 --schedule chimera --nodes 3",
+        ),
+        2,
+    );
+    assert!(
+        odd.contains("even number of stages, found 3") && odd.contains("one node less"),
+        "{odd}"
+    );
 }

@@ -198,8 +198,8 @@ impl Pace {
         // Copies are not measured in a run; they are as long beside F as they are counted to be.
         let copies = Pace::estimated(model, shape).copies;
         let copies = copies.into_iter().map(|copy| copy * f_us).collect();
-        let token = TokenWork::new(model);
-        Self { layers, updates, copies, speeds, link, verdict: 0.0, token }
+        let (token, gradients) = (TokenWork::new(model), Vec::new());
+        Self { layers, updates, copies, speeds, link, gradients, verdict: 0.0, token }
     }
 }
 

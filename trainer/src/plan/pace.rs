@@ -29,6 +29,8 @@ pub struct Pace {
     pub speeds: Vec<f64>,
     /// From the end of a pass to the arrival of its result on another stage.
     pub link: f64,
+    /// By layer: what its gradient takes to another stage, beside a link; empty if no time.
+    pub gradients: Vec<f64>,
     /// From the last report to the verdict.
     pub verdict: f64,
     /// How work grows along a sequence: it says what share of it each slice takes.
@@ -44,8 +46,9 @@ impl Pace {
         let sizes = Sizes::whole(model, shape);
         let copy = |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * left_bytes(&sizes, layer).0 as f64;
         let copies = (0..model.layer_count()).map(copy).collect();
-        let (speeds, link, verdict) = (Vec::new(), 0.0, 0.0);
-        Self { layers, updates, copies, speeds, link, verdict, token: TokenWork::new(model) }
+        let (speeds, gradients, link, verdict) = (Vec::new(), Vec::new(), 0.0, 0.0);
+        let token = TokenWork::new(model);
+        Self { layers, updates, copies, speeds, link, gradients, verdict, token }
     }
 
     /// The speed of a stage.
@@ -71,7 +74,19 @@ impl Pace {
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: self.memory_costs(plan),
+            gradients: self.gradient_times(plan),
         }
+    }
+
+    /// What the gradients of chunks take to their twins.
+    fn gradient_times(&self, plan: &Plan) -> Vec<f64> {
+        if plan.placement().replica_count() == 1 || self.gradients.is_empty() {
+            return Vec::new();
+        }
+        let of_chunk = |layers: &LayerRange| -> f64 {
+            layers.ids().map(|layer| self.gradients[layer as usize]).sum()
+        };
+        plan.chunks.iter().map(of_chunk).collect()
     }
 
     /// What each slice takes of a microbatch's times; nothing where sequences are not cut.
