@@ -74,6 +74,15 @@ impl StageSample {
         sample
     }
 
+    /// The same where a microbatch runs through the layers of one replica of so many, each in turn.
+    #[must_use]
+    pub fn in_turns(mut self, replica_count: u32) -> Self {
+        let share = f64::from(replica_count).recip();
+        let LayerWork { f, b, w, w_early } = &mut self.work;
+        [f, b, w, w_early].into_iter().for_each(|work| *work *= share);
+        self
+    }
+
     /// The work of F, of B and of W.
     fn works(&self) -> [f64; 3] {
         [self.work.f, self.work.b, self.work.w]

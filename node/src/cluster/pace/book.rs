@@ -48,9 +48,10 @@ impl PaceBook {
         }
         let sample = |(stage, (_, brought)): (StageIndex, &Seated)| {
             let said = f64::from(brought.speed_permille.max(1)) / 1000.0;
-            let layers = plan.layers_of(stage).map(|layer| layer.0);
+            let layers = plan.layers_at(stage).map(|layer| layer.0);
             let (model, shape) = (&config.model, config.batch.microbatch);
             StageSample::of_layers(model, shape, layers, (said, self.stage_times(stage)))
+                .in_turns(plan.program.placement.replica_count())
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();
         let (calibration, speeds) = calibrate(&samples)?;
