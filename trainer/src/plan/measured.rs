@@ -228,6 +228,15 @@ mod tests {
         StageSample { work: work(size), weights: 10.0 * size, said: 1.0, times }
     }
 
+    /// A stage that trains two chunks, each in half of the microbatches, is as fast as it is.
+    #[test]
+    fn replicas_take_turns_and_are_updated_both() {
+        let both = StageSample { work: work(2.0), ..timed(1.0, 1.0) };
+        let found = both.in_turns(2);
+        assert_eq!((found.work, found.weights), (work(1.0), both.weights));
+        assert_eq!(timed(3.0, 2.0).in_turns(1), timed(3.0, 2.0));
+    }
+
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {
         let (found, found_speeds) = calibrate(stages).expect("they tell something");
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a}, expected {b}");
