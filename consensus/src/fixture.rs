@@ -277,7 +277,7 @@ impl Log {
             generation: plan.generation,
             holder: plan.stages[stage.index()],
             layers: digests(plan.layers_of(stage), version),
-            copies: digests(copied.into_iter(), version),
+            copies: digests(copied, version),
         }
     }
 
