@@ -168,7 +168,7 @@ fn a_wrong_schedule_is_refused_in_our_words() {
 #[test]
 fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
     let line = "schedule solve --stages 4 --microbatches 8 --f 15,10,10,10 --b 16.5,11,11,11 \
-                --w 12,8,8,8 --mw 0.5 --mem-limit 4 --json --program-text";
+                --w 12,8,8,8 --mw 0.5 --mem-limit 4 --json --program";
     let answer = json(&line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(
         (&answer["kind"], &answer["p"], &answer["m"]),
@@ -187,6 +187,18 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
     let line = ["schedule", "simulate", "--program", &file];
     let replay = json(&line.into_iter().chain(again.split(' ')).collect::<Vec<_>>());
     assert_eq!(replay["cost"], answer["cost"], "what was printed is what was solved");
+}
+
+#[test]
+fn tables_of_schedules_are_timed_and_nothing_is_said_beside_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = folder.path().join("table.csv");
+    std::fs::write(&table, "p,m,kind\n4,8,zb-h1\n4,8,1f1b\n").expect("room");
+    let table = table.to_str().expect("a path");
+    let timed = printed(&["schedule", "simulate", "--csv", table]);
+    assert_eq!(timed.lines().count(), 3, "{timed}");
+    assert!(refused(&["schedule", "simulate", "--csv", table, "--json"], 2).contains("--csv"));
+    assert!(refused(&["schedule", "simulate"], 2).contains("--kind"));
 }
 
 #[test]

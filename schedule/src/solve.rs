@@ -2,10 +2,11 @@
 //! for each stage; one chunk a stage, two in a vee, or several dealt round.
 //!
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
-//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]; what they cost is the longest span of a stage, the
-//! zero-bubble paper's measure, or the time until all have the verdict, if no step is left open. The search ends as soon as an order costs what [`bound`] says that
-//! every order costs: then it is optimal, and the answer says so. Otherwise it says how far from
-//! optimal it is at most.
+//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What they
+//! cost is the longest span of a stage, the zero-bubble paper's measure, or more if the verdict comes
+//! later than that, or the time until all have the verdict, if no step is left open ([`Ending`]). The
+//! search ends as soon as an order costs what [`bound`] says that every order costs: then it is optimal,
+//! and the answer says so. Otherwise it says how far from optimal it is at most.
 
 mod board;
 mod bound;
@@ -40,8 +41,8 @@ use problem::TOLERANCE;
 pub struct Solution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// What a step costs, by what ends it ([`Ending`]): the longest span of a stage, or the time from
-    /// the first start to the verdict.
+    /// What a step costs, by what ends it ([`Ending`]): the longest span of a stage, or the time to the
+    /// verdict from the first gate or from the first start.
     pub cost: f64,
     /// What every order costs at least.
     pub lower_bound: f64,
@@ -524,5 +525,29 @@ mod tests {
         let free = ChunkCosts { after_forward: 0.0, after_input_gradient: 0.0, ..CHUNK };
         let found = of(free, 0.0, 0.5, 8);
         assert!(found.cost >= found.lower_bound && found.lower_bound >= 24.0, "{found:?}");
+    }
+
+    /// Eight equal stages that hold 16 of 32 microbatches, and a verdict as long as a third of a step.
+    #[test]
+    fn first_weight_gradients_are_held_back_for_a_verdict_that_is_long() {
+        let unit = ChunkCosts { after_forward: 1.0, ..CHUNK };
+        let heedless = Problem {
+            placement: Placement::line(8),
+            chunks: vec![unit; 8],
+            limits: vec![16.0; 8],
+            microbatch_count: 32,
+            ..problem(CHUNK)
+        };
+        let waiting = |verdict| {
+            let ending = Ending { verdict, ..Ending::default() };
+            let problem = Problem { ending, ..heedless.clone() };
+            let order = solve(&heedless).expect("it fits").program;
+            let timeline = crate::simulate(&order, &problem.costs(), 1).expect("it runs");
+            (solve(&problem).expect("it fits"), problem.cost(&timeline))
+        };
+        let (short, without) = waiting(8.0);
+        assert_eq!((short.cost, short.lower_bound, without), (96.0, 96.0, 96.0));
+        let (long, without) = waiting(32.0);
+        assert_eq!((long.cost, long.lower_bound, without), (103.0, 96.0, 117.0));
     }
 }

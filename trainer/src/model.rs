@@ -11,6 +11,7 @@ mod layers;
 mod parts;
 mod pass_stash;
 mod recompute;
+mod space;
 mod state;
 mod tensors;
 
@@ -21,6 +22,7 @@ pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{PassStash, left_len, put_left, take_left};
 pub use recompute::{Recompute, RecomputedOps, RemadeParts};
+pub use space::Space;
 pub use state::{LayerState, Live};
 pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};
 pub use zbelastic_types::LayerRange;

@@ -11,8 +11,8 @@ use zbelastic_types::Step;
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerKind, LayerRange, LayerSpec, LayerState, Logits, MicrobatchShape,
-    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, model_layers, put_left, rotary_angles,
-    take_left,
+    ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, model_layers, put_left,
+    rotary_angles, take_left,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
@@ -114,7 +114,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         spec: LayerSpec,
     ) -> Result<Self, AllocateError> {
         let sizes = Sizes::whole(model, shape);
-        let mut make = |len| backend.allocate(len);
+        let mut make = |space: Space| space.allocate(backend);
         let layer = spec.layer.0;
         let has_head = spec.kind == LayerKind::Head;
         let tokens: Vec<u32> = (0..shape.rows() as u32).map(|at| at % model.vocabulary).collect();

@@ -14,7 +14,7 @@ use crate::data::{Batch, BatchSource};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, model_layers,
+    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Space, model_layers,
     slice_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
@@ -62,7 +62,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
         let (cut, microbatch) = (setup.plan.cut(&setup.model), setup.plan.batch.microbatch);
-        let mut make = |len| backend.allocate(len);
+        let mut make = |space: Space| space.allocate(&backend);
         let all = LayerRange::new(0, setup.model.layer_count());
         let mut slices = Vec::new();
         for slice in cut.slices() {

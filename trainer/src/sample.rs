@@ -9,7 +9,7 @@ use zbelastic_kernels::{AllocateError, Backend, View};
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash, Sizes,
-    SlicePlace, model_layers, rotary_angles,
+    SlicePlace, Space, model_layers, rotary_angles,
 };
 use crate::random::{Purpose, Stream};
 
@@ -46,7 +46,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
     ) -> Result<Self, AllocateError> {
         let shape = MicrobatchShape { sequences: 1, sequence_len: context_len };
         let sizes = Sizes::whole(model, shape);
-        let mut make = |len| backend.allocate(len);
+        let mut make = |space: Space| space.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let logits = sizes.logits(&mut make)?;
         let angles = rotary_angles(&backend, model, shape)?;

@@ -8,7 +8,7 @@ use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, Choice, ChooseRequest, MemoryPolicy, Pace, Plan, PlanError,
-    PlanRequest, Prediction, Refusal, choose,
+    PlanRequest, Prediction, Refusal, choose, plan_period,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -205,4 +205,38 @@ fn as_many_chunks_as_asked_for_are_cut_and_no_more_than_there_are_layers() {
     assert_eq!(plan(ScheduleKind::Gis, Some(6), 2), Err(many));
     let fixed = plan(ScheduleKind::ZbV, Some(3), 2).expect_err("a vee has two");
     assert!(matches!(fixed, PlanError::Generate(GenerateError::ChunkCount { .. })), "{fixed}");
+}
+
+/// Where the verdict takes longer than forward passes of the next step do, its first weight gradients
+/// wait for it. They can come later, as far as there is memory.
+#[test]
+fn an_order_is_made_for_the_verdict_that_it_waits_for() {
+    let model = tiny_model(Family::Llama);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let estimated = Pace::estimated(&model, BATCH.microbatch);
+    let work: f64 = estimated.layers.iter().map(|layer| layer.f + layer.b + layer.w).sum();
+    let step = f64::from(BATCH.microbatch_count) * work / 4.0;
+    let attempt = |verdict: f64| {
+        let pace = Pace { verdict, speeds: vec![1.0, 0.8, 1.0, 1.0], ..estimated.clone() };
+        let request = ChooseRequest {
+            model: &model,
+            batch: BATCH,
+            kinds: &[ScheduleKind::ZbAuto],
+            chunks_per_stage: None,
+            slice_count: None,
+            stage_count: 4,
+            window: Window::One,
+            memory: MemoryPolicy::default(),
+            copies: 0,
+            stage_bytes_max: &[],
+            pace: &pace,
+        };
+        (choose(&backend, request).expect("it fits").plan, pace)
+    };
+    let (heedless, _) = attempt(0.0);
+    for (share, gain) in [(0.2, 0.02), (0.4, 0.015), (0.6, 0.0), (1.2, 0.0)] {
+        let (plan, pace) = attempt(share * step);
+        let (waits, would_wait) = (plan_period(&plan, &pace), plan_period(&heedless, &pace));
+        assert!(waits <= would_wait * (1.0 - gain) * (1.0 + 1e-9), "{share}: {waits} {would_wait}");
+    }
 }

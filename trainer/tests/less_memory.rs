@@ -9,7 +9,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, Memory, OffloadChunks, OffloadRequest, Pass, ScheduleKind,
-    Window, check, lower, offload,
+    Window, check, lower, offload, recompute,
 };
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
@@ -341,6 +341,27 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
             assert!(may_fit || dropped + left > 0, "{kind}");
             check_bits(&model, plan, expected, seed);
         }
+    }
+}
+
+/// A limit a little below what all passes take that are made again: some leave, and all are made again
+/// still, also in an order that was solved for.
+#[test]
+fn what_is_made_again_everywhere_is_so_where_passes_leave_as_well() {
+    let model = tiny_model(Family::Gpt2);
+    let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+    let expected = serial(&model, (ScheduleKind::GPipe, 1));
+    for (seed, kind) in
+        [ScheduleKind::GPipe, ScheduleKind::ZbAuto, ScheduleKind::ZbV].into_iter().enumerate()
+    {
+        let roomy = chosen(&model, (kind, 4), all, None).expect("no limit");
+        let limit = Bytes(roomy.prediction.stage_bytes.0 - 1);
+        let also_leaves = MemoryPolicy { offloaded: Extent::WhereNeeded, ..all };
+        let Choice { plan, .. } =
+            chosen(&model, (kind, 4), also_leaves, Some(limit)).expect("it can be met");
+        let every = recompute(&plan.program).passes_with(Memory::Drop).count();
+        assert_eq!(drops(&plan), every, "{kind}");
+        check_bits(&model, plan, expected, seed as u64);
     }
 }
 

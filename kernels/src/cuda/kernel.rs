@@ -6,7 +6,7 @@ use super::device::Address;
 use super::source::File;
 
 /// A kernel of ours. Its parameters are those in its source, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Kernel {
     EmbedForward,

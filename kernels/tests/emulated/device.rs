@@ -1,7 +1,7 @@
 //! A device made of this machine: memory is memory, kernels are fibers, products are loops.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -12,7 +12,7 @@ use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
 
 use crate::compile::{Entry, entries};
 
-type Entries = HashMap<Kernel, Entry>;
+type Entries = BTreeMap<Kernel, Entry>;
 
 /// Kernels keep what a block shares in plain statics, so they run one at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
@@ -30,7 +30,7 @@ pub struct Emulated {
     order: Order,
     entries: &'static Entries,
     /// What was allocated, to be given back whole.
-    memory: Mutex<HashMap<u64, Layout>>,
+    memory: Mutex<BTreeMap<u64, Layout>>,
     /// Bytes that `allocate` has left.
     room_bytes: Mutex<u64>,
     has_given_up: AtomicBool,

@@ -12,7 +12,7 @@ pub enum ScheduleCommand {
     Render(RenderArgs),
     /// Time a schedule: how long a step takes, how much of it is idle, what memory it needs.
     #[command(after_help = SIMULATE_EXAMPLES)]
-    Simulate(SimulateArgs),
+    Simulate(Box<SimulateArgs>),
     /// Find the best order for a pipeline: stages with times of their own, limits of memory.
     #[command(after_help = SOLVE_EXAMPLES)]
     Solve(SolveArgs),
@@ -48,6 +48,7 @@ Examples:
   zbelastic schedule simulate --kind 1f1b --stages 4 --microbatches 8 --f 1,1,2,1 --json
   zbelastic schedule simulate --kind po-half --stages 4 --microbatches 8 --chunks 4 --offload 1.5
   zbelastic schedule simulate --program my.txt --window 1 --verdict 3
+  zbelastic schedule simulate --csv table.csv
   zbelastic schedule simulate --kind pipedream-2bw --stages 4 --microbatches 8 --step 0.5 --weights 2";
 
 const SOLVE_EXAMPLES: &str = "\
@@ -172,8 +173,9 @@ pub struct TimesArgs {
 /// What ends a step.
 #[derive(Args, Debug)]
 pub struct EndingArgs {
-    /// Steps that may be open while a stage goes on, 0 or 1: with 0 the time until all have the
-    /// verdict counts, and not the longest span of a stage [default: 1].
+    /// Steps that may be open while a stage goes on, 0 or 1: with 1 the longest span of a stage counts,
+    /// or the time from the first W to the verdict if that is longer, with 0 the time until all
+    /// have the verdict [default: 1].
     #[arg(long, value_name = "WINDOW")]
     pub window: Option<String>,
     /// Time from the last report to the verdict.
@@ -265,7 +267,7 @@ pub struct SolveArgs {
     #[arg(long)]
     pub json: bool,
     /// Add the program's text.
-    #[arg(long)]
+    #[arg(long, visible_alias = "program")]
     pub program_text: bool,
 }
 
@@ -301,6 +303,10 @@ pub struct SimulateArgs {
     /// What to time.
     #[command(flatten)]
     pub program: ProgramArgs,
+    /// A table of schedules to time instead, a row each, as for `schedule solve`, with a column kind;
+    /// - is standard input. Its answer is the same table with results.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub csv: Option<PathBuf>,
     /// What microbatches keep.
     #[command(flatten)]
     pub memory: MemoryArgs,

@@ -20,7 +20,7 @@ use zbelastic_schedule::{Timeline, simulate};
 use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
 use crate::failure::{Failure, Stop, cannot_write};
 use inputs::{ProblemText, Replay};
-use task::{Answer, Task};
+use task::{Answer, Task, Wanted};
 
 /// Runs a `schedule` command.
 ///
@@ -71,6 +71,9 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    if let Some(path) = &args.csv {
+        return table::answer(path, Wanted::Replay, out);
+    }
     let text = inputs::program_text(&args.program).map_err(input_error::failure)?;
     if asynchronous::is_asked(&args.program, text.as_deref()) {
         return asynchronous::time(args, text.as_deref(), out);
@@ -84,7 +87,7 @@ fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
 
 fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     if let Some(path) = &args.csv {
-        return table::solve_all(path, out);
+        return table::answer(path, Wanted::Order, out);
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
@@ -93,7 +96,8 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let slices = args.slices;
     let text =
         ProblemText { stages, microbatches, slices, times, memory, mem_limit, relief, ending };
-    let task = Task::new(&text, kind.as_deref(), *chunks).map_err(input_error::failure)?;
+    let task = Task::new(&text, (Wanted::Order, kind.as_deref()), *chunks)
+        .map_err(input_error::failure)?;
     let answer = task.answer().map_err(|error| input_error::failure(vec![error.into()]))?;
     let Answer { problem, solution, fits, took } = answer;
     let found = fits.then(|| report::Found::new(&solution, took));

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 47] = pages![
+const PAGES: [(&str, &str); 48] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -49,6 +49,7 @@ const PAGES: [(&str, &str); 47] = pages![
     "decisions/0027-a-cut-follows-from-counted-work.md",
     "decisions/0028-orders-first-then-what-memory-asks-for.md",
     "decisions/0029-device-kernels-run-on-processors-too.md",
+    "decisions/0031-a-layer-of-two-replicas-has-one-owner.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

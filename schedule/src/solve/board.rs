@@ -1,7 +1,7 @@
 //! An order in the making: passes are put on stages one after another, each as early as it can.
 
 use super::pipeline::Pipeline;
-use super::problem::{ChunkCosts, Ending, TOLERANCE};
+use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
 use crate::program::Window;
 
@@ -17,12 +17,14 @@ pub(super) struct Put {
 const NEVER: f64 = f64::INFINITY;
 
 /// A stage, as far as it goes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Lane {
     /// When its last pass ends.
     pub(super) clock: f64,
     /// When its first one began.
     pub(super) began: f64,
+    /// When its first W began: there it waits for the verdict on the step before.
+    pub(super) gated: f64,
     /// What it keeps.
     pub(super) kept: f64,
     /// For how long it stood still since it began.
@@ -60,7 +62,14 @@ impl<'a> Board<'a> {
         let (stage_count, chunk_count) = (pipeline.stage_count(), pipeline.chunk_count());
         let cells = chunk_count * pipeline.microbatch_count() as usize;
         let room = pipeline.pass_count() / stage_count;
-        let lane = || Lane { order: Vec::with_capacity(room), ..Lane::default() };
+        let lane = || Lane {
+            clock: 0.0,
+            began: 0.0,
+            gated: NEVER,
+            kept: 0.0,
+            idle: 0.0,
+            order: Vec::with_capacity(room),
+        };
         Self {
             pipeline,
             lanes: (0..stage_count).map(|_| lane()).collect(),
@@ -162,7 +171,11 @@ impl<'a> Board<'a> {
                 }
                 self.passes[chunk].b += 1;
             }
-            Compute::W | Compute::BW | Compute::WE | Compute::R => self.passes[chunk].w += 1,
+            Compute::W | Compute::BW | Compute::WE | Compute::R => {
+                self.passes[chunk].w += 1;
+                let gated = &mut self.lanes[stage].gated;
+                *gated = gated.min(start);
+            }
         }
         let lane = &mut self.lanes[stage];
         if is_first {
@@ -203,14 +216,19 @@ impl<'a> Board<'a> {
 
     /// What the step costs, by what ends it.
     pub(super) fn cost(&self) -> f64 {
-        let Ending { window, verdict, .. } = &self.pipeline.problem.ending;
+        let ending = &self.pipeline.problem.ending;
         let longest = |of: fn(&Lane) -> f64| {
             let ends = self.lanes.iter().enumerate();
             ends.map(|(stage, lane)| of(lane) + self.pipeline.after(stage)).fold(0.0, f64::max)
         };
-        match *window {
+        let known = || longest(|lane| lane.clock) + ending.verdict;
+        match ending.window {
+            Window::One if ending.is_gated() => {
+                let gate = self.lanes.iter().map(|lane| lane.gated).fold(NEVER, f64::min);
+                longest(|lane| lane.clock - lane.began).max(known() - gate)
+            }
             Window::One => longest(|lane| lane.clock - lane.began),
-            Window::Zero => longest(|lane| lane.clock) + *verdict,
+            Window::Zero => known(),
         }
     }
 

@@ -7,6 +7,9 @@
 //! likewise). The way through a busier stage behind it and back. And memory times time: what each
 //! microbatch keeps for as long as it must.
 //!
+//! Where a step is left open, each stage waits for the verdict on the step before at its first weight
+//! gradient: from there on a stage has work of its own, and behind that comes the verdict.
+//!
 //! A stage that holds two chunks meets a microbatch first in the *lower* and then in the *upper*
 //! one: its first pass is an F of the lower chunk, its first B one of the upper chunk, its last F
 //! one of the upper chunk, and the last microbatch to leave it leaves the lower chunk. With one
@@ -27,7 +30,14 @@ pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
             stage.alone(*head).max(stage.by_memory()).max(stage.through_others(&stages, &heads));
         bound = bound.max(span + pipeline.beside(stage.index));
     }
-    bound.max(stepwise::lower_bound(pipeline, bound))
+    let spans = bound.max(stepwise::lower_bound(pipeline, bound));
+    let ending = &pipeline.problem.ending;
+    if !ending.is_gated() {
+        return spans;
+    }
+    let known =
+        |stage: &Stage<'_>| stage.behind_gate() + pipeline.after(stage.index) + ending.verdict;
+    stages.iter().map(known).fold(spans, f64::max)
 }
 
 /// By stage: how long it stands still after its last F in any order.
@@ -169,6 +179,27 @@ impl<'a> Stage<'a> {
             left = left.max(both + f64::from(more) * (lower.b + lower.w) + weights);
         }
         left
+    }
+
+    /// Its own work from its first W on. Before that nothing is given back, so that memory holds
+    /// only so many microbatches; what is dense in time is taken first and divided at will.
+    fn behind_gate(&self) -> f64 {
+        let m = f64::from(self.microbatch_count());
+        let chunks = self.pipeline.chunks_of(self.index).iter();
+        let mut chunks: Vec<&ChunkCosts> =
+            chunks.map(|chunk| self.pipeline.costs(*chunk)).collect();
+        let kept = |costs: &ChunkCosts| costs.after_input_gradient;
+        let time = |costs: &ChunkCosts| costs.f + costs.b;
+        chunks.sort_by(|a, b| (time(b) * kept(a)).total_cmp(&(time(a) * kept(b))));
+        let mut rest = self.limit;
+        let mut before = 0.0;
+        for costs in &chunks {
+            let all = m * kept(costs);
+            let share = if all > rest { rest / all } else { 1.0 };
+            before += share * m * time(costs);
+            rest = (rest - all).max(0.0);
+        }
+        self.pipeline.work(self.index) - before
     }
 
     /// Its own work, with what it waits at both ends.

@@ -54,6 +54,9 @@ pub(super) fn climb<'a>(
     }
 }
 
+/// Multiples of the verdict's time for which a stage holds its first W back.
+const HOLDS: [f64; 8] = [0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, f64::INFINITY];
+
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 struct Draws(u64);
 
@@ -79,10 +82,16 @@ impl Draws {
             _ => stage..stage + 1,
         };
         let has_several = pipeline.chunk_count() > pipeline.stage_count();
-        let what = self.below(if has_several { 10 } else { 8 });
+        let plain = if has_several { 10 } else { 8 };
+        let is_gated = pipeline.problem.ending.is_gated();
+        let what = self.below(plain + usize::from(is_gated));
         let draw = self.next();
         for rule in &mut changed[range] {
-            change_rule(rule, what, draw, pipeline.microbatch_count());
+            if what == plain {
+                rule.holds = HOLDS[draw as usize % HOLDS.len()];
+            } else {
+                change_rule(rule, what, draw, pipeline.microbatch_count());
+            }
         }
         changed
     }

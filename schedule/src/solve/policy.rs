@@ -28,6 +28,9 @@ pub(super) struct Rule {
     pub(super) looks: bool,
     /// The share of a weight gradient that a gap must have for one to be put there.
     pub(super) share: f64,
+    /// Before this time it runs its first W only if memory asks for it: behind its gate the verdict on
+    /// the step before is needed. As a multiple of the verdict's own time.
+    pub(super) holds: f64,
     /// Whether of two F that can run the upper chunk's comes first; with one chunk it is no matter.
     pub(super) upper_f_first: bool,
     /// The same of two B.
@@ -75,7 +78,7 @@ pub(super) fn rules<'a>(
     let upper_first = UPPER_FIRST.into_iter().take(if has_several { UPPER_FIRST.len() } else { 1 });
     upper_first.flat_map(move |(upper_f_first, upper_b_first)| {
         ahead(pipeline, bound).flat_map(move |(first, ahead)| {
-            choices().map(move |(turns, yields, share)| {
+            choices(pipeline).map(move |(turns, yields, share, holds)| {
                 let rule = |stage: usize| {
                     let turn = if is_busiest(stage) { turns.0 } else { turns.1 };
                     Rule {
@@ -86,6 +89,7 @@ pub(super) fn rules<'a>(
                         saves_w: false,
                         looks: false,
                         share,
+                        holds,
                         upper_f_first,
                         upper_b_first,
                     }
@@ -119,9 +123,15 @@ fn ahead<'a>(
     iter::once((freely(), freely())).chain(stepwise).chain(others)
 }
 
-/// Turns, of the busiest stages and of the others, whether F yield, and the share of a W that a gap
-/// must have.
-fn choices() -> impl Iterator<Item = ((Turn, Turn), bool, f64)> {
+/// Times for which stages hold their first W back, if that can be of use; without end until nothing
+/// else is left.
+fn holds(pipeline: &Pipeline<'_>) -> &'static [f64] {
+    if pipeline.problem.ending.is_gated() { &[1.0, 0.0, f64::INFINITY] } else { &[0.0] }
+}
+
+/// Turns, of the busiest stages and of the others, whether F yield, the share of a W that a gap must
+/// have, and for how long the first W is held back.
+fn choices(pipeline: &Pipeline<'_>) -> impl Iterator<Item = ((Turn, Turn), bool, f64, f64)> {
     const SHARES: [f64; 3] = [1.0, 0.5, 0.0];
     const TURNS: [(Turn, Turn); 5] = [
         (Turn::B, Turn::B),
@@ -130,10 +140,13 @@ fn choices() -> impl Iterator<Item = ((Turn, Turn), bool, f64)> {
         (Turn::F, Turn::Either),
         (Turn::F, Turn::F),
     ];
-    TURNS.into_iter().flat_map(|turns| {
-        [false, true]
-            .into_iter()
-            .flat_map(move |yields| SHARES.map(move |share| (turns, yields, share)))
+    let holds = holds(pipeline);
+    TURNS.into_iter().flat_map(move |turns| {
+        [false, true].into_iter().flat_map(move |yields| {
+            SHARES.into_iter().flat_map(move |share| {
+                holds.iter().map(move |holds| (turns, yields, share, *holds))
+            })
+        })
     })
 }
 
@@ -275,6 +288,7 @@ impl<'a, 'r> Run<'a, 'r> {
         }
         let f_at = if yields { f64::INFINITY } else { forward.at };
         let next = f_at.min(b_at);
+        let mut wakes_at = next;
         if let Some(chunk) = self.board.longest_pending(stage) {
             let costs = self.board.costs(chunk);
             let enough = rule.share * costs.w;
@@ -284,11 +298,35 @@ impl<'a, 'r> Run<'a, 'r> {
             // A gap is as long as it turns out to be: it began when the stage was done.
             let gap = next - lane.clock;
             let is_filled = if next == f64::INFINITY { !rule.looks } else { gap >= enough };
-            if frees || is_filled {
+            let opens_at = self.opens_at(stage);
+            if frees || (is_filled && now >= opens_at) {
                 return Next::Run(chunk, Compute::W);
             }
+            if is_filled {
+                wakes_at = next.min(opens_at);
+            }
         }
-        if next == f64::INFINITY { Next::Nothing } else { Next::Wait(next) }
+        if wakes_at == f64::INFINITY { Next::Nothing } else { Next::Wait(wakes_at) }
+    }
+
+    /// What the weight gradients keep that a stage holds back.
+    fn held(&self, stage: usize, now: f64) -> f64 {
+        if now >= self.opens_at(stage) {
+            return 0.0;
+        }
+        let of_chunk = |chunk: &usize| {
+            let costs = self.board.costs(*chunk);
+            f64::from(self.board.pending(*chunk)) * costs.after_input_gradient
+        };
+        self.board.pipeline.chunks_of(stage).iter().map(of_chunk).sum()
+    }
+
+    /// Until when a stage holds its next W back: only the first one waits.
+    fn opens_at(&self, stage: usize) -> f64 {
+        let is_open = self.board.lanes[stage].gated < f64::INFINITY;
+        let holds = self.rules[stage].holds;
+        let until = holds * self.board.pipeline.problem.ending.verdict;
+        if is_open || holds == 0.0 { 0.0 } else { until }
     }
 
     /// The F that a stage could run next.
@@ -297,14 +335,15 @@ impl<'a, 'r> Run<'a, 'r> {
         let rule = &self.rules[stage];
         let m = board.microbatch_count();
         let mut found = Forward { here: None, at: f64::INFINITY, is_blocked: false, time: 0.0 };
-        // A microbatch that is begun needs room for its F of the upper chunk, or all would wait.
-        let mut kept_free = 0.0;
+        // A microbatch that is begun needs room for its F of the upper chunk, or all would wait. What is
+        // held back can still make room.
+        let mut kept_free = -self.held(stage, now);
         let consider = |(is_lowest, chunk): (bool, usize), kept_free: f64| {
             let passes = &board.passes[chunk];
             let cap = if passes.b == 0 { rule.first } else { rule.ahead };
             let is_free = passes.f < m && (!is_lowest || passes.f - passes.b < cap);
             let at = if is_free { board.arrival_f(chunk) } else { f64::INFINITY };
-            (at, at < f64::INFINITY && board.has_room(chunk, kept_free))
+            (at, at < f64::INFINITY && board.has_room(chunk, kept_free.max(0.0)))
         };
         for (place, chunk) in board.pipeline.chunks_of(stage).iter().enumerate().rev() {
             let (at, has_room) = consider((place == 0, *chunk), kept_free);

@@ -61,16 +61,28 @@ pub struct Problem {
 /// What ends a step, and how the next one follows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
-    /// With one step open, the next begins on a stage when that is done with this one: what counts
-    /// is the longest span of a stage. With none, all wait for all and for the verdict: what counts
-    /// is the time from the first start to there.
+    /// With one step open, the next begins on a stage when that is done with this one, and waits for
+    /// the verdict on this one before its own first weight gradient: what counts is the longest span
+    /// of a stage, or, if that is longer, the time from the first weight gradient of any stage to the
+    /// verdict. Steps can follow each other that closely, and more so where stages that wait for the
+    /// verdict are not those that others wait for. With none, all wait for all and for the
+    /// verdict: what counts is the time from the first start to there.
     pub window: Window,
-    /// From the last stage's end to the verdict being known on every stage; counts without an open
-    /// step only.
+    /// From the last stage's end to the verdict being known on every stage.
     pub verdict: f64,
     /// By stage: what it does behind its last W, such as adding gradients up among copies of the
     /// pipeline; empty if that is nothing.
     pub after: Vec<f64>,
+}
+
+impl Ending {
+    /// Whether the next step runs meanwhile, and may have to wait for the verdict within.
+    pub(super) fn is_gated(&self) -> bool {
+        match self.window {
+            Window::One => self.verdict > 0.0,
+            Window::Zero => false,
+        }
+    }
 }
 
 impl Default for Ending {
@@ -164,12 +176,19 @@ impl Problem {
             let after = |stage: StageIndex| after.get(stage.index()).copied().unwrap_or(0.0);
             timeline.stages().map(|stage| of(stage) + after(stage)).fold(0.0, f64::max)
         };
+        let end = |stage| timeline.slices(stage).last().map_or(0.0, |slice| slice.end);
+        let known = || longest(&end) + verdict;
         match window {
-            Window::One => longest(&|stage| timeline.span(stage, 0)),
-            Window::Zero => {
-                let end = |stage| timeline.slices(stage).last().map_or(0.0, |slice| slice.end);
-                longest(&end) + verdict
+            Window::One if self.ending.is_gated() => {
+                let gate = |stage: StageIndex| {
+                    let mut slices = timeline.slices(stage).iter();
+                    slices.find(|slice| slice.op.accumulates()).map(|slice| slice.start)
+                };
+                let gate = timeline.stages().filter_map(gate).fold(f64::INFINITY, f64::min);
+                longest(&|stage| timeline.span(stage, 0)).max(known() - gate)
             }
+            Window::One => longest(&|stage| timeline.span(stage, 0)),
+            Window::Zero => known(),
         }
     }
 
@@ -205,18 +224,25 @@ impl Problem {
     /// What no order of a step is below: the busiest stage computes, and does what is behind it.
     pub(super) fn work_bound(&self) -> f64 {
         let mut work = vec![0.0; self.limits.len()];
+        let mut weights = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
             let replica = self.placement.replica_of(chunk);
             let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
             work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
+            weights[stage.index()] += f64::from(microbatches) * costs.w;
         }
         let Ending { window, verdict, after } = &self.ending;
-        let after = after.iter().copied().chain(std::iter::repeat(0.0));
-        let longest = work.iter().zip(after).map(|(work, after)| work + after).fold(0.0, f64::max);
+        let longest = |work: &[f64]| {
+            let after = after.iter().copied().chain(std::iter::repeat(0.0));
+            work.iter().zip(after).map(|(work, after)| work + after).fold(0.0, f64::max)
+        };
         match window {
-            Window::One => longest,
-            Window::Zero => longest + verdict,
+            Window::One if self.ending.is_gated() => {
+                longest(&work).max(longest(&weights) + verdict)
+            }
+            Window::One => longest(&work),
+            Window::Zero => longest(&work) + verdict,
         }
     }
 

@@ -25,7 +25,8 @@ use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, LayerRange, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
+    Chunk, LayerRange, LayerState, Logits, PassStash, Scratch, Sizes, Space, model_layers,
+    rotary_angles,
 };
 use crate::optimizer::clip_coefficient;
 
@@ -160,7 +161,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         assert_ne!(setup.plan.program.kind, AsyncKind::AmpNet, "AMPNet has no formula");
         let (model, shape) = (&setup.model, setup.plan.batch.microbatch);
         let sizes = Sizes::whole(model, shape);
-        let mut make = |len| backend.allocate(len);
+        let mut make = |space: Space| space.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let (logits, scratch) = (sizes.logits(&mut make)?, sizes.scratch(&mut make)?);
         let angles = rotary_angles(&backend, model, shape)?;

@@ -17,7 +17,7 @@ use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, LayerState, Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles,
+    Chunk, LayerState, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
 };
 
 /// A chunk of the model on its own.
@@ -96,7 +96,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             parts.push(Part { chunk, floats, number: 0, accumulated: 0, stashes });
         }
         let shape = setup.plan.batch.microbatch;
-        let scratch = Sizes::whole(model, shape).scratch(&mut |len| backend.allocate(len))?;
+        let scratch = Sizes::whole(model, shape).scratch(&mut |space| space.allocate(backend))?;
         let angles = rotary_angles(backend, model, shape)?;
         let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
@@ -133,7 +133,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         }
         let batch = self.batch(pass);
         let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
-        let mut make = |len| self.backend.allocate(len);
+        let mut make = |space: Space| space.allocate(self.backend);
         let range = self.setup.plan.chunks[pass.chunk.index()];
         let mut stash = PassStash::build(&sizes, range, &mut make)?;
         let part = &mut self.parts[pass.chunk.index()];

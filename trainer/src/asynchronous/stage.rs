@@ -16,7 +16,7 @@ use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::{Batch, BatchSource};
-use crate::model::{Logits, PassStash, Scratch, Sizes, model_layers, rotary_angles};
+use crate::model::{Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles};
 use crate::stage::Slots;
 
 /// A boundary tensor on its way from stage to stage.
@@ -125,9 +125,9 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let sizes = Sizes::whole(model, plan.batch.microbatch);
         let (live, specs) = (plan.program.live_passes(), model_layers(model));
         let mut allocated = Bytes(0);
-        let mut make = |len| {
-            allocated += Bytes(backend.buffer_bytes(len));
-            backend.allocate(len)
+        let mut make = |space: Space| {
+            allocated += Bytes(space.bytes(&backend));
+            space.allocate(&backend)
         };
         let scratch = sizes.scratch(&mut make)?;
         let (mut lines, mut memory) = (BTreeMap::new(), BTreeMap::new());

@@ -10,17 +10,18 @@ use super::layers::{
 };
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
+use super::space::Space;
 use super::state::LayerState;
 use crate::data::Batch;
 
 /// Adds up what a stash takes on `backend`.
 pub fn count_bytes<B: Backend, R>(
     backend: &B,
-    build: impl FnOnce(&mut dyn FnMut(usize) -> Result<(), std::convert::Infallible>) -> R,
+    build: impl FnOnce(&mut dyn FnMut(Space) -> Result<(), std::convert::Infallible>) -> R,
 ) -> Bytes {
     let mut bytes = 0;
-    let mut count = |len: usize| {
-        bytes += backend.buffer_bytes(len);
+    let mut count = |space: Space| {
+        bytes += space.bytes(backend);
         Ok(())
     };
     build(&mut count);

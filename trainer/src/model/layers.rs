@@ -17,6 +17,7 @@ use zbelastic_types::SliceIndex;
 
 use super::config::{Family, ModelConfig};
 use super::parts::{LinearParts, NormParts};
+use super::space::Space;
 use super::state::LayerState;
 
 /// The shape of a microbatch.
@@ -169,14 +170,14 @@ impl<'a> Sizes<'a> {
 
     fn normed<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<NormedStash<T>, E> {
         let norm = self.model.norm();
         let parameters = self.model.width as usize * if norm.has_bias() { 2 } else { 1 };
         Ok(NormedStash {
-            y: make(self.residual())?,
-            statistics: make(self.rows() * norm.statistics_per_row())?,
-            partials: make(parameters)?,
+            y: make(Space::Rows(self.residual()))?,
+            statistics: make(Space::Sums(self.rows() * norm.statistics_per_row()))?,
+            partials: make(Space::Sums(parameters))?,
         })
     }
 
@@ -191,14 +192,14 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn attention<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<AttentionStash<T>, E> {
         Ok(AttentionStash {
             normed: self.normed(make)?,
-            qkv: make(self.rows() * self.model.qkv_matrix().outputs)?,
-            out: make(self.rows() * self.model.query_width())?,
-            log_sums: make(self.rows() * self.model.heads as usize)?,
-            key_value_gradient: make(if self.is_cut { self.key_values() } else { 0 })?,
+            qkv: make(Space::Rows(self.rows() * self.model.qkv_matrix().outputs))?,
+            out: make(Space::Rows(self.rows() * self.model.query_width()))?,
+            log_sums: make(Space::Sums(self.rows() * self.model.heads as usize))?,
+            key_value_gradient: make(Space::Sums(if self.is_cut { self.key_values() } else { 0 }))?,
         })
     }
 
@@ -208,12 +209,12 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn mlp<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<MlpStash<T>, E> {
         Ok(MlpStash {
             normed: self.normed(make)?,
-            before: make(self.rows() * self.model.up_matrix().outputs)?,
-            hidden: make(self.rows() * self.model.mlp_width as usize)?,
+            before: make(Space::Rows(self.rows() * self.model.up_matrix().outputs))?,
+            hidden: make(Space::Rows(self.rows() * self.model.mlp_width as usize))?,
         })
     }
 
@@ -223,7 +224,7 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn head<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<HeadStash<T>, E> {
         Ok(HeadStash(self.normed(make)?))
     }
@@ -234,10 +235,10 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn logits<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<Logits<T>, E> {
-        let logits = make(self.rows() * self.model.vocabulary as usize)?;
-        Ok(Logits { logits, log_sums: make(self.rows())? })
+        let logits = make(Space::Rows(self.rows() * self.model.vocabulary as usize))?;
+        Ok(Logits { logits, log_sums: make(Space::Sums(self.rows()))? })
     }
 
     /// A stage's scratch memory.
@@ -246,16 +247,16 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn scratch<T, E>(
         &self,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<Scratch<T>, E> {
         let hidden = match self.model.family {
             Family::Gpt2 => 0,
             Family::Llama => self.rows() * self.model.mlp_width as usize,
         };
         Ok(Scratch {
-            rows: make(self.residual())?,
-            queries: make(self.rows() * self.model.query_width())?,
-            hidden: make(hidden)?,
+            rows: make(Space::Rows(self.residual()))?,
+            queries: make(Space::Rows(self.rows() * self.model.query_width()))?,
+            hidden: make(Space::Rows(hidden))?,
         })
     }
 }

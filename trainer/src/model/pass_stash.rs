@@ -6,6 +6,7 @@ use zbelastic_types::{LayerId, LayerRange};
 use super::config::LayerKind;
 use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PartsMut, Sizes};
 use super::recompute::{Part, Recompute, RemadeParts};
+use super::space::Space;
 
 /// What one layer's pass keeps.
 pub(super) enum LayerStash<T> {
@@ -25,16 +26,16 @@ pub struct PassStash<T> {
 }
 
 impl<T> PassStash<T> {
-    /// A stash for `layers`, its parts made by `make` from their sizes in floats.
+    /// A stash for `layers`, its parts made by `make` from what they take.
     ///
     /// # Errors
     /// Those of `make`.
     pub fn build<E>(
         sizes: &Sizes<'_>,
         layers: LayerRange,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<Self, E> {
-        lengths(sizes, layers).try_map(&mut |_, len| make(len))
+        spaces(sizes, layers).try_map(&mut |_, space| make(space))
     }
 
     /// The same with what `recompute` keeps, and nothing of what it makes again.
@@ -45,11 +46,11 @@ impl<T> PassStash<T> {
         sizes: &Sizes<'_>,
         layers: LayerRange,
         recompute: Recompute,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<Self, E> {
         let remade = recompute.parts(sizes.is_cut);
-        let kept = |part, len| if remade.contain(part) { 0 } else { len };
-        lengths(sizes, layers).try_map(&mut |part, len| make(kept(part, len)))
+        let kept = |part, space: Space| if remade.contain(part) { space.emptied() } else { space };
+        spaces(sizes, layers).try_map(&mut |part, space| make(kept(part, space)))
     }
 
     /// The same with what `recompute` makes again, and nothing else.
@@ -60,11 +61,11 @@ impl<T> PassStash<T> {
         sizes: &Sizes<'_>,
         layers: LayerRange,
         recompute: Recompute,
-        make: &mut impl FnMut(usize) -> Result<T, E>,
+        make: &mut impl FnMut(Space) -> Result<T, E>,
     ) -> Result<Self, E> {
         let remade = recompute.parts(sizes.is_cut);
-        let again = |part, len| if remade.contain(part) { len } else { 0 };
-        lengths(sizes, layers).try_map(&mut |part, len| make(again(part, len)))
+        let again = |part, space: Space| if remade.contain(part) { space } else { space.emptied() };
+        spaces(sizes, layers).try_map(&mut |part, space| make(again(part, space)))
     }
 
     /// What the attention layer with this index, counted in the chunk, keeps.
@@ -144,12 +145,12 @@ const fn residual_part(index: usize, last: usize) -> Part {
 }
 
 /// How many floats each part has.
-fn lengths(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<usize> {
+fn spaces(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<Space> {
     let is_inner = |boundary: u32| boundary > 0 && boundary < sizes.model.layer_count();
-    let residual = |boundary| if is_inner(boundary) { sizes.residual() } else { 0 };
+    let residual = |boundary| Space::Rows(if is_inner(boundary) { sizes.residual() } else { 0 });
     let ids = layers.ids();
     let of_layer = |layer| {
-        let make = &mut |len| Ok::<usize, std::convert::Infallible>(len);
+        let make = &mut |space| Ok::<Space, std::convert::Infallible>(space);
         let stash = match sizes.model.layer_kind(LayerId(layer)) {
             LayerKind::Embed => Ok(LayerStash::Embed),
             LayerKind::Attention { .. } => sizes.attention(make).map(LayerStash::Attention),
@@ -210,16 +211,17 @@ pub fn left_len(
     recompute: Recompute,
     has_logits: bool,
 ) -> usize {
-    let mut stash = lengths(sizes, layers);
+    let mut stash = spaces(sizes, layers);
     let remade = recompute.parts(sizes.is_cut);
     let parts = stash.parts_mut();
     let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
-    let stash: usize = left.filter(|(part, _)| !remade.contain(*part)).map(|(_, len)| **len).sum();
+    let left = left.filter(|(part, _)| !remade.contain(*part));
+    let stash: usize = left.map(|(_, space)| space.count()).sum();
     if !has_logits {
         return stash;
     }
-    let Ok(mut logits) = sizes.logits(&mut |len| Ok::<usize, std::convert::Infallible>(len));
-    stash + logits.list().into_iter().map(|len| *len).sum::<usize>()
+    let Ok(mut logits) = sizes.logits(&mut |space| Ok::<Space, std::convert::Infallible>(space));
+    stash + logits.list().into_iter().map(|space| space.count()).sum::<usize>()
 }
 
 pub(super) fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {

@@ -3,19 +3,24 @@
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AdamWNumbers, Backend, View};
+use zbelastic_kernels::{AdamWNumbers, Backend, SquareSum, View};
 use zbelastic_types::Step;
 
 use super::config::OptimizerConfig;
-use crate::model::{LayerState, Live};
+use crate::model::{LayerState, Live, TensorSpec};
 
 /// The sum of squares of each tensor's gradient.
 pub fn square_sums<B: Backend>(backend: &B, layer: &LayerState<B>) -> Vec<TensorSum> {
-    let sum = |tensor: &crate::model::TensorSpec| {
-        let found = backend.sum_squares(View::new(&layer.g, tensor.range.clone()));
-        TensorSum { tensor: tensor.index, square_sum: found.sum, nonfinite: found.nonfinite }
+    let tensors = &layer.spec.tensors;
+    let parts: Vec<_> =
+        tensors.iter().map(|tensor| View::new(&layer.g, tensor.range.clone())).collect();
+    let sums = tensors.iter().zip(backend.sum_squares_of_each(&parts));
+    let sum = |(tensor, found): (&TensorSpec, SquareSum)| TensorSum {
+        tensor: tensor.index,
+        square_sum: found.sum,
+        nonfinite: found.nonfinite,
     };
-    layer.spec.tensors.iter().map(sum).collect()
+    sums.map(sum).collect()
 }
 
 /// What a gradient of this norm is multiplied with, where nobody has to agree on it.

@@ -196,9 +196,9 @@ fn consider<B: Backend>(
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
     let own = request.memory.applied(Plan::with_chunks(of_kind, chunks)?);
-    let others = solved_plans(backend, request, &own);
-    let others = others.into_iter().map(|plan| request.memory.applied(plan));
-    let relieved = relieved_plans(backend, request, &own);
+    let others = solved_plans(backend, request, &own).into_iter();
+    let others: Vec<Plan> = others.map(|plan| request.memory.applied(plan)).collect();
+    let relieved = relieved_plans(backend, request, &own, &others);
     let plans = std::iter::once(own).chain(others).chain(relieved);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {

@@ -46,6 +46,10 @@ impl MemoryPolicy {
         self.recomputed == Extent::WhereNeeded && self.recompute.is_any()
     }
 
+    fn drops_all(&self) -> bool {
+        self.recomputed == Extent::Everywhere && self.recompute.is_any()
+    }
+
     /// PipeOffload's selective schedule lets leave what a limit asks for, whatever is said of others.
     fn may_leave(&self, plan: &Plan) -> bool {
         let is_selective = plan.program.kind == ScheduleKind::PoSelective;
@@ -58,11 +62,13 @@ impl MemoryPolicy {
 const ROUNDS_MAX: u32 = 16;
 
 /// Plans over the same chunks that stay within the limits of their stages, if any limit is there and
-/// passes may do something about it.
+/// passes may do something about it: the plan's own order and one that is solved for. A solver knows no
+/// passes that are made again whatever memory there is, so for these it is the `others` instead.
 pub(super) fn relieved_plans<B: Backend>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,
+    others: &[Plan],
 ) -> Vec<Plan> {
     let policy = request.memory;
     let may_do_any = policy.may_drop() || policy.may_leave(own);
@@ -70,10 +76,15 @@ pub(super) fn relieved_plans<B: Backend>(
         return Vec::new();
     }
     let problem = relieved_problem(backend, request, own);
-    let solved = if is_solved(own) { solve(&problem).ok() } else { None };
-    let orders = [solved.map(|found| found.program), relieve_anew(&problem, &own.program)];
+    let mut orders = Vec::from_iter(relieve_anew(&problem, &own.program));
+    if policy.drops_all() {
+        let order = |other: &Plan| relieve_anew(&problem, &other.program);
+        orders.extend(others.iter().filter_map(order));
+    } else if is_solved(own) {
+        orders.extend(solve(&problem).map(|found| found.program));
+    }
     let plan = |order| within_limits(backend, request, own, (problem.clone(), order));
-    orders.into_iter().flatten().filter_map(plan).collect()
+    orders.into_iter().filter_map(plan).collect()
 }
 
 /// Copies that a schedule has for other times or limits are planned anew.

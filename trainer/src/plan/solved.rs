@@ -156,7 +156,11 @@ impl PlanPasses {
             link: request.pace.link,
             occupancy: 0.0,
             microbatch_count: request.batch.microbatch_count,
-            ending: Ending::default(),
+            ending: Ending {
+                window: request.window,
+                verdict: request.pace.verdict,
+                after: Vec::new(),
+            },
             relief: Relief::default(),
         }
     }

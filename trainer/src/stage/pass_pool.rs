@@ -9,7 +9,7 @@ use zbelastic_schedule::PassesLive;
 use zbelastic_types::{LayerRange, MicrobatchIndex, SliceIndex};
 
 use super::slots::Slots;
-use crate::model::{Logits, PassStash, Recompute, RemadeParts, Sizes};
+use crate::model::{Logits, PassStash, Recompute, RemadeParts, Sizes, Space};
 
 /// A slice of a microbatch; all of it where sequences are not cut.
 pub(super) type Part = (MicrobatchIndex, SliceIndex);
@@ -25,12 +25,12 @@ pub(super) struct PassPool<B: Backend> {
 }
 
 impl<B: Backend> PassPool<B> {
-    /// The slots of a chunk of these layers, made by `make` from their sizes in floats.
+    /// The slots of a chunk of these layers, made by `make` from what they take.
     pub(super) fn new<E>(
         (sizes, layers, has_head): (&Sizes<'_>, LayerRange, bool),
         live: PassesLive,
         recompute: Recompute,
-        make: &mut impl FnMut(usize) -> Result<B::Buffer, E>,
+        make: &mut impl FnMut(Space) -> Result<B::Buffer, E>,
     ) -> Result<Self, E> {
         let PassesLive { slots, early_slots, remade_slots, remade_early_slots, .. } = live;
         let remade_slots = if recompute.is_any() { remade_slots } else { 0 };

@@ -21,7 +21,7 @@ use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, Context, LayerRange, LayerState, MicrobatchShape, ModelConfig, Recompute, Scratch,
-    Sizes, model_layers, slice_angles,
+    Sizes, Space, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
@@ -62,9 +62,9 @@ impl<B: Backend> Bench<B> {
         let StageSetup { model, plan, weights, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
         let mut allocated = Bytes(0);
-        let mut make = |len: usize| {
-            allocated += Bytes(backend.buffer_bytes(len));
-            backend.allocate(len)
+        let mut make = |space: Space| {
+            allocated += Bytes(space.bytes(&backend));
+            space.allocate(&backend)
         };
         let mut scratch = BTreeMap::new();
         let mut pools: BTreeMap<ChunkIndex, BTreeMap<usize, PassPool<B>>> = BTreeMap::new();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{
     GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
 };
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{Backend, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
@@ -151,8 +151,8 @@ impl Outcome {
 }
 
 /// A cluster of stages on this thread.
-pub struct Cluster {
-    engines: Vec<StageEngine<Bench<CpuBackend>, Arc<Corpus>>>,
+pub struct Cluster<B: Backend = CpuBackend> {
+    engines: Vec<StageEngine<Bench<B>, Arc<Corpus>>>,
     /// By sender and receiver; the leader is number `u32::MAX`.
     wires: BTreeMap<(u32, u32), VecDeque<Wire>>,
     ledger: Ledger,
@@ -181,14 +181,25 @@ impl Cluster {
         seed: u64,
         corpus: Arc<Corpus>,
     ) -> Self {
+        let backend = |_| CpuBackend::new(threads).expect("threads");
+        Self::on_backends(setup, policy, seed, corpus, backend)
+    }
+}
+
+impl<B: Backend> Cluster<B> {
+    pub fn on_backends(
+        setup: &StageSetup,
+        policy: GuardPolicy,
+        seed: u64,
+        corpus: Arc<Corpus>,
+        mut backend: impl FnMut(StageIndex) -> B,
+    ) -> Self {
         let shared = Arc::new(setup.clone());
         let stages = (0..setup.plan.placement().stage_count()).map(StageIndex);
-        let engines = stages
-            .map(|stage| {
-                let backend = CpuBackend::new(threads).expect("threads");
-                StageEngine::new(shared.clone(), stage, backend, corpus.clone()).expect("memory")
-            })
-            .collect();
+        let engine = |stage| {
+            StageEngine::new(shared.clone(), stage, backend(stage), corpus.clone()).expect("memory")
+        };
+        let engines = stages.map(engine).collect();
         let ledger = Ledger::new(Generation(0), Step(0), 0);
         let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
         let draws = Stream::new(seed, Purpose::Sampling, 7);

@@ -1,4 +1,5 @@
-//! `schedule solve --csv`: a table of problems, solved row by row.
+//! `schedule solve --csv` and `schedule simulate --csv`: a table of problems or of schedules, answered row
+//! by row.
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use zbelastic_schedule::{Solution, peak_memory};
 
 use super::input_error;
 use super::inputs::{self, ProblemText};
-use super::task::{Answer, Task};
+use super::task::{Answer, Task, Wanted};
 use crate::args::{EndingArgs, MemoryArgs, ReliefArgs, TimesArgs};
 use crate::failure::{Detail, Failure, Stop};
 
@@ -52,15 +53,15 @@ const THREADS_MAX: usize = 64;
 /// Wrong rows that are told.
 const DETAILS_MAX: usize = 20;
 
-/// Solves every row of a table, and prints it with what was found. A row that is wrong is told
+/// Answers every row of a table, and prints it with what was found. A row that is wrong is told
 /// before anything is printed.
-pub fn solve_all(path: &Path, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn answer(path: &Path, wanted: Wanted, out: &mut dyn Write) -> Result<(), Stop> {
     let text = read(path)?;
     let table = Table::parse(path, &text)?;
     let mut details = Vec::new();
     let (mut rows, mut tasks) = (Vec::new(), Vec::new());
     for row in &table.rows {
-        match row.task() {
+        match row.task(wanted) {
             Ok(task) => {
                 rows.push(row);
                 tasks.push(task);
@@ -172,7 +173,7 @@ impl Row<'_> {
         detail.at(format!("{}: line {}{column}", path.display(), self.number))
     }
 
-    fn task(&self) -> Result<Task, Vec<Detail>> {
+    fn task(&self, wanted: Wanted) -> Result<Task, Vec<Detail>> {
         let list = |column: &str| self.cell(column).map(|cell| cell.replace(';', ","));
         let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
         let times = TimesArgs {
@@ -204,6 +205,10 @@ impl Row<'_> {
             data_parallel: copies.unwrap_or(1),
             gradient: or("gradient", "0"),
         };
+        let kind = self.cell("kind");
+        if wanted == Wanted::Replay && kind.is_none() {
+            return Err(vec![Detail::new("expected a schedule, found none").at("kind")]);
+        }
         let text = ProblemText {
             stages: count("p")?,
             microbatches: count("m")?,
@@ -214,7 +219,7 @@ impl Row<'_> {
             relief: &relief,
             ending: &ending,
         };
-        Task::new(&text, self.cell("kind"), chunks)
+        Task::new(&text, (wanted, kind), chunks)
             .map_err(|errors| input_error::failure(errors).details)
     }
 }
@@ -275,11 +280,15 @@ mod tests {
     use super::*;
 
     fn solved(text: &str) -> Result<Vec<String>, Vec<String>> {
+        answered(text, Wanted::Order)
+    }
+
+    fn answered(text: &str, wanted: Wanted) -> Result<Vec<String>, Vec<String>> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.csv");
         fs::write(&path, text).expect("room");
         let mut out = Vec::new();
-        match solve_all(&path, &mut out) {
+        match answer(&path, wanted, &mut out) {
             Ok(()) => {
                 Ok(String::from_utf8(out).expect("text").lines().map(str::to_owned).collect())
             }
@@ -328,6 +337,25 @@ mod tests {
             ("zb-auto", 24.0),
         ];
         assert_eq!(found, expected.map(|(kind, cost)| (kind.to_owned(), cost)));
+    }
+
+    #[test]
+    fn schedules_are_timed_as_they_are_made_by_hand() {
+        let text =
+            "p,m,f,b,w,kind\n4,8,10,11,8,zb-h1\n4,8,10;20;10;10,11,8,zb-auto\n4,8,1,1,1,gems\n";
+        let cost = |lines: &[String], row: usize| -> f64 {
+            let names: Vec<&str> = lines[0].split(',').collect();
+            let at = names.iter().position(|name| *name == "cost").expect("a column");
+            lines[row].split(',').nth(at).expect("a cell").parse().expect("a time")
+        };
+        let [timed, best] =
+            [Wanted::Replay, Wanted::Order].map(|wanted| answered(text, wanted).expect("legal"));
+        assert_eq!(cost(&timed, 1), cost(&best, 1), "this one is not solved for either");
+        assert!(cost(&timed, 2) > cost(&best, 2), "{timed:#?} {best:#?}");
+        assert_eq!(timed.len(), 4);
+        let wrong = answered("p,m,kind\n2,4,\n2,4,auto\n", Wanted::Replay).expect_err("no names");
+        assert!(wrong[0].contains("line 2, kind: expected a schedule"), "{wrong:?}");
+        assert!(wrong[1].contains("line 3, kind: unknown schedule `auto`"), "{wrong:?}");
     }
 
     #[test]

@@ -19,6 +19,15 @@ const LOOP: &str = "loop";
 /// better: it sends least.
 const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, ScheduleKind::Gis];
 
+/// What is asked about a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The best order over its placement, if it names any order there, and what it takes itself if not.
+    Order,
+    /// What it takes itself.
+    Replay,
+}
+
 /// A legal question.
 pub struct Task {
     /// The same stages over each placement that is allowed.
@@ -47,9 +56,10 @@ impl Task {
     /// a stage where that is free.
     pub fn new(
         text: &ProblemText<'_>,
-        kind: Option<&str>,
+        (wanted, kind): (Wanted, Option<&str>),
         chunks: Option<u32>,
     ) -> Result<Self, Vec<InputError>> {
+        let is_order = wanted == Wanted::Order;
         let stages = inputs::stages(text)?;
         let wrong = |error: InputError| vec![error];
         let placement = ScheduleKind::ZbAuto.placement(text.stages);
@@ -63,12 +73,12 @@ impl Task {
         let [on_line, over_vee, dealt_round] = SOLVED;
         let (kinds, replayed) = match kind {
             None => (vec![on_line], None),
-            Some(ANY) if chunks.is_some() => (SOLVED.to_vec(), None),
-            Some(ANY) => (vec![on_line, over_vee], None),
-            Some(LOOP) => (vec![dealt_round], None),
+            Some(ANY) if is_order && chunks.is_some() => (SOLVED.to_vec(), None),
+            Some(ANY) if is_order => (vec![on_line, over_vee], None),
+            Some(LOOP) if is_order => (vec![dealt_round], None),
             Some(name) => {
                 let kind = name.parse().map_err(|error| wrong(InputError::Kind(error)))?;
-                let is_solved = kind == on_line || kind == over_vee;
+                let is_solved = is_order && (kind == on_line || kind == over_vee);
                 (vec![kind], (!is_solved).then_some(kind))
             }
         };
