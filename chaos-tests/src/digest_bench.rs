@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::AllocateError;
-use zbelastic_schedule::{Flow, Pass};
+use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
     ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest,
@@ -66,9 +66,6 @@ struct Stash {
     added: Vec<u64>,
 }
 
-/// What makes gradients of replicas impossible here.
-const ONE_REPLICA: &str = "the log refuses plans with replicas";
-
 /// A stage on hashes.
 pub struct DigestBench {
     shape: DigestShape,
@@ -77,6 +74,7 @@ pub struct DigestBench {
     /// What passes keep while it is away.
     away: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), Stash>,
     slice_count: u32,
+    placement: Placement,
     accumulated: BTreeMap<ChunkIndex, u32>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
@@ -91,8 +89,15 @@ pub struct DigestBench {
 }
 
 impl DigestBench {
+    /// The layers that this stage speaks for.
     fn layers(&self) -> impl Iterator<Item = &Layer> {
-        self.chunks.values().flatten()
+        self.layers_of_replica(|replica| replica == 0)
+    }
+
+    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &Layer> {
+        let chunks =
+            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
+        chunks.flat_map(|(_, layers)| layers)
     }
 
     fn layers_mut(&mut self) -> impl Iterator<Item = &mut Layer> {
@@ -219,7 +224,8 @@ impl Workbench for DigestBench {
         let Pass { chunk, microbatch, slice } = pass;
         let stash = self.stashes.remove(&(chunk, microbatch, slice)).expect("B came first");
         let count = self.accumulated.entry(chunk).or_default();
-        let place = microbatch.0 * self.slice_count + self.slice_count - 1 - slice.0;
+        let turn = self.placement.turn_of_microbatch(microbatch);
+        let place = turn * self.slice_count + self.slice_count - 1 - slice.0;
         assert_eq!(*count, place, "W adds microbatches in order, and slices in reverse");
         *count += 1;
         self.passes_run += 1;
@@ -275,21 +281,28 @@ impl Workbench for DigestBench {
         pack(hash, 0.0)
     }
 
-    fn partial_len(&self, _chunk: ChunkIndex) -> usize {
-        unreachable!("{ONE_REPLICA}")
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].len() * FRAME_LEN
     }
 
-    fn partial(&self, _chunk: ChunkIndex) -> Vec<f32> {
-        unreachable!("{ONE_REPLICA}")
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        self.chunks[&chunk].iter().flat_map(|layer| layer.g.floats()).collect()
     }
 
-    fn reduce(&mut self, _chunk: ChunkIndex, _twin: &[f32]) {
-        unreachable!("{ONE_REPLICA}")
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        let is_first = self.placement.replica_of(chunk) == 0;
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        for (layer, twin) in layers.iter_mut().zip(twin.chunks(FRAME_LEN)) {
+            let (own, twin) = (layer.g, Gradient::of_floats(twin));
+            layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
+        }
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
-        for count in self.accumulated.values_mut() {
-            let parts = microbatch_count * self.slice_count;
+        for (chunk, count) in &mut self.accumulated {
+            let replica = self.placement.replica_of(*chunk);
+            let parts =
+                self.placement.microbatches_of(replica, microbatch_count) * self.slice_count;
             assert_eq!(*count, parts, "every microbatch is in the gradient");
             *count = 0;
         }
@@ -311,7 +324,7 @@ impl Workbench for DigestBench {
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
         let shape = &self.shape;
-        let sums = self.chunks.values().flatten().flat_map(|layer| shape.sums(layer.id, layer.g));
+        let sums = self.layers().flat_map(|layer| shape.sums(layer.id, layer.g));
         let mut sums: Vec<_> = sums.collect();
         let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
         if let Some(factor) = factor {
@@ -358,6 +371,11 @@ impl Workbench for DigestBench {
 
     fn images(&self) -> Vec<LayerImage> {
         self.layers().map(|layer| layer.state.image(layer.id, layer.version)).collect()
+    }
+
+    fn twin_images(&self) -> Vec<LayerImage> {
+        let twins = self.layers_of_replica(|replica| replica > 0);
+        twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
 
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
@@ -413,6 +431,7 @@ impl ComputeModel for DigestModel {
             chunks,
             stashes: BTreeMap::new(),
             slice_count: setup.plan.program.slice_count,
+            placement: setup.plan.placement().clone(),
             away: BTreeMap::new(),
             result: None,
             faults: self.faults.clone(),

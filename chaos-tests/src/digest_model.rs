@@ -133,6 +133,12 @@ impl Gradient {
     pub fn plus(self, share: u64) -> Self {
         Self { hash: mix(self.hash, share), mark: self.mark }
     }
+
+    /// Adds the second replica's sum to the first one's.
+    #[must_use]
+    pub fn reduced(self, second: Self) -> Self {
+        Self { hash: mix_all(&[self.hash, second.hash, 43]), mark: self.mark + second.mark }
+    }
 }
 
 impl LayerNumbers {

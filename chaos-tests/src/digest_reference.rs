@@ -3,19 +3,30 @@
 use zbelastic_consensus::validation::{Seal, TensorSum, Verdict};
 use zbelastic_trainer::data::{Batch, BatchSource};
 use zbelastic_trainer::elastic::layer_digest;
+use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::stage::UpdateOrder;
 use zbelastic_types::{Digest, LayerId, MicrobatchIndex, SliceIndex, Step};
 
 use crate::digest_model::{DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens};
 use crate::reference::ReferenceSums;
 
+/// What gradients of a step are added up from.
+#[derive(Clone, Copy, Debug)]
+pub struct Addends {
+    /// Microbatches.
+    pub microbatch_count: u32,
+    /// Slices of each.
+    pub slice_count: u32,
+    /// Replicas, which microbatches take turns in.
+    pub replica_count: u32,
+}
+
 /// A serial run, one step behind the seals.
 #[derive(Clone, Debug)]
 pub struct DigestReference {
     shape: DigestShape,
     source: DigestSource,
-    microbatch_count: u32,
-    slice_count: u32,
+    addends: Addends,
     layers: Vec<LayerNumbers>,
     updates: u64,
     /// The digests of each version so far.
@@ -30,21 +41,29 @@ struct SlicePass {
     gradient: u64,
 }
 
+impl Addends {
+    /// What a job's gradients are added up from.
+    #[must_use]
+    pub fn of(microbatch_count: u32, plan: &Plan) -> Self {
+        let slice_count = plan.program.slice_count;
+        Self { microbatch_count, slice_count, replica_count: plan.placement().replica_count() }
+    }
+}
+
 impl DigestReference {
     /// A run before its first step.
     #[must_use]
     pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
-        Self::with_slices(shape, microbatch_count, 1)
+        Self::with_addends(shape, Addends { microbatch_count, slice_count: 1, replica_count: 1 })
     }
 
-    /// A run whose microbatches are cut into slices, before its first step.
+    /// A run with gradients that are added up from more, before its first step.
     #[must_use]
-    pub fn with_slices(shape: DigestShape, microbatch_count: u32, slice_count: u32) -> Self {
+    pub fn with_addends(shape: DigestShape, addends: Addends) -> Self {
         let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
         let source = DigestSource { seed: shape.seed };
         let (updates, versions) = (0, Vec::new());
-        let mut reference =
-            Self { shape, source, microbatch_count, slice_count, layers, updates, versions };
+        let mut reference = Self { shape, source, addends, layers, updates, versions };
         reference.remember();
         reference
     }
@@ -87,16 +106,19 @@ impl DigestReference {
 
     /// Back to before the first step.
     pub fn restart(&mut self) {
-        *self = Self::with_slices(self.shape.clone(), self.microbatch_count, self.slice_count);
+        *self = Self::with_addends(self.shape.clone(), self.addends);
     }
 
+    /// The first replica's sum, and then the second one's; losses in the order of microbatches.
     fn gradients(&self, step: Step) -> (Vec<Gradient>, f64) {
-        let mut gradients = vec![Gradient::default(); self.layers.len()];
+        let Addends { microbatch_count, slice_count, replica_count } = self.addends;
+        let mut sums = vec![vec![Gradient::default(); self.layers.len()]; replica_count as usize];
         let mut loss_sum = 0.0;
-        for microbatch in (0..self.microbatch_count).map(MicrobatchIndex) {
+        for microbatch in (0..microbatch_count).map(MicrobatchIndex) {
+            let gradients = &mut sums[(microbatch.0 % replica_count) as usize];
             let batch = self.source.training(step, microbatch);
             let mut slices: Vec<SlicePass> = Vec::new();
-            for slice in (0..self.slice_count).map(SliceIndex) {
+            for slice in (0..slice_count).map(SliceIndex) {
                 let pass = self.forward((step, microbatch, slice), &batch, &slices);
                 loss_sum += pass.loss;
                 slices.push(pass);
@@ -113,7 +135,10 @@ impl DigestReference {
                 }
             }
         }
-        (gradients, loss_sum)
+        let reduce = |first: Vec<Gradient>, second: Vec<Gradient>| -> Vec<Gradient> {
+            first.into_iter().zip(second).map(|(a, b)| a.reduced(b)).collect()
+        };
+        (sums.into_iter().reduce(reduce).expect("there is a replica"), loss_sum)
     }
 
     fn forward(

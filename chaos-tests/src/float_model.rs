@@ -200,6 +200,10 @@ impl Workbench for FloatBench {
         self.bench.images()
     }
 
+    fn twin_images(&self) -> Vec<LayerImage> {
+        self.bench.twin_images()
+    }
+
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
         self.bench.gradients()
     }

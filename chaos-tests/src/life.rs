@@ -21,7 +21,7 @@ use crate::case::Case;
 use crate::crash_points::CrashPointCounts;
 use crate::digest_bench::DigestModel;
 use crate::digest_model::{DigestShape, DigestSource};
-use crate::digest_reference::DigestReference;
+use crate::digest_reference::{Addends, DigestReference};
 use crate::failure::Failure;
 use crate::float_model::{FloatModel, FloatReference, MakeBackend, one_thread};
 use crate::log::EventLog;
@@ -67,8 +67,8 @@ fn live_digest(case: &Case, log: &mut EventLog) -> Outcome {
     let layer_tensors = spec.layer_tensors.clone();
     let shape =
         DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
-    let slice_count = stage.plan.program.slice_count;
-    let reference = DigestReference::with_slices(shape.clone(), spec.microbatch_count, slice_count);
+    let addends = Addends::of(spec.microbatch_count, &stage.plan);
+    let reference = DigestReference::with_addends(shape.clone(), addends);
     let source = DigestSource { seed: case.seed };
     let model = Box::new(move |faults: &crate::numeric::NumericFaults| DigestModel {
         shape: shape.clone(),
@@ -152,8 +152,12 @@ fn stage_setup(
         microbatch_count: options.microbatches,
         cut_by: CutBy::Tokens,
     };
-    // Slices are a part of the arithmetic, which the reference has from here.
-    let kind = if options.kind.is_sliced() { options.kind } else { ScheduleKind::OneFOneB };
+    // Slices and replicas are a part of the arithmetic, which the reference has from here.
+    let kind = match options.kind.replica_count() {
+        1 if options.kind.is_sliced() => options.kind,
+        1 => ScheduleKind::OneFOneB,
+        _ => ScheduleKind::Gems,
+    };
     let window = Window::One;
     let (stage_count, chunks_per_stage) = (1, None);
     let request = PlanRequest {

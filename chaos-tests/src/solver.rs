@@ -44,30 +44,42 @@ impl Solver {
         if let Some(found) = self.found.get(&key) {
             return Ok(found.clone());
         }
-        // No other schedule trains to the bits of slices.
-        let others = [ScheduleKind::ZbH1, ScheduleKind::OneFOneB].into_iter();
-        let others = others.filter(|_| !self.kind.is_sliced());
-        let plans = std::iter::once(self.kind).chain(others).find_map(|kind| {
-            let (model, batch, chunks_per_stage) = (&self.model, self.batch, None);
-            let stage_count = count;
+        let found = self.resorts(count).into_iter().find_map(|(kind, stage_count)| {
             let request = PlanRequest {
-                model,
-                batch,
+                model: &self.model,
+                batch: self.batch,
                 kind,
-                chunks_per_stage,
+                chunks_per_stage: None,
                 slice_count: None,
                 stage_count,
                 window,
             };
             let plan = Plan::new(request).ok()?;
-            if speeds.is_empty() { Some(plan) } else { cut_by_speed(request, &plan, &speeds) }
+            let speeds = speeds.get(..stage_count as usize).unwrap_or_default();
+            if speeds.is_empty() { Some(plan) } else { cut_by_speed(request, &plan, speeds) }
         });
         let nodes = request.nodes.len();
-        let plan = plans.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
+        let plan = found.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
         let solution = Solution { program, chunks, op_ticks_max: OP_TICKS_MAX };
         self.found.insert(key, solution.clone());
         Ok(solution)
+    }
+
+    /// What is tried, as a node does. No other schedule trains to the bits of slices, and none but one
+    /// of two replicas to those of replicas.
+    fn resorts(&self, count: u32) -> Vec<(ScheduleKind, u32)> {
+        let own = self.kind;
+        if own.replica_count() > 1 {
+            let counts = (1..=count).rev();
+            let anywhere = counts.clone().map(|count| (ScheduleKind::Gems, count));
+            return counts.map(|count| (own, count)).chain(anywhere).collect();
+        }
+        let others: &[ScheduleKind] = match own.is_sliced() {
+            true => &[],
+            false => &[ScheduleKind::ZbH1, ScheduleKind::OneFOneB],
+        };
+        std::iter::once(own).chain(others.iter().copied()).map(|kind| (kind, count)).collect()
     }
 }
 

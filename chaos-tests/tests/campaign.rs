@@ -18,6 +18,9 @@ const FLOAT_LIVES: u64 = 50;
 /// Lives with slices, with hashes and with real kernels.
 const SLICED_DIGEST_LIVES: u64 = 100;
 const SLICED_FLOAT_LIVES: u64 = 6;
+/// Lives with two replicas, with hashes and with real kernels.
+const REPLICAS_DIGEST_LIVES: u64 = 100;
+const REPLICAS_FLOAT_LIVES: u64 = 6;
 /// Lives that are lived twice.
 const TWICE_LIVES: u64 = 20;
 
@@ -111,4 +114,23 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
         assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
     }
+}
+
+/// The same with two replicas: a stage count that the schedule does not have falls to one it has, and
+/// then to another schedule that adds up in the same order.
+#[test]
+fn clusters_that_have_the_model_twice_live_through_their_faults() {
+    let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, Model::Digest));
+    let mut faults = 0;
+    for (seed, model) in lives.chain((1..=REPLICAS_FLOAT_LIVES).map(|seed| (seed, Model::Float))) {
+        let mut case = Case::draw(seed, model);
+        case.options.kind =
+            if seed.is_multiple_of(3) { ScheduleKind::Gems } else { ScheduleKind::Chimera };
+        case.options.microbatches = case.options.microbatches.max(2);
+        let life = Life::of(&case);
+        assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
+        assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
+        faults += life.outcome.faults;
+    }
+    assert!(faults > 0, "nothing was disturbed");
 }

@@ -19,7 +19,7 @@ use crate::entry::{Entry, ReadyRecord, RewindReason};
 use crate::job::{JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
-use crate::state::{Change, EntryRefusal, State};
+use crate::state::{Change, EntryRefusal, State, copied_layers};
 use crate::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
@@ -70,6 +70,14 @@ pub(crate) fn chunks(stage_count: u32) -> Vec<LayerRange> {
     let each = LAYERS / stage_count;
     let end = |stage| if stage + 1 == stage_count { LAYERS } else { (stage + 1) * each };
     (0..stage_count).map(|stage| LayerRange::new(stage * each, end(stage))).collect()
+}
+
+/// Makes a plan over two stages one of two replicas: each stage trains what the other speaks for.
+pub(crate) fn crossed(plan: &mut PlanRecord) {
+    let two = generate(ScheduleKind::Chimera, 2, 2).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    plan.program = lower(&two, options);
+    plan.chunks = [LayerRange::new(0, 1), LayerRange::new(1, LAYERS)].repeat(2);
 }
 
 /// What a solver answers for so many nodes.
@@ -264,9 +272,7 @@ impl Log {
         let plan = &self.state.plan().expect("there is a plan").record;
         let stage = StageIndex(stage as u32);
         let version = plan.from_step.0;
-        let mut copied: Vec<_> =
-            plan.copied_by(stage).flat_map(|of| plan.layers_of(of).collect::<Vec<_>>()).collect();
-        copied.sort_unstable();
+        let copied = copied_layers(plan, stage);
         ReadyRecord {
             generation: plan.generation,
             holder: plan.stages[stage.index()],

@@ -240,7 +240,7 @@ pub struct PlanRecord {
     pub copies: Vec<Vec<StageIndex>>,
     /// Whether updates are held elsewhere before they are sealed.
     pub promise: Promise,
-    /// The layers of each chunk, in model order.
+    /// The layers of each chunk, in model order; those of a second replica are the first one's.
     pub chunks: Vec<LayerRange>,
     /// The lowered program.
     pub program: Program,
@@ -299,12 +299,13 @@ pub enum PlanRefusal {
         /// The program's.
         found: u32,
     },
-    /// The model is there more than once. Copies, images and sums of layers are told once each, and
-    /// only within one process does a run keep two.
-    #[error("a program of {found} replicas of the model; a cluster trains one")]
-    Replicas {
-        /// The program's.
-        found: u32,
+    /// The chunks of a second replica have other layers than the first one's.
+    #[error("chunk {chunk} has other layers than its twin {twin}")]
+    Twins {
+        /// The first replica's.
+        chunk: ChunkIndex,
+        /// The second one's.
+        twin: ChunkIndex,
     },
     /// Chunks do not make up the model.
     #[error("{found} chunks up to layer {end}; expected {expected} up to {layer_count}")]
@@ -359,10 +360,42 @@ impl PlanRecord {
         position.map(|index| StageIndex(index as u32))
     }
 
-    /// The layers of a stage, chunk by chunk.
+    /// The layers that a stage speaks for, chunk by chunk: its own. Of two replicas of a layer the
+    /// first one's stage does, so that each layer has one owner.
     pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        let chunks = self.program.placement.chunks_of(stage);
+        self.layers_where(stage, |replica| replica == 0)
+    }
+
+    /// The layers of a stage that other stages speak for, or the stage itself as a first replica's:
+    /// those of a second replica, chunk by chunk.
+    pub fn twins_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        self.layers_where(stage, |replica| replica > 0)
+    }
+
+    /// Every layer that a stage trains, chunk by chunk.
+    pub fn layers_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        self.layers_where(stage, |_| true)
+    }
+
+    fn layers_where(
+        &self,
+        stage: StageIndex,
+        is_it: fn(u32) -> bool,
+    ) -> impl Iterator<Item = LayerId> + '_ {
+        let placement = &self.program.placement;
+        let chunks = placement.chunks_of(stage);
+        let chunks = chunks.filter(move |chunk| is_it(placement.replica_of(*chunk)));
         chunks.flat_map(|chunk: ChunkIndex| self.chunks[chunk.index()].layers())
+    }
+
+    /// The stage that trains the layers of a stage too, if that is another one.
+    #[must_use]
+    pub fn twin_of(&self, of: StageIndex) -> Option<StageIndex> {
+        let placement = &self.program.placement;
+        let twins = placement.chunks_of(of).filter_map(|chunk| placement.twin_of(chunk));
+        // Twins of a stage's chunks stand together.
+        let stage = twins.filter_map(|twin| placement.stage_of(twin)).next();
+        stage.filter(|stage| *stage != of)
     }
 
     /// The stages whose layers `stage` keeps a copy of.
@@ -375,9 +408,13 @@ impl PlanRecord {
         self.copies[of.index()].iter().map(|stage| self.stages[stage.index()])
     }
 
-    /// The nodes that hold a stage's layers: its owner, then those who keep copies.
+    /// The nodes that hold a stage's layers, each once: its owner, then those who keep copies, then
+    /// who trains them too.
     pub fn holders_of(&self, stage: StageIndex) -> impl Iterator<Item = Holder> + '_ {
-        std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage))
+        let copies = &self.copies[stage.index()];
+        let twin = self.twin_of(stage).filter(|twin| !copies.contains(twin));
+        let twin = twin.map(|twin| self.stages[twin.index()]);
+        std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage)).chain(twin)
     }
 
     /// Its window.
@@ -423,24 +460,33 @@ impl PlanRecord {
     }
 
     fn check_chunks(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
-        let found = self.program.placement.replica_count();
-        if found > 1 {
-            return Err(PlanRefusal::Replicas { found });
-        }
+        let placement = &self.program.placement;
+        let once = match placement.replica_count() {
+            1 => self.chunks.len(),
+            _ => self.chunks.len().min(placement.chunks_per_replica() as usize),
+        };
         let mut end = 0;
-        for chunk in &self.chunks {
+        for chunk in &self.chunks[..once] {
             if chunk.ids().start == end {
                 end = chunk.ids().end;
             }
         }
-        let (expected, found) = (self.program.placement.chunk_count(), self.chunks.len());
+        let (expected, found) = (placement.chunk_count(), self.chunks.len());
         let layer_count = spec.layer_count();
         let follows = |pair: &[LayerRange]| pair[0].ids().end == pair[1].ids().start;
         let is_whole = found == expected as usize && end == layer_count;
-        if is_whole && self.chunks.windows(2).all(follows) {
-            return Ok(());
+        if !is_whole || !self.chunks[..once].windows(2).all(follows) {
+            return Err(PlanRefusal::Chunks { expected, found, end, layer_count });
         }
-        Err(PlanRefusal::Chunks { expected, found, end, layer_count })
+        let chunks = (0..once as u32).map(ChunkIndex);
+        let mut pairs = chunks.filter_map(|chunk| Some((chunk, placement.twin_of(chunk)?)));
+        let differ = |(chunk, twin): &(ChunkIndex, ChunkIndex)| {
+            self.chunks[chunk.index()] != self.chunks[twin.index()]
+        };
+        match pairs.find(differ) {
+            Some((chunk, twin)) => Err(PlanRefusal::Twins { chunk, twin }),
+            None => Ok(()),
+        }
     }
 
     fn check_copies(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {

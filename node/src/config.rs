@@ -24,6 +24,7 @@ mod plan_failure;
 mod presets;
 mod problem;
 mod reader;
+mod resort;
 mod settings;
 mod steps;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use nodes::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
 pub use note::Note;
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
+pub use resort::Resort;
 pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
 pub use steps::{check_cluster_can_run, check_needs_no_steps};
 pub use value::Value;

@@ -91,11 +91,9 @@ fn train_into(
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
     let mut reporter = Reporter::new(out, folder, context, names);
-    // Without steps there is nothing that processes could agree on, and they hold each layer once.
+    // Without steps there is nothing that processes could agree on.
     let in_threads = match prepared.plan {
-        PlanOfRun::Synchronous(_) => {
-            threads_only || prepared.config.schedule.of_replicas().is_some()
-        }
+        PlanOfRun::Synchronous(_) => threads_only,
         PlanOfRun::Asynchronous { .. } => true,
     };
     let trained = match &prepared.plan {

@@ -1,5 +1,8 @@
 //! Clusters of real processes on this machine.
 
+#[path = "cluster/replicas.rs"]
+mod replicas;
+
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

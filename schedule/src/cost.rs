@@ -69,6 +69,9 @@ pub struct Costs {
     pub step: f64,
     /// R, OFFLOAD and RELOAD.
     pub memory: MemoryCosts,
+    /// What a chunk's gradient takes to its twin on another stage, beside a hop: one entry a chunk, in
+    /// model order; none at all if it keeps the way no longer than a result does.
+    pub gradients: Vec<f64>,
 }
 
 /// A duration no simulation can run with.
@@ -133,6 +136,7 @@ impl Costs {
             verdict: 0.0,
             step: 0.0,
             memory: MemoryCosts::default(),
+            gradients: Vec::new(),
         }
     }
 
@@ -155,6 +159,11 @@ impl Costs {
         let recompute = self.chunks[chunk.index()].f;
         let free = MemoryTimes { recompute, offload: 0.0, reload: 0.0 };
         self.memory.chunks.get(chunk.index()).copied().unwrap_or(free)
+    }
+
+    /// What the gradient of `chunk` takes to another stage, beside a hop.
+    pub(crate) fn gradient_time(&self, chunk: ChunkIndex) -> f64 {
+        self.gradients.get(chunk.index()).copied().unwrap_or(self.occupancy)
     }
 
     /// The share of a microbatch's times that one of `slice_count` slices takes.
@@ -184,6 +193,7 @@ impl Costs {
             }
         }
         self.check_slices(slice_count)?;
+        self.check_gradients(expected)?;
         self.check_memory(expected)
     }
 
@@ -203,6 +213,14 @@ impl Costs {
             return Err(CostError::SliceShares { sum });
         }
         Ok(())
+    }
+
+    fn check_gradients(&self, expected: u32) -> Result<(), CostError> {
+        let found = self.gradients.len();
+        if found != 0 && found != expected as usize {
+            return Err(CostError::ChunkCount { expected, found });
+        }
+        self.gradients.iter().try_for_each(|time| check_durations([("a gradient", *time)]))
     }
 
     fn check_memory(&self, expected: u32) -> Result<(), CostError> {
@@ -282,6 +300,9 @@ mod tests {
         };
         check(backwards, Err(none));
         check(|costs| costs.memory.chunks = vec![TIMES], Err(count));
+        check(|costs| costs.gradients = vec![1.0], Err(count));
+        let negative = CostError::Duration { name: "a gradient", found: -1.0 };
+        check(|costs| costs.gradients = vec![1.0, -1.0], Err(negative));
         check(|costs| costs.slice_shares = vec![0.25, 0.75], Ok(()));
         let count = CostError::SliceCount { expected: 2, found: 3 };
         check(|costs| costs.slice_shares = vec![0.25, 0.25, 0.5], Err(count));

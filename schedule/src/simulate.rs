@@ -257,7 +257,7 @@ impl<'a> Clock<'a> {
     fn twin_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
         let twin = self.placement.twin_of(chunk).expect("the walk visits no other");
         let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
-        let carried = if is_here { 0.0 } else { self.costs.occupancy };
+        let carried = if is_here { 0.0 } else { self.costs.gradient_time(twin) };
         self.told[step as usize][twin.index()] + carried + self.hop(twin, chunk)
     }
 

@@ -13,7 +13,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, stage_memory};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, plan_memory, stage_memory};
 use zbelastic_trainer::reference::{Reference, ReferenceStep};
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{Bytes, StageIndex, Step};
@@ -288,4 +288,11 @@ fn a_stage_claims_the_state_of_both_replicas() {
     // One microbatch a replica at a time, and the gradient of each twin.
     assert!(twice.iter().zip(&once).all(|(two, one)| two.stash < one.stash));
     assert!(twice.iter().all(|claim| claim.messages.0 > 0));
+    // Of each layer one copy is kept, however often it is trained.
+    let copies = |kind| -> Vec<Bytes> {
+        let request = request(&model, BATCH, kind, 3, Window::One);
+        let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
+        plan_memory(&backend, &model, &plan, 1).iter().map(|claim| claim.copies).collect()
+    };
+    assert_eq!(copies(ScheduleKind::Gems), copies(ScheduleKind::GPipe));
 }

@@ -24,6 +24,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             PeerBody::Follow { .. } => Some(CrashPoint::AskedAhead),
             PeerBody::Frame(_)
             | PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
             | PeerBody::Gradients { .. }
             | PeerBody::Fetch { .. }
             | PeerBody::Update { .. } => None,
@@ -283,6 +284,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let is_rolled_back = before.is_some_and(|(_, version)| version == bench.version());
         let invariant = if is_rolled_back { Invariant::N2 } else { Invariant::N1 };
         self.checker.holds(invariant, node, bench.version(), &bench.digests());
+        self.checker.holds(invariant, node, bench.version(), &bench.twin_digests());
         for copy in station.copies() {
             let layers = [(copy.layer(), copy.digest())];
             self.checker.holds(invariant, node, copy.version(), &layers);
@@ -297,7 +299,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 /// Whether a frame is part of a step, and not of moving layers.
 fn is_work(body: &PeerBody) -> bool {
     match body {
-        PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => true,
+        PeerBody::Frame(_)
+        | PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Gradients { .. } => true,
         PeerBody::Fetch { .. }
         | PeerBody::Layer(_)
         | PeerBody::Follow { .. }

@@ -1,6 +1,7 @@
 //! A verdict differs from what was guessed, or numbers are wrong.
 
 use chaos_tests::numeric::NumericFault;
+use zbelastic_schedule::ScheduleKind;
 
 use crate::play::{Cast, Claim, Goal, Mail, Play};
 
@@ -31,6 +32,21 @@ pub fn case_09_a_layer_that_nobody_holds_takes_the_run_to_a_checkpoint_and_the_s
     play.finish();
     play.expect(Claim::RewoundTo(6));
     play.expect(Claim::SealedAgain(&[6, 7]));
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// Without any copy: who trains the second replica has every layer of it as sealed.
+#[test]
+pub fn case_09_a_layer_of_two_replicas_is_where_its_twin_is_trained() {
+    let kind = ScheduleKind::Chimera;
+    let mut play = Play::new(Cast { workers: 4, copies: 0, kind, ..Cast::default() });
+    play.run_until(Goal::Sealed(8));
+    assert_eq!(play.stages(), 4);
+    play.crash(play.stage(1));
+    play.run_until(Goal::Stages(2));
+    play.crash(play.stage(0));
+    play.finish();
+    play.expect(Claim::NoRewind);
     play.expect(Claim::SameAsUndisturbed);
 }
 

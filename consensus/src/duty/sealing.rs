@@ -194,6 +194,7 @@ impl Sealing {
             if !attests {
                 continue;
             }
+            let told = self.with_twin(plan, stage, told);
             let layers = plan.layers_of(stage).count();
             if told.iter().any(|telling| telling.state.len() != layers) {
                 return Err(Withheld::NotAttested { stage });
@@ -217,9 +218,34 @@ impl Sealing {
         }
         let (report, state) = self.reports.get(&stage).ok_or(Withheld::Reports)?;
         let by = plan.stages[stage.index()];
+        let (state, _) = attested(plan, stage, state);
         told.insert(0, Telling { by, sums: &report.sums, state });
         Ok(told)
     }
+
+    /// The same with what is told of the state by who trains the layers too. Sums it tells none of:
+    /// it reads what the owner read.
+    fn with_twin<'a>(
+        &'a self,
+        plan: &PlanRecord,
+        stage: StageIndex,
+        mut told: Vec<Telling<'a>>,
+    ) -> Vec<Telling<'a>> {
+        let Some(twin) = plan.twin_of(stage) else { return told };
+        let state = self.reports.get(&twin).map_or(&[][..], |(_, state)| state);
+        let (_, state) = attested(plan, twin, state);
+        told.push(Telling { by: plan.stages[twin.index()], sums: &[], state });
+        told
+    }
+}
+
+/// What a stage attests of its own layers, and then of a second replica's.
+fn attested<'a>(
+    plan: &PlanRecord,
+    stage: StageIndex,
+    state: &'a [LayerDigest],
+) -> (&'a [LayerDigest], &'a [LayerDigest]) {
+    state.split_at(plan.layers_of(stage).count().min(state.len()))
 }
 
 /// Who contradicts whom, and the first layer in which somebody does.

@@ -79,12 +79,14 @@ fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u6
     layers.map(|layer| spec.layer_bytes.get(layer.index()).copied().unwrap_or(1).max(1)).sum()
 }
 
-/// The layers of a stage, and those it keeps copies of.
+/// The layers of a stage, and those it keeps copies of: of two replicas the first one's.
 fn needed_at(solution: &Solution, copies: &[Vec<StageIndex>], stage: usize) -> BTreeSet<LayerId> {
     let placement = &solution.program.placement;
-    let is_kept = |of: &usize| *of == stage || copies[*of].iter().any(|by| by.index() == stage);
-    let stages = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
-    let chunks = stages.flat_map(|of| placement.chunks_of(of).collect::<Vec<_>>());
+    let is_kept = |of: &usize| copies[*of].iter().any(|by| by.index() == stage);
+    let kept = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
+    let kept = kept.flat_map(|of| placement.chunks_of(of).collect::<Vec<_>>());
+    let kept = kept.filter(|chunk| placement.replica_of(*chunk) == 0);
+    let chunks = placement.chunks_of(StageIndex(stage as u32)).chain(kept);
     chunks.flat_map(|chunk| solution.chunks[chunk.index()].layers().collect::<Vec<_>>()).collect()
 }
 

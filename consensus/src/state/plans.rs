@@ -1,5 +1,6 @@
 //! Plans: adopted, loaded, resumed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
@@ -120,13 +121,14 @@ impl State {
     }
 }
 
-/// The layers a stage keeps copies of, in model order.
+/// The layers a stage holds beside its own, in model order: those it keeps copies of, and those that
+/// it trains as a second replica's.
 #[must_use]
 pub fn copied_layers(record: &PlanRecord, stage: StageIndex) -> Vec<LayerId> {
-    let mut layers: Vec<_> =
-        record.copied_by(stage).flat_map(|of| record.layers_of(of).collect::<Vec<_>>()).collect();
-    layers.sort_unstable();
-    layers
+    let kept = record.copied_by(stage).flat_map(|of| record.layers_of(of).collect::<Vec<_>>());
+    let all: BTreeSet<LayerId> = kept.chain(record.twins_at(stage)).collect();
+    let own: BTreeSet<LayerId> = record.layers_of(stage).collect();
+    all.difference(&own).copied().collect()
 }
 
 fn names(found: &[LayerDigest], expected: impl Iterator<Item = LayerId>) -> bool {

@@ -454,9 +454,10 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         },
         clock: Some(layer_clock),
     };
-    // Each plan that is loaded takes the place of this one, and cuts sequences as this one does.
+    // Each plan that is loaded takes the place of this one, and adds up as this one does.
     let kind = match config.schedule {
         ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
+        ScheduleChoice::Kind(kind) if kind.replica_count() > 1 => ScheduleKind::Gems,
         ScheduleChoice::Kind(_) | ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => {
             ScheduleKind::OneFOneB
         }

@@ -21,10 +21,10 @@ use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
-use zbelastic_trainer::stage::{Frame, Lap};
+use zbelastic_trainer::stage::{Frame, Lap, Partial};
 use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
 use zbelastic_transport::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
-use zbelastic_types::{Generation, LayerId, NodeId, SliceIndex, StageIndex};
+use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use super::wire::{LayerMessage, encode};
 pub use assembly::{Assembly, FramePiece};
@@ -49,6 +49,8 @@ enum Kind {
     Gradients(u32),
     /// A piece of a layer's gradient, for who follows it.
     Update(LayerId, u32),
+    /// A piece of what this chunk gets of its twin's gradient.
+    Partial(ChunkIndex, u32),
 }
 
 /// Bits of a class that name the kind.
@@ -62,6 +64,10 @@ const BOUNDARIES_MAX: u32 = SLICES_OF_EQUAL_TIME_MAX;
 const BOUNDARIES: u32 = 3;
 /// Behind those of the last slice.
 const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
+/// Pieces that a chunk's gradient has at most on its way to its twin: 2^34 floats.
+const PARTIAL_PIECES_MAX: u32 = 64;
+/// The kind of the first piece for the first chunk: there are two chunks for each of 64 stages.
+const PARTIALS: u32 = 1 << 13;
 /// The kind of the first layer's update: there are at most 1024 layers.
 const UPDATES: u32 = 1 << 14;
 /// The kind of the first piece of a stage's gradient. There are fewer than 2^15: 1024 layers of 16
@@ -82,6 +88,10 @@ impl Kind {
             Self::Update(layer, piece) => {
                 let before = layer.0.wrapping_mul(LAYER_PIECES_MAX);
                 UPDATES.wrapping_add(before).wrapping_add(piece)
+            }
+            Self::Partial(chunk, piece) => {
+                let before = chunk.0.wrapping_mul(PARTIAL_PIECES_MAX);
+                PARTIALS.wrapping_add(before).wrapping_add(piece)
             }
         };
         // What a peer says may be no layer and no piece of any plan. It has some class then, and
@@ -105,6 +115,7 @@ enum HeadBody {
     Prefix(Prefix),
     Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId>, piece: PieceNumber },
     Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: PieceNumber },
+    Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: PieceNumber },
 }
 
 /// Why a frame is not one of a worker's.
@@ -222,6 +233,16 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
             })
             .collect::<Result<_, _>>()?
         }
+        PeerBody::Partial(partial) => {
+            let (turn, chunk, losses) = (partial.turn, partial.chunk, partial.losses.len() as u32);
+            let run = Arc::new(vec![LayerGradient { layer: RUN, turn, g: run_of(partial) }]);
+            let cut = pieces(&run).map(|(piece, parts)| {
+                let body = HeadBody::Partial { turn, chunk, losses, piece };
+                let floats = Floats::Gradients(run.clone(), parts);
+                one(Kind::Partial(chunk, piece.index), body, floats)
+            });
+            cut.collect::<Result<_, _>>()?
+        }
         PeerBody::Fetch { layer, version } => {
             return Ok(Outgoing::Ask(LayerMessage::Fetch { generation, sender, layer, version }));
         }
@@ -244,6 +265,28 @@ fn pieces(gradients: &[LayerGradient]) -> impl Iterator<Item = (PieceNumber, Vec
     let frames = cut(&lengths, LANE);
     let count = frames.len() as u32;
     (0..).zip(frames).map(move |(index, parts)| (PieceNumber { index, count }, parts))
+}
+
+/// Whose the floats of a partial gradient are: they are a run, of whatever layers.
+const RUN: LayerId = LayerId(u32::MAX);
+
+/// A partial gradient as floats: behind it the bits of its losses, two floats each.
+fn run_of(partial: Partial) -> Vec<f32> {
+    let Partial { mut floats, losses, .. } = partial;
+    for bits in losses.into_iter().map(f64::to_bits) {
+        floats.extend([f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]);
+    }
+    floats
+}
+
+/// The partial gradient of such floats. How many of them it must have is known to who takes it in.
+fn partial_of((turn, chunk, losses): (Turn, ChunkIndex, u32), mut floats: Vec<f32>) -> Partial {
+    let halves = floats.split_off(floats.len().saturating_sub(2 * losses as usize));
+    let loss = |pair: &[f32]| {
+        f64::from_bits(u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32)
+    };
+    let losses = halves.chunks_exact(2).map(loss).collect();
+    Partial { turn, chunk, floats, losses }
 }
 
 /// What a frame that came in is.
@@ -282,6 +325,13 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
             let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
             let of = Joined::Update { turn, before, layer };
             let parts = vec![(layer, floats)];
+            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+        }
+        HeadBody::Partial { turn, chunk, losses, piece } => {
+            check_class(class, Kind::Partial(chunk, piece.index), generation)?;
+            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let of = Joined::Partial { turn, chunk, losses };
+            let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
         HeadBody::Gradients { turn, of, layers, piece } => {
@@ -326,7 +376,14 @@ impl fmt::Display for FrameName {
                     ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
             }
-            0 | BOUNDARIES_END..UPDATES => return write!(f, "an unknown class {}", self.0.0),
+            PARTIALS..UPDATES => {
+                let (chunk, piece) = (
+                    (kind - PARTIALS) / PARTIAL_PIECES_MAX,
+                    (kind - PARTIALS) % PARTIAL_PIECES_MAX,
+                );
+                write!(f, "piece {piece} of a twin's gradient for chunk {chunk}")?;
+            }
+            0 | BOUNDARIES_END..PARTIALS => return write!(f, "an unknown class {}", self.0.0),
         }
         write!(f, " of plan {plan}")
     }
@@ -349,7 +406,7 @@ pub struct Expected<'a> {
 
 impl Expected<'_> {
     /// The rules of it: from every stage of the plan boundary tensors and sums, and its gradient if
-    /// this node keeps a copy of it; from every owner that is followed the gradients of its layers.
+    /// this node keeps a copy of it, and its part of one if this node trains the same layers; from every owner that is followed the gradients of its layers.
     ///
     /// # Errors
     /// If a plan has longer frames than the lane takes.
@@ -359,6 +416,8 @@ impl Expected<'_> {
         if let Some(plan) = self.plan {
             let now = plan.generation;
             let boundaries = self.boundaries(plan);
+            let own = plan.stages.iter().position(|holder| holder.node == self.me);
+            let own = own.map(|stage| StageIndex(stage as u32));
             let stages = plan.stages.iter().zip(plan.stage_indices());
             for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
                 let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
@@ -368,6 +427,9 @@ impl Expected<'_> {
                 }
                 rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
+                if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
+                    self.allow_partials(&mut rules, (plan, own), holder.node)?;
+                }
                 if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
                     continue;
                 }
@@ -389,6 +451,33 @@ impl Expected<'_> {
             }
         }
         Ok(rules)
+    }
+
+    /// What a stage gets from the node with the twins of its chunks.
+    fn allow_partials(
+        &self,
+        rules: &mut FrameRules,
+        (plan, stage): (&PlanRecord, StageIndex),
+        from: NodeId,
+    ) -> Result<(), RuleError> {
+        let (specs, placement) = (model_layers(self.model), &plan.program.placement);
+        for chunk in placement.chunks_of(stage) {
+            let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
+            let told = twin.map_or(0, |twin| {
+                placement.microbatches_of(placement.replica_of(twin), plan.program.microbatch_count)
+            });
+            let layers = plan.chunks[chunk.index()].layers();
+            let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
+            let frames = cut(&[floats + 2 * told as usize], LANE);
+            for (piece, parts) in (0..).zip(frames) {
+                let class = Kind::Partial(chunk, piece).of(plan.generation);
+                if piece >= PARTIAL_PIECES_MAX {
+                    return Err(RuleError::TooLong { class });
+                }
+                rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
+            }
+        }
+        Ok(())
     }
 
     /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices the

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
-use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::model::{LayerClass, LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
     Calibration, ClassCosts, Drift, DriftedPart, LayerCost, LayerWork, Pace,
 };
@@ -83,7 +83,11 @@ impl Known {
                 let speeds = speeds.map(|permille| permille / 1000.0).collect();
                 let LinkTimes { latency_us, occupancy_us } = self.link(nodes);
                 let pace = Pace::calibrated(model, shape, calibration, (speeds, latency_us));
-                Pace { occupancy: occupancy_us, verdict: self.verdict_us, ..pace }
+                let float_us = occupancy_us / (shape.rows() * model.width as usize) as f64;
+                let carried = |layer: &LayerSpec| layer.len() as f64 * float_us;
+                let gradients = model_layers(model).iter().map(carried).collect();
+                let (occupancy, verdict) = (occupancy_us, self.verdict_us);
+                Pace { occupancy, verdict, gradients, ..pace }
             }
             None => {
                 let fastest = speeds.clone().fold(1.0, f64::max);
@@ -196,6 +200,10 @@ mod tests {
             let pace = known.pace(&config(), &nodes);
             assert_eq!((pace.link, pace.occupancy), expected, "{nodes:?}");
             assert_eq!(pace.verdict, 40.0);
+            let boundary = config().batch.microbatch.rows() * config().model.width as usize;
+            let layer = model_layers(&config().model)[1].len();
+            let length = layer as f64 / boundary as f64;
+            assert!((pace.gradients[1] - length * expected.1).abs() < 1e-9, "as long as it is");
         };
         check(&[1, 2, 3], (250.0, 50.0));
         check(&[2, 1, 3], (200.0, 700.0));

@@ -14,14 +14,15 @@ use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::Window;
-use zbelastic_trainer::plan::{AUTO_KINDS, Choice, ChooseRequest, Pace, Plan, choose, layer_work};
+use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Plan, choose, layer_work};
 use zbelastic_types::{Bytes, LayerRange, NodeId};
 
 use super::document::{JobDocument, NamedJob};
 use super::pace::{Known, Seated};
 use super::tick::ticks_of_seconds;
-use crate::config::ScheduleChoice;
+use crate::config::Resort;
 pub use review::{Review, Reviewed};
 
 /// Requests that wait at once: a leader asks for one at a time, and gives up those before it.
@@ -104,6 +105,7 @@ impl Solver {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Question {
     stage_count: u32,
+    kinds: Vec<ScheduleKind>,
     is_ahead: bool,
     bytes_max: Option<Bytes>,
     /// By stage, in thousandths of a reference device's.
@@ -113,9 +115,10 @@ struct Question {
 }
 
 impl Question {
-    fn new(nodes: &[Seated], window: Window, pace: &Pace) -> Self {
+    fn new(kinds: &[ScheduleKind], (nodes, window): (&[Seated], Window), pace: &Pace) -> Self {
         Self {
             stage_count: nodes.len() as u32,
+            kinds: kinds.to_vec(),
             is_ahead: window == Window::One,
             bytes_max: least_memory(nodes),
             speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
@@ -167,15 +170,26 @@ impl Search {
         let nodes = request.nodes.len();
         let unsolvable = |reason: String| Unsolvable { nodes, reason };
         let document = self.document(&request.spec).map_err(unsolvable)?;
-        let most = nodes.min(document.config.model.blocks as usize);
+        self.plan_on(&document, request.window, &request.nodes).map_err(unsolvable)
+    }
+
+    /// The first plan that can be had on some of the nodes, those that stand first.
+    fn plan_on(
+        &mut self,
+        document: &JobDocument,
+        window: Window,
+        nodes: &[Seated],
+    ) -> Result<Solution, String> {
+        let config = &document.config;
+        let most = (nodes.len() as u32).min(config.model.blocks);
         let mut reason = "nobody is there".to_owned();
-        for count in (1..=most).rev() {
-            match self.plan_for(request.window, &request.nodes[..count]) {
+        for resort in config.resorts(most).map_err(has_no_steps)? {
+            match self.plan_for(document, resort, window, nodes) {
                 Ok(solution) => return Ok(solution),
                 Err(why) => reason = why,
             }
         }
-        Err(Unsolvable { nodes, reason })
+        Err(reason)
     }
 
     fn document(&mut self, spec: &JobSpec) -> Result<JobDocument, String> {
@@ -202,22 +216,29 @@ impl Search {
         ahead.push(nodes[..nodes.len().saturating_sub(2)].to_vec());
         let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
         ahead.push(nodes.iter().copied().chain(another).collect());
-        let blocks = self.job.as_ref().map_or(0, |named| named.job.config.model.blocks);
+        let Some(named) = &self.job else { return };
+        let document = named.job.clone();
         for nodes in ahead {
-            if (1..=blocks as usize).contains(&nodes.len()) {
-                let _ = self.plan_for(*window, &nodes);
+            if nodes.len() <= document.config.model.blocks as usize {
+                let _ = self.plan_on(&document, *window, &nodes);
             }
         }
     }
 
-    fn plan_for(&mut self, window: Window, nodes: &[Seated]) -> Result<Solution, String> {
-        let Some(named) = &self.job else { return Err("there is no job".to_owned()) };
-        let pace = self.known.pace(&named.job.config, nodes);
-        let question = Question::new(nodes, window, &pace);
+    fn plan_for(
+        &mut self,
+        document: &JobDocument,
+        resort: Resort<'_>,
+        window: Window,
+        nodes: &[Seated],
+    ) -> Result<Solution, String> {
+        let nodes = &nodes[..resort.stage_count as usize];
+        let pace = self.known.pace(&document.config, nodes);
+        let question = Question::new(resort.kinds, (nodes, window), &pace);
         if let Some(found) = self.found.get(&question) {
             return found.clone();
         }
-        let found = search(&named.job, &question, window, (&pace, nodes));
+        let found = search(document, resort, &question, (&pace, nodes));
         if self.found.len() >= REMEMBERED_MAX {
             self.found.pop_last();
         }
@@ -230,13 +251,18 @@ fn least_memory(nodes: &[Seated]) -> Option<Bytes> {
     nodes.iter().map(|(_, resources)| resources.memory).filter(|memory| memory.0 > 0).min()
 }
 
+/// A cluster refuses such a job when it is submitted.
+fn has_no_steps(kind: AsyncKind) -> String {
+    format!("{kind} has no steps to seal")
+}
+
 fn search(
     document: &JobDocument,
+    resort: Resort<'_>,
     question: &Question,
-    window: Window,
     (pace, nodes): (&Pace, &[Seated]),
 ) -> Result<Solution, String> {
-    let choice = choice(document, question, window, pace)?;
+    let choice = choice(document, resort, question, pace)?;
     let op_ticks_max = op_ticks_max(document, &choice.plan.chunks, nodes);
     let Plan { program, chunks, .. } = choice.plan;
     Ok(Solution { program, chunks, op_ticks_max })
@@ -245,41 +271,29 @@ fn search(
 /// The best plan at a pace.
 fn choice(
     document: &JobDocument,
+    Resort { kinds, chunks_per_stage, stage_count }: Resort<'_>,
     question: &Question,
-    window: Window,
     pace: &Pace,
 ) -> Result<Choice, String> {
     let config = &document.config;
     let limit = config.stage_bytes_max.into_iter().chain(question.bytes_max).min();
-    let limits = vec![limit; question.stage_count as usize];
+    let limits = vec![limit; stage_count as usize];
     let limits: Vec<Bytes> = limits.into_iter().flatten().collect();
-    // A cluster refuses such a job when it is submitted.
-    let kinds = config.schedule.kinds().map_err(|kind| format!("{kind} has no steps to seal"))?;
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
         kinds,
-        chunks_per_stage: config.chunks_per_stage,
+        chunks_per_stage,
         slice_count: config.slice_count,
-        stage_count: question.stage_count,
-        window,
+        stage_count,
+        window: if question.is_ahead { Window::One } else { Window::Zero },
         memory: config.memory.policy(),
-        copies: copies_at(config.elastic.copies, question.stage_count),
+        copies: copies_at(config.elastic.copies, stage_count),
         stage_bytes_max: &limits,
         pace,
     };
     let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
-    // What was asked for may not exist for every number of stages; the run must go on with any.
-    let choice = choose(&backend, request).or_else(|refusals| {
-        let is_auto = config.schedule == ScheduleChoice::Auto && config.chunks_per_stage.is_none();
-        // Slices are a part of the arithmetic: no other schedule trains to the same bits.
-        let is_cut = kinds.iter().any(|kind| kind.is_sliced());
-        if is_auto || is_cut {
-            return Err(refusals);
-        }
-        choose(&backend, ChooseRequest { kinds: &AUTO_KINDS, chunks_per_stage: None, ..request })
-    });
-    choice.map_err(|refusals| {
+    choose(&backend, request).map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
         reasons.collect::<Vec<_>>().join("; ")
     })

@@ -31,9 +31,6 @@ use forecast::{Forecast, Outlook};
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let config = load(&args.config.sources())?.config;
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;
-    if let Some(kind) = config.schedule.of_replicas() {
-        return Err(Failure::usage("the plan", vec![has_replicas(kind).at("schedule.kind")]).into());
-    }
     let compared = compared(&args.compare)?;
     let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
     let machines = machines::machines(args, threads)?;
@@ -58,24 +55,14 @@ fn has_no_steps(kind: AsyncKind) -> Failure {
     Failure::usage("the plan", vec![detail])
 }
 
-fn has_replicas(kind: ScheduleKind) -> Detail {
-    Detail::new(format!("{kind} has the model twice"))
-        .why("a plan is for a cluster, which has one holder for each layer")
-        .hint("--schedule auto; `zbelastic schedule simulate` times this one")
-}
-
 /// The schedules to show beside the chosen one.
 fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
     if names.is_empty() {
-        let all = ScheduleKind::ALL.into_iter();
-        return Ok(all.filter(|kind| kind.replica_count() == 1).collect());
+        return Ok(ScheduleKind::ALL.to_vec());
     }
     let (mut kinds, mut wrong) = (Vec::new(), Vec::new());
     for name in names {
         match name.parse() {
-            Ok(kind) if ScheduleKind::replica_count(kind) > 1 => {
-                wrong.push(has_replicas(kind).at("--compare"));
-            }
             Ok(kind) if !kinds.contains(&kind) => kinds.push(kind),
             Ok(_) => {}
             Err(error) => {

@@ -1,5 +1,4 @@
-//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none, or that
-//! has the model twice.
+//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
@@ -7,19 +6,11 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
-/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and each
-/// layer has one holder, with copies elsewhere.
+/// Whether a cluster can run `config`: only what has steps can be sealed and taken back.
 ///
 /// # Errors
-/// If its schedule is asynchronous, or has two replicas of the model.
+/// If its schedule is asynchronous.
 pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
-    if let Some(kind) = config.schedule.of_replicas() {
-        let detail = Detail::new(format!("{kind} has the model twice"))
-            .at("schedule.kind")
-            .why("a cluster has one holder for each layer, and keeps copies of its own")
-            .hint("zbelastic train, which runs it in one process, or --schedule auto");
-        return Err(Failure::usage("the configuration", vec![detail]));
-    }
     match config.schedule.kinds() {
         Ok(_) => Ok(()),
         Err(kind) => {
@@ -126,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_told_to_use_steps_and_one_replica() {
+    fn a_cluster_is_told_to_use_steps() {
         let config = |kind: &str| {
             let text = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
             load_text(&text).expect("legal").config
@@ -134,12 +125,7 @@ mod tests {
         assert_eq!(check_cluster_can_run(&config("zb-h1")), Ok(()));
         let failure = check_cluster_can_run(&config("pipedream-2bw")).expect_err("asynchronous");
         assert!(failure.to_string().contains("zbelastic train"), "{failure}");
-        let twice = check_cluster_can_run(&config("chimera")).expect_err("two replicas");
-        let expected = "error: the configuration has an error
-  schedule.kind: chimera has the model twice
-  why: a cluster has one holder for each layer, and keeps copies of its own
-  try: zbelastic train, which runs it in one process, or --schedule auto";
-        assert_eq!(twice.to_string(), expected);
+        assert_eq!(check_cluster_can_run(&config("chimera")), Ok(()));
         assert_eq!(check_cluster_can_run(&config("seq1f1b")), Ok(()));
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }

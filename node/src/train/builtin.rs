@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 48] = pages![
+const PAGES: [(&str, &str); 49] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -50,6 +50,7 @@ const PAGES: [(&str, &str); 48] = pages![
     "decisions/0028-orders-first-then-what-memory-asks-for.md",
     "decisions/0029-device-kernels-run-on-processors-too.md",
     "decisions/0030-layers-links-and-verdicts-are-timed.md",
+    "decisions/0031-a-layer-of-two-replicas-has-one-owner.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

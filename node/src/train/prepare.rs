@@ -142,8 +142,7 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
     let text = load_text(&loaded);
     // Threads of one process are lost together.
-    let in_threads = args.threads_only || loaded.config.schedule.of_replicas().is_some();
-    let copies_wanted = if in_threads { 0 } else { loaded.config.elastic.copies };
+    let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
     let plan = plan_of_run(&loaded.config, worker_count, copies);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;

@@ -1,5 +1,5 @@
 //! Schedules with two replicas of the model, from the command line: they train to one set of bits
-//! whatever the workers, and a cluster refuses them.
+//! whatever the workers, in threads and in processes.
 
 use serde_json::json;
 
@@ -37,17 +37,20 @@ fn a_corrupted_gradient_is_left_out_of_both_replicas() {
     assert_eq!(run.of("rollback").len(), 1);
 }
 
-/// Processes hold each layer once, so it is threads, without being asked.
+/// An odd number of stages has one in the middle that trains the same layers twice.
 #[test]
-fn without_a_word_about_threads_it_trains_in_one_process() {
+fn processes_train_to_the_bits_of_threads() {
     let place = Place::new();
-    let in_threads = place.run("--schedule chimera --workers 2");
-    let run = place.finish(&mut place.small_in_processes("--schedule chimera --workers 2"));
-    assert_eq!(run.digest(), in_threads.digest());
+    let in_threads = place.run("--schedule gems --workers 1");
+    for more in ["--schedule chimera --workers 2", "--schedule gems --workers 3"] {
+        let run = place.finish(&mut place.small_in_processes(more));
+        assert_eq!(run.digest(), in_threads.digest(), "{more}");
+        assert_eq!(run.each("loss"), in_threads.each("loss"), "{more}");
+    }
 }
 
 #[test]
-fn sizes_and_clusters_that_do_not_fit_are_refused() {
+fn sizes_that_do_not_fit_are_refused() {
     let place = Place::new();
     let check = |more: &str, expected: &[&str]| {
         let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
@@ -61,7 +64,14 @@ fn sizes_and_clusters_that_do_not_fit_are_refused() {
     let few =
         ["needs 2 microbatches or more, found 1", "each replica of gems", "train.microbatch=4"];
     check("--schedule gems --workers 2 --set train.microbatch=8", &few);
-    let plan =
-        refusal(&mut place.command("plan --set model.preset=tiny --set schedule.kind=gems"), 2);
-    assert!(plan.contains("gems has the model twice") && plan.contains("try: "), "{plan}");
+    let odd = refusal(
+        &mut place.command(
+            "plan --set model.preset=tiny --set model.layers=4 --schedule chimera --nodes 3",
+        ),
+        2,
+    );
+    assert!(
+        odd.contains("even number of stages, found 3") && odd.contains("one node less"),
+        "{odd}"
+    );
 }

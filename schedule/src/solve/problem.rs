@@ -146,7 +146,8 @@ impl Problem {
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
         let (slice_shares, memory) = (Vec::new(), self.memory_costs());
-        Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step: 0.0, memory }
+        let (verdict, step, gradients) = (0.0, 0.0, Vec::new());
+        Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients }
     }
 
     fn memory_costs(&self) -> MemoryCosts {

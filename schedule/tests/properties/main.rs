@@ -61,8 +61,9 @@ fn costs() -> impl Strategy<Value = Costs> {
     let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
     (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
         |(chunks, link, occupancy, verdict, step)| {
-            let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
-            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory }
+            let (slice_shares, gradients) = (Vec::new(), Vec::new());
+            let memory = MemoryCosts::default();
+            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients }
         },
     )
 }

@@ -10,7 +10,7 @@ use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerGradient, LayerImage};
-use crate::stage::{EventRefusal, Frame};
+use crate::stage::{EventRefusal, Frame, Partial};
 
 /// What one worker sends another.
 #[derive(Clone, Debug)]
@@ -69,6 +69,8 @@ pub enum PeerBody {
         /// One for each layer that is followed there.
         gradients: Arc<Vec<LayerGradient>>,
     },
+    /// A chunk's gradient over the microbatches of its replica, for its twin.
+    Partial(Partial),
 }
 
 /// Why a frame was dropped. The host stays as it was.
@@ -156,7 +158,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 self.collect();
                 Ok(())
             }
-            PeerBody::Frame(_) | PeerBody::Prefix(_) | PeerBody::Gradients { .. } => {
+            PeerBody::Frame(_)
+            | PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
+            | PeerBody::Gradients { .. } => {
                 let Phase::Stationed(station) = &mut self.phase else {
                     return Err(PeerRefusal::NoStage);
                 };

@@ -12,6 +12,7 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, News};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_kernels::AllocateError;
+use zbelastic_schedule::Program;
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::copies::StageCopy;
@@ -52,8 +53,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         let LoadOrder { plan, stage, spec, turn, updates, is_pending: _ } = order;
         let image = |layer: LayerId| Arc::clone(&images[&layer]);
         let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
-        let own: Vec<_> = plan.layers_of(stage).map(image).collect();
-        let bench = model.workbench(&stage_setup, stage, &own)?;
+        let trained: Vec<_> = plan.layers_at(stage).map(image).collect();
+        let bench = model.workbench(&stage_setup, stage, &trained)?;
         let engine = StageEngine::resume(stage_setup, stage, bench, source, turn, updates);
         let mut copies = Vec::new();
         for of in plan.copied_by(stage) {
@@ -155,6 +156,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                 Ok(self.engine.handle(Event::Frame(frame))?)
             }
             PeerBody::Prefix(prefix) => Ok(self.engine.handle(Event::Prefix(prefix))?),
+            PeerBody::Partial(partial) => Ok(self.engine.handle(Event::Partial(partial))?),
             PeerBody::Gradients { turn, of, gradients } => {
                 let attests = self.spec.attests(turn.step);
                 let copy = self.copies.iter_mut().find(|copy| copy.of() == of);
@@ -205,8 +207,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     let is_wanted = self.spec.checkpoints(version) || is_ordered;
                     written = is_wanted.then_some(version);
                 }
-                Output::Partial { .. } => {
-                    unreachable!("a plan in the log has one replica of the model")
+                Output::Partial { to, partial } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Partial(partial)));
                 }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outbox.push_back(HostOutput::Evaluated { steps_done, loss_sum, token_count });
@@ -339,16 +341,25 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
         let bench = self.engine.bench();
         let version = bench.version();
-        let own = bench.digests().into_iter().map(move |(layer, digest)| (layer, version, digest));
+        let trained = bench.digests().into_iter().chain(bench.twin_digests());
+        let own = trained.map(move |(layer, digest)| (layer, version, digest));
         let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
         own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
     }
 
-    /// Gives up what is not sealed.
+    /// Gives up what is not sealed. A layer that is here twice, as a copy and trained, is left at its
+    /// newest version: a copy that lacks a gradient stays behind.
     pub(super) fn into_images(self) -> Vec<Arc<LayerImage>> {
         let copies: Vec<_> = self.copies.iter().flat_map(StageCopy::images).collect();
-        let own = self.engine.into_bench().images();
-        own.into_iter().chain(copies).map(Arc::new).collect()
+        let bench = self.engine.into_bench();
+        let mut newest = BTreeMap::new();
+        for image in bench.images().into_iter().chain(bench.twin_images()).chain(copies) {
+            let known = newest.get(&image.layer).map(|known: &Arc<LayerImage>| known.version);
+            if known.is_none_or(|known| known < image.version) {
+                newest.insert(image.layer, Arc::new(image));
+            }
+        }
+        newest.into_values().collect()
     }
 }
 
@@ -357,6 +368,9 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
     let (batch, recompute) = (base.plan.batch, base.plan.recompute);
     let (slices, expected) = (plan.program.slice_count, base.plan.program.slice_count);
     assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
+    let replicas = |of: &Program| of.placement.replica_count();
+    let (found, expected) = (replicas(&plan.program), replicas(&base.plan.program));
+    assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
     let plan_of_run = Plan {
         generation: plan.generation,
         program: plan.program.clone(),

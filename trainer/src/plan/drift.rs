@@ -160,9 +160,12 @@ fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
 
 /// What each stage takes for a microbatch, all passes together.
 fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
+    // Microbatches take turns.
+    let replicas = f64::from(plan.placement().replica_count());
     let time = |stage: StageIndex| {
         let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
-        layers.map(|layer| pace.layers[layer as usize].total()).sum::<f64>() / pace.speed(stage)
+        let total: f64 = layers.map(|layer| pace.layers[layer as usize].total()).sum();
+        total / replicas / pace.speed(stage)
     };
     (0..plan.placement().stage_count()).map(StageIndex).map(time).collect()
 }

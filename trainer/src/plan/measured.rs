@@ -84,6 +84,15 @@ impl StageSample {
         sample
     }
 
+    /// The same where a microbatch runs through the layers of one replica of so many, each in turn.
+    #[must_use]
+    pub fn in_turns(mut self, replica_count: u32) -> Self {
+        let share = f64::from(replica_count).recip();
+        let LayerWork { f, b, w, w_early } = &mut self.work;
+        [f, b, w, w_early].into_iter().chain(&mut self.layers).for_each(|each| *each *= share);
+        self
+    }
+
     /// Whether something can be read from it: it was given work, and took time.
     fn is_telling(&self) -> bool {
         let times = [self.times.passes(), self.times.update, self.times.copies, self.said];
@@ -269,6 +278,16 @@ mod tests {
             said: 1.0,
             times,
         }
+    }
+
+    /// A stage that trains two chunks, each in half of the microbatches, is as fast as it is.
+    #[test]
+    fn replicas_take_turns_and_are_updated_both() {
+        let both = StageSample { work: work(2.0), layers: [2.0; 4], ..timed(1.0, 1.0) };
+        let found = both.in_turns(2);
+        assert_eq!((found.work, found.weights), (work(1.0), both.weights));
+        assert_eq!(found.layers, [1.0; 4], "a microbatch goes through one of two");
+        assert_eq!(timed(3.0, 2.0).in_turns(1), timed(3.0, 2.0));
     }
 
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {

@@ -63,7 +63,12 @@ pub fn plan_memory<B: Backend>(
         let bytes = |layer: u32| LayerState::<B>::replayed_bytes(backend, &specs[layer as usize]);
         layers.ids().map(bytes).sum()
     };
-    let of_stage = |stage| plan.chunks_of(stage).map(|(_, layers)| of_chunk(&layers)).sum();
+    let placement = plan.placement();
+    let of_stage = |stage| {
+        // Copies are kept of what a stage speaks for.
+        let own = plan.chunks_of(stage).filter(|(chunk, _)| placement.replica_of(*chunk) == 0);
+        own.map(|(_, layers)| of_chunk(&layers)).sum()
+    };
     let sizes: Vec<Bytes> = stages().map(of_stage).collect();
     let with_copies = |stage: StageIndex| {
         let mut others = sizes.clone();

@@ -34,6 +34,8 @@ pub struct Pace {
     pub link: f64,
     /// How long a result takes to leave: a microbatch's bytes over the bandwidth.
     pub occupancy: f64,
+    /// By layer: what its gradient takes to another stage, beside a link; empty if no time.
+    pub gradients: Vec<f64>,
     /// From the last report to the verdict.
     pub verdict: f64,
     /// How work grows along a sequence: it says what share of it each slice takes.
@@ -57,6 +59,7 @@ impl Pace {
             speeds: Vec::new(),
             link: 0.0,
             occupancy: 0.0,
+            gradients: Vec::new(),
             verdict: 0.0,
             token: TokenWork::new(model),
         }
@@ -85,7 +88,19 @@ impl Pace {
             verdict: self.verdict,
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: self.memory_costs(plan),
+            gradients: self.gradient_times(plan),
         }
+    }
+
+    /// What the gradients of chunks take to their twins.
+    fn gradient_times(&self, plan: &Plan) -> Vec<f64> {
+        if plan.placement().replica_count() == 1 || self.gradients.is_empty() {
+            return Vec::new();
+        }
+        let of_chunk = |layers: &LayerRange| -> f64 {
+            layers.ids().map(|layer| self.gradients[layer as usize]).sum()
+        };
+        plan.chunks.iter().map(of_chunk).collect()
     }
 
     /// What each slice takes of a microbatch's times; nothing where sequences are not cut.

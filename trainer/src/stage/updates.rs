@@ -51,7 +51,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let report = self.half.report(self.stage, sums, loss_sum);
         self.tell_gradients(setup.copies_wanted || self.is_followed);
         let attests = setup.attest_every > 0 && step.0.is_multiple_of(setup.attest_every);
-        let state = if attests { self.bench.digests() } else { Vec::new() };
+        let state = if attests { self.bench.attested() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
     }

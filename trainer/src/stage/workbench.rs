@@ -138,9 +138,26 @@ pub trait Workbench {
 
     /// The digest of each layer's sealed state, in the order of layers.
     fn digests(&self) -> Vec<LayerDigest> {
-        let mut digests: Vec<LayerDigest> =
-            self.images().iter().map(|image| (image.layer, layer_digest(image))).collect();
-        digests.sort_unstable_by_key(|(layer, _)| *layer);
+        digests_of(&self.images())
+    }
+
+    /// The digest of the sealed state of each layer that another stage speaks for, in their order.
+    fn twin_digests(&self) -> Vec<LayerDigest> {
+        digests_of(&self.twin_images())
+    }
+
+    /// What is told of the state now and then: of the layers that this stage speaks for, then of the
+    /// others.
+    fn attested(&self) -> Vec<LayerDigest> {
+        let mut digests = self.digests();
+        digests.extend(self.twin_digests());
         digests
     }
+}
+
+fn digests_of(images: &[LayerImage]) -> Vec<LayerDigest> {
+    let mut digests: Vec<LayerDigest> =
+        images.iter().map(|image| (image.layer, layer_digest(image))).collect();
+    digests.sort_unstable_by_key(|(layer, _)| *layer);
+    digests
 }

@@ -36,6 +36,8 @@ pub struct Cast {
     pub clip_share: f64,
     /// How often a step with a gradient that is not finite is run again.
     pub replays: u32,
+    /// The schedule.
+    pub kind: ScheduleKind,
 }
 
 impl Default for Cast {
@@ -48,6 +50,7 @@ impl Default for Cast {
             checkpoint_every: 0,
             clip_share: NEVER_CLIPS,
             replays: 0,
+            kind: ScheduleKind::ZbH1,
         }
     }
 }
@@ -68,7 +71,7 @@ impl Script {
             blocks: BLOCKS,
             microbatches: 4,
             steps: STEPS,
-            kind: ScheduleKind::ZbH1,
+            kind: cast.kind,
             window: WindowPolicy::Fixed(Window::One),
             copies: cast.copies,
             checkpoint_every: cast.checkpoint_every,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use chaos_tests::digest_reference::DigestReference;
+use chaos_tests::digest_reference::{Addends, DigestReference};
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{PlanRecord, Promise};
 use zbelastic_consensus::state::{Change, EntryRefusal, copied_layers};
@@ -145,8 +145,8 @@ impl Play {
             assert_eq!(*found, expected, "sealed otherwise than if nothing happens: {turn}");
         }
         assert_eq!(found.len() as u64, STEPS, "every step is sealed once");
-        let mut reference =
-            DigestReference::new(self.script.shape.clone(), self.script.spec.microbatch_count);
+        let addends = Addends::of(self.script.spec.microbatch_count, &self.script.stage.plan);
+        let mut reference = DigestReference::with_addends(self.script.shape.clone(), addends);
         for seal in &found {
             let sums = reference.advance(seal);
             assert_eq!(sums.loss_sum.to_bits(), seal.loss_sum_bits, "loss of {}", seal.turn);

@@ -58,6 +58,7 @@ impl Record {
             PeerBody::Layer(image) => self.floats_at_once += floats(image),
             PeerBody::Frame(_)
             | PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
             | PeerBody::Gradients { .. }
             | PeerBody::Fetch { .. }
             | PeerBody::Follow { .. }

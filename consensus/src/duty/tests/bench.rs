@@ -30,6 +30,8 @@ pub struct Bench {
     pub given_up: Vec<NoPlan>,
     /// Whether those who are told to follow layers do at once.
     pub follows: bool,
+    /// The version of which second replicas' states are told, if not that of the open step.
+    pub twin_version: Option<u64>,
 }
 
 impl Bench {
@@ -37,7 +39,8 @@ impl Bench {
     pub fn new(log: Log) -> Self {
         let duties = Duties::new(&log.state, TIMING);
         let (asked, given_up) = (None, Vec::new());
-        Self { log, duties, asked, asks_inventory: false, given_up, follows: true }
+        let (asks_inventory, follows, twin_version) = (false, true, None);
+        Self { log, duties, asked, asks_inventory, given_up, follows, twin_version }
     }
 
     pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
@@ -134,7 +137,9 @@ impl Bench {
         let is_last = stage + 1 == self.plan().stages.len();
         let loss_sum = is_last.then_some(2.0);
         let report = Report { turn, stage: StageIndex(stage as u32), sums, loss_sum };
-        let (holder, attested) = (self.plan().stages[stage], self.attested(stage, turn.step.0));
+        let (holder, mut attested) = (self.plan().stages[stage], self.attested(stage, turn.step.0));
+        let twins = self.plan().twins_at(StageIndex(stage as u32));
+        attested.extend(digests(twins, self.twin_version.unwrap_or(turn.step.0)));
         self.duties.handle_report(&self.log.state, holder, &report, attested)
     }
 

@@ -7,7 +7,7 @@ use zbelastic_types::{LayerId, StageIndex, Step};
 use crate::duty::sealing::RECOMPUTE_REPLAYS_MAX;
 use crate::duty::{Action, InputRefusal, Withheld};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, spec};
+use crate::fixture::{Log, crossed, spec};
 use crate::history::SEALS_KEPT_MAX;
 use crate::job::{HaltReason, JobChange, JobSpec};
 use crate::message::HeldUpdate;
@@ -177,6 +177,24 @@ fn states_that_differ_take_the_run_back_to_a_checkpoint() {
     let proposed = bench.act();
     assert_eq!(proposed, [Entry::Rewind { generation, to, reason }]);
     assert_eq!(bench.log.state.open_turn().step, to);
+}
+
+/// Who trains a second replica tells its state too, though sums of it nobody but the owner tells.
+#[test]
+fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
+    let mut log = Log::with_job(JobSpec { attest_every: 1, ..spec() }, &[1, 2]);
+    let mut plan = log.plan(&[1, 2]);
+    crossed(&mut plan);
+    log.adopt(plan);
+    log.load();
+    let mut bench = Bench::new(log);
+    bench.report_all();
+    sealed(&mut bench);
+    bench.twin_version = Some(99);
+    bench.report_all();
+    let reason = RewindReason::StateDiffers { layer: LayerId(0) };
+    let (generation, to) = (bench.log.state.generation(), Step(0));
+    assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
 }
 
 #[test]

@@ -2,15 +2,15 @@
 
 use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
-    Digest, Generation, Incarnation, LayerId, LayerRange, NodeId, StageIndex, Step,
+    ChunkIndex, Digest, Generation, Incarnation, LayerId, LayerRange, NodeId, StageIndex, Step,
 };
 
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{LAYERS, Log, digest, program, spec};
+use crate::fixture::{LAYERS, Log, chunks, crossed, digest, program, spec};
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff, SOURCES_MAX};
-use crate::state::{Change, EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase};
+use crate::state::{Change, EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, copied_layers};
 
 /// The usual plan over `nodes` with a change is refused.
 fn refuse(log: &mut Log, nodes: &[u64], spoil: impl FnOnce(&mut PlanRecord), refusal: PlanRefusal) {
@@ -92,16 +92,64 @@ fn chunks_make_up_the_model() {
 }
 
 #[test]
-fn the_model_is_there_once() {
+fn twins_have_the_same_layers() {
     let mut log = Log::with_job(spec(), &[1, 2]);
-    let two = generate(ScheduleKind::Chimera, 2, 2).expect("the size is legal");
-    let options = LowerOptions { window: Window::One, early_head_weights: false };
     let spoil = |plan: &mut PlanRecord| {
-        plan.program = lower(&two, options);
+        crossed(plan);
+        plan.chunks[2] = LayerRange::new(0, 2);
+        plan.chunks[3] = LayerRange::new(2, 4);
+    };
+    let (chunk, twin) = (ChunkIndex(0), ChunkIndex(2));
+    refuse(&mut log, &[1, 2], spoil, PlanRefusal::Twins { chunk, twin });
+    let spoil = |plan: &mut PlanRecord| {
+        crossed(plan);
         // As many chunks as there are, and the model's layers end where they should.
         plan.chunks = (0..4).map(|layer| LayerRange::new(layer, layer + 1)).collect();
     };
-    refuse(&mut log, &[1, 2], spoil, PlanRefusal::Replicas { found: 2 });
+    let chunks = PlanRefusal::Chunks { expected: 4, found: 4, end: 2, layer_count: 4 };
+    refuse(&mut log, &[1, 2], spoil, chunks);
+}
+
+#[test]
+fn each_layer_of_two_replicas_has_one_owner_and_both_load_it() {
+    let mut log = Log::with_job(JobSpec { copies: 0, ..spec() }, &[1, 2]);
+    let mut plan = log.plan(&[1, 2]);
+    crossed(&mut plan);
+    let layers = |found: Vec<LayerId>| found.iter().map(|layer| layer.0).collect::<Vec<_>>();
+    let (first, last) = (StageIndex(0), StageIndex(1));
+    assert_eq!(layers(plan.layers_of(first).collect()), [0]);
+    assert_eq!(layers(plan.layers_of(last).collect()), [1, 2, 3]);
+    assert_eq!(layers(copied_layers(&plan, first)), [1, 2, 3], "though there are no copies");
+    assert_eq!(layers(copied_layers(&plan, last)), [0]);
+    let holders: Vec<u64> = plan.holders_of(first).map(|holder| holder.node.0).collect();
+    assert_eq!(holders, [1, 2]);
+    log.adopt(plan);
+    let mut ready = log.ready(0);
+    let holder = ready.holder;
+    ready.copies.pop();
+    log.refuse(Entry::Ready(ready), EntryRefusal::OtherLayers { holder });
+    let mut ready = log.ready(0);
+    ready.copies[0].1 = Digest([7; 32]);
+    log.apply(Entry::Ready(ready));
+    log.apply(Entry::Ready(log.ready(1)));
+    let resume = Entry::Resume { generation: log.state.generation() };
+    log.refuse(resume, EntryRefusal::DigestsDiffer { layer: LayerId(1) });
+}
+
+/// The stage in the middle holds one part of the model twice, and that is its own.
+#[test]
+fn the_middle_of_three_stages_is_its_own_twin() {
+    let log = Log::with_job(spec(), &[1, 2, 3]);
+    let mut plan = log.plan(&[1, 2, 3]);
+    let three = generate(ScheduleKind::Gems, 3, 2).expect("the size is legal");
+    plan.program = lower(&three, LowerOptions { window: Window::One, early_head_weights: false });
+    plan.chunks = chunks(3).repeat(2);
+    assert_eq!(plan.check(&spec()), Ok(()));
+    let twins: Vec<_> = plan.stage_indices().map(|stage| plan.twin_of(stage)).collect();
+    assert_eq!(twins, [Some(StageIndex(2)), None, Some(StageIndex(0))]);
+    // It keeps the copy of the first stage, and of its own layers none.
+    assert_eq!(copied_layers(&plan, StageIndex(1)), [LayerId(0)]);
+    assert_eq!(plan.layers_at(StageIndex(1)).count(), 2);
 }
 
 #[test]

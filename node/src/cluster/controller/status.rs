@@ -1,6 +1,6 @@
 //! How everything stands, as this controller knows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use zbelastic_consensus::job::JobPhase;
@@ -102,9 +102,9 @@ impl Controller {
             addresses: member.contact.addresses.clone(),
             stage: place.map(|(_, stage)| stage.0),
             layers: place.map(|(plan, stage)| {
-                let layers = plan.layers_of(stage).map(|layer| layer.0);
-                let layers: Vec<u32> = layers.collect();
-                ranges(&layers)
+                // The middle one of an odd number of stages has the same layers twice.
+                let layers: BTreeSet<u32> = plan.layers_at(stage).map(|layer| layer.0).collect();
+                ranges(&layers.into_iter().collect::<Vec<_>>())
             }),
             copies_stages: place.map_or_else(Vec::new, |(plan, stage)| {
                 plan.copied_by(stage).map(|of| of.0).collect()

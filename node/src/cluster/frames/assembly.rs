@@ -12,9 +12,9 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
+use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, StageIndex};
 
-use super::Incoming;
+use super::{Incoming, partial_of};
 
 /// Which piece of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub(super) enum Joined {
     Gradients { turn: Turn, of: StageIndex },
     /// The gradient of a layer that is followed.
     Update { turn: Turn, before: Option<Seal>, layer: LayerId },
+    /// What a chunk gets of its twin's gradient, and so many losses behind it.
+    Partial { turn: Turn, chunk: ChunkIndex, losses: u32 },
 }
 
 /// A piece of a worker's frame. Its length is the one that its number has under the plan.
@@ -57,16 +59,20 @@ impl FramePiece {
 
     fn into_frame(self) -> PeerFrame {
         let Self { generation, sender, of, parts, .. } = self;
-        let gradients = |turn| {
+        let run = |parts: Vec<(LayerId, Vec<f32>)>| parts.into_iter().flat_map(|part| part.1);
+        let gradients = |turn, parts: Vec<(LayerId, Vec<f32>)>| {
             let each = parts.into_iter().map(|(layer, g)| LayerGradient { layer, turn, g });
             Arc::new(each.collect::<Vec<_>>())
         };
         let body = match of {
             Joined::Gradients { turn, of } => {
-                PeerBody::Gradients { turn, of, gradients: gradients(turn) }
+                PeerBody::Gradients { turn, of, gradients: gradients(turn, parts) }
             }
             Joined::Update { turn, before, .. } => {
-                PeerBody::Update { turn, before, gradients: gradients(turn) }
+                PeerBody::Update { turn, before, gradients: gradients(turn, parts) }
+            }
+            Joined::Partial { turn, chunk, losses } => {
+                PeerBody::Partial(partial_of((turn, chunk, losses), run(parts).collect()))
             }
         };
         PeerFrame { generation, sender, body }

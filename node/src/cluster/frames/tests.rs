@@ -161,3 +161,37 @@ fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
     config.batch.microbatch.sequences = floats / 4 + 1;
     assert!(matches!(rules(&config, &plan), Err(RuleError::TooLong { .. })));
 }
+
+/// Two replicas over two stages: node 1 sends two parts of gradients, each as long as its chunk, and
+/// losses behind the one that ends the model.
+#[test]
+fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
+    let config = config();
+    let compute = generate(ScheduleKind::Chimera, 2, 5).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    let ranges = [LayerRange::new(0, 3), LayerRange::new(3, 2 * LAYERS)];
+    let plan = PlanRecord { program: lower(&compute, options), chunks: ranges.repeat(2), ..plan() };
+    let rules = rules(&config, &plan).expect("short enough");
+    let specs = model_layers(&config.model);
+    let floats_of = |layers: LayerRange| -> usize {
+        layers.layers().map(|layer| specs[layer.index()].len()).sum()
+    };
+    // Node 1 has chunks 0 and 3; the second replica has two of five microbatches.
+    for (chunk, layers, losses) in [(2, ranges[0], 0), (1, ranges[1], 2)] {
+        let floats: Vec<f32> = (0..floats_of(layers)).map(|i| i as f32 + 0.5).collect();
+        let losses: Vec<f64> = (0..losses).map(|i| f64::from(i) + 1.0 / 3.0).collect();
+        let chunk = ChunkIndex(chunk);
+        let partial = Partial { turn: turn(), chunk, floats, losses };
+        let sent = frames(PeerBody::Partial(partial.clone()));
+        assert_eq!(sent.len(), 1);
+        let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
+            panic!("a worker's frame")
+        };
+        let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
+        assert_eq!(found, partial);
+        let name = FrameName(sent[0].class()).to_string();
+        assert_eq!(name, format!("piece 0 of a twin's gradient for chunk {chunk} of plan 4464"));
+    }
+    let strange = Kind::Partial(ChunkIndex(0), 0).of(GENERATION);
+    assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
+}

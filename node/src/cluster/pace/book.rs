@@ -52,11 +52,13 @@ impl PaceBook {
         }
         let sample = |(stage, (_, brought)): (StageIndex, &Seated)| {
             let said = f64::from(brought.speed_permille.max(1)) / 1000.0;
-            let layers = plan.layers_of(stage).map(|layer| layer.0);
+            let layers = plan.layers_at(stage).map(|layer| layer.0);
             let (model, shape) = (&config.model, config.batch.microbatch);
             let copied = copied(config, plan, stage);
             let of_layers = (said, self.stage_times(stage));
-            StageSample { copied, ..StageSample::of_layers(model, shape, layers, of_layers) }
+            let sample = StageSample::of_layers(model, shape, layers, of_layers)
+                .in_turns(plan.program.placement.replica_count());
+            StageSample { copied, ..sample }
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();
         let (calibration, speeds) = calibrate(&samples)?;

@@ -56,8 +56,14 @@ impl Review {
         };
         let window = record.window().unwrap_or(Window::One);
         let best = || {
-            let question = Question::new(&now, window, &pace);
-            choice(document, &question, window, &pace).ok().map(|best| best.prediction.period)
+            // Others that could be had with as many stages.
+            let resorts = config.resorts(now.len() as u32).ok()?;
+            let here = resorts.into_iter().filter(|resort| resort.stage_count == now.len() as u32);
+            let found = here.map(|resort| {
+                let question = Question::new(resort.kinds, (&now, window), &pace);
+                choice(document, resort, &question, &pace)
+            });
+            found.flatten().next().map(|best| best.prediction.period)
         };
         let judgement = judge(&plan, (&assumed, &pace), stakes, best);
         Reviewed { generation: record.generation, nodes, found, judgement }

@@ -3,8 +3,11 @@
 use serde::Serialize;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Timeline, Window, simulate};
-use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Refusal, choose, span_lower_bound};
+use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
+use zbelastic_trainer::model::{LayerSpec, model_layers};
+use zbelastic_trainer::plan::{
+    Choice, ChooseRequest, Pace, PlanError, Refusal, choose, span_lower_bound,
+};
 use zbelastic_types::Bytes;
 
 use crate::config::{NodeSpec, NodesSpec, RunConfig};
@@ -62,6 +65,8 @@ pub struct AfterLoss {
     pub schedule: &'static str,
     /// Of a step.
     pub step_ms: f64,
+    /// Why it is not the schedule that was asked for on all who are left.
+    pub because: Option<String>,
 }
 
 /// What is to be expected.
@@ -93,7 +98,8 @@ impl<'a> Forecast<'a> {
         let most = outlook.config.model.blocks as usize;
         let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
         let site = Site::new(outlook, nodes.clone());
-        let chosen = site.choose(&backend, outlook.kinds, Limits::Kept);
+        let chunks = outlook.config.chunks_per_stage;
+        let chosen = site.choose(&backend, (outlook.kinds, chunks), Limits::Kept);
         let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
         let (mut rows, mut left_out) = (Vec::new(), Vec::new());
         let chosen = choice.plan.program.kind;
@@ -103,8 +109,8 @@ impl<'a> Forecast<'a> {
             let found = match is_chosen {
                 true => Ok(choice.clone()),
                 false => site
-                    .choose(&backend, &[kind], Limits::Kept)
-                    .or_else(|_| site.choose(&backend, &[kind], Limits::Ignored)),
+                    .choose(&backend, (&[kind], chunks), Limits::Kept)
+                    .or_else(|_| site.choose(&backend, (&[kind], chunks), Limits::Ignored)),
             };
             match found {
                 Ok(found) => rows.push(site.row(&found, is_chosen)),
@@ -170,14 +176,19 @@ impl<'a> Site<'a> {
         let (link, occupancy) = (machines.latency_s, carried_s);
         // A verdict waits for the last report to arrive, and comes back.
         let verdict = 2.0 * machines.latency_s;
-        let site_pace = Pace { speeds, link, occupancy, verdict, ..pace.clone() };
+        let carried = |layer: &LayerSpec| {
+            let bits = Bytes::of_f32(layer.len()).0 as f64 * 8.0;
+            machines.gbit_per_s.map_or(0.0, |rate| bits / (rate * 1e9))
+        };
+        let gradients = model_layers(&config.model).iter().map(carried).collect();
+        let site_pace = Pace { speeds, link, occupancy, gradients, verdict, ..pace.clone() };
         Self { config, kinds, nodes, machines, local: pace, pace: site_pace }
     }
 
     fn choose(
         &self,
         backend: &CpuBackend,
-        kinds: &[ScheduleKind],
+        (kinds, chunks_per_stage): (&[ScheduleKind], Option<u32>),
         limits: Limits,
     ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
         let config = self.config;
@@ -190,7 +201,7 @@ impl<'a> Site<'a> {
             model: &config.model,
             batch: config.batch,
             kinds,
-            chunks_per_stage: config.chunks_per_stage,
+            chunks_per_stage,
             slice_count: config.slice_count,
             stage_count,
             window: config.window.planned(),
@@ -233,13 +244,7 @@ impl<'a> Site<'a> {
             let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
             let Self { config, kinds, machines, local: pace, .. } = *self;
             let outlook = Outlook { config, kinds, machines, pace };
-            let site = Site::new(outlook, nodes.collect());
-            let then = site.choose(backend, self.kinds, Limits::Kept).ok();
-            let then = then.map(|choice| AfterLoss {
-                stages: site.nodes.len() as u32,
-                schedule: choice.plan.program.kind.name(),
-                step_ms: choice.prediction.period * 1e3,
-            });
+            let then = after_loss(outlook, backend, &nodes.collect::<Vec<_>>());
             let nodes = gone.iter().map(|index| self.nodes[*index].name.clone()).collect();
             let loss = Loss { lost, nodes, then };
             if worst.as_ref().is_none_or(|worst| loss.is_worse_than(worst)) {
@@ -272,6 +277,29 @@ impl<'a> Site<'a> {
     }
 }
 
+/// What a cluster goes on with on these nodes.
+fn after_loss(outlook: Outlook<'_>, backend: &CpuBackend, left: &[NodeSpec]) -> Option<AfterLoss> {
+    let mut because = None;
+    for resort in outlook.config.resorts(left.len() as u32).ok()? {
+        let site = Site::new(outlook, left[..resort.stage_count as usize].to_vec());
+        match site.choose(backend, (resort.kinds, resort.chunks_per_stage), Limits::Kept) {
+            Ok(choice) => {
+                return Some(AfterLoss {
+                    stages: resort.stage_count,
+                    schedule: choice.plan.program.kind.name(),
+                    step_ms: choice.prediction.period * 1e3,
+                    because,
+                });
+            }
+            Err(refusals) => {
+                let first = refusals.first().map(|(_, refusal)| refusal.to_string());
+                because = because.or(first);
+            }
+        }
+    }
+    None
+}
+
 impl Loss {
     fn is_worse_than(&self, other: &Self) -> bool {
         match (&self.then, &other.then) {
@@ -293,9 +321,18 @@ fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Fai
     };
     let mut failure = Failure::new(FailureCode::Usage, "no schedule fits these nodes");
     failure.details = refusals.iter().map(detail).collect();
+    let is_odd = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
+        Refusal::Plan(PlanError::Generate(GenerateError::OddStages { .. })) => true,
+        Refusal::Plan(_) | Refusal::Memory { .. } => false,
+    };
     if let Some(last) = failure.details.pop() {
-        let hint = "more nodes or more of their memory, a higher schedule.max_mem, or a smaller \
-                    train.microbatch";
+        let hint = match refusals.iter().all(is_odd) {
+            true => "one node less, which a cluster leaves without a stage, or --schedule gems",
+            false => {
+                "more nodes or more of their memory, a higher schedule.max_mem, or a smaller \
+                 train.microbatch"
+            }
+        };
         failure.details.push(last.hint(hint));
     }
     failure

@@ -178,11 +178,12 @@ fn loss_line(loss: &Loss) -> String {
     let names = loss.nodes.join(" and ");
     match &loss.then {
         Some(then) => format!(
-            "If {who} ({names} at worst): {} {}, {}, {} ms a step.",
+            "If {who} ({names} at worst): {} {}, {}, {} ms a step{}.",
             then.stages,
             if then.stages == 1 { "stage" } else { "stages" },
             then.schedule,
-            three_digits(then.step_ms)
+            three_digits(then.step_ms),
+            then.because.as_ref().map_or_else(String::new, |why| format!(", as {why}"))
         ),
         None => format!("If {who} ({names} at worst): nothing fits; training would wait."),
     }

@@ -3,7 +3,7 @@ use zbelastic_trainer::plan::Pace;
 use zbelastic_types::Bytes;
 
 use super::compared;
-use super::forecast::{Forecast, Outlook};
+use super::forecast::{Forecast, Outlook, Row};
 use super::report::{write_json, write_text};
 use crate::config::{Flag, NodeSpec, NodesSpec, RunConfig, Sources, load};
 use zbelastic_schedule::ScheduleKind;
@@ -159,8 +159,49 @@ fn a_schedule_that_is_none_is_named() {
     assert_eq!(kinds, [ScheduleKind::ZbH1, ScheduleKind::OneFOneB]);
     let failure = compared(&names(&["zb-h1", "zb-h9"])).expect_err("there is none").to_string();
     assert!(failure.contains("zb-h9") && failure.contains("try: zb-h1"), "{failure}");
-    let failure = compared(&names(&["1f1b", "gems"])).expect_err("two replicas").to_string();
-    assert!(failure.contains("--compare: gems has the model twice"), "{failure}");
-    let all = compared(&[]).expect("all that a cluster can run");
-    assert!(all.contains(&ScheduleKind::DualPipeV) && !all.contains(&ScheduleKind::Chimera));
+    let all = compared(&[]).expect("all there are");
+    assert_eq!(all, ScheduleKind::ALL);
+}
+
+#[test]
+fn replicas_stand_beside_the_others_with_both_states_and_are_told_what_runs_on_fewer() {
+    let config = config(&["schedule.kind=chimera", "model.layers=4"]);
+    let kinds = [ScheduleKind::OneFOneB, ScheduleKind::Gems];
+    let told = forecast(&config, &machines(alike(4)), &kinds, |found| {
+        let mut text = Vec::new();
+        write_text(found, 1, &mut text).expect("memory");
+        let spans = found.drawing().all_slices().count();
+        (found.rows.clone(), found.losses.clone(), String::from_utf8(text).expect("text"), spans)
+    });
+    let (rows, losses, text, spans) = told.expect("it fits");
+    let row = |name: &str| rows.iter().find(|row| row.schedule == name).expect("it is there");
+    let (once, gems, chimera) = (row("1f1b"), row("gems"), row("chimera"));
+    assert!(chimera.is_chosen && chimera.step_ms < gems.step_ms, "{rows:?}");
+    assert!(chimera.bubble < gems.bubble);
+    let total = |row: &Row| row.stage_bytes.iter().sum::<u64>();
+    assert!(total(chimera) > total(once) && total(gems) > total(once), "{rows:?}");
+    let then: Vec<_> = losses.iter().filter_map(|loss| loss.then.as_ref()).collect();
+    assert_eq!((then[0].stages, then[0].schedule), (2, "chimera"));
+    assert_eq!((then[1].stages, then[1].schedule, &then[1].because), (2, "chimera", &None));
+    let why = "ms a step, as chimera needs an even number of stages, found 3.";
+    assert!(text.contains(why) && spans > 0, "{text}");
+    let losses = forecast(&config, &machines(alike(2)), &[], |found| found.losses.clone());
+    let alone = losses.expect("it fits")[0].then.clone().expect("it goes on");
+    assert_eq!((alone.stages, alone.schedule), (1, "gems"), "as many replicas as before");
+}
+
+/// A narrow link carries a whole chunk's gradient once a step.
+#[test]
+fn gradients_of_replicas_take_their_time_on_a_narrow_link() {
+    let config = config(&["schedule.kind=chimera"]);
+    let step_ms = |gbit_per_s| {
+        let machines = NodesSpec { gbit_per_s, ..machines(alike(2)) };
+        let found = forecast(&config, &machines, &[], |found| found.rows[0].step_ms);
+        found.expect("it fits")
+    };
+    let layers = zbelastic_trainer::model::model_layers(&config.model);
+    let floats: usize = layers.iter().map(zbelastic_trainer::model::LayerSpec::len).sum();
+    let half_ms = floats as f64 / 2.0 * 32.0 / 1e-3 / 1e9 * 1e3;
+    let (free, narrow) = (step_ms(None), step_ms(Some(1e-3)));
+    assert!(narrow > free + half_ms, "{narrow} {free} {half_ms}");
 }

@@ -125,7 +125,16 @@ fn read_replay(
     let chunks = times.of_chunks(&program.placement);
     let StageTimes { link, occupancy, .. } = times;
     let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
-    let costs = Costs { chunks, slice_shares, link, occupancy, verdict: 0.0, step, memory };
+    let costs = Costs {
+        chunks,
+        slice_shares,
+        link,
+        occupancy,
+        verdict: 0.0,
+        step,
+        memory,
+        gradients: Vec::new(),
+    };
     Some(Replay { program, costs })
 }
 

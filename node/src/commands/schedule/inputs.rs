@@ -100,7 +100,16 @@ fn read_replay(
     };
     let StageTimes { link, occupancy, .. } = times;
     let (verdict, step) = (verdict?, step?);
-    let costs = Costs { chunks, slice_shares, link, occupancy, verdict, step, memory };
+    let costs = Costs {
+        chunks,
+        slice_shares,
+        link,
+        occupancy,
+        verdict,
+        step,
+        memory,
+        gradients: Vec::new(),
+    };
     let own_window = program.window;
     let program = if args.recompute { recompute(&program) } else { program };
     let program = offloaded(args, program, &costs, kept, reading)?;

@@ -127,6 +127,7 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
         verdict: 0.0,
         step: 0.0,
         memory: MemoryCosts::default(),
+        gradients: Vec::new(),
     };
     let timeline = simulate(&short, &costs, 1).expect("a checked program runs to its end");
     timeline.bubble_span(0)

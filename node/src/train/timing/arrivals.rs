@@ -84,7 +84,8 @@ impl Arrival {
             | PeerBody::Layer(_)
             | PeerBody::Follow { .. }
             | PeerBody::Ahead { .. }
-            | PeerBody::Update { .. } => return None,
+            | PeerBody::Update { .. }
+            | PeerBody::Partial(_) => return None,
         };
         Some(Self { what, bytes: Bytes::of_f32(floats).0, at_us })
     }

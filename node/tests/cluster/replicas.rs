@@ -1,0 +1,61 @@
+//! Schedules with two replicas of the model, on machines that are lost: as in one process, to the bit,
+//! whatever number of stages is left.
+
+use std::collections::BTreeSet;
+
+use super::{Cluster, zbelastic};
+
+const STEPS: u64 = 400;
+
+/// What both train, and from what text.
+const SHAPE: &str = "--set model.preset=tiny --set train.seq_len=16 --set train.global_batch=8 \
+    --set train.microbatch=1 --set checkpoint.every=5 --text text.txt --seed 5";
+
+/// Ends with 2 stages of `chimera` twice, where 3 nodes are there, and comes back to 4.
+#[test]
+fn killed_workers_of_two_replicas_change_no_bit() {
+    let root = tempfile::tempdir().expect("a folder");
+    let text = "she sells sea shells by the sea shore; ".repeat(4000);
+    std::fs::write(root.path().join("text.txt"), text).expect("writable");
+    let shape = format!("{SHAPE} --steps {STEPS}");
+    let mut serial = zbelastic(&root.path().join("alone"));
+    serial.current_dir(root.path()).args(["train", "--threads-only", "--out", "alone"]);
+    serial.args(["--schedule", "gems", "--workers", "1"]).args(shape.split_whitespace());
+    let ended = serial.output().expect("it runs");
+    assert!(ended.status.success(), "{ended:?}");
+    let run = std::fs::read(root.path().join("alone/run.json")).expect("it ended");
+    let run: serde_json::Value = serde_json::from_slice(&run).expect("JSON");
+    let mut cluster = Cluster::in_folder(root);
+    cluster.join_all(&["a", "b", "c", "d"], 5);
+    let mut submit = zbelastic(&cluster.nodes[0].folder);
+    submit.current_dir(cluster.root.path()).args(["run", "--detach", "--schedule", "chimera"]);
+    let submitted = submit.args(shape.split_whitespace()).output().expect("it runs");
+    assert!(submitted.status.success(), "{submitted:?}");
+    let mut seen = BTreeSet::new();
+    for (at, name) in [(20, "a"), (110, "c"), (200, "d")] {
+        cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
+        note_plan(&cluster, &mut seen);
+        let node = cluster.kill(name);
+        cluster.wait("it goes on", |cluster| {
+            let status = cluster.status()?;
+            let is_under_way = status.job.as_ref()?.step >= at + 3;
+            (is_under_way && status.plan.as_ref()?.stages.len() == 2).then_some(())
+        });
+        note_plan(&cluster, &mut seen);
+        cluster.again(node, &["join", "--spot", "none"]);
+        cluster.wait("all four", |cluster| {
+            (cluster.status()?.plan.as_ref()?.stages.len() == 4).then_some(())
+        });
+    }
+    let found = cluster.digest(STEPS);
+    let status = cluster.wait("the last status", Cluster::status);
+    assert_eq!(status.counters.get("rewinds"), Some(&0), "{status:#?}");
+    assert_eq!(run["digest"], found.to_string());
+    let chimera = |stages| ("chimera".to_owned(), stages);
+    assert_eq!(seen, BTreeSet::from([chimera(4), chimera(2)]));
+}
+
+fn note_plan(cluster: &Cluster, seen: &mut BTreeSet<(String, usize)>) {
+    let plan = cluster.wait("a plan", |cluster| cluster.status()?.plan);
+    seen.insert((plan.schedule, plan.stages.len()));
+}
