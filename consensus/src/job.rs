@@ -215,7 +215,13 @@ impl JobSpec {
     /// Whether owners and copies attest the state that `step` begins with.
     #[must_use]
     pub fn attests(&self, step: Step) -> bool {
-        self.copies > 0 && self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
+        self.copies > 0 && self.is_attesting(step)
+    }
+
+    /// Whether the state that `step` begins with is attested if somebody else holds it.
+    #[must_use]
+    pub fn is_attesting(&self, step: Step) -> bool {
+        self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 
     /// Whether `version` becomes a checkpoint: every so many steps, and at the end.

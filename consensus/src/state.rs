@@ -138,6 +138,18 @@ impl State {
         state
     }
 
+    /// The same with its job held or ended, if it was so: nobody but a person lets it go on.
+    #[must_use]
+    pub fn held_as(mut self, phase: JobPhase) -> Self {
+        match (phase, &mut self.job) {
+            (JobPhase::Paused | JobPhase::Halted(_) | JobPhase::Stopped, Some(job)) => {
+                job.phase = phase;
+            }
+            (JobPhase::Running | JobPhase::Done, _) | (_, None) => {}
+        }
+        self
+    }
+
     /// The cluster.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {

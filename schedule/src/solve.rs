@@ -242,7 +242,8 @@ const RULES_MIN: usize = 8;
 /// Microbatches, counted on every stage, up to which a problem is small: tables have thousands of
 /// such, so what is tried for one is bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
-/// Rules that are tried for a small problem before the best of them are changed.
+/// Rules that are tried for a small problem, for each time for which the first W may be held back, before
+/// the best of them are changed.
 const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
@@ -320,7 +321,8 @@ fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
 
 fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     let mut allowance = Allowance::new(pipeline);
-    let most = if is_small(pipeline) { SMALL_RULES_MAX } else { usize::MAX };
+    let holds = policy::holds(pipeline).len();
+    let most = if is_small(pipeline) { SMALL_RULES_MAX * holds } else { usize::MAX };
     for rules in
         policy::rules(pipeline, best.lower_bound).take(best.tries(pipeline).clamp(RULES_MIN, most))
     {

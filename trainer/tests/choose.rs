@@ -234,7 +234,7 @@ fn an_order_is_made_for_the_verdict_that_it_waits_for() {
         (choose(&backend, request).expect("it fits").plan, pace)
     };
     let (heedless, _) = attempt(0.0);
-    for (share, gain) in [(0.2, 0.02), (0.4, 0.015), (0.6, 0.0), (1.2, 0.0)] {
+    for (share, gain) in [(0.2, 0.02), (0.4, 0.0), (0.6, 0.0), (1.2, 0.0)] {
         let (plan, pace) = attempt(share * step);
         let (waits, would_wait) = (plan_period(&plan, &pace), plan_period(&heedless, &pace));
         assert!(waits <= would_wait * (1.0 - gain) * (1.0 + 1e-9), "{share}: {waits} {would_wait}");

@@ -29,6 +29,14 @@ pub(super) struct Basis {
     pub(super) drift: Option<PlanReason>,
 }
 
+impl Basis {
+    /// Whether it is for those who have no stage yet, and for nothing else.
+    fn is_for_spares(&self) -> bool {
+        let has_more = !self.draining.is_empty() || self.window.is_some() || self.drift.is_some();
+        !self.is_now && !has_more
+    }
+}
+
 /// A plan under way.
 #[derive(Debug)]
 pub(super) struct Draft {
@@ -88,6 +96,8 @@ pub(super) struct Planning {
     pub(super) standstill: Option<Standstill>,
     /// What no better plan was found for.
     pub(super) settled: Option<Basis>,
+    /// Who is there, if those without a stage were found to be of no use: other needs are looked at then.
+    unused: Option<BTreeSet<Holder>>,
     /// What is to be copied ahead. It outlives the draft it was made for, because the next one
     /// mostly needs the same.
     pub(super) rehearsal: Option<Arc<Rehearsal>>,
@@ -97,6 +107,7 @@ impl Planning {
     pub(super) fn on_plan_changed(&mut self) {
         self.draft = None;
         self.settled = None;
+        self.unused = None;
         self.standstill = None;
         self.rehearsal = None;
     }
@@ -119,7 +130,19 @@ impl Planning {
     /// Nothing better than what there is was found, and nothing will be as things stand.
     pub(super) fn settle(&mut self) {
         self.settled = self.draft.take().map(|draft| draft.basis);
+        if let Some(basis) = self.settled.as_ref().filter(|basis| basis.is_for_spares()) {
+            self.unused = Some(basis.workers.clone());
+        }
         self.rehearsal = None;
+    }
+
+    /// Whether a plan with all who are there was looked for, and was the one in force.
+    pub(super) fn has_no_use_for_spares(&self, state: &State) -> bool {
+        let is_there = |workers: &BTreeSet<Holder>| {
+            let live = || state.live_workers().map(|(holder, _)| holder);
+            live().count() == workers.len() && live().all(|holder| workers.contains(&holder))
+        };
+        self.unused.as_ref().is_some_and(is_there)
     }
 
     /// Whether this node is asked what it holds, and has not answered.

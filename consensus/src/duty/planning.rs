@@ -114,7 +114,8 @@ impl Duties {
         }
         let has_room = (plan.stages.len() as u32) < spec.stages_max;
         let is_settled = self.now - self.members_changed >= u64::from(spec.settle_ticks);
-        if spare > 0 && has_room && is_settled {
+        let is_of_use = spare > 0 && has_room && !self.planning.has_no_use_for_spares(state);
+        if is_of_use && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }
         if let Some(reason) = self.paces.drift(plan.generation) {

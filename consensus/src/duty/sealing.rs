@@ -165,6 +165,7 @@ impl Sealing {
         if plan.record.promise.is_given() {
             self.check_copies(spec, &plan.record)?;
         }
+        self.check_twins(spec, &plan.record)?;
         let history = state.history();
         if self.turn.step >= history.head() && !state.has_room_for_seal() {
             return Err(Withheld::CheckpointOverdue);
@@ -194,14 +195,26 @@ impl Sealing {
             if !attests {
                 continue;
             }
-            let told = self.with_twin(plan, stage, told);
-            let layers = plan.layers_of(stage).count();
-            if told.iter().any(|telling| telling.state.len() != layers) {
-                return Err(Withheld::NotAttested { stage });
-            }
-            if let Some(found) = contradiction(&told, differing_state) {
-                return Err(Withheld::State(found));
-            }
+            check_states(plan, stage, &told)?;
+        }
+        Ok(())
+    }
+
+    /// Who trains a layer's second replica tells its state too, with copies and without. It is compared
+    /// with the owner alone: copies follow the owner's gradient, and are no witnesses of it.
+    fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
+        if !spec.is_attesting(self.turn.step) {
+            return Ok(());
+        }
+        let twins = plan.stage_indices().filter_map(|stage| Some((stage, plan.twin_of(stage)?)));
+        for (stage, twin) in twins {
+            let telling = |at: StageIndex| {
+                let (_, state) = self.reports.get(&at).ok_or(Withheld::Reports)?;
+                let (own, second) = attested(plan, at, state);
+                let state = if at == stage { own } else { second };
+                Ok(Telling { by: plan.stages[at.index()], sums: &[], state })
+            };
+            check_states(plan, stage, &[telling(stage)?, telling(twin)?])?;
         }
         Ok(())
     }
@@ -222,21 +235,19 @@ impl Sealing {
         told.insert(0, Telling { by, sums: &report.sums, state });
         Ok(told)
     }
+}
 
-    /// The same with what is told of the state by who trains the layers too. Sums it tells none of:
-    /// it reads what the owner read.
-    fn with_twin<'a>(
-        &'a self,
-        plan: &PlanRecord,
-        stage: StageIndex,
-        mut told: Vec<Telling<'a>>,
-    ) -> Vec<Telling<'a>> {
-        let Some(twin) = plan.twin_of(stage) else { return told };
-        let state = self.reports.get(&twin).map_or(&[][..], |(_, state)| state);
-        let (_, state) = attested(plan, twin, state);
-        told.push(Telling { by: plan.stages[twin.index()], sums: &[], state });
-        told
+/// Whether all who tell the state of a stage's layers tell the same.
+fn check_states(
+    plan: &PlanRecord,
+    stage: StageIndex,
+    told: &[Telling<'_>],
+) -> Result<(), Withheld> {
+    let layers = plan.layers_of(stage).count();
+    if told.iter().any(|telling| telling.state.len() != layers) {
+        return Err(Withheld::NotAttested { stage });
     }
+    contradiction(told, differing_state).map_or(Ok(()), |found| Err(Withheld::State(found)))
 }
 
 /// What a stage attests of its own layers, and then of a second replica's.

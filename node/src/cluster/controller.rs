@@ -26,12 +26,13 @@ use zbelastic_consensus::core::{Core, Event as CoreEvent, FatalCause, Input, Out
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_transport::{
     CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
     Transport, TransportEvent,
 };
-use zbelastic_types::{NodeId, Step};
+use zbelastic_types::{Generation, NodeId, StageIndex, Step};
 
 use super::breaches::Breaches;
 use super::chronicle::Chronicle;
@@ -305,6 +306,10 @@ impl Controller {
             NodeMessage::Collect { kept } if from.role == PeerRole::Controller => {
                 self.collect_here(kept);
             }
+            NodeMessage::Took { generation, stage, .. }
+            | NodeMessage::Arrived { generation, stage, .. }
+            | NodeMessage::LayersTook { turn: Turn { generation, .. }, stage, .. }
+                if !self.stands_at(from.node, (generation, stage)) => {}
             NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
                 self.chronicle.note_slices((generation, stage), slices);
@@ -326,6 +331,14 @@ impl Controller {
             | NodeMessage::NotKept(_)
             | NodeMessage::Collect { .. } => {}
         }
+    }
+
+    /// Whether the plan in force has this node at the stage: others tell nothing of it.
+    fn stands_at(&self, node: NodeId, (generation, stage): (Generation, StageIndex)) -> bool {
+        self.core.state().plan().is_some_and(|plan| {
+            let holder = plan.record.stages.get(stage.index());
+            plan.record.generation == generation && holder.is_some_and(|at| at.node == node)
+        })
     }
 
     fn note_held_out(&mut self, steps_done: u64, loss: f64) {

@@ -405,8 +405,9 @@ pub struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// The rules of it: from every stage of the plan boundary tensors and sums, and its gradient if
-    /// this node keeps a copy of it, and its part of one if this node trains the same layers; from every owner that is followed the gradients of its layers.
+    /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if this
+    /// node keeps a copy of it, and its part of one if this node trains the same layers; from every
+    /// owner that is followed the gradients of its layers.
     ///
     /// # Errors
     /// If a plan has longer frames than the lane takes.

@@ -58,7 +58,26 @@ impl LinkTimes {
     }
 }
 
+/// A verdict that takes so much more or less than was known is another one: it is seldom waited for, and
+/// then by whoever was late.
+const VERDICT_APART: f64 = 0.5;
+
 impl Known {
+    /// Whether this holds what was never timed before, or a verdict that takes quite another time.
+    #[must_use]
+    pub fn tells_news_to(&self, before: &Self) -> bool {
+        let timed = |known: &Self| {
+            let found = known.calibration.iter();
+            let parts = found.flat_map(|found| {
+                let remade = found.classes.iter().flatten().map(|cost| cost.remade.is_some());
+                remade.chain([found.copies_us.is_some(), true])
+            });
+            parts.map(|is_timed| 1 + usize::from(is_timed)).sum::<usize>()
+        };
+        let (one, other) = (self.verdict_us, before.verdict_us);
+        timed(self) > timed(before) || (one - other).abs() > VERDICT_APART * one.max(other)
+    }
+
     /// The speed of a node that brings this.
     #[must_use]
     pub fn speed_permille(&self, (node, brought): &Seated) -> u32 {
@@ -210,6 +229,18 @@ mod tests {
         check(&[3, 1], (200.0, 700.0));
         check(&[2, 9], (250.0, 50.0));
         check(&[2], (0.0, 0.0));
+    }
+
+    #[test]
+    fn what_was_never_timed_and_another_verdict_are_news() {
+        let known = Known { calibration: Some(CALIBRATION), ..Known::default() };
+        let late = |verdict_us| Known { verdict_us, ..known.clone() };
+        assert!(known.tells_news_to(&Known::default()) && !known.tells_news_to(&known));
+        assert!(late(40.0).tells_news_to(&known) && !late(40.0).tells_news_to(&late(30.0)));
+        assert!(late(40.0).tells_news_to(&late(100.0)) && !known.tells_news_to(&late(0.0)));
+        let copied = Calibration { copies_us: Some(1.0), ..CALIBRATION };
+        let copied = Known { calibration: Some(copied), ..known.clone() };
+        assert!(copied.tells_news_to(&known) && !known.tells_news_to(&copied));
     }
 
     #[test]

@@ -13,11 +13,11 @@ use zbelastic_checkpoint::{Manifest, RecordLog as _, SledLog, Store};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::logged_state;
-use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
-use zbelastic_types::ClusterId;
+use zbelastic_types::{ClusterId, Digest};
 
 use super::home::{Beginning, Home};
 use super::stores::Places;
@@ -29,8 +29,8 @@ use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
-/// A job, and the checkpoint from which it goes on.
-type Resumed = (Arc<JobSpec>, CheckpointRecord);
+/// A job, how far it is, and the checkpoint from which it goes on.
+type Resumed = (JobPhase, Arc<JobSpec>, CheckpointRecord);
 
 /// Makes a new cluster of the controller in `folder`, which this process holds. Yields where what
 /// was of the old one lies now.
@@ -42,14 +42,11 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let (spec, record) = match newest_of_log(folder, old.cluster)? {
-        Some(found) => found,
-        None => newest_of_store(folder)?,
-    };
+    let (phase, spec, record) = newest(folder, old.cluster)?;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
-    let state = State::recovered(cluster, spec, record);
+    let state = State::recovered(cluster, spec, record).held_as(phase);
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
@@ -76,12 +73,28 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
     Ok(Some(state))
 }
 
-/// The newest checkpoint that the log tells of. A manifest is written when the log tells already, and so
-/// may be missing.
-fn newest_of_log(folder: &DataFolder, cluster: ClusterId) -> Result<Option<Resumed>, Failure> {
+/// The newest checkpoint that this controller tells of. A manifest is written when the log tells already,
+/// and so may be missing; where the log knows of a job, those of other jobs are none of its.
+fn newest(folder: &DataFolder, cluster: ClusterId) -> Result<Resumed, Failure> {
+    let Some(state) = known_state(folder, cluster)? else {
+        return newest_of_store(folder, None);
+    };
+    let Some(job) = state.job() else { return newest_of_store(folder, None) };
+    match state.checkpoints().last() {
+        Some(record) => Ok((job.phase, Arc::clone(&job.spec), record.clone())),
+        None => {
+            let (_, spec, record) = newest_of_store(folder, Some(job.spec.config))?;
+            Ok((job.phase, spec, record))
+        }
+    }
+}
+
+/// What the log adds up to; what a recovery left that was not started since, if there is no log; nothing
+/// if there is neither.
+fn known_state(folder: &DataFolder, cluster: ClusterId) -> Result<Option<State>, Failure> {
     let path = folder.log();
     if !path.exists() {
-        return Ok(None);
+        return beginning(&folder.identity());
     }
     let wrong = |error: &dyn std::fmt::Display| {
         let what = format!("the log cannot be read: {error}");
@@ -96,13 +109,15 @@ fn newest_of_log(folder: &DataFolder, cluster: ClusterId) -> Result<Option<Resum
     let records = log.read_all().map_err(|error| wrong(&error))?;
     let log = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
         .map_err(|error| wrong(&error))?;
-    let state = logged_state(cluster, &log).map_err(|error| wrong(&error))?;
-    let job = state.job().map(|job| Arc::clone(&job.spec));
-    Ok(job.zip(state.checkpoints().last().cloned()))
+    if log.records.0 == 0 {
+        return beginning(&folder.identity());
+    }
+    logged_state(cluster, &log).map(Some).map_err(|error| wrong(&error))
 }
 
-/// The newest checkpoint whose manifest tells how to go on.
-fn newest_of_store(folder: &DataFolder) -> Result<Resumed, Failure> {
+/// The newest checkpoint whose manifest tells how to go on, of the job with this configuration, if one is
+/// named.
+fn newest_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Resumed, Failure> {
     let places = Places::new(folder.clone());
     let wrong = |error: &dyn std::fmt::Display| {
         Failure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
@@ -116,7 +131,8 @@ fn newest_of_store(folder: &DataFolder) -> Result<Resumed, Failure> {
             zbelastic_checkpoint::DOCUMENT_BYTES_MAX,
         )
         .ok()
-        .map(|(spec, record)| (Arc::new(spec), record))
+        .filter(|(spec, _)| config.is_none_or(|config| config == spec.config))
+        .map(|(spec, record)| (JobPhase::Running, Arc::new(spec), record))
     };
     manifests.iter().rev().find_map(read).ok_or_else(|| {
         let mut failure = Failure::new(FailureCode::NotFound, "there is no checkpoint here");
@@ -179,7 +195,7 @@ mod tests {
     use zbelastic_checkpoint::PieceName;
     use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
-    use zbelastic_types::{Digest, Generation, LayerId, Step};
+    use zbelastic_types::{Generation, LayerId, Step};
 
     use super::*;
 
@@ -232,21 +248,28 @@ mod tests {
         let store = places.open(&places.last().expect("readable")).expect("made");
         store.put_manifest(&manifest).expect("room");
         drop(store);
-        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").1.version;
-        assert_eq!(resumed(newest_of_store(&folder)), Step(5));
-        assert!(newest_of_log(&folder, old.cluster).expect("no log is none").is_none());
+        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").2.version;
+        assert_eq!(resumed(newest(&folder, old.cluster)), Step(5), "there is no log");
+        let other = newest_of_store(&folder, Some(digest)).expect_err("of another job");
+        assert_eq!(other.code, FailureCode::NotFound);
 
         let state = State::recovered(old.cluster, Arc::new(job()), checkpoint(10));
+        let state = state.held_as(JobPhase::Paused);
         let members = Members::first(&[FIRST_NODE]);
         let image = SnapshotImage { index: 1, term: 1, members, data: codec::encode(&state) };
         let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
         log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
         drop(log);
         let kept = recover(&folder, &old).expect("a checkpoint is known");
-        let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
-        let known: Vec<Step> = state.checkpoints().iter().map(|found| found.version).collect();
-        assert_eq!(known, [Step(10)]);
         assert!(kept.join("log").exists(), "the old log is kept");
+        for turn in ["once", "again, with nothing started between"] {
+            let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
+            let known: Vec<Step> = state.checkpoints().iter().map(|found| found.version).collect();
+            assert_eq!(known, [Step(10)], "{turn}");
+            assert_eq!(state.job().map(|job| job.phase), Some(JobPhase::Paused), "{turn}");
+            let home = Home::load(&folder.identity()).expect("readable").expect("it is recovered");
+            recover(&folder, &home).expect("a checkpoint is known");
+        }
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Solver {
 struct Question {
     stage_count: u32,
     kinds: Vec<ScheduleKind>,
+    chunks_per_stage: Option<u32>,
     is_ahead: bool,
     bytes_max: Option<Bytes>,
     /// By stage, in thousandths of a reference device's.
@@ -115,10 +116,11 @@ struct Question {
 }
 
 impl Question {
-    fn new(kinds: &[ScheduleKind], (nodes, window): (&[Seated], Window), pace: &Pace) -> Self {
+    fn new(resort: Resort<'_>, (nodes, window): (&[Seated], Window), pace: &Pace) -> Self {
         Self {
             stage_count: nodes.len() as u32,
-            kinds: kinds.to_vec(),
+            kinds: resort.kinds.to_vec(),
+            chunks_per_stage: resort.chunks_per_stage,
             is_ahead: window == Window::One,
             bytes_max: least_memory(nodes),
             speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
@@ -234,7 +236,7 @@ impl Search {
     ) -> Result<Solution, String> {
         let nodes = &nodes[..resort.stage_count as usize];
         let pace = self.known.pace(&document.config, nodes);
-        let question = Question::new(resort.kinds, (nodes, window), &pace);
+        let question = Question::new(resort, (nodes, window), &pace);
         if let Some(found) = self.found.get(&question) {
             return found.clone();
         }
@@ -309,4 +311,29 @@ fn op_ticks_max(document: &JobDocument, chunks: &[LayerRange], nodes: &[Seated])
     let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
     let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;
     ticks_of_seconds(OP_SECONDS_MIN + PATIENCE * largest / (REFERENCE_FLOP_PER_S * speed))
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_consensus::member::Resources;
+
+    use super::*;
+    use crate::cluster::document::DataName;
+    use crate::config::load_document;
+
+    /// What cannot be had with so many chunks is not taken for what cannot be had at all.
+    #[test]
+    fn chunks_that_do_not_fit_give_way_before_a_node_is_left_out() {
+        let toml =
+            "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"auto\"\nchunks = 8\n".to_owned();
+        let config = load_document("test", &toml).expect("legal").config;
+        let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+        let resources = Resources { memory: Bytes(0), speed_permille: 1000 };
+        let nodes = [1, 2].map(|node| (NodeId(node), resources));
+        let mut search = Search::default();
+        for turn in ["searched", "remembered"] {
+            let found = search.plan_on(&document, Window::One, &nodes).expect("there is a plan");
+            assert_eq!(found.program.placement.stage_count(), 2, "{turn}");
+        }
+    }
 }

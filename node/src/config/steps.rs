@@ -1,18 +1,33 @@
 //! What needs a step, a verdict and a cluster, and is refused with a schedule that has none.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
-/// Whether a cluster can run `config`: only what has steps can be sealed and taken back.
+/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job for
+/// which there is no plan on any number of nodes would wait for ever.
 ///
 /// # Errors
-/// If its schedule is asynchronous.
+/// If its schedule is asynchronous, or has more replicas than a step has microbatches.
 pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
     match config.schedule.kinds() {
-        Ok(_) => Ok(()),
+        Ok(kinds) => {
+            let found = config.batch.microbatch_count;
+            let fits = |kind: &ScheduleKind| kind.replica_count() <= found;
+            let Some(kind) = kinds.first().filter(|_| !kinds.iter().any(fits)) else {
+                return Ok(());
+            };
+            let detail = Detail::new(format!(
+                "expected 2 microbatches a step or more, found {found}"
+            ))
+            .at("train.microbatch")
+            .why(format!("each replica of {kind} runs a microbatch or more"))
+            .hint("a smaller train.microbatch, a larger train.global_batch, or --schedule auto");
+            Err(Failure::usage("the configuration", vec![detail]))
+        }
         Err(kind) => {
             let detail = Detail::new(format!("{kind} is asynchronous"))
                 .at("schedule.kind")
@@ -126,6 +141,10 @@ mod tests {
         let failure = check_cluster_can_run(&config("pipedream-2bw")).expect_err("asynchronous");
         assert!(failure.to_string().contains("zbelastic train"), "{failure}");
         assert_eq!(check_cluster_can_run(&config("chimera")), Ok(()));
+        let mut one = config("gems");
+        one.batch.microbatch_count = 1;
+        let failure = check_cluster_can_run(&one).expect_err("two replicas, one microbatch");
+        assert!(failure.to_string().contains("expected 2 microbatches"), "{failure}");
         assert_eq!(check_cluster_can_run(&config("seq1f1b")), Ok(()));
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }

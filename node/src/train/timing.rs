@@ -22,7 +22,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
-    ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Timeline, Update, Window, simulate,
+    ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Program, Timeline, Update, Window, simulate,
 };
 use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::stage::{Activity, StageSetup};
@@ -79,10 +79,20 @@ pub struct Slice {
     pub end_us: f64,
 }
 
+/// No clock shows so many microseconds: three thousand years. What is computed with less stays finite.
+pub(super) const US_MAX: f64 = 1e17;
+
 impl Slice {
-    /// Whether its times can be.
-    pub fn is_sound(&self) -> bool {
-        self.end_us.is_finite() && (0.0..=self.end_us).contains(&self.start_us)
+    /// Whether its times can be, and the pass, if it is one, is of a run of `program`.
+    pub fn is_sound(&self, program: &Program) -> bool {
+        let are_times =
+            (0.0..=US_MAX).contains(&self.end_us) && (0.0..=self.end_us).contains(&self.start_us);
+        are_times
+            && self.pass().is_none_or(|(_, _, pass)| {
+                pass.chunk.0 < program.placement.chunk_count()
+                    && pass.microbatch.0 < program.microbatch_count
+                    && pass.slice.0 < program.slice_count
+            })
     }
 
     fn duration_us(&self) -> f64 {
@@ -175,6 +185,11 @@ impl Timing {
             causes: None,
             setup,
         }
+    }
+
+    /// Whether a stage can have done this.
+    pub fn takes(&self, slices: &[Slice]) -> bool {
+        slices.iter().all(|slice| slice.is_sound(&self.setup.plan.program))
     }
 
     /// Takes in what a stage did.

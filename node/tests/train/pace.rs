@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::place::Place;
 
-/// Layers of every class on three stages, and steps enough for a review.
-const RUN: &str = "--steps 60 --workers 3 --window 1 --set model.layers=6 --set model.width=128 \
+/// Layers of every class on three stages, and more steps than are waited for.
+const RUN: &str = "--steps 4000 --workers 3 --window 1 --set model.layers=6 --set model.width=128 \
     --set train.seq_len=64 --set train.microbatch=2 --set train.global_batch=16 --json";
 /// What may take so long on the slowest machine there is.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -44,39 +44,50 @@ fn measured(place: &Place) -> Option<(Value, Value)> {
     has_been.then(|| (status["pace"].clone(), status["plan"]["stages"].clone()))
 }
 
+/// What is missing of a pace, on nodes that stand in this order.
+fn missing(pace: &Value, stages: &Value) -> Option<String> {
+    let list = |name: &str| pace[name].as_array().cloned().unwrap_or_default();
+    let layers = list("layers");
+    let names: Vec<&str> = layers.iter().filter_map(|layer| layer["layer"].as_str()).collect();
+    if names != ["embed", "attention", "mlp", "head"] {
+        return Some(format!("layers {names:?}"));
+    }
+    let takes_time = |value: &Value| value.as_f64().is_some_and(|us| us > 0.0);
+    for (layer, time) in
+        layers.iter().flat_map(|layer| ["f_us", "w_us", "update_us"].map(|time| (layer, time)))
+    {
+        if !takes_time(&layer[time]) {
+            return Some(format!("{time} of {layer}"));
+        }
+    }
+    let nodes: Vec<u64> = stages.as_array()?.iter().flat_map(Value::as_u64).collect();
+    let mut pairs: Vec<[u64; 2]> =
+        nodes.windows(2).map(|pair| [pair[0].min(pair[1]), pair[0].max(pair[1])]).collect();
+    pairs.sort_unstable();
+    let links = list("links");
+    let found: Vec<Value> = links.iter().map(|link| link["nodes"].clone()).collect();
+    if found != pairs.into_iter().map(Value::from).collect::<Vec<_>>() {
+        return Some(format!("links {found:?}"));
+    }
+    let is_timed =
+        |link: &Value| takes_time(&link["latency_us"]) || takes_time(&link["occupancy_us"]);
+    links.iter().find(|link| !is_timed(link)).map(|link| format!("times of {link}"))
+}
+
+/// Some steps tell nothing of a link, or of a layer; in some review all are told.
 #[test]
 fn what_layers_and_links_take_is_measured_and_told() {
     let place = Place::new();
     let mut command = place.small_in_processes(RUN);
     let _run = Owned(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
     let began = Instant::now();
-    let (pace, stages) = loop {
-        match measured(&place) {
-            Some(found) => break found,
-            None => assert!(began.elapsed() < PATIENCE, "nothing was measured"),
-        }
+    loop {
+        let lacks = match measured(&place) {
+            Some((pace, stages)) => missing(&pace, &stages),
+            None => Some("all of it".to_owned()),
+        };
+        let Some(lacks) = lacks else { return };
+        assert!(began.elapsed() < PATIENCE, "not measured: {lacks}");
         std::thread::sleep(Duration::from_millis(50));
-    };
-    println!("{pace:#}");
-    let layers = pace["layers"].as_array().expect("a list");
-    let names: Vec<&str> = layers.iter().filter_map(|layer| layer["layer"].as_str()).collect();
-    assert_eq!(names, ["embed", "attention", "mlp", "head"]);
-    for layer in layers {
-        for time in ["f_us", "w_us", "update_us"] {
-            assert!(layer[time].as_f64().is_some_and(|us| us > 0.0), "{time} of {layer}");
-        }
-    }
-    let nodes: Vec<u64> =
-        stages.as_array().expect("a list").iter().flat_map(Value::as_u64).collect();
-    let mut pairs: Vec<[u64; 2]> =
-        nodes.windows(2).map(|pair| [pair[0].min(pair[1]), pair[0].max(pair[1])]).collect();
-    pairs.sort_unstable();
-    let links = pace["links"].as_array().expect("a list");
-    let found: Vec<Value> = links.iter().map(|link| link["nodes"].clone()).collect();
-    assert_eq!(found, pairs.into_iter().map(Value::from).collect::<Vec<_>>());
-    for link in links {
-        let time = |name: &str| link[name].as_f64().expect("a number");
-        assert!(time("latency_us") >= 0.0 && time("occupancy_us") >= 0.0, "{link}");
-        assert!(time("latency_us") + time("occupancy_us") > 0.0, "{link}");
     }
 }

@@ -190,7 +190,9 @@ impl<'a> Stage<'a> {
             chunks.map(|chunk| self.pipeline.costs(*chunk)).collect();
         let kept = |costs: &ChunkCosts| costs.after_input_gradient;
         let time = |costs: &ChunkCosts| costs.f + costs.b;
-        chunks.sort_by(|a, b| (time(b) * kept(a)).total_cmp(&(time(a) * kept(b))));
+        let density =
+            |costs: &ChunkCosts| if time(costs) > 0.0 { time(costs) / kept(costs) } else { 0.0 };
+        chunks.sort_by(|a, b| density(b).total_cmp(&density(a)));
         let mut rest = self.limit;
         let mut before = 0.0;
         for costs in &chunks {

@@ -64,10 +64,19 @@ enum Ahead {
 /// The share of a weight gradient that no gap has.
 pub(super) const NEVER_FILLS: f64 = f64::MAX;
 
-/// The rules that are tried first: all stages go by the same. `bound` is what every order costs.
+/// The rules that are tried first: all stages go by the same. `bound` is what every order costs. Those
+/// that hold nothing back come first.
 pub(super) fn rules<'a>(
     pipeline: &'a Pipeline<'a>,
     bound: f64,
+) -> impl Iterator<Item = Vec<Rule>> + 'a {
+    holds(pipeline).iter().flat_map(move |holds| rules_that_hold(pipeline, bound, *holds))
+}
+
+fn rules_that_hold<'a>(
+    pipeline: &'a Pipeline<'a>,
+    bound: f64,
+    holds: f64,
 ) -> impl Iterator<Item = Vec<Rule>> + 'a {
     // Whether the upper chunk's F, and B, come first.
     const UPPER_FIRST: [(bool, bool); 4] =
@@ -78,7 +87,7 @@ pub(super) fn rules<'a>(
     let upper_first = UPPER_FIRST.into_iter().take(if has_several { UPPER_FIRST.len() } else { 1 });
     upper_first.flat_map(move |(upper_f_first, upper_b_first)| {
         ahead(pipeline, bound).flat_map(move |(first, ahead)| {
-            choices(pipeline).map(move |(turns, yields, share, holds)| {
+            choices().map(move |(turns, yields, share)| {
                 let rule = |stage: usize| {
                     let turn = if is_busiest(stage) { turns.0 } else { turns.1 };
                     Rule {
@@ -125,13 +134,13 @@ fn ahead<'a>(
 
 /// Times for which stages hold their first W back, if that can be of use; without end until nothing
 /// else is left.
-fn holds(pipeline: &Pipeline<'_>) -> &'static [f64] {
-    if pipeline.problem.ending.is_gated() { &[1.0, 0.0, f64::INFINITY] } else { &[0.0] }
+pub(super) fn holds(pipeline: &Pipeline<'_>) -> &'static [f64] {
+    if pipeline.problem.ending.is_gated() { &[0.0, 1.0, f64::INFINITY] } else { &[0.0] }
 }
 
-/// Turns, of the busiest stages and of the others, whether F yield, the share of a W that a gap must
-/// have, and for how long the first W is held back.
-fn choices(pipeline: &Pipeline<'_>) -> impl Iterator<Item = ((Turn, Turn), bool, f64, f64)> {
+/// Turns, of the busiest stages and of the others, whether F yield, and the share of a W that a gap
+/// must have.
+fn choices() -> impl Iterator<Item = ((Turn, Turn), bool, f64)> {
     const SHARES: [f64; 3] = [1.0, 0.5, 0.0];
     const TURNS: [(Turn, Turn); 5] = [
         (Turn::B, Turn::B),
@@ -140,13 +149,10 @@ fn choices(pipeline: &Pipeline<'_>) -> impl Iterator<Item = ((Turn, Turn), bool,
         (Turn::F, Turn::Either),
         (Turn::F, Turn::F),
     ];
-    let holds = holds(pipeline);
-    TURNS.into_iter().flat_map(move |turns| {
-        [false, true].into_iter().flat_map(move |yields| {
-            SHARES.into_iter().flat_map(move |share| {
-                holds.iter().map(move |holds| (turns, yields, share, *holds))
-            })
-        })
+    TURNS.into_iter().flat_map(|turns| {
+        [false, true]
+            .into_iter()
+            .flat_map(move |yields| SHARES.map(move |share| (turns, yields, share)))
     })
 }
 

@@ -378,7 +378,9 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         batch,
         recompute,
     };
-    let attest_every = if spec.copies > 0 { spec.attest_every } else { 0 };
+    // Without copies, who trains a second replica is somebody to compare with.
+    let is_held_twice = spec.copies > 0 || found > 1;
+    let attest_every = if is_held_twice { spec.attest_every } else { 0 };
     let copies_wanted = plan.promise.is_given();
     StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
 }

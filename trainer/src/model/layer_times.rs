@@ -103,8 +103,10 @@ impl Spent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerTimes([[Spent; LayerPart::COUNT]; LayerClass::COUNT]);
 
-/// Nobody spends so many microseconds, three thousand years, and what is computed with less is finite.
+/// Nobody spends so many microseconds, three thousand years, and no clock shows so few but none at all.
+/// What is computed with those in between is finite.
 const US_MAX: f64 = 1e17;
+const US_MIN: f64 = 1e-9;
 
 impl LayerTimes {
     /// What was spent on a part of the layers of a class.
@@ -123,10 +125,10 @@ impl LayerTimes {
     /// Whether its times can be.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.0
-            .iter()
-            .flatten()
-            .all(|Spent { count, us }| (0.0..=US_MAX).contains(us) && (*count > 0 || *us == 0.0))
+        self.0.iter().flatten().all(|Spent { count, us }| match *us {
+            0.0 => true,
+            us => *count > 0 && (US_MIN..=US_MAX).contains(&us),
+        })
     }
 }
 
@@ -215,6 +217,7 @@ mod tests {
         };
         assert!(told(0.0) && told(5.0) && LayerTimes::default().is_sound());
         assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
+        assert!(!told(5e-324), "shorter than any clock shows");
         let mut never = LayerTimes::default();
         never.0[0][0].us = 1.0;
         assert!(!never.is_sound(), "what was never done took no time");

@@ -100,7 +100,12 @@ pub fn judge(
     if now <= should * (1.0 + PERIOD_GROWTH) {
         return Judgement::Within;
     }
-    let stages_alone = Pace { link: planned.link, occupancy: planned.occupancy, ..found.clone() };
+    let stages_alone = Pace {
+        link: planned.link,
+        occupancy: planned.occupancy,
+        gradients: planned.gradients.clone(),
+        ..found.clone()
+    };
     // A machine that is slow is slow to take in messages, too: they are to blame for what stages
     // alone do not explain.
     let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);

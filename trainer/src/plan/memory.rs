@@ -177,8 +177,9 @@ pub fn stage_memory<B: Backend>(
             state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
         }
         if plan.placement().twin_of(chunk).is_some() {
-            let floats = layers.ids().map(|layer| specs[layer as usize].len()).sum();
-            messages += Bytes::of_f32(floats);
+            let floats: usize = layers.ids().map(|layer| specs[layer as usize].len()).sum();
+            // One on its way out, and the twin's that came.
+            messages += Bytes::of_f32(2 * floats);
         }
     }
     let cut = plan.cut(model);

@@ -65,6 +65,18 @@ impl Pace {
         }
     }
 
+    /// Whether all its times are numbers: what was told of machines may be so wrong that they are not.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let of_layers = self.layers.iter().flat_map(|work| [work.f, work.b, work.w, work.w_early]);
+        let single = [self.link, self.occupancy, self.verdict];
+        of_layers
+            .chain(self.updates.iter().chain(&self.copies).chain(&self.gradients).copied())
+            .chain(self.remakes.iter().flatten().copied())
+            .chain(single)
+            .all(f64::is_finite)
+    }
+
     /// The speed of a stage.
     #[must_use]
     pub fn speed(&self, stage: StageIndex) -> f64 {

@@ -117,6 +117,31 @@ fn who_is_lost_or_goes_or_comes_matters_more() {
     assert_eq!(speeds, [(3, 1000), (2, 500)], "and is made for what was found");
 }
 
+/// As under a schedule that has no plan for so many stages: whoever is over is no reason to look away
+/// from the others.
+#[test]
+fn who_is_of_no_use_does_not_stand_before_a_drift() {
+    let mut bench = Bench::running(long(), &[1, 2]);
+    bench.agree(Entry::Members(vec![admit(3, 1)]));
+    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
+    bench.act();
+    answer(&mut bench, solution(2, Window::One));
+    assert_eq!((bench.act(), bench.need()), (vec![], None), "the plan stays as it is");
+    let generation = bench.plan().generation.0;
+    measure(&mut bench, slow(generation, Some(reason(2000))));
+    assert_eq!(bench.need(), Some(Need::Planned(reason(2000))));
+    bench.act();
+    answer(&mut bench, solution(2, Window::One));
+    assert_eq!(
+        (bench.act(), bench.need()),
+        (vec![], None),
+        "nor is the one who is over looked at anew"
+    );
+    bench.agree(Entry::Members(vec![admit(4, 1)]));
+    bench.tick(SETTLE_TICKS, &[1, 2, 3, 4]);
+    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 2 })));
+}
+
 /// Measured speeds are no part of what is agreed: a new leader is told, or plans without.
 #[test]
 fn a_new_leader_knows_nothing_of_it() {

@@ -197,6 +197,34 @@ fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
     assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
 }
 
+/// Nobody can tell which of two replicas is wrong, and whoever keeps a copy follows the owner: however
+/// often they differ, nobody is sent away for it. They are compared without copies as well.
+#[test]
+fn replicas_that_differ_again_speak_against_nobody() {
+    for copies in [0, 1] {
+        let mut bench = Bench::running(JobSpec { attest_every: 1, copies, ..spec() }, &[1, 2]);
+        for round in 0..3 {
+            bench.agree(bench.log.rewind(0));
+            let mut plan = bench.log.plan(&[1, 2]);
+            crossed(&mut plan);
+            bench.agree(Entry::Adopt(Box::new(plan)));
+            for stage in 0..2 {
+                bench.agree(Entry::Ready(bench.log.ready(stage)));
+            }
+            bench.agree(Entry::Resume { generation: bench.log.state.generation() });
+            bench.report_all();
+            sealed(&mut bench);
+            bench.twin_version = Some(99);
+            bench.report_all();
+            let proposed = bench.act();
+            let is_back = matches!(proposed[..], [Entry::Rewind { .. }]);
+            assert!(is_back, "copies {copies}, round {round}: {proposed:#?}");
+            bench.twin_version = None;
+        }
+        assert!(bench.log.state.quarantined().is_empty());
+    }
+}
+
 #[test]
 fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     let kept = SEALS_KEPT_MAX as u64;

@@ -183,6 +183,16 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
     let done = State::recovered(CLUSTER, Arc::new(spec()), last.clone());
     assert_eq!(done.job().map(|job| job.phase), Some(JobPhase::Done), "every step is sealed");
     let longer = Arc::new(JobSpec { step_count: 13, ..spec() });
+    let halted = JobPhase::Halted(HaltReason::NothingToRestore);
+    for (was, is) in [
+        (JobPhase::Running, JobPhase::Running),
+        (JobPhase::Paused, JobPhase::Paused),
+        (JobPhase::Stopped, JobPhase::Stopped),
+        (halted, halted),
+    ] {
+        let state = State::recovered(CLUSTER, longer.clone(), last.clone()).held_as(was);
+        assert_eq!(state.job().map(|job| job.phase), Some(is));
+    }
     let mut log = Log { state: State::recovered(CLUSTER, longer, last) };
     assert_eq!((log.state.open_turn().step, log.state.ledger().updates()), (Step(12), 12));
     log.join(1);

@@ -156,6 +156,14 @@ impl Controller {
             return;
         }
         let Some(judgement) = self.paces.watch.note_judgement(judgement) else { return };
+        if judgement == Judgement::Within {
+            // The plan in force fits; those to come are made with what nobody knew before.
+            if found.tells_news_to(&self.paces.known) {
+                (self.paces.known, self.paces.is_told) = (found, false);
+                self.tell_paces();
+            }
+            return;
+        }
         // The plan in force is judged by this from now on: what has been said need not be said again.
         (self.paces.known, self.paces.planned) = (found.clone(), found);
         self.paces.is_told = false;

@@ -17,6 +17,10 @@ use crate::train::timing::StepMeasure;
 /// Steps that a review looks at: the middle one of each time counts, so two may be anything.
 pub const REVIEW_STEPS: usize = 5;
 
+/// Steps of these in which a verdict must have been waited for, to tell how long it takes: where most are
+/// there in time, the few that are not say how long the slowest take.
+const VERDICTS_LEAST: usize = REVIEW_STEPS / 2 + 1;
+
 /// The last steps of a plan.
 #[derive(Debug, Default)]
 pub struct PaceBook {
@@ -79,10 +83,11 @@ impl PaceBook {
             found.links.insert((a.min(b), a.max(b)), link);
         }
         let verdicts: Vec<f64> = self.steps.iter().filter_map(|step| step.verdict).collect();
-        if !verdicts.is_empty() {
+        if verdicts.len() >= VERDICTS_LEAST {
             found.verdict_us = median(verdicts);
         }
-        Some(found)
+        let seated = found.seated(nodes);
+        found.pace(config, &seated).is_finite().then_some(found)
     }
 
     fn stage_times(&self, stage: StageIndex) -> StageTimes {

@@ -60,7 +60,7 @@ impl Review {
             let resorts = config.resorts(now.len() as u32).ok()?;
             let here = resorts.into_iter().filter(|resort| resort.stage_count == now.len() as u32);
             let found = here.map(|resort| {
-                let question = Question::new(resort.kinds, (&now, window), &pace);
+                let question = Question::new(resort, (&now, window), &pace);
                 choice(document, resort, &question, &pace)
             });
             found.flatten().next().map(|best| best.prediction.period)

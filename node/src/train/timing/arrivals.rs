@@ -16,14 +16,12 @@ use zbelastic_trainer::stage::{Activity, Lap};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::causes::{made, passes_of};
-use super::{Doing, Samples, Slice, Timing};
+use super::{Doing, Samples, Slice, Timing, US_MAX};
 
 /// Arrivals that a stage tells at once, and that are kept of it: a step has two of each microbatch and
 /// chunk, and few others.
 pub const ARRIVALS_TOLD_MAX: usize = 1024;
 const ARRIVALS_KEPT_MAX: usize = 4 * ARRIVALS_TOLD_MAX;
-/// No clock shows so many microseconds: three thousand years. What is computed with less stays finite.
-const US_MAX: f64 = 1e17;
 /// One length tells something beside another that is so many times as long.
 const LENGTHS_APART: u64 = 2;
 
@@ -108,7 +106,7 @@ impl Ways {
     /// What a boundary tensor occupies, from the shortest and the longest messages.
     fn occupied_us(&self) -> Option<f64> {
         let (short, long) = (self.lags.first_key_value()?, self.lags.last_key_value()?);
-        if *long.0 < LENGTHS_APART * (*short.0).max(1) {
+        if *long.0 < LENGTHS_APART.saturating_mul((*short.0).max(1)) {
             return None;
         }
         let byte_us = (long.1.median() - short.1.median()) / (long.0 - short.0) as f64;
