@@ -212,6 +212,19 @@ fn tables_of_schedules_are_timed_and_nothing_is_said_beside_them() {
     assert!(refused(&["schedule", "simulate"], 2).contains("--kind"));
 }
 
+/// Steps follow each other as closely as the order was solved for, also behind a verdict that is long.
+#[test]
+fn an_order_that_is_solved_for_a_verdict_runs_as_it_says() {
+    let line = "schedule solve --stages 8 --microbatches 32 --mem-limit 16 --verdict 32 --json";
+    for window in ["0", "1"] {
+        let more = ["--window", window];
+        let answer = json(&line.split(' ').chain(more).collect::<Vec<_>>());
+        let time = |name: &str| answer[name].as_f64().expect("a time");
+        assert!(time("period") <= time("step_time") + 1e-9, "{answer}");
+        assert!(time("period") > 96.0, "it is longer than without: {answer}");
+    }
+}
+
 #[test]
 fn stages_without_room_make_passes_again_or_let_them_leave() {
     let line = "schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mw 0.5 --json";

@@ -379,7 +379,9 @@ pub fn solved_in_run(problem: &Problem, program: Program, window: Window) -> Rep
     let Ending { verdict, after, .. } = &problem.ending;
     let step = after.iter().copied().fold(0.0, f64::max);
     let costs = Costs { verdict: *verdict, step, ..problem.costs() };
-    Replay { program: lowered(program, Some(window)), costs, step_count: 3, step: 1 }
+    // A problem's W is one piece: a part of it that runs early would open the gate before its time.
+    let program = lower(&program, LowerOptions { window, early_head_weights: false });
+    Replay { program, costs, step_count: 3, step: 1 }
 }
 
 /// As a plan lowers it.
