@@ -21,7 +21,7 @@ use zbelastic_types::StageIndex;
 
 use crate::cost::Costs;
 use crate::memory::{ChunkMemory, Kept, peak_of_list};
-use crate::op::{Memory, Op};
+use crate::op::Op;
 use crate::pass_table::PassTable;
 use crate::program::Program;
 use crate::simulate::SimulateError;
@@ -79,7 +79,7 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
         let limit = request.limits.map(|limits| limits[stage.index()]);
         let mut candidate = |ops: Vec<Op>| {
             let peak = peak_of_list(&ops, request.memory, &mut kept);
-            let copies = ops.iter().filter(|op| is_copy(**op)).count();
+            let copies = ops.iter().filter(|op| op.is_copy()).count();
             Candidate { ops, peak, copies, limit }
         };
         let mut best = candidate(ops.to_vec());
@@ -112,11 +112,6 @@ fn choices(
         OffloadChunks::Chosen => 1..=held,
     };
     firsts.flat_map(|first| trips.spares(first).into_iter().map(move |spare| (first, spare)))
-}
-
-/// Whether `op` is OFFLOAD or RELOAD.
-const fn is_copy(op: Op) -> bool {
-    matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _))
 }
 
 /// A stage's list with copies, and what they do for it.

@@ -206,6 +206,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether it takes a pass to the second store, or back.
+    pub(crate) const fn is_copy(self) -> bool {
+        matches!(self, Self::Memory(Memory::Offload | Memory::Reload, _))
+    }
+
     /// What is computed, if something is.
     pub(crate) const fn arithmetic(self) -> Option<(Compute, Pass)> {
         match self {

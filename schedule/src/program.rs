@@ -112,9 +112,8 @@ impl Program {
     /// The same without OFFLOAD and RELOAD.
     #[must_use]
     pub fn without_copies(&self) -> Self {
-        let is_copy = |op: &Op| matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _));
         let mut program = self.clone();
-        program.stages.iter_mut().for_each(|ops| ops.retain(|op| !is_copy(op)));
+        program.stages.iter_mut().for_each(|ops| ops.retain(|op| !op.is_copy()));
         program
     }
 

@@ -29,26 +29,33 @@ fn attempt_with_copies(
     stage_bytes_max: Option<Bytes>,
 ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
     let backend = CpuBackend::new(1).expect("one thread");
-    let (batch, window) = (BATCH, Window::One);
-    let pace = &Pace::estimated(model, batch.microbatch);
+    let pace = &Pace::estimated(model, BATCH.microbatch);
     let stage_bytes_max =
         &stage_bytes_max.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]);
-    choose(
-        &backend,
-        ChooseRequest {
-            model,
-            batch,
-            kinds,
-            chunks_per_stage: None,
-            slice_count: None,
-            stage_count,
-            window,
-            memory: MemoryPolicy::default(),
-            copies,
-            stage_bytes_max,
-            pace,
-        },
-    )
+    let request = request(model, kinds, stage_count, pace);
+    choose(&backend, ChooseRequest { copies, stage_bytes_max, ..request })
+}
+
+/// What is to be planned where nothing limits it.
+fn request<'a>(
+    model: &'a ModelConfig,
+    kinds: &'a [ScheduleKind],
+    stage_count: u32,
+    pace: &'a Pace,
+) -> ChooseRequest<'a> {
+    ChooseRequest {
+        model,
+        batch: BATCH,
+        kinds,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count,
+        window: Window::One,
+        memory: MemoryPolicy::default(),
+        copies: 0,
+        stage_bytes_max: &[],
+        pace,
+    }
 }
 
 fn prediction_of(choice: &Choice, kind: ScheduleKind) -> Prediction {
@@ -160,19 +167,7 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
     for speeds in [vec![], vec![0.5, 1.0, 1.0, 1.0], vec![1.0, 0.4, 1.0, 2.0]] {
         let estimated = Pace::estimated(&model, BATCH.microbatch);
         let pace = &Pace { speeds, link: 1e3, ..estimated };
-        let request = ChooseRequest {
-            model: &model,
-            batch: BATCH,
-            kinds: &kinds[..1],
-            chunks_per_stage: None,
-            slice_count: None,
-            stage_count: 4,
-            window: Window::One,
-            memory: MemoryPolicy::default(),
-            copies: 0,
-            stage_bytes_max: &[],
-            pace,
-        };
+        let request = request(&model, &kinds[..1], 4, pace);
         let by_hand = choose(&backend, request).expect("fits");
         let limit = &[by_hand.prediction.stage_bytes; 4];
         let request = ChooseRequest { kinds: &kinds[1..], stage_bytes_max: limit, ..request };
@@ -218,19 +213,7 @@ fn an_order_is_made_for_the_verdict_that_it_waits_for() {
     let step = f64::from(BATCH.microbatch_count) * work / 4.0;
     let attempt = |verdict: f64| {
         let pace = Pace { verdict, speeds: vec![1.0, 0.8, 1.0, 1.0], ..estimated.clone() };
-        let request = ChooseRequest {
-            model: &model,
-            batch: BATCH,
-            kinds: &[ScheduleKind::ZbAuto],
-            chunks_per_stage: None,
-            slice_count: None,
-            stage_count: 4,
-            window: Window::One,
-            memory: MemoryPolicy::default(),
-            copies: 0,
-            stage_bytes_max: &[],
-            pace: &pace,
-        };
+        let request = request(&model, &[ScheduleKind::ZbAuto], 4, &pace);
         (choose(&backend, request).expect("it fits").plan, pace)
     };
     let (heedless, _) = attempt(0.0);

@@ -2,13 +2,13 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::common::text;
-use crate::place::{Place, Run};
+use crate::place::{Owned, PATIENCE, Place, Run};
 
 /// Layers enough to be cut unevenly, and steps that take some tens of milliseconds.
 const MODEL: &str = "--steps 90 --window 1 --set model.layers=6 --set model.width=128 \
@@ -19,18 +19,6 @@ const SLOW: &str = "worker-2";
 /// It has this share of the time: twenty of thirty milliseconds it stands still.
 const PULSE: &str =
     "while kill -STOP $0 2>/dev/null; do sleep 0.02; kill -CONT $0; sleep 0.01; done";
-/// What may take so long on the slowest machine there is.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// A process that does not outlive the test.
-struct Owned(Child);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The number of the process in this place that is a worker of this name, if it is there.
 fn process_of(folder: &Path, name: &str) -> Option<String> {

@@ -1,28 +1,16 @@
 //! What a run in processes measures, as it tells whoever asks for its status.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::place::{Owned, PATIENCE, Place};
 
 /// Layers of every class on three stages, and more steps than are waited for.
 const RUN: &str = "--steps 4000 --workers 3 --window 1 --set model.layers=6 --set model.width=128 \
     --set train.seq_len=64 --set train.microbatch=2 --set train.global_batch=16 --json";
-/// What may take so long on the slowest machine there is.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// A process that does not outlive the test.
-struct Owned(Child);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The folder of the controller of the run in this place, once it is there.
 fn controller(folder: &Path) -> Option<PathBuf> {

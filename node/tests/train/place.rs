@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -21,6 +22,19 @@ const SMALL: &str = "train --set model.preset=tiny --set model.width=32 --set tr
     --set train.global_batch=8 --set train.microbatch=1 --set train.steps=8 \
     --set optimizer.lr=3e-3 --set optimizer.warmup=2 --set optimizer.clip=1.9 \
     --set data.text=text.txt --threads-only";
+
+/// What may take so long on the slowest machine there is.
+pub const PATIENCE: Duration = Duration::from_secs(240);
+
+/// A process that does not outlive the test.
+pub struct Owned(pub Child);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// An empty folder but for a text.
 pub struct Place {

@@ -3,7 +3,6 @@
 use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
-use crate::program::Window;
 
 /// A pass of a stage; microbatches of one kind and chunk come in their own order, so these two say
 /// enough.
@@ -216,20 +215,15 @@ impl<'a> Board<'a> {
 
     /// What the step costs, by what ends it.
     pub(super) fn cost(&self) -> f64 {
-        let ending = &self.pipeline.problem.ending;
         let longest = |of: fn(&Lane) -> f64| {
             let ends = self.lanes.iter().enumerate();
             ends.map(|(stage, lane)| of(lane) + self.pipeline.after(stage)).fold(0.0, f64::max)
         };
-        let known = || longest(|lane| lane.clock) + ending.verdict;
-        match ending.window {
-            Window::One if ending.is_gated() => {
-                let gate = self.lanes.iter().map(|lane| lane.gated).fold(NEVER, f64::min);
-                longest(|lane| lane.clock - lane.began).max(known() - gate)
-            }
-            Window::One => longest(|lane| lane.clock - lane.began),
-            Window::Zero => known(),
-        }
+        self.pipeline.problem.ending.cost(
+            || longest(|lane| lane.clock - lane.began),
+            || longest(|lane| lane.clock),
+            || self.lanes.iter().map(|lane| lane.gated).fold(NEVER, f64::min),
+        )
     }
 
     /// The list of each stage.

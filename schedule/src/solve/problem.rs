@@ -76,6 +76,20 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// What a step costs, of its longest span, its last end and the first gate that the next one meets.
+    pub(super) fn cost(
+        &self,
+        span: impl FnOnce() -> f64,
+        end: impl FnOnce() -> f64,
+        gate: impl FnOnce() -> f64,
+    ) -> f64 {
+        match self.window {
+            Window::One if self.is_gated() => span().max(end() + self.verdict - gate()),
+            Window::One => span(),
+            Window::Zero => end() + self.verdict,
+        }
+    }
+
     /// Whether the next step runs meanwhile, and may have to wait for the verdict within.
     pub(super) fn is_gated(&self) -> bool {
         match self.window {
@@ -171,25 +185,21 @@ impl Problem {
     /// If it has other stages.
     #[must_use]
     pub fn cost(&self, timeline: &Timeline) -> f64 {
-        let Ending { window, verdict, after } = &self.ending;
         let longest = |of: &dyn Fn(StageIndex) -> f64| {
+            let after = &self.ending.after;
             let after = |stage: StageIndex| after.get(stage.index()).copied().unwrap_or(0.0);
             timeline.stages().map(|stage| of(stage) + after(stage)).fold(0.0, f64::max)
         };
         let end = |stage| timeline.slices(stage).last().map_or(0.0, |slice| slice.end);
-        let known = || longest(&end) + verdict;
-        match window {
-            Window::One if self.ending.is_gated() => {
-                let gate = |stage: StageIndex| {
-                    let mut slices = timeline.slices(stage).iter();
-                    slices.find(|slice| slice.op.accumulates()).map(|slice| slice.start)
-                };
-                let gate = timeline.stages().filter_map(gate).fold(f64::INFINITY, f64::min);
-                longest(&|stage| timeline.span(stage, 0)).max(known() - gate)
-            }
-            Window::One => longest(&|stage| timeline.span(stage, 0)),
-            Window::Zero => known(),
-        }
+        let gate = |stage: StageIndex| {
+            let mut slices = timeline.slices(stage).iter();
+            slices.find(|slice| slice.op.accumulates()).map(|slice| slice.start)
+        };
+        self.ending.cost(
+            || longest(&|stage| timeline.span(stage, 0)),
+            || longest(&end),
+            || timeline.stages().filter_map(gate).fold(f64::INFINITY, f64::min),
+        )
     }
 
     /// What its passes keep, in model order; a WE gives nothing back.
