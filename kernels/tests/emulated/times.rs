@@ -56,7 +56,7 @@ fn every_operation_is_timed_beside_a_floor() {
         // A product is as long as its arithmetic or as its bytes, whichever is more.
         let down = rows.iter().find(|row| row.name == "down F").expect("it is there");
         let arithmetic = 1e6 * 2.0 * (64 * 128 * 512) as f64 / rates.flop_per_s;
-        assert!(down.floor_us >= arithmetic, "{down:?} {arithmetic}");
+        assert!(down.floor_us >= arithmetic * (1.0 - 1e-9), "{down:?} {arithmetic}");
     }
 }
 
