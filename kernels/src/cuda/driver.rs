@@ -172,6 +172,19 @@ impl CudaDevice {
         self.products().pin(pins)
     }
 
+    /// The seconds of the fastest way that the library knows for a product, whatever bits it gives.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub(super) fn fastest_product_s(
+        &self,
+        product: &Product,
+        runs: u32,
+    ) -> Result<f64, DeviceFault> {
+        self.make_current()?;
+        self.products().fastest_s(self, product, runs)
+    }
+
     fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: the driver writes two sizes. If it does not, they stay zero.

@@ -8,6 +8,8 @@
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! each product here is asked for as its transpose, `result^T = right^T * left^T`.
 
+mod search;
+
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::mem::size_of;
@@ -15,6 +17,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasLtReductionScheme_t as Scheme;
 
 use super::device::{Address, Device, Product, ProductKind};
 use super::driver::CudaDevice;
@@ -208,8 +211,14 @@ fn description(layout: &Layout) -> Result<Handle<sys::cublasLtMatmulDesc_t>, Dev
     Ok(description)
 }
 
-/// What an algorithm may use: our workspace, these alignments, and no sum over split blocks.
-fn preference(key: &Key) -> Result<Handle<sys::cublasLtMatmulPreference_t>, DeviceFault> {
+/// No sum over split blocks.
+const UNSPLIT: Scheme = Scheme::CUBLASLT_REDUCTION_SCHEME_NONE;
+
+/// What an algorithm may use: our workspace, these alignments, and these ways to add split sums.
+fn preference(
+    key: &Key,
+    schemes: Scheme,
+) -> Result<Handle<sys::cublasLtMatmulPreference_t>, DeviceFault> {
     let mut raw = ptr::null_mut();
     // SAFETY: the library writes a handle, which its owner destroys.
     check("cublasLtMatmulPreferenceCreate", unsafe {
@@ -224,9 +233,9 @@ fn preference(key: &Key) -> Result<Handle<sys::cublasLtMatmulPreference_t>, Devi
         };
         check("cublasLtMatmulPreferenceSetAttribute", status)
     };
-    let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+    let schemes = schemes as u32;
     let scheme = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-    set(scheme, (&raw const none).cast(), size_of::<u32>())?;
+    set(scheme, (&raw const schemes).cast(), size_of::<u32>())?;
     let bytes = WORKSPACE_BYTES;
     let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
     set(workspace, (&raw const bytes).cast(), size_of::<u64>())?;
@@ -305,7 +314,7 @@ impl Products {
 
     /// The library's first choice.
     fn best(&self, key: &Key, plan: &Plan) -> Result<sys::cublasLtMatmulAlgo_t, DeviceFault> {
-        let preference = preference(key)?;
+        let preference = preference(key, UNSPLIT)?;
         let mut count = 0;
         let mut found: sys::cublasLtMatmulHeuristicResult_t =
             // SAFETY: a structure of numbers, which the library fills in.
@@ -348,7 +357,10 @@ impl Products {
             let plan = self.plan(&key, pinned)?;
             state.plans.insert(key, plan);
         }
-        let plan = &state.plans[&key];
+        self.call(&state.plans[&key], product)
+    }
+
+    fn call(&self, plan: &Plan, product: &Product) -> Result<(), DeviceFault> {
         let one = 1.0f32;
         let is_added = product.kind == ProductKind::Weights { is_added: true };
         let beta = f32::from(u8::from(is_added));

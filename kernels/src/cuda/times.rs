@@ -5,6 +5,7 @@ mod stand;
 
 pub use stand::{Stand, Timed};
 
+use super::device::{Product, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
@@ -83,6 +84,8 @@ pub struct OperationTime {
     pub us: f64,
     /// What it takes at least.
     pub floor_us: f64,
+    /// What the fastest algorithm of the library takes, if this is a product and there are several.
+    pub fastest_us: Option<f64>,
 }
 
 /// Why operations were not timed.
@@ -166,7 +169,16 @@ impl<D: Timed> Table<'_, D> {
     ) -> Result<(), DeviceFault> {
         let us = 1e6 * self.stand.seconds(operation)?;
         let floor_us = 1e6 * work.floor_s(&self.rates);
-        self.rows.push(OperationTime { name: name.into(), us, floor_us });
+        let name = name.into();
+        self.rows.push(OperationTime { name, us, floor_us, fastest_us: None });
+        Ok(())
+    }
+
+    /// Notes beside the product that was timed last what the library's fastest algorithm takes.
+    fn compare(&mut self, product: &Product) -> Result<(), DeviceFault> {
+        let fastest = self.stand.fastest_product_s(product)?;
+        let row = self.rows.last_mut().expect("a product was timed");
+        row.fastest_us = fastest.map(|seconds| 1e6 * seconds);
         Ok(())
     }
 
@@ -263,17 +275,30 @@ impl<D: Timed> Table<'_, D> {
         self.time(format!("{name} F"), work, |device| {
             device.linear_forward(rows, &x, &matrix, None, ForwardEpilogue::Plain, &mut y);
         })?;
+        let (rows_x, rows_y, form) = (x.rows(), y.rows(), matrix.form.rows());
+        let product = |kind, left, right, result| Product {
+            kind,
+            rows,
+            outputs,
+            inputs,
+            left,
+            right,
+            result,
+        };
+        self.compare(&product(ProductKind::Forward, rows_x, form, rows_y))?;
         self.time(format!("{name} B"), work, |device| {
             let to = BackwardEpilogue::Plain { gradient: &mut x };
             device.linear_backward_input(rows, &y, &matrix, to);
         })?;
-        let mut gradient = self.floats(len + outputs)?;
+        self.compare(&product(ProductKind::Input, rows_y, form, rows_x))?;
+        let mut gradient = self.floats(len)?;
         let work = Work { bytes: moved + 8 * len, flop };
         self.time(format!("{name} W"), work, |device| {
-            let bias = Some(len..len + outputs);
-            let to = LinearGradient { buffer: &mut gradient, weight: 0..len, bias };
+            let to = LinearGradient { buffer: &mut gradient, weight: 0..len, bias: None };
             device.linear_backward_weights(rows, shape, &x, &y, to, Accumulate::Add);
         })?;
+        let added = ProductKind::Weights { is_added: true };
+        self.compare(&product(added, rows_y, rows_x, gradient.floats(0)))?;
         Ok(())
     }
 

@@ -57,6 +57,8 @@ struct Operation {
     name: String,
     us: f64,
     floor_us: f64,
+    /// Of a product: what the fastest of the library's algorithms takes, split sums among them.
+    fastest_us: Option<f64>,
 }
 
 /// Runs `bench gpu`.
@@ -145,7 +147,12 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let measured = measure(&stand, Sizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
     drop(stand);
     let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
-    let operation = |OperationTime { name, us, floor_us }| Operation { name, us, floor_us };
+    let operation = |OperationTime { name, us, floor_us, fastest_us }| Operation {
+        name,
+        us,
+        floor_us,
+        fastest_us,
+    };
     let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
     let activations = name_of(precision);
     tell.line(&format!(
@@ -153,10 +160,9 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         bytes_per_s / 1e9,
         flop_per_s / 1e12
     ))?;
-    tell.line(&format!("{:<18} {:>10} {:>10} {:>7}", "operation", "us", "floor us", "share"))?;
-    for Operation { name, us, floor_us } in &operations {
-        let share = 100.0 * floor_us / us;
-        tell.line(&format!("{name:<18} {us:>10.1} {floor_us:>10.1} {share:>6.0}%"))?;
+    tell.line(&operation_line(["operation", "us", "floor us", "share", "of the library's"]))?;
+    for operation in &operations {
+        tell.line(&line_of_operation(operation))?;
     }
     tell.line(&format!(
         "\n{:<10} {:>5} {:>7} {:<9} {:>9} {:>10} {:>6} {:>7}",
@@ -172,6 +178,21 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         rows.push(row);
     }
     Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows })
+}
+
+fn operation_line([name, us, floor_us, share, of_fastest]: [&str; 5]) -> String {
+    format!("{name:<18} {us:>10} {floor_us:>10} {share:>7} {of_fastest:>17}")
+}
+
+/// What it took, its floor, and of the time that it took the shares of its floor and of the library's
+/// fastest algorithm.
+fn line_of_operation(operation: &Operation) -> String {
+    let Operation { name, us, floor_us, fastest_us } = operation;
+    let share = |of: &f64| format!("{:.0}%", 100.0 * of / us);
+    let fastest = fastest_us.as_ref().map(share).unwrap_or_default();
+    let columns = [format!("{us:.1}"), format!("{floor_us:.1}"), share(floor_us), fastest];
+    let [us, floor_us, share, fastest] = columns.each_ref().map(String::as_str);
+    operation_line([name, us, floor_us, share, fastest])
 }
 
 fn line_of(row: &models::Row) -> String {
@@ -196,6 +217,22 @@ mod tests {
         let two = [1, 2].map(|threads| CpuBackend::new(threads).expect("threads"));
         let count = conform(&two, Precision::F32).expect("a processor computes what it should");
         assert!(count >= 18, "{count}");
+    }
+
+    #[test]
+    fn products_are_compared_with_the_fastest_there_is() {
+        let operation = |fastest_us| Operation {
+            name: "up F".to_owned(),
+            us: 80.0,
+            floor_us: 60.0,
+            fastest_us,
+        };
+        let line = line_of_operation(&operation(Some(76.0)));
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            ["up", "F", "80.0", "60.0", "75%", "95%"]
+        );
+        assert!(line_of_operation(&operation(None)).trim_end().ends_with("75%"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::device::Device;
+use crate::cuda::device::{Device, Product};
 use crate::cuda::{CudaBackend, CudaDevice, DeviceFault};
 
 /// A device that can tell time.
@@ -12,6 +12,13 @@ pub trait Timed: Device {
     /// # Errors
     /// As the driver says, about this or anything before.
     fn seconds(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceFault>;
+
+    /// The seconds of the fastest way there is to a product, of `runs` runs, whatever bits it gives. None
+    /// where there is one way only.
+    ///
+    /// # Errors
+    /// As the library says.
+    fn fastest_product_s(&self, product: &Product, runs: u32) -> Result<Option<f64>, DeviceFault>;
 }
 
 impl Timed for CudaDevice {
@@ -19,6 +26,10 @@ impl Timed for CudaDevice {
         let before = self.mark()?;
         work();
         before.seconds_until(&self.mark()?)
+    }
+
+    fn fastest_product_s(&self, product: &Product, runs: u32) -> Result<Option<f64>, DeviceFault> {
+        CudaDevice::fastest_product_s(self, product, runs).map(Some)
     }
 }
 
@@ -48,5 +59,12 @@ impl<D: Timed> Stand<D> {
             best = best.min(self.device.seconds(&mut || work(&self.backend))?);
         }
         self.backend.fault().map_or(Ok(best), Err)
+    }
+    /// The seconds of the fastest way there is to a product. None where there is one way only.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub fn fastest_product_s(&self, product: &Product) -> Result<Option<f64>, DeviceFault> {
+        self.device.fastest_product_s(product, self.runs)
     }
 }
