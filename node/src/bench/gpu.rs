@@ -177,7 +177,25 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         tell.line(&line_of(&row))?;
         rows.push(row);
     }
+    agree(&rows, precision)?;
     Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows })
+}
+
+/// However many workers train a model and whatever their schedule, the bits are the same.
+fn agree(rows: &[models::Row], precision: Precision) -> Result<(), Failure> {
+    let Some([one, other]) = models::disagreeing(rows) else { return Ok(()) };
+    let told = [one, other].map(|row| {
+        let loss = row.outcome.as_ref().map_or(f64::NAN, |figures| figures.loss);
+        format!("{} with {} workers: {loss}", row.schedule, row.workers)
+    });
+    let models::Row { model, sequence_len, .. } = one;
+    let what = format!(
+        "{model}, {sequence_len} tokens, in {}: the losses differ, {} and {}",
+        name_of(precision),
+        told[0],
+        told[1]
+    );
+    Err(Failure::new(FailureCode::VerificationFailed, what))
 }
 
 fn operation_line([name, us, floor_us, share, of_fastest]: [&str; 5]) -> String {
@@ -199,7 +217,7 @@ fn line_of(row: &models::Row) -> String {
     let models::Row { model, sequence_len, workers, schedule, outcome } = row;
     let beginning = format!("{model:<10} {sequence_len:>5} {workers:>7} {schedule:<9}");
     match outcome {
-        Ok(models::Figures { step_ms, tokens_per_s, mfu, bubble }) => {
+        Ok(models::Figures { step_ms, tokens_per_s, mfu, bubble, .. }) => {
             let (mfu, bubble) = (100.0 * mfu, 100.0 * bubble);
             format!("{beginning} {step_ms:>9.1} {tokens_per_s:>10.0} {mfu:>5.1}% {bubble:>6.1}%")
         }
@@ -235,19 +253,38 @@ mod tests {
         assert!(line_of_operation(&operation(None)).trim_end().ends_with("75%"));
     }
 
+    fn row(workers: u32, outcome: Result<models::Figures, String>) -> models::Row {
+        let (model, schedule) = ("gpt2-124m", "zb-h1");
+        models::Row { model, sequence_len: 1024, workers, schedule, outcome }
+    }
+
+    const FIGURES: models::Figures = models::Figures {
+        step_ms: 12.34,
+        tokens_per_s: 56789.0,
+        mfu: 0.4,
+        bubble: 0.05,
+        loss: 3.5,
+    };
+
     #[test]
     fn tables_have_a_line_for_what_did_not_fit() {
-        let row = |outcome| models::Row {
-            model: "gpt2-124m",
-            sequence_len: 1024,
-            workers: 4,
-            schedule: "zb-h1",
-            outcome,
-        };
-        let figures =
-            models::Figures { step_ms: 12.34, tokens_per_s: 56789.0, mfu: 0.4, bubble: 0.05 };
-        let line = line_of(&row(Ok(figures)));
+        let line = line_of(&row(4, Ok(FIGURES)));
         assert_eq!(line, "gpt2-124m   1024       4 zb-h1          12.3      56789  40.0%    5.0%");
-        assert!(line_of(&row(Err("no room".to_owned()))).ends_with("zb-h1     no room"));
+        assert!(line_of(&row(4, Err("no room".to_owned()))).ends_with("zb-h1     no room"));
+    }
+
+    #[test]
+    fn losses_are_the_same_bits_however_many_workers_there_are() {
+        let next = models::Figures { loss: 3.5f64.next_up(), ..FIGURES };
+        let alike = [row(1, Ok(FIGURES)), row(2, Err("no room".to_owned())), row(4, Ok(FIGURES))];
+        assert!(agree(&alike, Precision::Bf16).is_ok());
+        let failure = agree(&[row(1, Ok(FIGURES)), row(4, Ok(next))], Precision::Bf16);
+        let failure = failure.expect_err("they differ");
+        assert_eq!(failure.code, FailureCode::VerificationFailed);
+        assert!(
+            failure.what.contains("zb-h1 with 4 workers: 3.5000000000000004"),
+            "{}",
+            failure.what
+        );
     }
 }

@@ -8,7 +8,7 @@ use zbelastic_kernels::cuda::device::Device;
 use zbelastic_schedule::ScheduleKind;
 
 use crate::bench::case::Case;
-use crate::bench::pipelined::round_on;
+use crate::bench::pipelined::{PipelineRound, round_on};
 use crate::failure::Failure;
 use crate::train::devices::Devices;
 
@@ -63,6 +63,8 @@ pub struct Figures {
     pub mfu: f64,
     /// The share of a step in which the busiest stage waits.
     pub bubble: f64,
+    /// Of the last step: however many workers there are and whatever their schedule, the same bits.
+    pub loss: f64,
 }
 
 /// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64 here and in
@@ -157,22 +159,36 @@ impl Run {
         (step_count, flop_per_s): (u64, f64),
     ) -> Row {
         let round = round_on(&Devices(devices), case, self.kind, self.workers, step_count);
-        let figures = |seconds: f64, bubble| Figures {
-            step_ms: 1e3 * seconds,
-            tokens_per_s: case.batch.tokens() as f64 / seconds,
-            mfu: case.step_flop() / seconds / flop_per_s,
-            bubble,
+        let figures = |round: PipelineRound| {
+            let seconds = round.step.as_secs_f64();
+            Figures {
+                step_ms: 1e3 * seconds,
+                tokens_per_s: case.batch.tokens() as f64 / seconds,
+                mfu: case.step_flop() / seconds / flop_per_s,
+                bubble: round.bubbles.measured,
+                loss: round.loss,
+            }
         };
         let outcome = match round {
-            Ok(round) if round.loss.is_finite() => {
-                Ok(figures(round.step.as_secs_f64(), round.bubbles.measured))
-            }
+            Ok(round) if round.loss.is_finite() => Ok(figures(round)),
             Ok(round) => Err(format!("the device failed: the loss is {}", round.loss)),
             Err(failure) => Err(failure.what),
         };
         let Self { model, sequence_len, workers, kind, .. } = *self;
         Row { model: model.name, sequence_len, workers, schedule: kind.name(), outcome }
     }
+}
+
+/// Two runs of one model over the same text that do not end with the same loss.
+#[must_use]
+pub fn disagreeing(rows: &[Row]) -> Option<[&Row; 2]> {
+    let loss = |row: &Row| row.outcome.as_ref().ok().map(|figures| figures.loss.to_bits());
+    let differ = |one: &Row, other: &Row| {
+        (one.model, one.sequence_len) == (other.model, other.sequence_len)
+            && loss(one).is_some_and(|bits| loss(other).is_some_and(|other| other != bits))
+    };
+    let first_of = |row| rows.iter().find(|other| differ(row, other)).map(|other| [row, other]);
+    rows.iter().find_map(first_of)
 }
 
 #[cfg(test)]
