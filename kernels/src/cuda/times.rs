@@ -9,7 +9,7 @@ use super::device::{Product, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    ForwardEpilogue, LinearGradient, MatrixShape, Norm, Rows, View, ViewMut,
+    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, Rows, Turn, View, ViewMut,
 };
 
 /// The sizes of what is timed.
@@ -69,10 +69,21 @@ impl Work {
         Self { bytes, flop: 0.0 }
     }
 
-    /// The longer of the two: they go on at the same time.
-    fn floor_s(&self, rates: &Rates) -> f64 {
-        (self.bytes as f64 / rates.bytes_per_s).max(self.flop / rates.flop_per_s)
+    /// The longer of the two, which go on at the same time, and which it is.
+    fn floor_s(&self, rates: &Rates) -> (f64, Bound) {
+        let moved = self.bytes as f64 / rates.bytes_per_s;
+        let multiplied = self.flop / rates.flop_per_s;
+        if multiplied > moved { (multiplied, Bound::Arithmetic) } else { (moved, Bound::Memory) }
     }
+}
+
+/// What an operation's floor follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The bytes that it moves.
+    Memory,
+    /// Its products.
+    Arithmetic,
 }
 
 /// An operation.
@@ -84,6 +95,8 @@ pub struct OperationTime {
     pub us: f64,
     /// What it takes at least.
     pub floor_us: f64,
+    /// What that follows from.
+    pub bound: Bound,
     /// What the fastest algorithm of the library takes, if this is a product and there are several.
     pub fastest_us: Option<f64>,
 }
@@ -109,7 +122,9 @@ pub fn measure<D: Timed>(
 ) -> Result<(Rates, Vec<OperationTime>), TimeError> {
     let rates = Rates { bytes_per_s: copy(stand, sizes)?, flop_per_s: product(stand, sizes)? };
     let mut table = Table { stand, sizes, rates, rows: Vec::new() };
+    table.embedding()?;
     table.norm()?;
+    table.rotation()?;
     table.activations()?;
     table.optimizer()?;
     table.linear()?;
@@ -168,9 +183,9 @@ impl<D: Timed> Table<'_, D> {
         operation: impl FnMut(&CudaBackend<D>),
     ) -> Result<(), DeviceFault> {
         let us = 1e6 * self.stand.seconds(operation)?;
-        let floor_us = 1e6 * work.floor_s(&self.rates);
-        let name = name.into();
-        self.rows.push(OperationTime { name, us, floor_us, fastest_us: None });
+        let (floor_s, bound) = work.floor_s(&self.rates);
+        let (name, floor_us) = (name.into(), 1e6 * floor_s);
+        self.rows.push(OperationTime { name, us, floor_us, bound, fastest_us: None });
         Ok(())
     }
 
@@ -200,6 +215,44 @@ impl<D: Timed> Table<'_, D> {
             let (skip, weight, partials) = (Some(&y), view(&weight), &mut partials);
             let (x, dx) = (&x, &mut dx);
             device.norm_backward_input(norm, rows, x, skip, weight, &statistics, dx, partials);
+        })?;
+        Ok(())
+    }
+
+    fn embedding(&mut self) -> Result<(), TimeError> {
+        let Sizes { sequence_len, width, vocabulary, .. } = self.sizes;
+        let (count, len) = (self.sizes.rows(), vocabulary * width);
+        let tokens: Vec<u32> = (0..count).map(|row| (7 * row % vocabulary) as u32).collect();
+        let (mut table, mut out) = (self.floats(len)?, self.rows_of(width)?);
+        let read = Work::of_bytes(4 * count * width + self.row_bytes(width));
+        self.time("embed F", read, |device| {
+            let table = View::new(&table, 0..len);
+            device.embed_forward(sequence_len, &tokens, table, None, &mut out);
+        })?;
+        let written = Work::of_bytes(4 * len + self.row_bytes(width));
+        self.time("embed W", written, |device| {
+            let to = EmbedGradient { buffer: &mut table, tokens: 0..len, positions: None };
+            device.embed_backward_weights(sequence_len, &tokens, &out, to, Accumulate::Start);
+        })?;
+        Ok(())
+    }
+
+    /// Queries and keys, with heads of 64.
+    fn rotation(&mut self) -> Result<(), TimeError> {
+        const HEAD_WIDTH: usize = 64;
+        let Sizes { sequences, sequence_len, width, .. } = self.sizes;
+        let heads = width / HEAD_WIDTH;
+        let shape = AttentionShape {
+            sequences,
+            sequence_len,
+            heads,
+            kv_heads: heads,
+            head_width: HEAD_WIDTH,
+        };
+        let angles = self.floats(sequence_len * HEAD_WIDTH)?;
+        let mut qkv = self.rows_of(shape.qkv_width())?;
+        self.time("rotate", Work::of_bytes(4 * self.row_bytes(width)), |device| {
+            device.rotate(shape, &angles, Turn::Forward, &mut qkv);
         })?;
         Ok(())
     }

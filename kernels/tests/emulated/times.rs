@@ -6,7 +6,7 @@ use std::time::Instant;
 use zbelastic_kernels::cuda::DeviceFault;
 use zbelastic_kernels::cuda::device::{Device, Product};
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{Sizes, Stand, TimeError, Timed, measure};
+use zbelastic_kernels::cuda::times::{Bound, Sizes, Stand, TimeError, Timed, measure};
 
 use crate::device::{Emulated, Order};
 
@@ -55,11 +55,22 @@ fn every_operation_is_timed_beside_a_floor() {
         for (name, pass) in of_blocks.into_iter().flatten() {
             assert!(names.contains(&format!("{name} {pass}").as_str()), "{names:?}");
         }
-        for name in
-            ["norm F", "swiglu B", "adamw commit", "head B", "attention 64 F", "attention 128 B"]
-        {
+        let others = [
+            "embed F",
+            "embed W",
+            "norm F",
+            "rotate",
+            "swiglu B",
+            "adamw commit",
+            "head B",
+            "attention 64 F",
+            "attention 128 B",
+        ];
+        for name in others {
             assert!(names.contains(&name), "{names:?}");
         }
+        let moved = rows.iter().find(|row| row.name == "rotate").expect("it is there");
+        assert_eq!(moved.bound, Bound::Memory, "nothing is multiplied with a matrix");
         assert!(rows.iter().all(|row| row.us > 0.0 && row.floor_us > 0.0), "{rows:?}");
         // Five numbers of four bytes are read and written of each weight.
         let commit = rows.iter().find(|row| row.name == "adamw commit").expect("it is there");

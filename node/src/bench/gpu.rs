@@ -4,6 +4,7 @@
 //! plain copy and a large product reach, each operation beside the floor that follows from these two, and
 //! whole steps of models with one worker on the device and with several.
 
+mod goals;
 mod models;
 
 use std::io::Write;
@@ -16,7 +17,7 @@ use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
 use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{OperationTime, Rates, Sizes, Stand, measure};
+use zbelastic_kernels::cuda::times::{Bound, OperationTime, Rates, Sizes, Stand, measure};
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 
 use super::out_of_resource;
@@ -49,6 +50,7 @@ struct OfType {
     flop_per_s: f64,
     operations: Vec<Operation>,
     models: Vec<models::Row>,
+    goals: Vec<goals::Goal>,
 }
 
 /// What an operation took, and takes at least.
@@ -57,6 +59,9 @@ struct Operation {
     name: String,
     us: f64,
     floor_us: f64,
+    /// What the floor follows from.
+    #[serde(serialize_with = "bound_name")]
+    bound: Bound,
     /// Of a product: what the fastest of the library's algorithms takes, split sums among them.
     fastest_us: Option<f64>,
 }
@@ -147,10 +152,11 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let measured = measure(&stand, Sizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
     drop(stand);
     let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
-    let operation = |OperationTime { name, us, floor_us, fastest_us }| Operation {
+    let operation = |OperationTime { name, us, floor_us, bound, fastest_us }| Operation {
         name,
         us,
         floor_us,
+        bound,
         fastest_us,
     };
     let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
@@ -178,7 +184,10 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         rows.push(row);
     }
     agree(&rows, precision)?;
-    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows })
+    let goals = goals::goals(&operations, &rows);
+    tell.line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
+    goals.iter().try_for_each(|goal| tell.line(&goal.line()))?;
+    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows, goals })
 }
 
 /// However many workers train a model and whatever their schedule, the bits are the same.
@@ -202,10 +211,17 @@ fn operation_line([name, us, floor_us, share, of_fastest]: [&str; 5]) -> String 
     format!("{name:<18} {us:>10} {floor_us:>10} {share:>7} {of_fastest:>17}")
 }
 
+fn bound_name<S: serde::Serializer>(bound: &Bound, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(match bound {
+        Bound::Memory => "memory",
+        Bound::Arithmetic => "arithmetic",
+    })
+}
+
 /// What it took, its floor, and of the time that it took the shares of its floor and of the library's
 /// fastest algorithm.
 fn line_of_operation(operation: &Operation) -> String {
-    let Operation { name, us, floor_us, fastest_us } = operation;
+    let Operation { name, us, floor_us, fastest_us, .. } = operation;
     let share = |of: &f64| format!("{:.0}%", 100.0 * of / us);
     let fastest = fastest_us.as_ref().map(share).unwrap_or_default();
     let columns = [format!("{us:.1}"), format!("{floor_us:.1}"), share(floor_us), fastest];
@@ -243,6 +259,7 @@ mod tests {
             name: "up F".to_owned(),
             us: 80.0,
             floor_us: 60.0,
+            bound: Bound::Arithmetic,
             fastest_us,
         };
         let line = line_of_operation(&operation(Some(76.0)));

@@ -1,0 +1,188 @@
+//! What is aimed at on one device, and what was measured.
+
+use serde::Serialize;
+use zbelastic_kernels::cuda::times::Bound;
+
+use super::Operation;
+use super::models::{Figures, Row};
+
+/// Something that is aimed at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What.
+    pub what: &'static str,
+    /// What it should be.
+    pub aim: Aim,
+    /// What it is; none if nothing that tells was run.
+    pub measured: Option<f64>,
+}
+
+/// A limit, and the side of it that is good.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// As much, or more.
+    AtLeast(f64),
+    /// As much, or less.
+    AtMost(f64),
+}
+
+impl Goal {
+    /// Whether it is reached, if it was measured.
+    #[must_use]
+    pub fn is_reached(&self) -> Option<bool> {
+        self.measured.map(|measured| match self.aim {
+            Aim::AtLeast(limit) => measured >= limit,
+            Aim::AtMost(limit) => measured <= limit,
+        })
+    }
+
+    /// A line for a person.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let (word, limit) = match self.aim {
+            Aim::AtLeast(limit) => (">=", limit),
+            Aim::AtMost(limit) => ("<=", limit),
+        };
+        let measured = self.measured.map_or_else(|| "-".to_owned(), |x| format!("{x:.3}"));
+        let verdict = match self.is_reached() {
+            Some(true) => "reached",
+            Some(false) => "missed",
+            None => "not measured",
+        };
+        format!("{:<64} {measured:>8} {word} {limit:<5} {verdict}", self.what)
+    }
+}
+
+/// All of them, of one type of activations. Tokens a second beside PyTorch's are told by the script that
+/// runs it.
+#[must_use]
+pub fn goals(operations: &[Operation], rows: &[Row]) -> Vec<Goal> {
+    let goal = |what, aim, measured| Goal { what, aim, measured };
+    let mfu = best(rows, |row| row.model == "llama-1b" && row.sequence_len == 4096, |run| run.mfu);
+    vec![
+        goal(
+            "products: share of cublasLt's fastest, the worst",
+            Aim::AtLeast(0.95),
+            products(operations),
+        ),
+        goal(
+            "norms, rotation, activations, AdamW: share of a copy, the worst",
+            Aim::AtLeast(0.8),
+            memory_bound(operations),
+        ),
+        goal("llama-1b, 4096 tokens: share of the product's rate", Aim::AtLeast(0.5), mfu),
+        goal("four workers over one, the worst", Aim::AtLeast(0.9), four_over_one(rows)),
+        goal("candidate and commit over AdamW in place", Aim::AtMost(1.6), optimism(operations)),
+        goal(
+            "what optimism adds, of a step of gpt2-124m",
+            Aim::AtMost(0.01),
+            optimism_of_step(operations, rows),
+        ),
+    ]
+}
+
+fn least(shares: impl Iterator<Item = f64>) -> Option<f64> {
+    shares.reduce(f64::min)
+}
+
+fn products(operations: &[Operation]) -> Option<f64> {
+    least(operations.iter().filter_map(|row| Some(row.fastest_us? / row.us)))
+}
+
+/// Norms, the rotation, activations and the optimizer. Embeddings go where tokens say, and attention and
+/// the head are no passes over memory even where that is what they take at least.
+const OTHERWISE: [&str; 3] = ["embed", "attention", "head"];
+
+fn memory_bound(operations: &[Operation]) -> Option<f64> {
+    let is_pass = |row: &&Operation| !OTHERWISE.iter().any(|name| row.name.starts_with(name));
+    let bound = operations.iter().filter(|row| row.bound == Bound::Memory && is_pass(row));
+    least(bound.map(|row| row.floor_us / row.us))
+}
+
+fn best(rows: &[Row], is_it: impl Fn(&Row) -> bool, of: fn(&Figures) -> f64) -> Option<f64> {
+    let runs = rows.iter().filter(|row| row.workers == 1 && is_it(row));
+    runs.filter_map(|row| row.outcome.as_ref().ok().map(of)).reduce(f64::max)
+}
+
+/// The same model, text and schedule by four workers and by one.
+fn four_over_one(rows: &[Row]) -> Option<f64> {
+    let alone = |four: &Row| {
+        let of = |row: &&Row| {
+            (row.workers, row.model, row.sequence_len, row.schedule)
+                == (1, four.model, four.sequence_len, four.schedule)
+        };
+        rows.iter().find(of)?.outcome.as_ref().ok()
+    };
+    let ratio =
+        |four: &Row| Some(four.outcome.as_ref().ok()?.tokens_per_s / alone(four)?.tokens_per_s);
+    least(rows.iter().filter(|row| row.workers == 4).filter_map(ratio))
+}
+
+fn us_of(operations: &[Operation], name: &str) -> Option<f64> {
+    operations.iter().find(|row| row.name == name).map(|row| row.us)
+}
+
+fn halves_us(operations: &[Operation]) -> Option<f64> {
+    Some(us_of(operations, "adamw candidate")? + us_of(operations, "adamw commit")?)
+}
+
+fn optimism(operations: &[Operation]) -> Option<f64> {
+    Some(halves_us(operations)? / us_of(operations, "adamw in place")?)
+}
+
+fn optimism_of_step(operations: &[Operation], rows: &[Row]) -> Option<f64> {
+    let added_us = halves_us(operations)? - us_of(operations, "adamw in place")?;
+    let is_it = |row: &Row| row.model == "gpt2-124m";
+    let slowest_first = best(rows, is_it, |run| -run.step_ms)?;
+    Some(1e-3 * added_us / -slowest_first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(name: &str, bound: Bound, us: [f64; 2], fastest_us: Option<f64>) -> Operation {
+        let [us, floor_us] = us;
+        Operation { name: name.to_owned(), us, floor_us, bound, fastest_us }
+    }
+
+    fn row(model: &'static str, workers: u32, tokens_per_s: f64, mfu: f64) -> Row {
+        let figures = Figures { step_ms: 100.0, tokens_per_s, mfu, bubble: 0.0, loss: 3.0 };
+        Row { model, sequence_len: 4096, workers, schedule: "zb-h1", outcome: Ok(figures) }
+    }
+
+    #[test]
+    fn the_worst_of_each_kind_counts() {
+        let operations = [
+            operation("up F", Bound::Arithmetic, [100.0, 50.0], Some(97.0)),
+            operation("up W", Bound::Arithmetic, [100.0, 50.0], Some(90.0)),
+            operation("norm F", Bound::Memory, [10.0, 9.0], None),
+            operation("embed W", Bound::Memory, [10.0, 1.0], None),
+            operation("adamw candidate", Bound::Memory, [2000.0, 1800.0], None),
+            operation("adamw commit", Bound::Memory, [1000.0, 850.0], None),
+            operation("adamw in place", Bound::Memory, [2000.0, 1700.0], None),
+        ];
+        let rows = [
+            row("llama-1b", 1, 1000.0, 0.55),
+            row("llama-1b", 4, 850.0, 0.45),
+            row("gpt2-124m", 1, 2000.0, 0.4),
+            row("gpt2-124m", 4, 1950.0, 0.4),
+        ];
+        let goals = goals(&operations, &rows);
+        let measured: Vec<f64> = goals.iter().map(|goal| goal.measured.expect("it was")).collect();
+        assert_eq!(measured, [0.9, 0.85, 0.55, 0.85, 1.5, 0.01]);
+        let reached: Vec<_> = goals.iter().filter_map(Goal::is_reached).collect();
+        assert_eq!(reached, [false, true, true, false, true, true]);
+        assert!(goals[0].line().ends_with("0.900 >= 0.95  missed"), "{}", goals[0].line());
+    }
+
+    #[test]
+    fn what_was_not_run_is_not_measured() {
+        let did_not_fit =
+            Row { outcome: Err("no room".to_owned()), ..row("llama-1b", 4, 0.0, 0.0) };
+        let goals = goals(&[], &[row("tiny", 1, 1.0, 0.1), did_not_fit]);
+        assert!(goals.iter().all(|goal| goal.is_reached().is_none()), "{goals:?}");
+        assert!(goals[0].line().ends_with("not measured"));
+    }
+}
