@@ -25,6 +25,14 @@ typedef unsigned long long u64;
     type *name = reinterpret_cast<type *>(shared_raw)
 #endif
 
+#ifndef EMULATED
+DEVICE u64 device_clock_ns() {
+    u64 ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+#endif
+
 // A bfloat16 in memory.
 struct bf16 {
     u16 bits;

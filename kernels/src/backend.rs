@@ -331,6 +331,23 @@ pub trait Backend {
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: View<'_, Self::Buffer>, to: ViewMut<'_, Self::Buffer>);
 
+    /// Whether operations are told here and done later: then only [`Self::stamp`] knows when.
+    fn is_behind(&self) -> bool {
+        false
+    }
+
+    /// Notes the moment when everything told before is done, by the device's own clock. False if it was
+    /// not noted: too many wait to be read, or operations are done when they return.
+    fn stamp(&self) -> bool {
+        false
+    }
+
+    /// The moments noted since this was last asked, in order, in microseconds. Waits for them; fewer than
+    /// were noted if the device failed.
+    fn stamps(&self) -> Vec<f64> {
+        Vec::new()
+    }
+
     /// A matrix of zeros.
     ///
     /// # Errors

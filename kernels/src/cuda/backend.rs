@@ -14,6 +14,7 @@ use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::source::Precision;
+use super::stamps::{self, Stamps};
 use super::{activation, attention, embed, head, linear, norm, optimizer, transfer};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
@@ -27,6 +28,7 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     arena: Arena<D>,
     scratch: Scratch<D>,
     fault: RefCell<Option<DeviceFault>>,
+    stamps: Stamps,
 }
 
 /// A matrix in the type that products read, in row-major order.
@@ -40,7 +42,8 @@ impl<D: Device> CudaBackend<D> {
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
         let (arena, scratch) = (Arena::new(), Scratch::new());
-        Self { device, arena, scratch, fault: RefCell::new(None) }
+        let (fault, stamps) = (RefCell::new(None), Stamps::default());
+        Self { device, arena, scratch, fault, stamps }
     }
 
     /// What went wrong first, if anything did.
@@ -151,6 +154,18 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn copy(&self, from: View<'_, CudaBuffer<D>>, to: ViewMut<'_, CudaBuffer<D>>) {
         self.run(|| transfer::copy(self, &from, &to));
+    }
+
+    fn is_behind(&self) -> bool {
+        true
+    }
+
+    fn stamp(&self) -> bool {
+        self.ask(false, || stamps::stamp(self, &self.stamps))
+    }
+
+    fn stamps(&self) -> Vec<f64> {
+        self.ask(Vec::new(), || stamps::read(self, &self.stamps))
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {

@@ -45,11 +45,12 @@ pub enum Kernel {
     AdamwInPlace,
     SumSquares,
     Fingerprint,
+    Stamp,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -86,6 +87,7 @@ impl Kernel {
         Self::AdamwInPlace,
         Self::SumSquares,
         Self::Fingerprint,
+        Self::Stamp,
     ];
 
     /// Its name and the file it is in.
@@ -127,6 +129,7 @@ impl Kernel {
             Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
             Self::SumSquares => ("sum_squares", File::Optimizer),
             Self::Fingerprint => ("fingerprint", File::Optimizer),
+            Self::Stamp => ("stamp", File::Clock),
         }
     }
 

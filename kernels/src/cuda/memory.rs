@@ -157,9 +157,11 @@ pub(super) enum Slot {
     RowProducts,
     /// What goes back to the host.
     Results,
+    /// Moments by the device's clock.
+    Stamps,
 }
 
-const SLOT_COUNT: usize = 6;
+const SLOT_COUNT: usize = 7;
 
 /// Memory that is reused by one operation after the other. It grows to the largest one's need and
 /// stays, so a step after the first allocates nothing.

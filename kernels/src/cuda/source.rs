@@ -53,6 +53,8 @@ pub enum File {
     Flash,
     /// AdamW, sums of squares, fingerprints.
     Optimizer,
+    /// The device's clock.
+    Clock,
 }
 
 /// What every source begins with.
@@ -60,7 +62,7 @@ pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
 impl File {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Embed,
         Self::Norm,
         Self::Elementwise,
@@ -69,6 +71,7 @@ impl File {
         Self::Attention,
         Self::Flash,
         Self::Optimizer,
+        Self::Clock,
     ];
 
     /// Its name under `kernels/cu/`.
@@ -83,6 +86,7 @@ impl File {
             Self::Attention => "attention.cu",
             Self::Flash => "flash.cu",
             Self::Optimizer => "optimizer.cu",
+            Self::Clock => "clock.cu",
         }
     }
 
@@ -98,6 +102,7 @@ impl File {
             Self::Attention => include_str!("../../cu/attention.cu"),
             Self::Flash => include_str!("../../cu/flash.cu"),
             Self::Optimizer => include_str!("../../cu/optimizer.cu"),
+            Self::Clock => include_str!("../../cu/clock.cu"),
         }
     }
 

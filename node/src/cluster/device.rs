@@ -405,7 +405,7 @@ impl Device {
     /// What layers took since this was last asked, if the host stands at a stage.
     fn layer_times(&self) -> Option<Box<LayerTimes>> {
         let station = self.host.as_ref()?.station()?;
-        station.engine().bench().timer().take().map(Box::new)
+        station.engine().bench().layer_times().map(Box::new)
     }
 
     fn say(&self, output: DeviceOutput) -> Result<(), Over> {

@@ -83,12 +83,12 @@ pub struct Context<'a, B: Backend> {
 impl<B: Backend> Context<'_, B> {
     /// The first layer of a pass begins.
     pub(super) fn begin(&self) {
-        self.timer.inspect(|timer| timer.begin());
+        self.timer.inspect(|timer| timer.begin(self.backend));
     }
 
     /// A layer is done, and the next one begins.
     pub(super) fn pass(&self, kind: LayerKind, part: LayerPart) {
-        self.timer.inspect(|timer| timer.pass(kind, part));
+        self.timer.inspect(|timer| timer.pass(self.backend, kind, part));
     }
 
     fn rows(&self) -> Rows {

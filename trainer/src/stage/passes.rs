@@ -20,8 +20,8 @@ use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerPart, LayerRange, LayerState, LayerTimer, MicrobatchShape, ModelConfig,
-    Recompute, Scratch, Sizes, Space, model_layers, slice_angles,
+    Chunk, Context, LayerPart, LayerRange, LayerState, LayerTimer, LayerTimes, MicrobatchShape,
+    ModelConfig, Recompute, Scratch, Sizes, Space, model_layers, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
@@ -135,10 +135,11 @@ impl<B: Backend> Bench<B> {
         Self { timer, ..self }
     }
 
-    /// What tells how long layers take, if somebody has given it a clock.
+    /// What layers took since this was last asked, if somebody has given it a clock and now is a time to
+    /// tell.
     #[must_use]
-    pub const fn timer(&self) -> &LayerTimer {
-        &self.timer
+    pub fn layer_times(&self) -> Option<LayerTimes> {
+        self.timer.take(&self.backend)
     }
 
     /// The device.
@@ -470,11 +471,11 @@ impl<B: Backend> Bench<B> {
         let config = self.optimizer.clone();
         let update = Update { config: &config, lr, number, clip };
         let timer = std::mem::take(&mut self.timer);
-        timer.begin();
         let (backend, layers) = self.update_layers();
+        timer.begin(backend);
         for layer in layers {
             change(backend, layer, &update);
-            timer.pass(layer.spec.kind, part);
+            timer.pass(backend, layer.spec.kind, part);
         }
         self.timer = timer;
     }

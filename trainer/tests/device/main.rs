@@ -13,6 +13,7 @@ mod compile;
 #[path = "../../../kernels/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
+mod times;
 
 use common::{Cluster, corpus, plan, policy, setup, tiny_model};
 use device::{Emulated, devices};

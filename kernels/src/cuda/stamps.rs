@@ -1,0 +1,49 @@
+//! Moments by the device's own clock, noted in the order of its work and read later.
+
+use std::cell::Cell;
+
+use super::backend::CudaBackend;
+use super::device::Device;
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::memory::Slot;
+
+/// Moments that may wait to be read: two for each layer of each pass of a large step.
+const STAMPS_MAX: usize = 16_384;
+const STAMP_BYTES: usize = 8;
+
+/// How many moments wait to be read.
+#[derive(Default)]
+pub(super) struct Stamps {
+    count: Cell<usize>,
+}
+
+/// Notes the moment when everything told before is done. False if too many wait to be read.
+pub(super) fn stamp<D: Device>(
+    device: &CudaBackend<D>,
+    stamps: &Stamps,
+) -> Result<bool, DeviceFault> {
+    let count = stamps.count.get();
+    if count == STAMPS_MAX {
+        return Ok(false);
+    }
+    let room = device.scratch(Slot::Stamps, STAMPS_MAX * STAMP_BYTES)?;
+    let arguments = Arguments::new().address(room.plus((count * STAMP_BYTES) as u64));
+    device.launch(&Launch::blocks(Kernel::Stamp, [1, 1], 1, arguments))?;
+    stamps.count.set(count + 1);
+    Ok(true)
+}
+
+/// The moments noted since this was last asked, in microseconds. Waits for them.
+pub(super) fn read<D: Device>(
+    device: &CudaBackend<D>,
+    stamps: &Stamps,
+) -> Result<Vec<f64>, DeviceFault> {
+    let mut bytes = vec![0u8; stamps.count.replace(0) * STAMP_BYTES];
+    if !bytes.is_empty() {
+        let room = device.scratch(Slot::Stamps, STAMPS_MAX * STAMP_BYTES)?;
+        device.device().read(room, &mut bytes)?;
+    }
+    let (moments, _) = bytes.as_chunks::<STAMP_BYTES>();
+    Ok(moments.iter().map(|ns| u64::from_le_bytes(*ns) as f64 / 1e3).collect())
+}

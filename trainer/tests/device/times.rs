@@ -1,0 +1,73 @@
+//! Layers on a device that is told what to do and does it later.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::{
+    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, Spent, model_layers,
+};
+use zbelastic_trainer::stage::{Bench, Progress, StageEngine, UpdateOrder, Workbench};
+use zbelastic_types::{StageIndex, Step};
+
+use crate::common::{BATCH, corpus, plan, setup, tiny_model};
+use crate::device::Emulated;
+use crate::two;
+
+/// A whole model's step up to its verdict, by a clock of the host's that nobody may read.
+fn bench_after_a_step(backend: CudaBackend<Emulated>) -> Bench<CudaBackend<Emulated>> {
+    let model = tiny_model(Family::Llama);
+    let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
+    let setup = Arc::new(setup(model, plan, 2));
+    let timer = LayerTimer::new(Box::new(|| unreachable!("the device is behind this clock")));
+    let bench = Bench::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
+    let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
+    while matches!(engine.run_next(), Progress::Ran(_)) {}
+    engine.into_bench()
+}
+
+/// All emulated devices read one clock.
+static CLOCK: Mutex<()> = Mutex::new(());
+
+/// The emulated device's clock goes a microsecond on each time that it is read.
+#[test]
+fn every_layer_is_timed_by_the_clock_of_its_device() {
+    let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some([one, _]) = two(Precision::F32) else { return };
+    let mut bench = bench_after_a_step(one);
+    bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+    let times = bench.layer_times().expect("the first turn is timed");
+    let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
+    for class in LayerClass::ALL {
+        let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;
+        let layers = model_layers(&model).iter().filter(is_it).count() as u32;
+        let check = |part, times_run: u32| {
+            let count = layers * times_run;
+            let spent = Spent { count, us: f64::from(count) };
+            assert_eq!(times.spent(class, part), spent, "{part:?} of {}", class.name());
+        };
+        check(LayerPart::Forward, count);
+        check(LayerPart::InputGradient, count);
+        check(LayerPart::WeightGradient, count);
+        check(LayerPart::Candidate, 1);
+        check(LayerPart::Commit, 0);
+    }
+}
+
+/// Each moment is a little work for a device: most turns go without.
+#[test]
+fn after_the_first_turns_one_of_many_is_timed() {
+    let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some([one, _]) = two(Precision::F32) else { return };
+    let mut bench = bench_after_a_step(one);
+    let mut turn = || {
+        bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+        let times = bench.layer_times();
+        times.map(|times| times.spent(LayerClass::Head, LayerPart::Candidate).count)
+    };
+    let told: Vec<_> = (0..34).map(|_| turn()).collect();
+    let timed: Vec<usize> = (0..34).filter(|turn| told[*turn].is_some()).collect();
+    assert_eq!(timed, [0, 1, 2, 3, 4, 5, 6, 7, 16, 32]);
+    assert!(told.iter().flatten().all(|count| *count == 1), "each time is told once: {told:?}");
+}
