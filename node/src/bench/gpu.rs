@@ -14,13 +14,13 @@ use std::sync::Arc;
 use serde::Serialize;
 use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
-use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::times::{OperationTime, Rates, Sizes, Stand, measure};
-use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
 
 use super::out_of_resource;
 use crate::args::BenchGpuArgs;
+use crate::device::{self, open_failure};
 use crate::failure::{Failure, FailureCode, Stop, cannot_write};
 
 /// Runs of an operation of which the fastest counts.
@@ -106,19 +106,7 @@ impl Tell<'_> {
 }
 
 fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, Failure> {
-    let opened = CudaDevice::open(index, precision, &Cache::of_environment());
-    opened.map(|opened| opened.device).map_err(|error| no_device(&error))
-}
-
-fn no_device(error: &OpenError) -> Failure {
-    Failure::new(FailureCode::OutOfResource, error.to_string())
-}
-
-const fn name_of(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 => "f32",
-        Precision::Bf16 => "bf16",
-    }
+    device::open(index, precision).map_err(|error| open_failure(index, &error))
 }
 
 /// How many behaviours there are, if the devices have them all. What is wrong is told on standard error
@@ -131,7 +119,7 @@ fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Fai
     if failed.is_empty() {
         return Ok(behaviours.len());
     }
-    let (name, count) = (name_of(precision), behaviours.len());
+    let (name, count) = (precision.name(), behaviours.len());
     let what = format!(
         "{} of {count} behaviours do not hold in {name}: {}",
         failed.len(),
@@ -147,7 +135,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
     let operation = |OperationTime { name, us, floor_us }| Operation { name, us, floor_us };
     let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
-    let activations = name_of(precision);
+    let activations = precision.name();
     tell.line(&format!(
         "\n{activations}: a copy {:.0} GB/s, a product {:.0} TFLOP/s",
         bytes_per_s / 1e9,

@@ -148,7 +148,9 @@ impl Run {
         devices: Vec<Arc<D>>,
         (step_count, flop_per_s): (u64, f64),
     ) -> Row {
-        let round = round_on(&Devices(devices), case, self.kind, self.workers, step_count);
+        let opened = devices.into_iter().map(|device| ("the device".to_owned(), device)).collect();
+        let devices = Devices { opened, scratch: None };
+        let round = round_on(&devices, case, self.kind, self.workers, step_count);
         let figures = |seconds: f64, bubble| Figures {
             step_ms: 1e3 * seconds,
             tokens_per_s: case.batch.tokens() as f64 / seconds,
