@@ -132,6 +132,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         checkpoint_every: options.checkpoint_every,
         checkpoints_kept: options.checkpoints_kept,
         attest_every: options.attest_every,
+        device: zbelastic_consensus::class::DeviceKind::Processors,
         stages_max: options.blocks,
         workers_min: 1,
         lost_after_ticks: LOST_AFTER_TICKS,

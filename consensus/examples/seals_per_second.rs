@@ -151,7 +151,11 @@ fn running(step_count: u64) -> State {
     };
     let mut state = State::new(ClusterId(7)).with_credentials([(WORKER, credential)]);
     let spec = Arc::new(spec(step_count));
-    let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+    let resources = Resources {
+        memory: Bytes(1 << 30),
+        speed_permille: 1000,
+        class: zbelastic_consensus::class::DeviceClass::Processors,
+    };
     let admit =
         MemberChange::Admit { node: WORKER, boot: 1, role: Role::Worker, resources, contact };
     let holder = Holder { node: WORKER, incarnation: Incarnation(2) };
@@ -191,6 +195,7 @@ fn spec(step_count: u64) -> JobSpec {
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,
+        device: zbelastic_consensus::class::DeviceKind::Processors,
         stages_max: 1,
         workers_min: 1,
         lost_after_ticks: 100,

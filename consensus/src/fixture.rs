@@ -28,7 +28,11 @@ pub(crate) const LAYERS: u32 = 4;
 pub(crate) const LOST_AFTER_TICKS: u32 = 10;
 /// Ticks that it waits for more workers.
 pub(crate) const SETTLE_TICKS: u32 = 5;
-pub(crate) const RESOURCES: Resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+pub(crate) const RESOURCES: Resources = Resources {
+    memory: Bytes(1 << 30),
+    speed_permille: 1000,
+    class: crate::class::DeviceClass::Processors,
+};
 
 /// Twelve steps of two microbatches, a checkpoint every four of which two are kept, state attested
 /// every three steps.
@@ -52,6 +56,7 @@ pub(crate) fn spec() -> JobSpec {
         checkpoint_every: 4,
         checkpoints_kept: 2,
         attest_every: 3,
+        device: crate::class::DeviceKind::Processors,
         stages_max: 4,
         workers_min: 1,
         lost_after_ticks: LOST_AFTER_TICKS,

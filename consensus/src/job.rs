@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
 
+use crate::class::DeviceKind;
 use crate::history::SEALS_KEPT_MAX;
 use crate::plan::STAGES_MAX;
 use crate::validation::GuardPolicy;
@@ -62,6 +63,9 @@ pub struct JobSpec {
     pub checkpoints_kept: u32,
     /// Owners and copies compare their state's digests at every so many steps; 0 never.
     pub attest_every: u64,
+    /// The kind of devices that it computes on. Its class is that of the first node that has a part in
+    /// it, until it ends.
+    pub device: DeviceKind,
     /// Stages at most.
     pub stages_max: u32,
     /// Workers without which no plan is made.

@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod checkpoint;
+pub mod class;
 pub mod codec;
 pub mod contact;
 pub mod core;

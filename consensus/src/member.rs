@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, Incarnation, NodeId};
 
+use crate::class::DeviceClass;
 use crate::contact::Contact;
 
 /// Members there may be, lost ones included.
@@ -41,6 +42,14 @@ pub struct Resources {
     pub memory: Bytes,
     /// Its speed in thousandths of a reference device's.
     pub speed_permille: u32,
+    /// What it computes on: bits differ between classes.
+    pub class: DeviceClass,
+}
+
+impl Resources {
+    /// What a controller brings.
+    pub const NONE: Self =
+        Self { memory: Bytes(0), speed_permille: 0, class: DeviceClass::Processors };
 }
 
 /// Why a member is not one any more.

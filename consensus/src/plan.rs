@@ -285,6 +285,12 @@ pub enum PlanRefusal {
         /// Entries about copies.
         copies: usize,
     },
+    /// A holder computes on other devices than the job: its bits would differ.
+    #[error("{holder} computes on other devices than the job")]
+    Class {
+        /// Who.
+        holder: Holder,
+    },
     /// A holder is not a live worker, or stands at two stages.
     #[error("{holder} cannot stand at a stage")]
     Holder {

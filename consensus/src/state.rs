@@ -5,6 +5,7 @@
 
 mod access;
 mod apply;
+mod classes;
 mod job;
 mod plans;
 mod refusal;
@@ -15,10 +16,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Bytes, ClusterId, Generation, Incarnation, NodeId, Step};
+use zbelastic_types::{ClusterId, Generation, Incarnation, NodeId, Step};
 
 use crate::access::Access;
 use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
+use crate::class::DeviceClass;
 use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::history::History;
@@ -65,6 +67,8 @@ pub struct State {
     /// The last entry that changed who is reached where.
     contacts_index: u64,
     job: Option<Job>,
+    /// What the job's first plan computed on.
+    class: Option<DeviceClass>,
     plan: Option<PlanState>,
     next: Option<Arc<PlanRecord>>,
     /// The highest number given to a plan.
@@ -89,6 +93,7 @@ impl State {
             access: Access::default(),
             contacts_index: 0,
             job: None,
+            class: None,
             plan: None,
             next: None,
             generation: Generation(0),
@@ -107,7 +112,7 @@ impl State {
         mut self,
         controllers: impl IntoIterator<Item = (NodeId, Contact)>,
     ) -> Self {
-        let resources = Resources { memory: Bytes(0), speed_permille: 0 };
+        let resources = Resources::NONE;
         for (node, contact) in controllers {
             self.access.reserve(node);
             let controller = Member {

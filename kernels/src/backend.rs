@@ -17,6 +17,8 @@
 use std::ops::Range;
 
 pub use crate::allocate::AllocateError;
+use crate::fault::DeviceFault;
+use crate::sizes::ByteCounts;
 
 /// Part of a buffer, to be read.
 #[derive(Debug)]
@@ -288,11 +290,17 @@ pub struct MatrixPart<'a, M> {
 }
 
 /// A device that holds tensors and does arithmetic on them.
-pub trait Backend {
+pub trait Backend: ByteCounts {
     /// A run of 32-bit floats in the device's memory.
     type Buffer;
     /// A linear layer's matrix in the form in which products read it.
     type Matrix;
+
+    /// What ended the device, if anything did. Nothing that is read from then on is a result: whoever
+    /// passes on what was computed asks first.
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
 
     /// A buffer of `len` zeros.
     ///
@@ -353,17 +361,6 @@ pub trait Backend {
     /// # Errors
     /// If the device's memory does not hold it.
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
-
-    /// Bytes a matrix of this shape takes beside its parameters.
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64;
-
-    /// Bytes a buffer of `len` floats takes.
-    fn buffer_bytes(&self, len: usize) -> u64;
-
-    /// Bytes a buffer of `len` activations takes.
-    fn rows_bytes(&self, len: usize) -> u64 {
-        self.buffer_bytes(len)
-    }
 
     /// Brings `from`, `outputs` by `inputs` in row-major order, into the form products read.
     fn load_matrix(&self, from: View<'_, Self::Buffer>, to: &mut Self::Matrix);

@@ -22,6 +22,7 @@ mod shared;
 mod threads;
 
 pub use attention::HEAD_WIDTH_MAX;
+pub(crate) use backend::matrix_bytes;
 pub use backend::{CpuBackend, CpuMatrix};
 pub use buffer::CpuBuffer;
 pub use lanes::InstructionSet;

@@ -29,6 +29,7 @@ mod listing;
 mod memory;
 mod norm;
 mod optimizer;
+mod probe;
 mod products;
 pub mod source;
 mod stamps;
@@ -39,10 +40,11 @@ pub use architecture::Architecture;
 pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};
 pub use backend::{CudaBackend, CudaMatrix};
 pub use clock::Mark;
-pub use driver::{CudaDevice, Opened};
+pub use driver::{CudaDevice, MemoryInfo, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
 };
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
+pub use probe::{Probe, probe};
 pub use products::Pin;

@@ -12,7 +12,10 @@ pub mod conformance;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod fault;
+mod precision;
 pub mod reference;
+mod sizes;
 
 pub use backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
@@ -20,3 +23,6 @@ pub use backend::{
     NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
+pub use fault::DeviceFault;
+pub use precision::Precision;
+pub use sizes::{ByteCounts, DeviceSizes};

@@ -3,6 +3,7 @@
 
 mod address;
 mod client;
+mod device;
 mod doctor;
 mod membership;
 mod operate;
@@ -14,10 +15,11 @@ mod tests;
 
 pub use address::{Address, AddressError, AddressList, PORT_DEFAULT};
 pub use client::{ClientArgs, FolderArgs, ReadArgs};
+pub use device::{Device, DeviceError, DeviceList};
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
-    ClusterCommand, Device, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs,
-    RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
+    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs, RecoverArgs,
+    RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
 };
 pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, StopArgs};
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
@@ -134,6 +136,7 @@ const TRAIN_EXAMPLES: &str = "\
 Examples:
   zbelastic train --steps 100
   zbelastic train run.toml --workers 4 --schedule zb-h1 --window 1
+  zbelastic train run.toml --device cuda:0,cuda:1 --set train.precision=bf16
   zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
   zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
 
@@ -163,6 +166,10 @@ pub struct TrainArgs {
     /// Workers, each a stage of the pipeline [default: 4, or fewer if the model has fewer layers].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
     pub workers: Option<u32>,
+    /// What workers compute on: cpu, or NVIDIA devices by number, dealt out to stages in turn, as in
+    /// cuda:0 or cuda:0,cuda:1 [default: cpu, or cuda:0 if train.device says so].
+    #[arg(long, value_name = "DEVICE,...", value_parser = DeviceList::parse)]
+    pub device: Option<DeviceList>,
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,

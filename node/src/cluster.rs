@@ -9,6 +9,7 @@
 mod again;
 mod breaches;
 pub mod chronicle;
+pub mod compute;
 mod controller;
 pub mod data;
 pub mod device;
@@ -19,6 +20,7 @@ pub mod frames;
 pub mod home;
 pub mod journal;
 mod keeper;
+mod means;
 mod moves;
 mod own_address;
 mod pace;
@@ -42,27 +44,27 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tokio::runtime::Runtime;
-use zbelastic_consensus::member::Resources;
 use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
     UnixSeconds, check_permissions, join_cluster, random_number,
 };
 use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
-use zbelastic_types::{Bytes, ClusterId, NodeId};
+use zbelastic_types::{ClusterId, NodeId};
 
 use crate::api::MemberRole;
 use crate::api::client::{ClientError, Exchange};
-use crate::args::{AddressList, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
+use crate::args::{AddressList, Device, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
 use crate::commands::doctor::{self, DialOutcome, Outside};
 use crate::commands::token::find_token;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, Stop};
-use crate::machine;
 use again::Beginner;
+use compute::Cores;
 use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
-use start::{Node, WorkerMeans, by_node, load_credentials, run_controller, run_worker};
+use means::{means, probe_of, threads_of};
+use start::{Node, by_node, load_credentials, run_controller, run_worker};
 use threads::runtime;
 
 /// The port, if nothing is said.
@@ -198,6 +200,7 @@ fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), 
 /// # Errors
 /// If it cannot start, or ends other than in order.
 pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
+    let probe = probe_of(args)?;
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     let identity = folder.identity();
@@ -217,26 +220,16 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
         return serve_controller(folder, home);
     }
     let credentials = load_credentials(&identity, &home)?;
-    let means = means(args);
+    let (means, threads) = (means(args, probe.as_ref()), threads_of(args));
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
         let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
-        run_worker(node, means).await
+        match args.device {
+            Device::Cpu => run_worker(node, means, Cores { threads }).await,
+            Device::Cuda(index) => run_worker(node, means, compute::cuda(index)).await,
+        }
     })?;
     ended(ending)
-}
-
-fn means(args: &JoinArgs) -> WorkerMeans {
-    let threads = args.threads.map_or_else(machine::core_count, |threads| threads as usize);
-    let memory = args.memory.or_else(machine::memory_total).unwrap_or(Bytes(0));
-    let speed_permille = 1000 * u32::try_from(threads).unwrap_or(1);
-    let data_paths = args.data_path.clone();
-    WorkerMeans {
-        resources: Resources { memory, speed_permille },
-        threads,
-        data_paths,
-        spot: args.spot,
-    }
 }
 
 /// Becomes a member with a token.

@@ -8,6 +8,7 @@
 //! `key.rs`. This module reads files and decides nothing about a run that is not in them: which
 //! schedule `auto` becomes is the planner's question.
 
+mod arithmetic;
 mod asynchronous;
 mod build;
 mod effective;
@@ -33,6 +34,7 @@ mod value;
 mod wording;
 mod words;
 
+pub use arithmetic::{ArithmeticConfig, DeviceKind, PrecisionChoice};
 pub use asynchronous::{AsyncConfig, PipeDreamSync};
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Fallback, Key, SECTIONS, Spec};
@@ -84,6 +86,9 @@ pub struct RunConfig {
     pub seed: u64,
     /// Evaluate after every so many steps; 0 only after the last.
     pub evaluate_every: u64,
+    /// What it computes on, and in which type.
+    #[serde(default)]
+    pub arithmetic: ArithmeticConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// Which steps are taken.

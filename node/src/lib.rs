@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod data_folder;
+pub mod device;
 pub mod failure;
 pub mod machine;
 pub mod notice;

@@ -14,6 +14,7 @@ mod events;
 mod folder;
 pub mod interrupt;
 pub mod line;
+pub mod machines;
 pub mod mail;
 pub mod news;
 pub mod outfit;
@@ -27,23 +28,28 @@ mod worker;
 
 use std::fs;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
-use zbelastic_types::{Bytes, StageIndex};
+use zbelastic_types::StageIndex;
 
-use crate::args::TrainArgs;
+use crate::args::{DeviceList, TrainArgs};
 use crate::cluster::document::{DataName, JobDocument};
 use crate::config::{OffloadStore, RunConfig, WeightSource};
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine;
 use crate::second_store::SECOND_STORE;
+use coordinator::Outcome;
+use devices::Devices;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;
+use machines::Machines;
+use news::News;
 use outfit::Processors;
 use prepare::{PlanOfRun, Prepared, prepare};
 use processes::{Submission, Told};
@@ -72,7 +78,13 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
 fn config_with_command(prepared: &Prepared) -> String {
     let (workers, threads) = (prepared.worker_count, prepared.job.threads);
     let config = prepared.config.effective();
-    format!("# zbelastic train config.toml --workers {workers} --threads {threads}\n{config}")
+    let device = match prepared.machines.indices() {
+        none if none.is_empty() => String::new(),
+        indices => format!(" --device {}", DeviceList::Cuda(indices)),
+    };
+    format!(
+        "# zbelastic train config.toml --workers {workers} --threads {threads}{device}\n{config}"
+    )
 }
 
 fn train_into(
@@ -102,8 +114,7 @@ fn train_into(
         }
         PlanOfRun::Synchronous(_) if in_threads => {
             let scratch = scratch(&prepared.config, &reporter.folder_path());
-            let outfit = Processors { threads: prepared.job.threads, scratch };
-            cluster::train_on(&outfit, &prepared.job, &mut |news| reporter.observe(news))
+            train_in_threads(prepared, scratch, &mut |news| reporter.observe(news))
         }
         PlanOfRun::Synchronous(_) => {
             let submission = submission(prepared)?;
@@ -129,6 +140,27 @@ fn train_into(
     match stop {
         Some(stop) => Err(stop),
         None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
+    }
+}
+
+/// Trains in this process, on what was named.
+fn train_in_threads(
+    prepared: &Prepared,
+    scratch: Option<PathBuf>,
+    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    let job = &prepared.job;
+    match &prepared.machines {
+        Machines::Processors => {
+            let outfit = Processors { threads: job.threads, scratch };
+            cluster::train_on(&outfit, job, observe)
+        }
+        Machines::Devices(_) => {
+            let precision = prepared.config.arithmetic.precision();
+            let indices = prepared.machines.indices();
+            let opened = Devices::open(&indices, prepared.worker_count, precision)?;
+            cluster::train_on(&Devices { opened, scratch }, job, observe)
+        }
     }
 }
 
@@ -170,10 +202,15 @@ fn exit_code(is_interrupted: bool) -> ExitCode {
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
-    let Prepared { config, plan, worker_count, job, .. } = prepared;
+    let Prepared { config, plan, worker_count, machines, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
-    let peak_flop_per_s = machine::peak_flop_per_s(threads, PEAK_RUN)
-        .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
+    let peak_flop_per_s = match machines {
+        Machines::Processors => machine::peak_flop_per_s(threads, PEAK_RUN)
+            .map(Some)
+            .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?,
+        // `bench gpu` measures it, in seconds.
+        Machines::Devices(_) => None,
+    };
     let sizes = plan.memory().iter().map(|memory| memory.total());
     let stages = (0..*worker_count).map(StageIndex);
     let fullest = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("there is a stage");
@@ -182,11 +219,6 @@ fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,
         fullest,
-        bytes_max: config.stage_bytes_max.or_else(|| share_of_memory(*worker_count)),
+        bytes_max: config.stage_bytes_max.or_else(|| machines.share(*worker_count)),
     })
-}
-
-/// What a stage may take if all take the same, for they share the machine.
-fn share_of_memory(worker_count: u32) -> Option<Bytes> {
-    machine::memory_total().map(|total| Bytes(total.0 / u64::from(worker_count)))
 }

@@ -9,12 +9,12 @@ mod image;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::AllocateError;
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
-pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeStore, memory_stores};
+pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore, memory_stores};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest};
 
 /// A layer's gradient on its way to who keeps the layer's copy.
@@ -83,6 +83,11 @@ pub trait ComputeModel {
     type Workbench: Workbench;
     /// A copy of a layer.
     type Copy: LayerCopy;
+
+    /// What ended the device, if anything did: neither stages nor copies have results any more.
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
 
     /// A layer before the first step.
     fn initial(&self, layer: LayerId) -> LayerImage;

@@ -25,6 +25,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, Order};
+use zbelastic_kernels::DeviceFault;
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
@@ -188,9 +189,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         Ok(())
     }
 
-    /// What to do, in order, until nothing is left.
+    /// What to do, in order, until nothing is left. Everything that leaves a worker leaves here, and
+    /// nothing does once its device has given up: what is read then is no result.
     pub fn poll_output(&mut self) -> Option<HostOutput> {
+        if self.fault().is_some() {
+            self.outbox.clear();
+        }
         self.outbox.pop_front()
+    }
+
+    /// What ended the device, if anything did. Only another process may go on.
+    #[must_use]
+    pub fn fault(&self) -> Option<DeviceFault> {
+        self.model.fault()
     }
 
     /// Runs the next operation of the stage, if there is one that can run.

@@ -7,6 +7,7 @@
 mod chunk;
 mod config;
 mod initial;
+mod layer_bytes;
 mod layer_times;
 mod layers;
 mod parts;
@@ -19,6 +20,7 @@ mod tensors;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::initial_weights;
+pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Spent};
 pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};

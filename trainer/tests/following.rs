@@ -69,7 +69,7 @@ impl ComputeModel for Tight {
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
         match self.is_full.get() {
-            true => Err(AllocateError { bytes: 4 * image.w.len() as u64, free_bytes: None }),
+            true => Err(AllocateError::of_bytes(4 * image.w.len() as u64)),
             false => self.model.copy(image),
         }
     }
@@ -135,6 +135,7 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,
+        device: zbelastic_consensus::class::DeviceKind::Processors,
         stages_max: 1,
     };
     let turn = Turn { generation: plan.generation, attempt: Attempt(0), step: plan.from_step };

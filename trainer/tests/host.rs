@@ -61,6 +61,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 0,
+        device: zbelastic_consensus::class::DeviceKind::Processors,
         stages_max: STAGES,
         workers_min: 1,
         lost_after_ticks: 100,

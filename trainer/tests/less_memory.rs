@@ -260,6 +260,7 @@ fn a_store_that_fails_is_told_and_asked_again() {
             Progress::Failed(error) => failures.push(error),
             Progress::Ran(_) => {}
             Progress::Blocked(_) | Progress::Finished => break,
+            Progress::Faulted(fault) => panic!("{fault}"),
         }
     }
     assert_eq!(failures, [full]);

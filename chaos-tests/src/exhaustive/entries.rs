@@ -39,6 +39,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         checkpoint_every: 0,
         checkpoints_kept: 1,
         attest_every: 1,
+        device: zbelastic_consensus::class::DeviceKind::Processors,
         stages_max: bounds.stages,
         workers_min: 1,
         lost_after_ticks: 1,
@@ -51,7 +52,11 @@ pub(super) const fn clip_norm() -> Option<f64> {
 }
 
 pub(super) fn admit(node: NodeId) -> MemberChange {
-    let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1000 };
+    let resources = Resources {
+        memory: Bytes(1 << 30),
+        speed_permille: 1000,
+        class: zbelastic_consensus::class::DeviceClass::Processors,
+    };
     let contact = Contact::of_node(node);
     MemberChange::Admit { node, boot: 1, role: Role::Worker, resources, contact }
 }

@@ -93,6 +93,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             let activity = match process.host.run_next() {
                 Some(Progress::Ran(activity)) => activity,
                 Some(Progress::Failed(error)) => panic!("memory does not fail: {error}"),
+                Some(Progress::Faulted(fault)) => panic!("processors do not give up: {fault}"),
                 Some(Progress::Blocked(_) | Progress::Finished) | None => return,
             };
             let takes_time = match activity {

@@ -51,7 +51,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             cluster: self.cluster,
             node,
             boot,
-            resources: Resources { memory: Bytes(1 << 30), speed_permille: 1000 },
+            resources: Resources {
+                memory: Bytes(1 << 30),
+                speed_permille: 1000,
+                class: zbelastic_consensus::class::DeviceClass::Processors,
+            },
             contact: Contact::of_node(node),
             controllers: self.controllers_in_use(),
             timing: SEAT_TIMING,

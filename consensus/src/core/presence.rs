@@ -1,7 +1,5 @@
 //! How a controller makes itself known: asks to be admitted, and says where it is reached.
 
-use zbelastic_types::Bytes;
-
 use super::Core;
 use crate::member::{MemberChange, Resources, Role};
 use crate::message::Message;
@@ -30,7 +28,7 @@ impl Core {
         if waiting.tick % ASK_TICKS != 1 {
             return;
         }
-        let resources = Resources { memory: Bytes(0), speed_permille: 0 };
+        let resources = Resources::NONE;
         let (boot, contact) = (waiting.boot, self.setup.contact.clone());
         let join = Message::Join { boot, role: Role::Controller, resources, contact };
         for to in waiting.controllers.clone() {

@@ -532,11 +532,14 @@ fn is_held_at_checkpoint(state: &State) -> bool {
     is_held && state.pending().is_empty() && last == Some(state.open_turn().step)
 }
 
-/// Those who stay, or everybody if nobody does.
+/// Those of the job's class who stay, or all of them if nobody does.
 fn available_workers(state: &State) -> Vec<Holder> {
     let staying = |(_, member): &(Holder, &Member)| member.standing == Standing::Present;
-    let stays: Vec<_> = state.live_workers().filter(staying).map(|(holder, _)| holder).collect();
-    if stays.is_empty() { state.live_workers().map(|(holder, _)| holder).collect() } else { stays }
+    let stays: Vec<_> = state.fitting_workers().filter(staying).map(|(holder, _)| holder).collect();
+    if stays.is_empty() {
+        return state.fitting_workers().map(|(holder, _)| holder).collect();
+    }
+    stays
 }
 
 fn draining_workers(state: &State) -> BTreeSet<Holder> {
@@ -544,12 +547,12 @@ fn draining_workers(state: &State) -> BTreeSet<Holder> {
     state.live_workers().filter(goes).map(|(holder, _)| holder).collect()
 }
 
-/// Workers that stay and have no stage.
+/// Workers of the job's class that stay and have no stage.
 fn spare_workers(state: &State, plan: &PlanRecord) -> impl Iterator<Item = Holder> {
     let is_spare = move |(holder, member): &(Holder, &Member)| {
         member.standing == Standing::Present && !plan.stages.contains(holder)
     };
-    state.live_workers().filter(is_spare).map(|(holder, _)| holder)
+    state.fitting_workers().filter(is_spare).map(|(holder, _)| holder)
 }
 
 fn window_of(spec: &JobSpec, plan: Option<&PlanRecord>, switched: Option<Window>) -> Window {

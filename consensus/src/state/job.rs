@@ -81,6 +81,7 @@ impl State {
             self.let_go();
         }
         self.job = Some(Job { spec, phase: JobPhase::Running });
+        self.class = None;
         self.ledger = Ledger::new(self.generation, Step(0), 0);
         self.history = History::default();
         self.checkpoints.drain(..).map(|checkpoint| checkpoint.version).collect()

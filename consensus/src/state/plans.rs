@@ -17,6 +17,7 @@ impl State {
     pub(super) fn apply_adopt(&mut self, record: PlanRecord) -> Result<Change, EntryRefusal> {
         self.check_adopt(&record)?;
         self.generation = record.generation;
+        self.class = self.class_of_plan(&record).ok();
         let record = Arc::new(record);
         if record.from_step > self.open_turn().step {
             self.next = Some(record.clone());
@@ -49,7 +50,9 @@ impl State {
         if let Some(holder) = record.stages.iter().find(|holder| !is_worker(holder)) {
             return Err(PlanRefusal::Holder { holder: *holder }.into());
         }
-        Ok(record.check(spec)?)
+        record.check(spec)?;
+        self.class_of_plan(record)?;
+        Ok(())
     }
 
     fn load(&mut self, record: Arc<PlanRecord>) {

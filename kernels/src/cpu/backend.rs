@@ -12,6 +12,7 @@ use crate::backend::{
     EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
     NormGradient, Rows, SquareSum, Turn, View, ViewMut,
 };
+use crate::sizes::{ByteCounts, DeviceSizes};
 
 /// Processor cores as a device. Results depend neither on the thread count nor on the instruction
 /// set.
@@ -115,6 +116,25 @@ fn split(
     }
 }
 
+/// Bytes a matrix in the form products read takes.
+pub(crate) fn matrix_bytes(shape: MatrixShape) -> u64 {
+    MatrixPair::packed_len(shape).map(CpuBuffer::bytes).iter().sum()
+}
+
+impl ByteCounts for CpuBackend {
+    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
+        DeviceSizes::Processors.matrix_bytes(shape)
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        DeviceSizes::Processors.buffer_bytes(len)
+    }
+
+    fn rows_bytes(&self, len: usize) -> u64 {
+        DeviceSizes::Processors.rows_bytes(len)
+    }
+}
+
 impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
@@ -141,14 +161,6 @@ impl Backend for CpuBackend {
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
         Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape)?))
-    }
-
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        MatrixPair::packed_len(shape).map(|len| self.buffer_bytes(len)).iter().sum()
-    }
-
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        CpuBuffer::bytes(len)
     }
 
     fn load_matrix(&self, from: View<'_, CpuBuffer>, to: &mut CpuMatrix) {

@@ -50,8 +50,7 @@ impl Arena {
             return Ok(buffer);
         }
         let size = bytes.max(REGION_BYTES_MIN);
-        let region =
-            Arc::new(map(size).ok_or(AllocateError { bytes: bytes as u64, free_bytes: None })?);
+        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(bytes as u64))?);
         let buffer = CpuBuffer::cut(&region, 0, len);
         *current = Some((region, bytes, size));
         Ok(buffer)
@@ -88,8 +87,7 @@ impl CpuBuffer {
     /// If the system has no memory of that size.
     pub fn zeroed(len: usize) -> Result<Self, AllocateError> {
         let size = Self::bytes(len).max(1) as usize;
-        let region =
-            Arc::new(map(size).ok_or(AllocateError { bytes: size as u64, free_bytes: None })?);
+        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(size as u64))?);
         Ok(Self::cut(&region, 0, len))
     }
 

@@ -26,7 +26,7 @@ impl Threads {
                 .num_threads(count - 1)
                 .thread_name(|index| format!("kernel-{}", index + 1))
                 .build();
-            Some(pool.map_err(|_| AllocateError { bytes: 0, free_bytes: None })?)
+            Some(pool.map_err(|_| AllocateError::of_bytes(0))?)
         };
         Ok(Self { helpers, count })
     }

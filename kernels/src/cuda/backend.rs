@@ -4,9 +4,8 @@
 //! launched, whatever is read is NaN, and [`CudaBackend::fault`] says why. A NaN in a sum of squares
 //! is never taken into the weights, so a fault cannot be mistaken for a result.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::device::{Address, Device};
 use super::driver::CudaDevice;
@@ -21,13 +20,15 @@ use crate::backend::{
     EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
     NormGradient, Rows, SquareSum, Turn, View, ViewMut,
 };
+use crate::sizes::{ByteCounts, DeviceSizes};
 
 /// A device with its memory.
 pub struct CudaBackend<D: Device = CudaDevice> {
     device: Arc<D>,
-    arena: Arena<D>,
+    arena: Arc<Arena<D>>,
     scratch: Scratch<D>,
-    fault: RefCell<Option<DeviceFault>>,
+    /// Told once, of all backends that share the device: none of them has it any more.
+    fault: Arc<OnceLock<DeviceFault>>,
     stamps: Stamps,
 }
 
@@ -41,15 +42,16 @@ impl<D: Device> CudaBackend<D> {
     /// On this device.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
-        let (arena, scratch) = (Arena::new(), Scratch::new());
-        let (fault, stamps) = (RefCell::new(None), Stamps::default());
-        Self { device, arena, scratch, fault, stamps }
+        let (arena, scratch) = (Arc::new(Arena::new()), Scratch::new());
+        Self { device, arena, scratch, fault: Arc::default(), stamps: Stamps::default() }
     }
 
-    /// What went wrong first, if anything did.
+    /// Another one on the same device, which shares its stream, its regions of memory and its end.
     #[must_use]
-    pub fn fault(&self) -> Option<DeviceFault> {
-        self.fault.borrow().clone()
+    pub fn beside(&self) -> Self {
+        let Self { device, arena, fault, .. } = self;
+        let (device, arena, fault) = (device.clone(), arena.clone(), fault.clone());
+        Self { device, arena, scratch: Scratch::new(), fault, stamps: Stamps::default() }
     }
 
     /// A fingerprint of floats: equal bits have equal ones, and a changed bit shows.
@@ -81,13 +83,18 @@ impl<D: Device> CudaBackend<D> {
 
     /// Runs an operation unless one has failed before; `otherwise` is its answer then.
     fn ask<T>(&self, otherwise: T, operation: impl FnOnce() -> Result<T, DeviceFault>) -> T {
-        if self.fault.borrow().is_some() {
+        if self.fault.get().is_some() {
             return otherwise;
         }
         operation().unwrap_or_else(|fault| {
-            *self.fault.borrow_mut() = Some(fault);
+            self.keep(fault);
             otherwise
         })
+    }
+
+    /// Keeps what went wrong first.
+    fn keep(&self, fault: DeviceFault) {
+        let _first = self.fault.get_or_init(|| fault);
     }
 
     fn run(&self, operation: impl FnOnce() -> Result<(), DeviceFault>) {
@@ -96,19 +103,24 @@ impl<D: Device> CudaBackend<D> {
 
     fn buffer(&self, element: Element, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         let bytes = Arena::<D>::bytes(self.precision(), element, len);
-        if self.fault.borrow().is_some() {
-            return Err(AllocateError { bytes, free_bytes: None });
+        let failed = |fault: DeviceFault| AllocateError {
+            fault: Some(Box::new(fault)),
+            ..AllocateError::of_bytes(bytes)
+        };
+        if let Some(fault) = self.fault() {
+            return Err(failed(fault));
         }
         self.arena.allocate(&self.device, element, len).map_err(|fault| match fault {
-            DeviceFault::OutOfMemory { asked_bytes, free_bytes, .. } => {
-                AllocateError { bytes: asked_bytes, free_bytes: Some(free_bytes) }
-            }
+            DeviceFault::OutOfMemory { asked_bytes, free_bytes, .. } => AllocateError {
+                free_bytes: Some(free_bytes),
+                ..AllocateError::of_bytes(asked_bytes)
+            },
             fault @ (DeviceFault::Sticky { .. }
             | DeviceFault::Refused { .. }
             | DeviceFault::NoAlgorithm { .. }
             | DeviceFault::OtherLibrary { .. }) => {
-                *self.fault.borrow_mut() = Some(fault);
-                AllocateError { bytes, free_bytes: None }
+                self.keep(fault.clone());
+                failed(fault)
             }
         })
     }
@@ -118,6 +130,20 @@ impl<D: Device> CudaBackend<D> {
 pub(super) fn floats<D: Device>(view: &View<'_, CudaBuffer<D>>) -> Address {
     assert!(view.range.end <= view.buffer.len(), "a view lies within its buffer");
     view.buffer.floats(view.range.start)
+}
+
+impl<D: Device> ByteCounts for CudaBackend<D> {
+    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
+        DeviceSizes::Cuda(self.precision()).matrix_bytes(shape)
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        DeviceSizes::Cuda(self.precision()).buffer_bytes(len)
+    }
+
+    fn rows_bytes(&self, len: usize) -> u64 {
+        DeviceSizes::Cuda(self.precision()).rows_bytes(len)
+    }
 }
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -130,6 +156,10 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Row, len)
+    }
+
+    fn fault(&self) -> Option<DeviceFault> {
+        self.fault.get().cloned()
     }
 
     fn rounding(&self) -> f64 {
@@ -171,18 +201,6 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
         let form = self.buffer(Element::Row, shape.outputs * shape.inputs)?;
         Ok(CudaMatrix { shape, form })
-    }
-
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        Arena::<D>::bytes(self.precision(), Element::Row, shape.outputs * shape.inputs)
-    }
-
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        Arena::<D>::bytes(self.precision(), Element::Float, len)
-    }
-
-    fn rows_bytes(&self, len: usize) -> u64 {
-        Arena::<D>::bytes(self.precision(), Element::Row, len)
     }
 
     fn load_matrix(&self, from: View<'_, CudaBuffer<D>>, to: &mut CudaMatrix<D>) {

@@ -41,6 +41,15 @@ unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
 
+/// A device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// What nobody has.
+    pub free_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+}
+
 /// A device, and what stood in the way of keeping its kernels on disk.
 pub struct Opened {
     /// The device.
@@ -80,7 +89,7 @@ impl CudaDevice {
     }
 
     /// A context and a stream.
-    fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
+    pub(super) fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
         let mut device = Self {
             precision,
             handle: 0,
@@ -185,12 +194,25 @@ impl CudaDevice {
         self.products().fastest_s(self, product, runs)
     }
 
-    fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
+    /// What is free on the device, and what it has.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn memory(&self) -> Result<MemoryInfo, DeviceFault> {
+        self.make_current()?;
         let (mut free, mut total) = (0usize, 0usize);
-        // SAFETY: the driver writes two sizes. If it does not, they stay zero.
-        let _told = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        let (free_bytes, total_bytes) = (free as u64, total as u64);
-        DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes }
+        // SAFETY: the driver writes two sizes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+    }
+
+    fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
+        match self.memory() {
+            Ok(MemoryInfo { free_bytes, total_bytes }) => {
+                DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes }
+            }
+            Err(fault) => fault,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::architecture::Architecture;
+pub use crate::fault::DeviceFault;
 
 /// A version of the driver or of a library, as NVIDIA counts: major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,88 +94,6 @@ pub enum LibraryError {
     },
 }
 
-/// The driver refused a call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceFault {
-    /// Memory could not be had.
-    #[error(
-        "the device has no {asked_bytes} bytes left, {free_bytes} of {total_bytes} are free; \
-         a smaller train.microbatch, memory.recompute or more stages need less"
-    )]
-    OutOfMemory {
-        /// What was asked for.
-        asked_bytes: u64,
-        /// What was free then.
-        free_bytes: u64,
-        /// What the device has.
-        total_bytes: u64,
-    },
-    /// The device is in a state that only a new process gets out of.
-    #[error(
-        "{call}: {name} ({code}): the device gave up in an earlier operation and every later call \
-         fails alike; restart this process, and look at `dmesg` for lines with Xid if it comes back"
-    )]
-    Sticky {
-        /// The call that told it.
-        call: &'static str,
-        /// CUresult.
-        code: u32,
-        /// Its name.
-        name: String,
-    },
-    /// Anything else.
-    #[error("{call}: {name} ({code}); this should not happen with a healthy driver, report it")]
-    Refused {
-        /// The call.
-        call: &'static str,
-        /// CUresult, or cublasStatus_t of products.
-        code: u32,
-        /// Its name.
-        name: String,
-    },
-    /// No algorithm for a product of this shape.
-    #[error(
-        "cublasLt {library_version} has no algorithm for the product {product} within \
-         {workspace_bytes} bytes of workspace"
-    )]
-    NoAlgorithm {
-        /// The product's key.
-        product: String,
-        /// cublasLt's version.
-        library_version: u64,
-        /// The workspace's size.
-        workspace_bytes: u64,
-    },
-    /// The algorithm that was pinned for a product is not one of this library's.
-    #[error(
-        "the algorithm pinned for the product {product} was made with cublasLt {pinned_version}, \
-         found {library_version}; install that version, or begin a new run"
-    )]
-    OtherLibrary {
-        /// The product's key.
-        product: String,
-        /// The version of the pin.
-        pinned_version: u64,
-        /// The version found.
-        library_version: u64,
-    },
-}
-
-/// CUresults after which a context is lost, by the driver's documentation.
-const STICKY: [u32; 10] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 719];
-
-impl DeviceFault {
-    /// The fault behind a driver's code that is not success.
-    #[must_use]
-    pub fn of_code(call: &'static str, code: u32, name: String) -> Self {
-        if STICKY.contains(&code) {
-            Self::Sticky { call, code, name }
-        } else {
-            Self::Refused { call, code, name }
-        }
-    }
-}
-
 /// A kernel could not be had in the device's code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
@@ -248,14 +167,14 @@ pub enum OpenError {
     NoDevice,
     /// Another number of devices.
     #[error(
-        "there is no device {asked}, devices count from 0 and there {}; `nvidia-smi -L` lists them",
-        if *count == 1 { "is 1".to_owned() } else { format!("are {count}") }
+        "there is no device {asked}, found {}; `nvidia-smi -L` lists them",
+        found.join(", ")
     )]
     DeviceAbsent {
         /// What was asked for.
         asked: usize,
-        /// How many there are.
-        count: usize,
+        /// Those that there are, by number and name.
+        found: Vec<String>,
     },
     /// The device is too old for the kernels.
     #[error(
@@ -312,23 +231,14 @@ mod tests {
         let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 8 });
         check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.8", "update"]);
         check(OpenError::NoDevice, &["nvidia-smi", "CUDA_VISIBLE_DEVICES"]);
-        check(OpenError::DeviceAbsent { asked: 3, count: 1 }, &["no device 3", "there is 1;"]);
-        check(OpenError::DeviceAbsent { asked: 3, count: 2 }, &["there are 2;"]);
+        let found = vec!["0: NVIDIA H200".to_owned(), "1: Tesla T4".to_owned()];
+        let absent = OpenError::DeviceAbsent { asked: 7, found };
+        check(absent, &["no device 7, found 0: NVIDIA H200, 1: Tesla T4;", "nvidia-smi -L"]);
         let (found, needed) = (Architecture::new(7, 5), Architecture::new(8, 0));
         let device = "Tesla T4".to_owned();
         let error = OpenError::ArchitectureTooOld { device, found, needed };
         check(error, &["Tesla T4 is sm_75", "sm_80"]);
         let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
         check(memory, &["10 bytes", "3 of 7", "train.microbatch"]);
-    }
-
-    #[test]
-    fn codes_that_lose_the_context_are_sticky() {
-        let is_sticky = |code| {
-            let fault = DeviceFault::of_code("cuLaunchKernel", code, String::new());
-            matches!(fault, DeviceFault::Sticky { .. })
-        };
-        assert!([700, 719, 214].into_iter().all(is_sticky));
-        assert!(![1, 2, 201, 209, 701].into_iter().any(is_sticky));
     }
 }

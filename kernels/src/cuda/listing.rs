@@ -134,8 +134,9 @@ pub fn choose(devices: &[DeviceInfo], asked: usize) -> Result<&DeviceInfo, OpenE
     if devices.is_empty() {
         return Err(OpenError::NoDevice);
     }
-    let absent = OpenError::DeviceAbsent { asked, count: devices.len() };
-    let device = devices.get(asked).ok_or(absent)?;
+    let named = |device: &DeviceInfo| format!("{}: {}", device.index, device.name);
+    let absent = || OpenError::DeviceAbsent { asked, found: devices.iter().map(named).collect() };
+    let device = devices.get(asked).ok_or_else(absent)?;
     if device.architecture < Architecture::OLDEST {
         return Err(OpenError::ArchitectureTooOld {
             device: device.name.clone(),
@@ -166,7 +167,8 @@ mod tests {
         let devices = [device(0, 7, 5), device(1, 8, 0), device(2, 9, 0)];
         assert_eq!(choose(&devices, 2).map(|device| device.index), Ok(2));
         assert_eq!(choose(&devices, 1).map(|device| device.index), Ok(1));
-        assert_eq!(choose(&devices, 3), Err(OpenError::DeviceAbsent { asked: 3, count: 3 }));
+        let found = ["0: device 0", "1: device 1", "2: device 2"].map(str::to_owned).to_vec();
+        assert_eq!(choose(&devices, 3), Err(OpenError::DeviceAbsent { asked: 3, found }));
         assert!(matches!(choose(&devices, 0), Err(OpenError::ArchitectureTooOld { .. })));
     }
 

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::source::Precision;
+use crate::sizes::{ByteCounts, DeviceSizes};
 
 /// A region is at least this large; what is larger gets one of its own.
 const REGION_BYTES_MIN: u64 = 32 << 20;
-/// Buffers start on a multiple of this, which the choice of a product's algorithm relies on.
-pub(super) const ALIGNMENT: u64 = 256;
+pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 
 /// What a buffer is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,10 @@ impl<D: Device> Arena<D> {
 
     /// Bytes that `len` elements take.
     pub(super) fn bytes(precision: Precision, element: Element, len: usize) -> u64 {
-        (len as u64 * element.bytes(precision)).next_multiple_of(ALIGNMENT)
+        match element {
+            Element::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
+            Element::Row => DeviceSizes::Cuda(precision).rows_bytes(len),
+        }
     }
 
     /// `len` zeros.

@@ -253,14 +253,19 @@ fn preference(
     Ok(preference)
 }
 
+/// cublasLt's version, once it is known to be there.
+pub(super) fn library_version() -> u64 {
+    // SAFETY: the library is there.
+    unsafe { sys::cublasLtGetVersion() as u64 }
+}
+
 impl Products {
     pub(super) fn new(device: &CudaDevice) -> Result<Self, DeviceFault> {
         let mut raw = ptr::null_mut();
         // SAFETY: the library is there and the context current; it writes a handle.
         check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
         let library = Handle { raw, destroy: sys::cublasLtDestroy };
-        // SAFETY: the library is there.
-        let version = unsafe { sys::cublasLtGetVersion() } as u64;
+        let version = library_version();
         let workspace = device.allocate(WORKSPACE_BYTES)?;
         let stream = device.stream().cast();
         Ok(Self { library, version, workspace, stream, state: Mutex::default() })

@@ -155,8 +155,11 @@ pub struct MemberStatus {
     pub layers: Option<String>,
     /// The stages whose layers it keeps copies of.
     pub copies_stages: Vec<u32>,
-    /// What it computes on.
+    /// What it computes on: `cpu`, or a device's model with the versions that bits depend on.
     pub device: String,
+    /// Why it has no part in the job whatever happens, if that is so.
+    #[serde(default)]
+    pub left_out: Option<String>,
     /// How much faster it is than a core of the slowest kind, in thousandths.
     pub speed_permille: u32,
     /// Memory in use for training.

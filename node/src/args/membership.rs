@@ -9,6 +9,7 @@ use zbelastic_types::Bytes;
 
 use super::address::{Address, AddressList, parse_bind};
 use super::client::{ClientArgs, FolderArgs, ReadArgs};
+use super::device::Device;
 use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note};
 use super::{THREADS_MAX, short};
 use crate::api::{MemberRole, TOKEN_USES_MAX};
@@ -69,8 +70,8 @@ pub struct JoinArgs {
     /// What this node is for [default: worker].
     #[arg(long, value_name = "ROLE")]
     pub role: Option<RoleArg>,
-    /// What a worker computes on.
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
+    /// What a worker computes on: cpu, or an NVIDIA device by number, as in cuda:0.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = Device::parse)]
     pub device: Device,
     /// What this node is called [default: the machine's name].
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
@@ -87,7 +88,7 @@ pub struct JoinArgs {
     /// Threads that compute [default: this machine's cores].
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,
-    /// Memory for training, as in 8GiB [default: three quarters of this machine's].
+    /// Memory for training, as in 8GiB [default: this machine's, or what is free on the device].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<Bytes>,
     /// The run's text, if it is here already: it must be the same, byte for byte.
@@ -136,35 +137,6 @@ impl From<RoleArg> for MemberRole {
             RoleArg::Controller => Self::Controller,
         }
     }
-}
-
-/// What a worker computes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The cores.
-    Cpu,
-}
-
-impl Device {
-    /// Its word.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-        }
-    }
-}
-
-fn parse_device(text: &str) -> Result<Device, String> {
-    if text == Device::Cpu.name() {
-        return Ok(Device::Cpu);
-    }
-    let is_known = ["cuda", "gpu", "rocm", "metal"].iter().any(|name| text.starts_with(name));
-    Err(if is_known {
-        "this program computes on the CPU only: expected cpu".to_owned()
-    } else {
-        "expected cpu".to_owned()
-    })
 }
 
 /// `token`.

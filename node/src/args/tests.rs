@@ -85,7 +85,11 @@ fn wrong_flags_are_explained() {
     check(&["join", "--cluster", "::"], "every interface of this machine");
     check(&["join", "--cluster", ""], "there is no address");
     check(&["join", "--cluster", "a,a"], "a:7000 is in the list twice");
-    check(&["join", "--device", "cuda:0"], "computes on the CPU only");
+    check(&["join", "--device", "cuda:x"], "\"x\" is no number of a device");
+    check(&["join", "--device", "cuda:0,cuda:1"], "\"0,cuda:1\" is no number of a device");
+    check(&["join", "--device", "rocm:0"], "processors and NVIDIA devices");
+    check(&["train", "--device", "cuda:0,cpu"], "cpu stands alone");
+    check(&["train", "--device", "gpu0"], "expected cpu or cuda:N, as in cuda:0");
     check(&["join", "--memory", "8GB"], "units are of 1024, GiB instead of GB");
     check(&["join", "--name", "7"], "would be read as a node's number");
     check(&["join", "--role", "observer"], "[possible values: worker, controller]");

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use serde::Serialize;
 use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
-use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::times::{Bound, OperationTime, Rates, Sizes, Stand, measure};
-use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
 
 use super::out_of_resource;
 use crate::args::BenchGpuArgs;
+use crate::device::{self, open_failure};
 use crate::failure::{Failure, FailureCode, Stop, cannot_write};
 
 /// Runs of an operation of which the fastest counts.
@@ -113,19 +113,7 @@ impl Tell<'_> {
 }
 
 fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, Failure> {
-    let opened = CudaDevice::open(index, precision, &Cache::of_environment());
-    opened.map(|opened| opened.device).map_err(|error| no_device(&error))
-}
-
-fn no_device(error: &OpenError) -> Failure {
-    Failure::new(FailureCode::OutOfResource, error.to_string())
-}
-
-const fn name_of(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 => "f32",
-        Precision::Bf16 => "bf16",
-    }
+    device::open(index, precision).map_err(|error| open_failure(index, &error))
 }
 
 /// How many behaviours there are, if the devices have them all. What is wrong is told on standard error
@@ -138,7 +126,7 @@ fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Fai
     if failed.is_empty() {
         return Ok(behaviours.len());
     }
-    let (name, count) = (name_of(precision), behaviours.len());
+    let (name, count) = (precision.name(), behaviours.len());
     let what = format!(
         "{} of {count} behaviours do not hold in {name}: {}",
         failed.len(),
@@ -160,7 +148,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         fastest_us,
     };
     let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
-    let activations = name_of(precision);
+    let activations = precision.name();
     tell.line(&format!(
         "\n{activations}: a copy {:.0} GB/s, a product {:.0} TFLOP/s",
         bytes_per_s / 1e9,
@@ -200,7 +188,7 @@ fn agree(rows: &[models::Row], precision: Precision) -> Result<(), Failure> {
     let models::Row { model, sequence_len, .. } = one;
     let what = format!(
         "{model}, {sequence_len} tokens, in {}: the losses differ, {} and {}",
-        name_of(precision),
+        precision.name(),
         told[0],
         told[1]
     );

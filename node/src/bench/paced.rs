@@ -54,6 +54,10 @@ impl Outfit for Paced {
         })
     }
 
+    fn name(&self, _: StageIndex) -> String {
+        "a clock".to_owned()
+    }
+
     fn weights(bench: &PacedBench) -> Vec<(LayerId, Vec<f32>)> {
         bench.layers().map(|layer| (layer.layer, Vec::new())).collect()
     }

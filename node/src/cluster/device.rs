@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zbelastic_consensus::seat::News;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_kernels::cuda::OpenError;
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
+use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore, memory_stores};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
@@ -30,10 +31,14 @@ use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
+use super::compute::Machine;
 use super::document::NamedJob;
+use super::ending::Ending;
 use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
 use super::wire::LayerMessage;
 use crate::config::{OffloadStore, ScheduleChoice};
+use crate::device::{code_of, code_of_fault};
+use crate::failure::FailureCode;
 use crate::second_store::FileStore;
 use crate::train::timing::{ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice};
 
@@ -64,24 +69,53 @@ pub struct DeviceJob {
     pub corpus: Arc<Corpus>,
     /// Where weights begin.
     pub weights: InitialWeights,
-    /// Threads that compute.
-    pub threads: usize,
     /// The folder for what leaves memory, if that goes to files.
     pub scratch: PathBuf,
 }
 
 /// Why the device cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum DeviceFault {
+pub enum DeviceTrouble {
     /// There is too little memory, or no thread.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// The device cannot be opened.
+    #[error("{device}: {error}")]
+    Open {
+        /// Its name.
+        device: String,
+        /// Why.
+        error: OpenError,
+    },
+    /// The device gave up.
+    #[error("{device}: {fault}")]
+    Fault {
+        /// Its name.
+        device: String,
+        /// Why.
+        fault: DeviceFault,
+    },
     /// What leaves memory cannot be stored, or read again.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A boundary tensor does not fit into a frame.
     #[error("a tensor cannot be sent: {0}")]
     Frame(#[from] FrameTooLarge),
+}
+
+impl DeviceTrouble {
+    /// How the process of a worker ends that has no device: the cluster goes on without it.
+    #[must_use]
+    pub fn ending(&self) -> Ending {
+        let code = match self {
+            Self::Open { error, .. } => code_of(error),
+            Self::Fault { fault, .. } => code_of_fault(fault),
+            Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
+        };
+        let what = self.to_string();
+        let is_ours = code == FailureCode::Internal;
+        if is_ours { Ending::Lost(what) } else { Ending::OutOfResource(what) }
+    }
 }
 
 /// What the device says.
@@ -127,8 +161,8 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     Took(StepTime),
-    /// The device cannot be had.
-    Failed(DeviceFault),
+    /// The device cannot be had, or has given up.
+    Failed(DeviceTrouble),
 }
 
 /// How a step's time was spent on one stage.
@@ -190,15 +224,21 @@ impl DeviceHandle {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(frames: FrameSender) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
+    pub fn start<M: Machine>(
+        frames: FrameSender,
+        machine: M,
+    ) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
         let (inbox, orders) = sync_channel(INBOX_MAX);
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(Gauge::default());
-        let device = Device {
+        let told = gauge.clone();
+        // Made where it lives: what a device makes need not move between threads.
+        let begin = move || DeviceThread {
+            machine,
             inbox: orders,
             outbox,
             frames,
-            gauge: gauge.clone(),
+            gauge: told,
             host: None,
             assembly: Assembly::default(),
             step: StepTime::default(),
@@ -206,7 +246,7 @@ impl DeviceHandle {
             waits_since: None,
             clock: Clock::of_day(),
         };
-        thread::Builder::new().name("device".to_owned()).spawn(move || device.run())?;
+        thread::Builder::new().name("device".to_owned()).spawn(move || begin().run())?;
         Ok((Self { inbox, gauge }, outputs))
     }
 
@@ -228,15 +268,15 @@ impl DeviceHandle {
     }
 }
 
-type MakeDevice = Box<dyn Fn(DeviceUse) -> CpuBackend + Send>;
-type WorkerHost = Host<BackendModel<MakeDevice>, Arc<Corpus>>;
+type WorkerHost<M> = Host<BackendModel<<M as Machine>::Make>, Arc<Corpus>>;
 
-struct Device {
+struct DeviceThread<M: Machine> {
+    machine: M,
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
     frames: FrameSender,
     gauge: Arc<Gauge>,
-    host: Option<WorkerHost>,
+    host: Option<WorkerHost<M>>,
     /// Frames of which some pieces are here.
     assembly: Assembly,
     step: StepTime,
@@ -249,7 +289,7 @@ struct Device {
 /// Nobody listens any more.
 struct Over;
 
-impl Device {
+impl<M: Machine> DeviceThread<M> {
     fn run(mut self) {
         while self.turn().is_ok() {}
     }
@@ -294,6 +334,8 @@ impl Device {
                 self.say(DeviceOutput::Failed(error.into()))?;
                 false
             }
+            // Told below, whoever found it.
+            Some(Progress::Faulted(_)) => false,
             Some(
                 Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
                 | Progress::Finished,
@@ -301,7 +343,7 @@ impl Device {
             | None => false,
         };
         self.deliver()?;
-        Ok(has_run)
+        Ok(has_run && self.host.is_some())
     }
 
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
@@ -337,10 +379,14 @@ impl Device {
 
     fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
         match input {
-            DeviceInput::Begin(job) => match begin(*job) {
-                Ok(host) => self.host = Some(host),
-                Err(error) => self.say(DeviceOutput::Failed(error.into()))?,
-            },
+            DeviceInput::Begin(job) => {
+                // What the job before had goes first: there may be no room for both.
+                self.host = None;
+                match begin(&self.machine, *job) {
+                    Ok(host) => self.host = Some(host),
+                    Err(error) => self.say(DeviceOutput::Failed(error))?,
+                }
+            }
             DeviceInput::Host(input) => self.tell_host(input)?,
             DeviceInput::Frame(frame, at) => {
                 self.log_arrival(&frame.body, at);
@@ -362,11 +408,16 @@ impl Device {
         self.deliver()
     }
 
+    /// Passes on what the host says. A host whose device gave up says nothing any more; that is told,
+    /// and the host is done with.
     fn deliver(&mut self) -> Result<(), Over> {
         while let Some(output) = self.host.as_mut().and_then(Host::poll_output) {
             self.perform(output)?;
         }
-        Ok(())
+        let Some(fault) = self.host.as_ref().and_then(Host::fault) else { return Ok(()) };
+        self.host = None;
+        let device = self.machine.name();
+        self.say(DeviceOutput::Failed(DeviceTrouble::Fault { device, fault }))
     }
 
     fn perform(&mut self, output: HostOutput) -> Result<(), Over> {
@@ -430,18 +481,10 @@ fn layer_clock() -> LayerClock {
     Box::new(move || clock.now_us())
 }
 
-fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
-    let DeviceJob { document, corpus, weights, threads, scratch } = job;
+fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, DeviceTrouble> {
+    let DeviceJob { document, corpus, weights, scratch } = job;
     let config = &document.job.config;
-    // What a copy or a stage takes later is taken with the same number of threads.
-    CpuBackend::new(threads)?;
-    let device: MakeDevice = Box::new(move |wanted| {
-        let count = match wanted {
-            DeviceUse::Stage => threads,
-            DeviceUse::Copy => 1,
-        };
-        CpuBackend::new(count).expect("as many threads were had when the job began")
-    });
+    let device = machine.open(config.arithmetic)?;
     let model = BackendModel {
         model: config.model.clone(),
         optimizer: config.optimizer.clone(),

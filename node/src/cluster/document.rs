@@ -11,7 +11,7 @@ use zbelastic_types::Digest;
 
 use super::tick::ticks_of;
 use super::wire::layer_bytes;
-use crate::config::{RunConfig, WindowChoice};
+use crate::config::{DeviceKind, RunConfig, WindowChoice};
 
 /// The version of the document's form.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -170,6 +170,10 @@ impl JobDocument {
             checkpoint_every: config.checkpoint.every,
             checkpoints_kept: config.checkpoint.keep_last,
             attest_every: ATTEST_EVERY,
+            device: match config.arithmetic.device {
+                DeviceKind::Cpu => zbelastic_consensus::class::DeviceKind::Processors,
+                DeviceKind::Cuda => zbelastic_consensus::class::DeviceKind::Cuda,
+            },
             workers_min: config.elastic.min_nodes,
             stages_max: config.model.blocks.min(STAGES_MAX),
             lost_after_ticks: ticks_of(config.elastic.detect_timeout),

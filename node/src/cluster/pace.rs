@@ -175,7 +175,14 @@ mod tests {
     use zbelastic_types::{Bytes, StageIndex};
 
     fn seat(node: u64, speed_permille: u32) -> Seated {
-        (NodeId(node), Resources { memory: Bytes(0), speed_permille })
+        (
+            NodeId(node),
+            Resources {
+                memory: Bytes(0),
+                speed_permille,
+                class: zbelastic_consensus::class::DeviceClass::Processors,
+            },
+        )
     }
 
     fn config() -> RunConfig {

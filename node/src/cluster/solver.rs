@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::copies_at;
-use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Plan, choose, layer_work};
@@ -294,8 +293,7 @@ fn choice(
         stage_bytes_max: &limits,
         pace,
     };
-    let backend = CpuBackend::new(1).map_err(|error| error.to_string())?;
-    choose(&backend, request).map_err(|refusals| {
+    choose(&config.arithmetic.sizes(), request).map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
         reasons.collect::<Vec<_>>().join("; ")
     })
@@ -328,7 +326,11 @@ mod tests {
             "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"auto\"\nchunks = 8\n".to_owned();
         let config = load_document("test", &toml).expect("legal").config;
         let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
-        let resources = Resources { memory: Bytes(0), speed_permille: 1000 };
+        let resources = Resources {
+            memory: Bytes(0),
+            speed_permille: 1000,
+            class: zbelastic_consensus::class::DeviceClass::Processors,
+        };
         let nodes = [1, 2].map(|node| (NodeId(node), resources));
         let mut search = Search::default();
         for turn in ["searched", "remembered"] {

@@ -23,6 +23,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{Digest, NodeId};
 
+use super::compute::Machine;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
 use super::disk::Disk;
 use super::ending::{Ending, Signal};
@@ -61,8 +62,6 @@ fn may_share_host() -> bool {
 pub struct WorkerMeans {
     /// Memory and speed.
     pub resources: Resources,
-    /// Threads that compute.
-    pub threads: usize,
     /// Where the text lies, if a person says so.
     pub data_paths: Vec<String>,
     /// Whose notices are listened to.
@@ -149,7 +148,11 @@ fn open_store(
 ///
 /// # Errors
 /// If it cannot start.
-pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Failure> {
+pub async fn run_worker<M: Machine>(
+    mut node: Node,
+    means: WorkerMeans,
+    machine: M,
+) -> Result<Ending, Failure> {
     let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
     let home = &node.home;
     let setup = WorkerSetup {
@@ -160,7 +163,6 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
         contact: contact(home, transport.local_addr()),
         controllers: home.controllers.clone(),
         resources: means.resources,
-        threads: means.threads,
         data_paths: means.data_paths,
         home: home.clone(),
         credentials: node.credentials.clone(),
@@ -173,7 +175,9 @@ pub async fn run_worker(mut node: Node, means: WorkerMeans) -> Result<Ending, Fa
     let notices = notices.map_err(|error| internal("the thread of notices", &error))?;
     let signals = node.signals;
     let parts = WorkerParts { transport, events, keeper, kept, journal, signals, notices };
-    worker::run(setup, parts).await.map_err(|error| internal("the device's thread", &error))
+    worker::run(setup, parts, machine)
+        .await
+        .map_err(|error| internal("the device's thread", &error))
 }
 
 /// Runs a controller; `first` is the state of a cluster that this node begins.

@@ -34,6 +34,7 @@ use zbelastic_transport::{
 use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
 use super::breaches::Breaches;
+use super::compute::Machine;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
@@ -71,8 +72,6 @@ pub struct WorkerSetup {
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// What it brings.
     pub resources: Resources,
-    /// Threads that compute.
-    pub threads: usize,
     /// Where a person says that the text lies; another one is fetched from those who have it.
     pub data_paths: Vec<String>,
     /// What it knows of itself.
@@ -171,10 +170,14 @@ struct Worker {
 ///
 /// # Errors
 /// If the device's thread cannot be started.
-pub async fn run(setup: WorkerSetup, parts: WorkerParts) -> std::io::Result<Ending> {
+pub async fn run<M: Machine>(
+    setup: WorkerSetup,
+    parts: WorkerParts,
+    machine: M,
+) -> std::io::Result<Ending> {
     let WorkerParts { transport, mut events, keeper, mut kept, journal, .. } = parts;
     let WorkerParts { mut signals, mut notices, .. } = parts;
-    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender())?;
+    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), machine)?;
     let (arrivals, mut arrived) = mpsc::channel(FETCHES_MAX);
     let stored = keeper.clone();
     let shelf = Shelf::new(Box::new(move |key| stored.find(key)));
@@ -343,7 +346,7 @@ impl Worker {
             }
             DeviceOutput::Took(step) => self.tell_step_time(step),
             DeviceOutput::Failed(error) => {
-                self.ending = Some(Ending::OutOfResource(error.to_string()));
+                self.ending = Some(error.ending());
             }
         }
     }

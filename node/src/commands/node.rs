@@ -116,6 +116,7 @@ fn role_text(member: &MemberStatus, status: &Status) -> &'static str {
 fn standing_text(member: &MemberStatus) -> String {
     let is_standby = member.role == MemberRole::Worker && member.stage.is_none();
     match &member.standing {
+        MemberStanding::Present if member.left_out.is_some() => "left out".to_owned(),
         MemberStanding::Present if is_standby => "standby".to_owned(),
         MemberStanding::Present => "present".to_owned(),
         MemberStanding::Draining => "draining".to_owned(),
@@ -163,6 +164,7 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         ("heard", member.last_heard_ms.map(|heard| format!("{} ago", heard_text(heard)))),
         ("round trip", round_trip),
         ("device", Some(member.device.clone())),
+        ("left out", member.left_out.clone()),
         ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
         ("stage", member.stage.map(|stage| stage.to_string())),
         ("layers", member.layers.clone()),

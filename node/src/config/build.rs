@@ -16,8 +16,8 @@ use super::problem::{Given, Problem};
 use super::reader::Reader;
 use super::settings::Settings;
 use super::{
-    AsyncConfig, CheckpointConfig, ElasticConfig, MemoryConfig, RunConfig, ScheduleChoice,
-    WeightSource,
+    ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceKind, ElasticConfig, MemoryConfig,
+    PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
 };
 use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 
@@ -34,6 +34,7 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
         builder.check_boundary(model, &batch);
     }
     builder.check_chunks();
+    builder.check_precision();
     builder.check_slices(&batch);
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
@@ -60,6 +61,10 @@ fn run_config(
         batch,
         seed: reader.count(Key::Seed),
         evaluate_every: reader.count(Key::EvalEvery),
+        arithmetic: ArithmeticConfig {
+            device: reader.choice(Key::Device),
+            precision: reader.choice(Key::Precision),
+        },
         optimizer: optimizer(reader),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
@@ -203,6 +208,19 @@ impl Builder<'_> {
                 at: settings.origin(key),
                 kind,
                 chunks,
+                beside,
+            });
+        }
+    }
+
+    /// Kernels for processors are of floats.
+    fn check_precision(&mut self) {
+        let reader = self.reader;
+        let is_half = reader.choice::<PrecisionChoice>(Key::Precision) == PrecisionChoice::Bf16;
+        if is_half && reader.choice::<DeviceKind>(Key::Device) == DeviceKind::Cpu {
+            let settings = reader.settings;
+            self.report(&[Key::Precision, Key::Device], |key, beside| Problem::Precision {
+                at: settings.origin(key),
                 beside,
             });
         }

@@ -100,6 +100,8 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
         Key::Seed => whole(config.seed),
         Key::EvalEvery => whole(config.evaluate_every),
+        Key::Device => word(config.arithmetic.device),
+        Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => text("adamw"),
         Key::Lr => Value::Number(optimizer.lr),
         Key::LrMin => Value::Number(optimizer.lr_min),

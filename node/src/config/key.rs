@@ -16,8 +16,8 @@ use super::kind::{Kind, Range};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RECOMPUTE_OPS, RecomputeMode,
-    RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
+    DeviceKind, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
+    RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
@@ -149,6 +149,10 @@ keys! {
     Seed: "train.seed", Count(0, u64::MAX), Literal("1");
     /// Evaluate on held-out text after every so many steps; 0: only after the last.
     EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
+    /// What it computes on: processors or NVIDIA devices. Their bits differ.
+    Device: "train.device", Word(words::<DeviceKind>), Literal("\"cpu\"");
+    /// The type of activations and of operands of products; sums and weights are f32 in any case.
+    Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
     /// The optimizer.
     Optimizer: "optimizer.kind", Word(|| vec!["adamw"]), Literal("\"adamw\"");

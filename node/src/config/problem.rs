@@ -120,6 +120,13 @@ pub enum Problem {
         /// The other values that matter, if somebody else set them.
         beside: Vec<Given>,
     },
+    /// Processors compute in floats only.
+    Precision {
+        /// Where.
+        at: Origin,
+        /// The other values that matter, if somebody else set them.
+        beside: Vec<Given>,
+    },
     /// The schedule does not have so many chunks a stage.
     Chunks {
         /// Where.
@@ -238,6 +245,7 @@ impl Problem {
             Self::Boundary { at, tokens, width, beside } => {
                 wording::boundary(at, *tokens, *width, beside)
             }
+            Self::Precision { at, beside } => wording::precision(at, beside),
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)
             }

@@ -212,6 +212,13 @@ pub(super) fn boundary(at: &Origin, tokens: u64, width: u32, beside: &[Given]) -
         .hint("a smaller train.microbatch or train.seq_len")
 }
 
+pub(super) fn precision(at: &Origin, beside: &[Given]) -> Detail {
+    Detail::new("train.precision: bf16 on processors")
+        .at(at.to_string())
+        .why(with_given("processors compute in f32 only", beside))
+        .hint("train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"")
+}
+
 pub(super) fn chunks(at: &Origin, kind: ScheduleKind, chunks: u32, beside: &[Given]) -> Detail {
     let expected = kind.chunk_counts();
     let error = GenerateError::ChunkCount { kind, expected, found: chunks };

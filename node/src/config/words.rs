@@ -8,8 +8,8 @@ use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
 use zbelastic_trainer::plan::CutBy;
 
 use super::{
-    NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, RecomputeMode, RecomputePasses,
-    ReplanPolicy, ScheduleChoice, WindowChoice,
+    DeviceKind, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
+    RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 
 /// A choice that is written as a word.
@@ -37,6 +37,18 @@ pub fn words<T: Named>() -> Vec<&'static str> {
 impl Named for Family {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("gpt2", Self::Gpt2), ("llama", Self::Llama)]
+    }
+}
+
+impl Named for DeviceKind {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("cpu", Self::Cpu), ("cuda", Self::Cuda)]
+    }
+}
+
+impl Named for PrecisionChoice {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("f32", Self::F32), ("bf16", Self::Bf16)]
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
@@ -17,6 +18,7 @@ use super::mail::{Evaluated, Mail, Message, StageResult};
 use super::news::{News, Rollback, StepRecord};
 use super::timing::Timing;
 use super::trace::trace;
+use crate::device::code_of_fault;
 use crate::failure::{Detail, Failure, FailureCode};
 
 /// What a run ends with.
@@ -107,6 +109,9 @@ impl<'a> Coordinator<'a> {
                     return Err(out_of_memory(stage, &error.to_string()));
                 }
                 Message::StoreFailed { stage, error } => return Err(store_failed(stage, error)),
+                Message::Faulted { stage, device, fault } => {
+                    return Err(faulted(stage, &device, &fault, self.steps_done));
+                }
                 Message::Died { stage } => return Err(died(stage)),
             }
         }
@@ -205,10 +210,10 @@ impl<'a> Coordinator<'a> {
 
 pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
     let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
-    failure.details = vec![
-        Detail::new("the run was stopped before its first step")
-            .hint("a smaller train.microbatch, a smaller model, or another schedule.kind"),
-    ];
+    failure.details = vec![Detail::new("the run was stopped before its first step").hint(
+        "a smaller train.microbatch, memory.recompute, memory.offload, more --workers, or \
+                 another schedule.kind",
+    )];
     failure
 }
 
@@ -217,6 +222,20 @@ fn store_failed(stage: StageIndex, error: StoreError) -> Failure {
     failure.details = vec![
         Detail::new("what passes keep could not leave memory or come back")
             .hint("room on the disk of the run's folder, or memory.offload_store = \"memory\""),
+    ];
+    failure
+}
+
+/// A device that gave up ends a run in one process. Where there are processes, the others go on.
+fn faulted(stage: StageIndex, device: &str, fault: &DeviceFault, steps_done: u64) -> Failure {
+    let what = format!("stage {stage} on {device}: {fault}");
+    let mut failure = Failure::new(code_of_fault(fault), what);
+    failure.details = vec![
+        Detail::new(format!("the run ended after {steps_done} steps; none of them is affected"))
+            .why("a run in one process keeps nothing beyond its end")
+            .hint(
+                "without --threads-only a run is kept in its folder, and the same command goes on",
+            ),
     ];
     failure
 }

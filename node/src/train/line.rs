@@ -16,8 +16,8 @@ pub struct LineContext {
     pub step_count: u64,
     /// Arithmetic of a token.
     pub flop_per_token: f64,
-    /// What the cores in use can do.
-    pub peak_flop_per_s: f64,
+    /// What the cores in use can do; nothing is said of devices.
+    pub peak_flop_per_s: Option<f64>,
     /// The fullest stage and what it takes.
     pub fullest: (StageIndex, Bytes),
     /// What it may take, if that is known.
@@ -44,8 +44,9 @@ pub fn step_line(record: &StepRecord, context: &LineContext, eta: Duration) -> S
     let _ = write!(line, "  lr {}", scientific(record.lr));
     let _ = write!(line, "  {} ms", three_digits(record.elapsed.as_secs_f64() * 1e3));
     let _ = write!(line, "  {} tok/s", grouped(tokens_per_s.round() as u64));
-    let mfu = tokens_per_s * context.flop_per_token / context.peak_flop_per_s;
-    let _ = write!(line, "  mfu {:.1}%", 100.0 * mfu);
+    if let Some(peak) = context.peak_flop_per_s {
+        let _ = write!(line, "  mfu {:.1}%", 100.0 * tokens_per_s * context.flop_per_token / peak);
+    }
     let (measured, planned) = (record.bubbles.measured, record.bubbles.planned);
     let _ = write!(line, "  bubble {:.1}% (plan {:.1}%)", 100.0 * measured, 100.0 * planned);
     let (stage, bytes) = context.fullest;
@@ -165,7 +166,7 @@ mod tests {
         LineContext {
             step_count: 10_000,
             flop_per_token: 1e6,
-            peak_flop_per_s: 333.8e9,
+            peak_flop_per_s: Some(333.8e9),
             fullest: (StageIndex(2), Bytes(12_025_908_429)),
             bytes_max: Some(Bytes(24 << 30)),
         }

@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::Report;
-use zbelastic_kernels::AllocateError;
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK, StoreError};
 use zbelastic_types::{LayerId, StageIndex};
@@ -47,6 +47,15 @@ pub enum Message {
         stage: StageIndex,
         /// Why.
         error: StoreError,
+    },
+    /// A stage's device gave up. Nothing that it computed since has left it.
+    Faulted {
+        /// The stage.
+        stage: StageIndex,
+        /// What the stage computes on.
+        device: String,
+        /// Why.
+        fault: DeviceFault,
     },
     /// A worker's thread panicked.
     Died {

@@ -1,12 +1,13 @@
 //! What workers compute with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
 use zbelastic_trainer::model::LayerState;
 use zbelastic_trainer::stage::{Bench, StageSetup, Workbench};
 use zbelastic_types::{LayerId, StageIndex};
 
+use crate::args::Device;
 use crate::second_store::FileStore;
 
 /// Makes what a worker computes with, on the worker's own thread.
@@ -22,6 +23,9 @@ pub trait Outfit: Sync {
 
     /// The weights it ends with, by layer.
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)>;
+
+    /// What a stage computes on, as a person would name it.
+    fn name(&self, stage: StageIndex) -> String;
 }
 
 /// Processors, with so many threads a worker.
@@ -38,18 +42,27 @@ impl Outfit for Processors {
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
         let bench = Bench::new(setup, stage, CpuBackend::new(self.threads)?)?;
-        Ok(match &self.scratch {
-            None => bench,
-            Some(scratch) => {
-                let folder = scratch.join(format!("stage-{stage}"));
-                bench.with_store(|bytes| Box::new(FileStore::new(folder, bytes)))
-            }
-        })
+        Ok(with_scratch(bench, stage, self.scratch.as_deref()))
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
         downloaded(bench)
     }
+
+    fn name(&self, _: StageIndex) -> String {
+        Device::Cpu.to_string()
+    }
+}
+
+/// The bench with its second store in a folder, if there is one.
+pub(super) fn with_scratch<B: Backend>(
+    bench: Bench<B>,
+    stage: StageIndex,
+    scratch: Option<&Path>,
+) -> Bench<B> {
+    let Some(scratch) = scratch else { return bench };
+    let folder = scratch.join(format!("stage-{stage}"));
+    bench.with_store(|bytes| Box::new(FileStore::new(folder, bytes)))
 }
 
 /// The weights of a bench, by layer.

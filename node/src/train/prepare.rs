@@ -6,10 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zbelastic_consensus::plan::copies_at;
-use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::hf::import_safetensors;
-use zbelastic_trainer::model::{LayerRange, ModelConfig, model_size};
+use zbelastic_trainer::model::{LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{
     Choice, ChooseRequest, Pace, Plan, PlanError, Refusal, StageMemory, choose,
 };
@@ -20,13 +19,14 @@ use super::asynchronous::{AsyncChoice, choose_async};
 use super::cluster::Job;
 use super::corpus::{AboutText, load_text};
 use super::interrupt::Interrupt;
-use crate::args::TrainArgs;
+use super::machines::Machines;
+use crate::args::{DeviceList, TrainArgs};
 use crate::config::{
-    Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, WeightSource,
-    check_needs_no_steps, load, load_with_injections, plan_failure, size_text,
+    Flag, Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, Sources, Value,
+    WeightSource, check_needs_no_steps, load, load_with_injections, plan_failure, size_text,
 };
 use crate::failure::{Detail, Failure, FailureCode};
-use crate::machine::{core_count, memory_total};
+use crate::machine::core_count;
 
 /// A run that can begin.
 pub struct Prepared {
@@ -42,6 +42,8 @@ pub struct Prepared {
     pub plan: PlanOfRun,
     /// Its stages, each with a worker.
     pub worker_count: u32,
+    /// What workers compute on.
+    pub machines: Machines,
     /// What workers are told.
     pub job: Job,
 }
@@ -127,24 +129,41 @@ fn workers_default(config: &RunConfig) -> u32 {
     WORKERS_DEFAULT.min(config.model.blocks / chunks_per_stage).max(1)
 }
 
+/// Where the configuration comes from. A device that is named says of which kind the run is.
+fn sources(args: &TrainArgs) -> Sources {
+    let mut sources = args.config.sources();
+    let kind = args.device.as_ref().map(|devices| match devices {
+        DeviceList::Cpu => "cpu",
+        DeviceList::Cuda(_) => "cuda",
+    });
+    sources.flags.extend(kind.map(|kind| Flag::Own {
+        flag: "--device",
+        key: Key::Device,
+        value: Value::Text(kind.to_owned()),
+    }));
+    sources
+}
+
 /// Reads and checks all that `args` name. Writes nothing.
 ///
 /// # Errors
 /// With everything that is wrong with configuration and injections, or with the first of text,
 /// weights, plan and memory that is.
 pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
-    let sources = args.config.sources();
+    let sources = sources(args);
     let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
         Ok((loaded, injections)) => (loaded, Ok(injections)),
         // Without a configuration there is no text and no plan to speak of.
         Err(failure) => (load(&sources).map_err(|_| failure.clone())?, Err(failure)),
     };
+    let machines = Machines::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
     let text = load_text(&loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
-    let plan = plan_of_run(&loaded.config, worker_count, copies);
+    let plan = plan_of_run(&loaded.config, worker_count, copies)
+        .and_then(|plan| machines.check_room(plan.memory(), &loaded.config.model).map(|()| plan));
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let Loaded { config, notes, .. } = loaded;
@@ -158,7 +177,7 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         threads,
         interrupt: Interrupt::default(),
     };
-    Ok(Prepared { name, config, notes, text: text.about, plan, worker_count, job })
+    Ok(Prepared { name, config, notes, text: text.about, plan, worker_count, machines, job })
 }
 
 /// All three, or everything that is wrong with any of them.
@@ -223,19 +242,14 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 /// # Errors
 /// If there is none that fits.
 fn plan_of_run(config: &RunConfig, worker_count: u32, copies: u32) -> Result<PlanOfRun, Failure> {
-    let plan = match config.schedule.kinds() {
-        Ok(kinds) => PlanOfRun::Synchronous(choose_plan(config, kinds, worker_count, copies)?),
+    match config.schedule.kinds() {
+        Ok(kinds) => choose_plan(config, kinds, worker_count, copies).map(PlanOfRun::Synchronous),
         Err(kind) => {
             check_needs_no_steps(config, kind)?;
             let plan = choose_async(config, kind, worker_count)?;
             let whole = choose_plan(config, &[ScheduleKind::GPipe], 1, 0)?.plan;
-            PlanOfRun::Asynchronous { plan, whole }
+            Ok(PlanOfRun::Asynchronous { plan, whole })
         }
-    };
-    let needed = plan.memory().iter().map(StageMemory::total).sum();
-    match memory_total().filter(|total| needed > *total) {
-        Some(total) => Err(machine_failure(needed, total, &config.model)),
-        None => Ok(plan),
     }
 }
 
@@ -261,10 +275,8 @@ fn choose_plan(
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
-    let backend = CpuBackend::new(1).map_err(|error| {
-        Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
-    })?;
-    choose(&backend, request).map_err(|refusals| refusal_failure(&refusals, config, worker_count))
+    choose(&config.arithmetic.sizes(), request)
+        .map_err(|refusals| refusal_failure(&refusals, config, worker_count))
 }
 
 /// How a person is told that no schedule will do. A size that is wrong for one schedule and a
@@ -311,16 +323,6 @@ pub fn stage_memory_detail(
         size_text(rounded)
     );
     Detail::new(what).at("schedule.max_mem").hint(hint)
-}
-
-fn machine_failure(needed: Bytes, total: Bytes, model: &ModelConfig) -> Failure {
-    let mut failure = Failure::new(FailureCode::OutOfResource, "the run does not fit this machine");
-    let (_, parameters) = model_size(model);
-    let detail = Detail::new(format!("all stages take {needed}, the machine has {total}"))
-        .why(format!("weights, moments, gradients and candidates of {parameters} parameters, and what passes keep"))
-        .hint("a smaller train.microbatch, --schedule 1f1b, or a smaller model");
-    failure.details = vec![detail];
-    failure
 }
 
 /// Most bytes of a file of weights; a larger one cannot be trained on one machine.

@@ -28,7 +28,7 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::exchange;
 use crate::commands::ckpt::export::weights;
 use crate::failure::{Detail, Failure, FailureCode};
-use children::Children;
+use children::{Children, WorkerMachines};
 use follow::{Ended, Observe, Wishes, follow};
 
 pub use follow::Told;
@@ -61,7 +61,13 @@ pub fn train(
     folder: &Path,
     observe: Observe<'_>,
 ) -> Result<Outcome, Failure> {
-    let mut children = Children::new(folder, prepared.job.threads)?;
+    let devices = prepared.machines.indices();
+    let workers = WorkerMachines {
+        threads: prepared.job.threads,
+        memory: prepared.machines.share(prepared.worker_count).filter(|_| !devices.is_empty()),
+        devices,
+    };
+    let mut children = Children::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children)?;
     let tokens = ask_until(&mut children, &mut client, "the controller", create_token)?;

@@ -41,7 +41,7 @@ pub struct Finished {
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
-    let Prepared { config, text, plan, worker_count, job, .. } = prepared;
+    let Prepared { config, text, plan, worker_count, machines, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
     let from = match &config.weights {
@@ -62,11 +62,7 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
     let total = sequences * count as usize;
     writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
     writeln!(out, "plan    {plan}")?;
-    let threads = match job.threads {
-        1 => "1 thread".to_owned(),
-        count => format!("{count} threads"),
-    };
-    writeln!(out, "workers {worker_count}, each with {threads}, on {} cores", core_count())?;
+    writeln!(out, "workers {worker_count}{}", machines.text(job.threads))?;
     writeln!(out, "files   {}", folder.display())?;
     write_notes(prepared, out)?;
     for Injection { step, tensor, .. } in &job.setup.injections {

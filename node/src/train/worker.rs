@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::thread;
 
-use zbelastic_kernels::AllocateError;
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::render::chrome_trace::category;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::layer_digest;
@@ -56,6 +56,7 @@ impl<O: Outfit> Worker<'_, O> {
                 self.tell(Message::Ready);
                 self.drive(engine);
             }
+            Err(AllocateError { fault: Some(fault), .. }) => self.tell_fault(*fault),
             Err(error) => self.tell(Message::OutOfMemory { stage: self.stage, error }),
         }
         drop(notice);
@@ -75,7 +76,7 @@ impl<O: Outfit> Worker<'_, O> {
             }
             let start_us = self.clock.now_us();
             let progress = engine.run_next();
-            if let Progress::Ran(activity) = progress {
+            if let &Progress::Ran(activity) = &progress {
                 self.log(&mut slices, Doing::Ran(activity), start_us);
             }
             self.deliver(&mut engine, &mut slices);
@@ -91,6 +92,7 @@ impl<O: Outfit> Worker<'_, O> {
                     self.tell(Message::StoreFailed { stage: self.stage, error });
                     return;
                 }
+                Progress::Faulted(fault) => return self.tell_fault(fault),
                 Progress::Finished => break,
             }
             if slices.len() >= SLICES_TOLD_MAX {
@@ -99,6 +101,10 @@ impl<O: Outfit> Worker<'_, O> {
         }
         self.tell_slices(&mut slices);
         let result = result::<O>(&engine);
+        // What was read of a device that gave up meanwhile is no result.
+        if let Some(fault) = engine.bench().fault() {
+            return self.tell_fault(fault);
+        }
         // The device's memory is given back before the coordinator puts the model together.
         drop(engine);
         self.tell(Message::Finished(result));
@@ -174,6 +180,11 @@ impl<O: Outfit> Worker<'_, O> {
     fn tell_slices(&self, slices: &mut Vec<Slice>) {
         let slices = std::mem::take(slices);
         self.tell(Message::Slices { stage: self.stage, slices });
+    }
+
+    fn tell_fault(&self, fault: DeviceFault) {
+        let device = self.outfit.name(self.stage);
+        self.tell(Message::Faulted { stage: self.stage, device, fault });
     }
 
     /// Tells the coordinator. If it has left, the worker is about to be told to.

@@ -1,6 +1,6 @@
 //! What the stages of an asynchronous run are told: the same for all of them, and for the reference.
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::{Backend, ByteCounts};
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, AsyncViolation, check_async,
     generate_async,
@@ -8,8 +8,8 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
 use crate::model::{
-    Context, Family, LayerRange, LayerState, ModelConfig, PassStash, Sizes, SlicePlace,
-    count_bytes, model_layers,
+    Context, Family, LayerRange, ModelConfig, PassStash, Sizes, SlicePlace, count_bytes,
+    frozen_bytes, layer_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
@@ -122,7 +122,7 @@ impl AsyncPlan {
     /// What `stage` takes: the state of every pipeline it is part of with the versions kept beside
     /// it and what a method remembers besides, and what passes keep.
     #[must_use]
-    pub fn stage_memory<B: Backend>(
+    pub fn stage_memory<B: ByteCounts>(
         &self,
         backend: &B,
         model: &ModelConfig,
@@ -151,7 +151,7 @@ impl AsyncPlan {
     }
 
     /// Weights of a chunk in all pipelines and versions, with what trains them.
-    fn chunk_state<B: Backend>(
+    fn chunk_state<B: ByteCounts>(
         &self,
         backend: &B,
         model: &ModelConfig,
@@ -172,8 +172,8 @@ impl AsyncPlan {
         };
         let of_layer = |layer: u32| {
             let spec = &specs[layer as usize];
-            let trained = LayerState::<B>::bytes(backend, model, spec);
-            let frozen = LayerState::<B>::frozen_bytes(backend, model, spec);
+            let trained = layer_bytes(backend, model, spec);
+            let frozen = frozen_bytes(backend, model, spec);
             let line = trained + frozen * kept;
             line * u64::from(self.program.replica_count) + Bytes::of_f32(spec.len()) * remembered
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Backend, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, ViewMut};
 use zbelastic_types::{Bytes, Digest, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
@@ -47,9 +47,38 @@ pub enum DeviceUse {
     Copy,
 }
 
-impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
-    type Workbench = Bench<B>;
-    type Copy = BackendCopy<B>;
+/// Makes handles on a device.
+pub trait MakeBackend {
+    /// The device.
+    type Backend: Backend;
+
+    /// A handle for this use.
+    fn make(&self, wanted: DeviceUse) -> Self::Backend;
+
+    /// What ended the device, whichever handle found it.
+    fn fault(&self) -> Option<DeviceFault>;
+}
+
+/// Of a device that does not give up, as processors are.
+impl<B: Backend, F: Fn(DeviceUse) -> B> MakeBackend for F {
+    type Backend = B;
+
+    fn make(&self, wanted: DeviceUse) -> B {
+        self(wanted)
+    }
+
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
+}
+
+impl<F: MakeBackend> ComputeModel for BackendModel<F> {
+    type Workbench = Bench<F::Backend>;
+    type Copy = BackendCopy<F::Backend>;
+
+    fn fault(&self) -> Option<DeviceFault> {
+        self.device.fault()
+    }
 
     fn initial(&self, layer: LayerId) -> LayerImage {
         let spec = &model_layers(&self.model)[layer.index()];
@@ -69,16 +98,16 @@ impl<B: Backend, F: Fn(DeviceUse) -> B> ComputeModel for BackendModel<F> {
         setup: &StageSetup,
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
-    ) -> Result<Bench<B>, AllocateError> {
-        let bench = Bench::new(setup, stage, (self.device)(DeviceUse::Stage))?;
+    ) -> Result<Self::Workbench, AllocateError> {
+        let bench = Bench::new(setup, stage, self.device.make(DeviceUse::Stage))?;
         let timer = self.clock.map(|clock| LayerTimer::new(clock())).unwrap_or_default();
         let mut bench = bench.with_store(&self.store).with_timer(timer);
         bench.restore(layers);
         Ok(bench)
     }
 
-    fn copy(&self, image: &LayerImage) -> Result<BackendCopy<B>, AllocateError> {
-        let backend = (self.device)(DeviceUse::Copy);
+    fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
+        let backend = self.device.make(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
         let mut layer = LayerState::replayed(&backend, &self.model, spec, &image.w)?;
         layer.restore(&backend, image);

@@ -1,6 +1,6 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, EarlierSlice, ViewMut};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, ViewMut};
 use zbelastic_types::Bytes;
 
 use super::config::{Family, LayerKind, ModelConfig};
@@ -16,7 +16,7 @@ use super::state::LayerState;
 use crate::data::Batch;
 
 /// Adds up what a stash takes on `backend`.
-pub fn count_bytes<B: Backend, R>(
+pub fn count_bytes<B: ByteCounts, R>(
     backend: &B,
     build: impl FnOnce(&mut dyn FnMut(Space) -> Result<(), std::convert::Infallible>) -> R,
 ) -> Bytes {

@@ -1,6 +1,6 @@
 //! What a part of a pass takes on a device.
 
-use zbelastic_kernels::{AllocateError, Backend};
+use zbelastic_kernels::{AllocateError, Backend, ByteCounts};
 
 /// So many numbers, and what they are: a device may hold activations in a smaller type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Space {
 
     /// Bytes of that buffer.
     #[must_use]
-    pub fn bytes<B: Backend>(self, backend: &B) -> u64 {
+    pub fn bytes<B: ByteCounts>(self, backend: &B) -> u64 {
         match self {
             Self::Rows(count) => backend.rows_bytes(count),
             Self::Sums(count) => backend.buffer_bytes(count),

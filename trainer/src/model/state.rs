@@ -118,23 +118,6 @@ impl<B: Backend> LayerState<B> {
         Self::with_room(backend, model, spec, weights, Room::Replayed)
     }
 
-    /// What a layer takes on the device.
-    #[must_use]
-    pub fn bytes(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
-        const BUFFERS: u64 = 5;
-        let parts = LayerParts::new(model, spec);
-        let matrices =
-            parts.matrices().into_iter().map(|linear| backend.matrix_bytes(linear.shape));
-        Bytes(BUFFERS * backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
-    }
-
-    /// What a layer takes on which the optimizer is replayed.
-    #[must_use]
-    pub fn replayed_bytes(backend: &B, spec: &LayerSpec) -> Bytes {
-        const BUFFERS: u64 = 4;
-        Bytes(BUFFERS * backend.buffer_bytes(spec.len()))
-    }
-
     /// What this layer has taken, counted from what is there.
     #[must_use]
     pub fn taken(&self, backend: &B) -> Bytes {
@@ -144,15 +127,6 @@ impl<B: Backend> LayerState<B> {
         let matrices = parts.matrices().into_iter().zip(matrices);
         let matrices = matrices.map(|(linear, _)| backend.matrix_bytes(linear.shape));
         Bytes(buffers.into_iter().chain(matrices).sum())
-    }
-
-    /// What a layer takes that is read and not trained.
-    #[must_use]
-    pub fn frozen_bytes(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
-        let parts = LayerParts::new(model, spec);
-        let matrices =
-            parts.matrices().into_iter().map(|linear| backend.matrix_bytes(linear.shape));
-        Bytes(backend.buffer_bytes(spec.len()) + matrices.sum::<u64>())
     }
 
     /// Puts other weights in force; moments and gradient stay.

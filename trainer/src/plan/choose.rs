@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{Placement, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -146,7 +146,7 @@ impl fmt::Display for Choice {
 ///
 /// # Panics
 /// If no schedule is named.
-pub fn choose<B: Backend>(
+pub fn choose<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
 ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
@@ -187,7 +187,7 @@ fn is_better(a: &Prediction, b: &Prediction) -> bool {
 type Considerable = (Plan, Vec<StageMemory>, Prediction);
 
 /// The best plan of a kind: there is one, but where orders are solved.
-fn consider<B: Backend>(
+fn consider<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     kind: ScheduleKind,
@@ -210,7 +210,7 @@ fn consider<B: Backend>(
 }
 
 /// What is to be expected of a plan, if it fits.
-fn judge<B: Backend>(
+fn judge<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     plan: Plan,

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::{Plan, SliceCut};
 use crate::model::{
-    Family, LayerRange, LayerState, ModelConfig, PassStash, Recompute, Sizes, count_bytes,
-    left_len, model_layers,
+    Family, LayerRange, ModelConfig, PassStash, Recompute, Sizes, count_bytes, layer_bytes,
+    left_len, model_layers, replayed_bytes,
 };
 
 /// A stage's claim.
@@ -51,7 +51,7 @@ impl StageMemory {
 
 /// What each stage takes under `plan`, if it keeps the copies of `copies` others.
 #[must_use]
-pub fn plan_memory<B: Backend>(
+pub fn plan_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
     plan: &Plan,
@@ -60,7 +60,7 @@ pub fn plan_memory<B: Backend>(
     let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
     let specs = model_layers(model);
     let of_chunk = |layers: &LayerRange| {
-        let bytes = |layer: u32| LayerState::<B>::replayed_bytes(backend, &specs[layer as usize]);
+        let bytes = |layer: u32| replayed_bytes(backend, &specs[layer as usize]);
         layers.ids().map(bytes).sum()
     };
     let placement = plan.placement();
@@ -92,7 +92,7 @@ pub(super) struct PassMemory {
     pub(super) message: Bytes,
 }
 
-fn pass_memory<B: Backend>(
+fn pass_memory<B: ByteCounts>(
     backend: &B,
     sizes: &Sizes<'_>,
     layers: LayerRange,
@@ -117,7 +117,7 @@ fn pass_memory<B: Backend>(
 }
 
 /// What the passes of one microbatch over a chunk of a plan take: one, or those of its slices.
-pub(super) fn microbatch_memory<B: Backend>(
+pub(super) fn microbatch_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
     plan: &Plan,
@@ -164,7 +164,7 @@ fn most_left_bytes(
 /// Slots, scratch memory and waiting frames have the length of a slice: where lengths differ, each has
 /// its own, for as many passes as are alive of that length.
 #[must_use]
-pub fn stage_memory<B: Backend>(
+pub fn stage_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
     plan: &Plan,
@@ -174,7 +174,7 @@ pub fn stage_memory<B: Backend>(
     let (mut state, mut messages) = (Bytes(0), Bytes(0));
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
-            state += LayerState::<B>::bytes(backend, model, &specs[layer as usize]);
+            state += layer_bytes(backend, model, &specs[layer as usize]);
         }
         if plan.placement().twin_of(chunk).is_some() {
             let floats: usize = layers.ids().map(|layer| specs[layer as usize].len()).sum();
@@ -203,7 +203,7 @@ pub fn stage_memory<B: Backend>(
 }
 
 /// Rotary angles of all positions, slice by slice.
-fn angle_bytes<B: Backend>(backend: &B, model: &ModelConfig, cut: &SliceCut) -> Bytes {
+fn angle_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, cut: &SliceCut) -> Bytes {
     match model.family {
         Family::Gpt2 => Bytes(0),
         Family::Llama => {
@@ -215,7 +215,7 @@ fn angle_bytes<B: Backend>(backend: &B, model: &ModelConfig, cut: &SliceCut) -> 
 
 impl StageMemory {
     /// What passes of one length over a chunk take.
-    fn add_passes<B: Backend>(
+    fn add_passes<B: ByteCounts>(
         &mut self,
         backend: &B,
         plan: &Plan,

@@ -1,6 +1,6 @@
 //! Plans that keep less where a limit asks for it: passes are made again, or leave, as few as do it.
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{
     MemoryTimes, Problem, Program, Relief, Remake, ScheduleKind, Trip, relieve, solve,
 };
@@ -64,7 +64,7 @@ const ROUNDS_MAX: u32 = 16;
 /// Plans over the same chunks that stay within the limits of their stages, if any limit is there and
 /// passes may do something about it: the plan's own order and one that is solved for. A solver knows no
 /// passes that are made again whatever memory there is, so for these it is the `others` instead.
-pub(super) fn relieved_plans<B: Backend>(
+pub(super) fn relieved_plans<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,
@@ -96,7 +96,7 @@ fn relieve_anew(problem: &Problem, order: &Program) -> Option<Program> {
 /// A plan within the limits. What is counted for a pass leaves out the message that one that is away may
 /// wait for, and that slots of different chunks are full at different times: where the plan takes more
 /// than that, so much less is to be kept.
-fn within_limits<B: Backend>(
+fn within_limits<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,
@@ -125,7 +125,7 @@ fn within_limits<B: Backend>(
     None
 }
 
-fn relieved_problem<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Problem {
+fn relieved_problem<B: ByteCounts>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Problem {
     let passes = PlanPasses::new(backend, request, own);
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let plain = passes.problem(request, own, &times);

@@ -1,6 +1,6 @@
 //! Plans whose order is solved for their own times and their own memory.
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{
     ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, Relief, ScheduleKind,
     generate, lower_bound, solve,
@@ -17,7 +17,7 @@ use crate::model::LayerRange;
 /// stand and what WE takes out of W are for a simulation of the lowered plan to say: so there are
 /// several to choose from, the solver's and those made by hand. Schedules that are not solved for
 /// have none.
-pub(super) fn solved_plans<B: Backend>(
+pub(super) fn solved_plans<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     own: &Plan,
@@ -107,7 +107,7 @@ pub(super) struct PlanPasses {
 }
 
 impl PlanPasses {
-    pub(super) fn new<B: Backend>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Self {
+    pub(super) fn new<B: ByteCounts>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Self {
         let of_chunk =
             |layers: &LayerRange| microbatch_memory(backend, request.model, own, *layers);
         let memory = plan_memory(backend, request.model, own, request.copies);

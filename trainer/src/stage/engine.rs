@@ -9,7 +9,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
     Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -171,7 +171,7 @@ pub enum EventRefusal {
 }
 
 /// What [`StageEngine::run_next`] did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
     /// Something was run.
     Ran(Activity),
@@ -179,6 +179,9 @@ pub enum Progress {
     Blocked(Wait),
     /// The second store refused what was next. Nothing was run; who asks again has it tried again.
     Failed(StoreError),
+    /// The device gave up. Nothing leaves this stage any more, and only a new process may get the
+    /// device back.
+    Faulted(DeviceFault),
     /// The run is over.
     Finished,
 }
@@ -438,13 +441,22 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// What should happen elsewhere, in order, until none is left.
+    /// What should happen elsewhere, in order, until none is left. Nothing leaves a device that gave
+    /// up: what it computed last may be anything, and would be taken for a bad step.
     pub fn poll_output(&mut self) -> Option<Output> {
+        if self.bench.fault().is_some() {
+            self.outbox.clear();
+        }
         self.outbox.pop_front()
     }
 
     /// Runs the next operation, if everything it needs is there.
     pub fn run_next(&mut self) -> Progress {
+        let progress = self.run_phase();
+        self.bench.fault().map_or(progress, Progress::Faulted)
+    }
+
+    fn run_phase(&mut self) -> Progress {
         match &self.phase {
             Phase::Program { cursor } => {
                 let cursor = *cursor;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, DeviceFault, View, ViewMut};
 use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -210,6 +210,10 @@ impl<B: Backend> Bench<B> {
 }
 
 impl<B: Backend> Workbench for Bench<B> {
+    fn fault(&self) -> Option<DeviceFault> {
+        self.backend.fault()
+    }
+
     fn chunk_indices(&self) -> Vec<ChunkIndex> {
         self.chunks.keys().copied().collect()
     }

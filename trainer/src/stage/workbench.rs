@@ -2,6 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
@@ -27,6 +28,11 @@ pub struct UpdateOrder {
 /// Weights that passes read are those of the state, or the candidate's between
 /// [`Self::compute_candidate`] and [`Self::drop_candidate`] or [`Self::commit`].
 pub trait Workbench {
+    /// What ended the device, if anything did. What was computed since is not a result.
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
+
     /// The chunks of this stage.
     fn chunk_indices(&self) -> Vec<ChunkIndex>;
 

@@ -242,6 +242,7 @@ impl<B: Backend> Cluster<B> {
                     Progress::Ran(_) => idle = 0,
                     Progress::Blocked(_) | Progress::Finished => idle += 1,
                     Progress::Failed(error) => panic!("{error}"),
+                    Progress::Faulted(fault) => panic!("{fault}"),
                 }
                 self.collect(choice, &mut outcome);
             } else {

@@ -15,17 +15,20 @@ mod compile;
 mod device;
 mod times;
 
+use std::sync::Arc;
+
 use common::{Cluster, corpus, plan, policy, setup, tiny_model};
-use device::{Emulated, devices};
+use device::{Emulated, Order, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Backend, CpuBackend};
+use zbelastic_kernels::{Backend, CpuBackend, DeviceFault};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::stage::{Output, Progress, StageEngine};
 use zbelastic_types::{StageIndex, Step};
 
 const STEPS: u64 = 3;
@@ -114,4 +117,42 @@ fn halves_are_given_up_made_again_and_cut() {
     let sliced = of_kind(ScheduleKind::Seq1F1B);
     let (expected, _) = serial(&model, sliced.clone(), other);
     assert_eq!(piped(&model, sliced, (precision, 3)), expected);
+}
+
+/// Operations of the only stage of a run before its device gives up, and what left it since.
+fn given_up_after(operations: usize) -> Option<(Progress, Vec<Output>)> {
+    let model = tiny_model(Family::Gpt2);
+    let setup = Arc::new(setup(model.clone(), alone(&model), STEPS));
+    let device = Emulated::new(Precision::F32, Order::Forwards, 8 << 30)?;
+    let backend = CudaBackend::new(device.clone());
+    let mut engine =
+        StageEngine::new(setup, StageIndex(0), backend, corpus()).expect("there is room");
+    for _ in 0..operations {
+        assert!(matches!(engine.run_next(), Progress::Ran(_)));
+    }
+    std::iter::from_fn(|| engine.poll_output()).for_each(drop);
+    device.give_up();
+    let mut left = Vec::new();
+    // More than a step has; nobody seals anything, so the engine could not go on for ever.
+    for _ in 0..1000 {
+        let progress = engine.run_next();
+        left.extend(std::iter::from_fn(|| engine.poll_output()));
+        if !matches!(progress, Progress::Ran(_)) {
+            return Some((progress, left));
+        }
+    }
+    panic!("a device that gave up ends its engine")
+}
+
+/// Sums of what such a device leaves are NaN, and would be taken for those of a bad step.
+#[test]
+fn nothing_leaves_a_stage_whose_device_gave_up() {
+    // Between the first pass and the sums of the step, which are its 25th operation.
+    for operations in [0, 5, 12, 23, 24] {
+        let Some((progress, left)) = given_up_after(operations) else { return };
+        let Progress::Faulted(DeviceFault::Sticky { code: 700, .. }) = progress else {
+            panic!("after {operations}: {progress:?}");
+        };
+        assert!(left.is_empty(), "after {operations}: {left:?}");
+    }
 }

@@ -148,7 +148,11 @@ impl Play {
             cluster: CLUSTER,
             node,
             boot: self.boots,
-            resources: Resources { memory: Bytes(1 << 30), speed_permille: 1000 },
+            resources: Resources {
+                memory: Bytes(1 << 30),
+                speed_permille: 1000,
+                class: zbelastic_consensus::class::DeviceClass::Processors,
+            },
             contact: Contact::of_node(node),
             controllers: self.controllers.keys().copied().collect(),
             timing: TIMING,

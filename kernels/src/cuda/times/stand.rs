@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::backend::Backend;
 use crate::cuda::device::{Device, Product};
 use crate::cuda::{CudaBackend, CudaDevice, DeviceFault};
 

@@ -158,7 +158,9 @@ impl Run {
         devices: Vec<Arc<D>>,
         (step_count, flop_per_s): (u64, f64),
     ) -> Row {
-        let round = round_on(&Devices(devices), case, self.kind, self.workers, step_count);
+        let opened = devices.into_iter().map(|device| ("the device".to_owned(), device)).collect();
+        let devices = Devices { opened, scratch: None };
+        let round = round_on(&devices, case, self.kind, self.workers, step_count);
         let figures = |round: PipelineRound| {
             let seconds = round.step.as_secs_f64();
             Figures {

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use zbelastic_consensus::class::DeviceKind;
 use zbelastic_consensus::job::JobPhase;
-use zbelastic_consensus::member::{Member, Standing};
+use zbelastic_consensus::member::{Member, Role, Standing};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_transport::Road as LaneRoad;
@@ -109,7 +110,8 @@ impl Controller {
             copies_stages: place.map_or_else(Vec::new, |(plan, stage)| {
                 plan.copied_by(stage).map(|of| of.0).collect()
             }),
-            device: "cpu".to_owned(),
+            device: member.resources.class.to_string(),
+            left_out: self.left_out(member),
             speed_permille: self.paces.speed_permille(node, member),
             memory_used: None,
             memory: member.resources.memory,
@@ -122,6 +124,19 @@ impl Controller {
                 (false, None) => Road::Down,
             },
         }
+    }
+
+    /// Why a worker has no part in the job and will have none, if that is so.
+    fn left_out(&self, member: &Member) -> Option<String> {
+        let state = self.core.state();
+        let job = state.job().filter(|job| job.under_way().is_ok())?;
+        let (own, wanted) = (member.resources.class, state.class_wanted());
+        if member.role != Role::Worker || !member.is_live() || wanted == Some(own) {
+            return None;
+        }
+        let wanted =
+            wanted.map_or_else(|| kind_text(job.spec.device).to_owned(), |w| w.to_string());
+        Some(format!("it computes on {own}, the job on {wanted}: their bits differ"))
     }
 
     pub(super) fn job_status(&self) -> Option<JobStatus> {
@@ -248,6 +263,13 @@ fn ranges(layers: &[u32]) -> String {
         at = end + 1;
     }
     text
+}
+
+const fn kind_text(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Processors => "processors",
+        DeviceKind::Cuda => "NVIDIA devices",
+    }
 }
 
 #[cfg(test)]

@@ -188,7 +188,14 @@ pub(in crate::cluster) mod tests {
     const NODES: [Seated; 3] = [seat(11), seat(12), seat(13)];
 
     const fn seat(node: u64) -> Seated {
-        (NodeId(node), Resources { memory: Bytes(0), speed_permille: 2000 })
+        (
+            NodeId(node),
+            Resources {
+                memory: Bytes(0),
+                speed_permille: 2000,
+                class: zbelastic_consensus::class::DeviceClass::Processors,
+            },
+        )
     }
 
     pub fn config() -> RunConfig {

@@ -161,12 +161,11 @@ impl Worker {
             // Whoever is planned in and loads nothing is planned out, and asked again later.
             Err(error) => return self.journal.log(format!("the job cannot be built: {error}")),
         };
-        let threads = self.setup.threads;
         let (config, job) = (&document.job.config, document.clone());
         let specs = model_layers(&config.model);
         let layer_bytes = specs.iter().map(layer_bytes).collect();
         let scratch = self.setup.identity.with_file_name(SECOND_STORE);
-        let job = DeviceJob { document: job, corpus, weights, threads, scratch };
+        let job = DeviceJob { document: job, corpus, weights, scratch };
         if let Err(error) = self.device.tell(DeviceInput::Begin(Box::new(job))) {
             self.ending = Some(Ending::Lost(error.to_string()));
             return;

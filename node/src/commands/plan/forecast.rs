@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 use zbelastic_consensus::plan::copies_at;
-use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
@@ -93,13 +92,11 @@ impl<'a> Forecast<'a> {
     /// # Errors
     /// If none fits.
     pub fn new(outlook: Outlook<'a>, compared: &[ScheduleKind]) -> Result<Self, Failure> {
-        let backend = CpuBackend::new(1)
-            .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
         let most = outlook.config.model.blocks as usize;
         let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
         let site = Site::new(outlook, nodes.clone());
         let chunks = outlook.config.chunks_per_stage;
-        let chosen = site.choose(&backend, (outlook.kinds, chunks), Limits::Kept);
+        let chosen = site.choose((outlook.kinds, chunks), Limits::Kept);
         let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
         let (mut rows, mut left_out) = (Vec::new(), Vec::new());
         let chosen = choice.plan.program.kind;
@@ -109,8 +106,8 @@ impl<'a> Forecast<'a> {
             let found = match is_chosen {
                 true => Ok(choice.clone()),
                 false => site
-                    .choose(&backend, (&[kind], chunks), Limits::Kept)
-                    .or_else(|_| site.choose(&backend, (&[kind], chunks), Limits::Ignored)),
+                    .choose((&[kind], chunks), Limits::Kept)
+                    .or_else(|_| site.choose((&[kind], chunks), Limits::Ignored)),
             };
             match found {
                 Ok(found) => rows.push(site.row(&found, is_chosen)),
@@ -123,7 +120,7 @@ impl<'a> Forecast<'a> {
         }
         let gap = span_lower_bound(&site.pace, &choice.plan)
             .map(|bound| (choice.prediction.period / bound - 1.0).max(0.0));
-        let losses = (1..=LOST_MAX).filter_map(|lost| site.worst_loss(&backend, lost)).collect();
+        let losses = (1..=LOST_MAX).filter_map(|lost| site.worst_loss(lost)).collect();
         Ok(Self { outlook, rows, left_out, gap, losses, choice, pace: site.pace, nodes })
     }
 
@@ -187,7 +184,6 @@ impl<'a> Site<'a> {
 
     fn choose(
         &self,
-        backend: &CpuBackend,
         (kinds, chunks_per_stage): (&[ScheduleKind], Option<u32>),
         limits: Limits,
     ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
@@ -210,7 +206,7 @@ impl<'a> Site<'a> {
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,
         };
-        choose(backend, request)
+        choose(&config.arithmetic.sizes(), request)
     }
 
     fn limit(&self, node: &NodeSpec) -> Bytes {
@@ -234,7 +230,7 @@ impl<'a> Site<'a> {
     }
 
     /// The loss of so many machines that costs most.
-    fn worst_loss(&self, backend: &CpuBackend, lost: usize) -> Option<Loss> {
+    fn worst_loss(&self, lost: usize) -> Option<Loss> {
         if self.nodes.len() <= lost {
             return None;
         }
@@ -244,7 +240,7 @@ impl<'a> Site<'a> {
             let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
             let Self { config, kinds, machines, local: pace, .. } = *self;
             let outlook = Outlook { config, kinds, machines, pace };
-            let then = after_loss(outlook, backend, &nodes.collect::<Vec<_>>());
+            let then = after_loss(outlook, &nodes.collect::<Vec<_>>());
             let nodes = gone.iter().map(|index| self.nodes[*index].name.clone()).collect();
             let loss = Loss { lost, nodes, then };
             if worst.as_ref().is_none_or(|worst| loss.is_worse_than(worst)) {
@@ -278,11 +274,11 @@ impl<'a> Site<'a> {
 }
 
 /// What a cluster goes on with on these nodes.
-fn after_loss(outlook: Outlook<'_>, backend: &CpuBackend, left: &[NodeSpec]) -> Option<AfterLoss> {
+fn after_loss(outlook: Outlook<'_>, left: &[NodeSpec]) -> Option<AfterLoss> {
     let mut because = None;
     for resort in outlook.config.resorts(left.len() as u32).ok()? {
         let site = Site::new(outlook, left[..resort.stage_count as usize].to_vec());
-        match site.choose(backend, (resort.kinds, resort.chunks_per_stage), Limits::Kept) {
+        match site.choose((resort.kinds, resort.chunks_per_stage), Limits::Kept) {
             Ok(choice) => {
                 return Some(AfterLoss {
                     stages: resort.stage_count,

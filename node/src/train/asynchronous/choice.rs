@@ -4,7 +4,6 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncProgram, AsyncProgramParseError, AsyncRequest,
     AsyncVariant, Dynamic, DynamicRule, generate_async,
@@ -53,12 +52,10 @@ pub fn choose_async(
         Some(path) if kind == AsyncKind::AmpNet => with_order(plan, path)?,
         Some(_) | None => plan,
     };
-    let backend = CpuBackend::new(1).map_err(|error| {
-        Failure::new(FailureCode::OutOfResource, format!("no processor to plan for: {error}"))
-    })?;
     let stages = || (0..worker_count).map(StageIndex);
-    let memory: Vec<StageMemory> =
-        stages().map(|stage| plan.stage_memory(&backend, &config.model, stage)).collect();
+    let memory: Vec<StageMemory> = stages()
+        .map(|stage| plan.stage_memory(&config.arithmetic.sizes(), &config.model, stage))
+        .collect();
     let sizes = stages().zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
     if let Some(limit) = config.stage_bytes_max.filter(|limit| needed > *limit) {

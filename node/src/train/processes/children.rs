@@ -10,8 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use zbelastic_types::Bytes;
+
+use crate::args::Device;
 use crate::cluster::home::Home;
 use crate::cluster::signals::LIFELINE_VARIABLE;
+use crate::config::size_text;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::train::folder::CLUSTER;
@@ -37,12 +41,37 @@ struct Process {
     arguments: Vec<String>,
 }
 
+/// What workers compute on.
+pub struct WorkerMachines {
+    /// Threads that compute, in each.
+    pub threads: usize,
+    /// NVIDIA devices, dealt out in turn; none if processors are meant.
+    pub devices: Vec<usize>,
+    /// What each may take of its device, for they do not know of each other.
+    pub memory: Option<Bytes>,
+}
+
+impl WorkerMachines {
+    /// What the worker of this number, counted from 0, is told.
+    fn device_arguments(&self, number: usize) -> Vec<String> {
+        if self.devices.is_empty() {
+            return Vec::new();
+        }
+        let device = Device::Cuda(self.devices[number % self.devices.len()]);
+        let mut arguments = vec!["--device".to_owned(), device.to_string()];
+        if let Some(memory) = self.memory {
+            arguments.extend(["--memory".to_owned(), size_text(memory)]);
+        }
+        arguments
+    }
+}
+
 /// The processes of a run.
 pub struct Children {
     program: PathBuf,
     folder: PathBuf,
     address: String,
-    threads: usize,
+    workers: WorkerMachines,
     processes: BTreeMap<String, Process>,
 }
 
@@ -51,7 +80,7 @@ impl Children {
     ///
     /// # Errors
     /// If there is no place or no port for them.
-    pub fn new(folder: &Path, threads: usize) -> Result<Self, Failure> {
+    pub fn new(folder: &Path, workers: WorkerMachines) -> Result<Self, Failure> {
         let folder = folder.join(CLUSTER);
         let wrong = |error: io::Error| Failure::new(FailureCode::OutOfResource, error.to_string());
         fs::create_dir_all(&folder).map_err(wrong)?;
@@ -66,7 +95,7 @@ impl Children {
             Err(error) => return Err(Failure::new(FailureCode::WrongState, error.to_string())),
         };
         let address = address.to_string();
-        Ok(Self { program, folder, address, threads, processes: BTreeMap::new() })
+        Ok(Self { program, folder, address, workers, processes: BTreeMap::new() })
     }
 
     /// Where the controller is reached.
@@ -102,7 +131,7 @@ impl Children {
     /// # Errors
     /// If one cannot be started.
     pub fn start_workers(&mut self, count: u32, token: &str) -> Result<(), Failure> {
-        let (address, threads) = (self.address.clone(), self.threads.to_string());
+        let (address, threads) = (self.address.clone(), self.workers.threads.to_string());
         for number in 1..=count {
             let name = format!("worker-{number}");
             let arguments = [
@@ -120,7 +149,9 @@ impl Children {
                 "--spot",
                 "none",
             ];
-            self.start(&name, arguments.map(str::to_owned).to_vec())?;
+            let mut arguments = arguments.map(str::to_owned).to_vec();
+            arguments.extend(self.workers.device_arguments(number as usize - 1));
+            self.start(&name, arguments)?;
         }
         Ok(())
     }

@@ -1,0 +1,47 @@
+//! What a device is and has, found out before anything is compiled or kept.
+
+use super::compiler::Compiler;
+use super::driver::CudaDevice;
+use super::error::{CompileError, Library, OpenError};
+use super::library::require;
+use super::listing::{DeviceInfo, choose, devices, driver_version};
+use super::products::library_version;
+use super::source::Precision;
+
+/// A device that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// What it is.
+    pub info: DeviceInfo,
+    /// cublasLt's, as the library counts: 130100 for 13.1.
+    pub library_version: u64,
+    /// Memory that nobody has now.
+    pub free_bytes: u64,
+}
+
+impl Probe {
+    /// All that results depend on beside the run and this program: devices with the same class give the
+    /// same bits.
+    #[must_use]
+    pub fn class(&self) -> String {
+        let Self { info, library_version, .. } = self;
+        format!("{}, {}, cublasLt {library_version}", info.name, info.architecture)
+    }
+}
+
+/// Looks at device `index` and at everything that it needs to be opened.
+///
+/// # Errors
+/// If something is missing, too old, absent or refused; each says what to do.
+pub fn probe(index: usize) -> Result<Probe, OpenError> {
+    let driver = driver_version()?;
+    let info = choose(&devices()?, index)?.clone();
+    let compiler = Compiler::find()?.version();
+    require(Library::CublasLt)?;
+    if compiler.major > driver.major {
+        return Err(CompileError::DriverTooOld { driver, compiler }.into());
+    }
+    let device = CudaDevice::begin(info.clone(), Precision::F32)?;
+    let free_bytes = device.memory()?.free_bytes;
+    Ok(Probe { info, library_version: library_version(), free_bytes })
+}

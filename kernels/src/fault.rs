@@ -1,0 +1,99 @@
+//! What ends a device for its process. Whoever owns a backend asks for it before anything that was
+//! computed leaves: [`crate::Backend::fault`].
+
+/// The driver refused a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceFault {
+    /// Memory could not be had.
+    #[error(
+        "the device has no {asked_bytes} bytes left, {free_bytes} of {total_bytes} are free; \
+         a smaller train.microbatch, memory.recompute, memory.offload or more stages need less"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        asked_bytes: u64,
+        /// What was free then.
+        free_bytes: u64,
+        /// What the device has.
+        total_bytes: u64,
+    },
+    /// The device is in a state that only a new process gets out of.
+    #[error(
+        "{call}: {name} ({code}): the device gave up in an earlier operation and every later call \
+         fails alike; restart this process, and look at `dmesg` for lines with Xid if it comes back"
+    )]
+    Sticky {
+        /// The call that told it.
+        call: &'static str,
+        /// CUresult.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// Anything else.
+    #[error("{call}: {name} ({code}); this should not happen with a healthy driver, report it")]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// CUresult, or cublasStatus_t of products.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// No algorithm for a product of this shape.
+    #[error(
+        "cublasLt {library_version} has no algorithm for the product {product} within \
+         {workspace_bytes} bytes of workspace"
+    )]
+    NoAlgorithm {
+        /// The product's key.
+        product: String,
+        /// cublasLt's version.
+        library_version: u64,
+        /// The workspace's size.
+        workspace_bytes: u64,
+    },
+    /// The algorithm that was pinned for a product is not one of this library's.
+    #[error(
+        "the algorithm pinned for the product {product} was made with cublasLt {pinned_version}, \
+         found {library_version}; install that version, or begin a new run"
+    )]
+    OtherLibrary {
+        /// The product's key.
+        product: String,
+        /// The version of the pin.
+        pinned_version: u64,
+        /// The version found.
+        library_version: u64,
+    },
+}
+
+/// CUresults after which a context is lost, by the driver's documentation.
+const STICKY: [u32; 10] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 719];
+
+impl DeviceFault {
+    /// The fault behind a driver's code that is not success.
+    #[must_use]
+    pub fn of_code(call: &'static str, code: u32, name: String) -> Self {
+        if STICKY.contains(&code) {
+            Self::Sticky { call, code, name }
+        } else {
+            Self::Refused { call, code, name }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DeviceFault;
+
+    #[test]
+    fn codes_that_lose_the_context_are_sticky() {
+        let is_sticky = |code| {
+            let fault = DeviceFault::of_code("cuLaunchKernel", code, String::new());
+            matches!(fault, DeviceFault::Sticky { .. })
+        };
+        assert!([700, 719, 214].into_iter().all(is_sticky));
+        assert!(![1, 2, 201, 209, 701].into_iter().any(is_sticky));
+    }
+}

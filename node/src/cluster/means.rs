@@ -1,0 +1,54 @@
+//! What a worker brings to a cluster, found out before anything is asked of one.
+
+use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName};
+use zbelastic_consensus::member::Resources;
+use zbelastic_kernels::cuda::Probe;
+use zbelastic_types::Bytes;
+
+use super::start::WorkerMeans;
+use crate::args::{Device, JoinArgs, RoleArg};
+use crate::device::look_at;
+use crate::failure::Failure;
+use crate::machine::{core_count, memory_total};
+
+/// What a worker brings, and what it computes with: processors, or the device that was found.
+pub fn means(args: &JoinArgs, probe: Option<&Probe>) -> WorkerMeans {
+    let resources = match probe {
+        None => {
+            let memory = args.memory.or_else(memory_total).unwrap_or(Bytes(0));
+            let speed_permille = 1000 * u32::try_from(threads_of(args)).unwrap_or(1);
+            Resources { memory, speed_permille, class: DeviceClass::Processors }
+        }
+        Some(probe) => {
+            let memory = args.memory.unwrap_or(Bytes(probe.free_bytes));
+            // The least that a multiprocessor does, whatever the model: it bounds how long an operation
+            // may take before it is held for hung, and nodes of one job have the same.
+            let speed_permille = 1000 * probe.info.multiprocessor_count.max(1);
+            Resources { memory, speed_permille, class: DeviceClass::Cuda(device_name(probe)) }
+        }
+    };
+    WorkerMeans { resources, data_paths: args.data_path.clone(), spot: args.spot }
+}
+
+/// Threads that compute.
+pub fn threads_of(args: &JoinArgs) -> usize {
+    args.threads.map_or_else(core_count, |threads| threads as usize)
+}
+
+/// The class of a device as it is agreed on.
+fn device_name(probe: &Probe) -> DeviceName {
+    let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
+    let text: String = probe.class().chars().map(printable).take(DEVICE_NAME_BYTES_MAX).collect();
+    DeviceName::new(&text).expect("a class has a comma at least")
+}
+
+/// Looks at the device that was named, before anything is asked of a cluster.
+///
+/// # Errors
+/// If it cannot be used.
+pub fn probe_of(args: &JoinArgs) -> Result<Option<Probe>, Failure> {
+    match (args.device, args.role) {
+        (Device::Cpu, _) | (Device::Cuda(_), Some(RoleArg::Controller)) => Ok(None),
+        (Device::Cuda(index), Some(RoleArg::Worker) | None) => look_at(index).map(Some),
+    }
+}

@@ -1,0 +1,54 @@
+//! On what kind of device a run computes, and in which type: part of its arithmetic, so part of the job.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_kernels::{DeviceSizes, Precision};
+
+/// What results depend on beside the model and the batch. A document from before there was a choice
+/// is of processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArithmeticConfig {
+    /// The kind of devices.
+    pub device: DeviceKind,
+    /// The type of activations.
+    pub precision: PrecisionChoice,
+}
+
+/// A kind of devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceKind {
+    /// Processor cores.
+    #[default]
+    Cpu,
+    /// NVIDIA devices.
+    Cuda,
+}
+
+/// The type that activations have in memory and in products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PrecisionChoice {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16, with sums, weights and moments in 32-bit floats.
+    Bf16,
+}
+
+impl ArithmeticConfig {
+    /// The type of activations, for kernels.
+    #[must_use]
+    pub const fn precision(self) -> Precision {
+        match self.precision {
+            PrecisionChoice::F32 => Precision::F32,
+            PrecisionChoice::Bf16 => Precision::Bf16,
+        }
+    }
+
+    /// How many bytes things take there: what a plan is made with.
+    #[must_use]
+    pub const fn sizes(self) -> DeviceSizes {
+        match self.device {
+            DeviceKind::Cpu => DeviceSizes::Processors,
+            DeviceKind::Cuda => DeviceSizes::Cuda(self.precision()),
+        }
+    }
+}

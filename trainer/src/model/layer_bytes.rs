@@ -1,0 +1,35 @@
+//! What a layer's state takes on a device: claimed by plans, asserted where it is allocated.
+
+use zbelastic_kernels::ByteCounts;
+use zbelastic_types::Bytes;
+
+use super::config::ModelConfig;
+use super::parts::LayerParts;
+use super::tensors::LayerSpec;
+
+/// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices in
+/// the form products read.
+#[must_use]
+pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+    const BUFFERS: u64 = 5;
+    Bytes(BUFFERS * backend.buffer_bytes(spec.len())) + matrix_bytes(backend, model, spec)
+}
+
+/// What a layer takes on which the optimizer is replayed.
+#[must_use]
+pub fn replayed_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
+    const BUFFERS: u64 = 4;
+    Bytes(BUFFERS * backend.buffer_bytes(spec.len()))
+}
+
+/// What a layer takes that is read and not trained.
+#[must_use]
+pub fn frozen_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+    Bytes(backend.buffer_bytes(spec.len())) + matrix_bytes(backend, model, spec)
+}
+
+fn matrix_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+    let parts = LayerParts::new(model, spec);
+    let matrices = parts.matrices().into_iter();
+    Bytes(matrices.map(|linear| backend.matrix_bytes(linear.shape)).sum())
+}
