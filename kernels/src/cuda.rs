@@ -31,6 +31,7 @@ mod norm;
 mod optimizer;
 mod products;
 pub mod source;
+mod squares;
 pub mod times;
 mod transfer;
 

@@ -14,11 +14,11 @@ use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::source::Precision;
-use super::{activation, attention, embed, head, linear, norm, optimizer, transfer};
+use super::{activation, attention, embed, head, linear, norm, optimizer, squares, transfer};
 use crate::backend::{
-    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SquareSum, Turn, View, ViewMut,
+    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
+    MatrixShape, Norm, NormGradient, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
 };
 
 /// A device with its memory.
@@ -381,7 +381,11 @@ impl<D: Device> Backend for CudaBackend<D> {
             nonfinite: x.range.len() as u64,
         };
         let nothing = || tensors.iter().map(lost).collect();
-        self.ask(None, || optimizer::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
+        self.ask(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
+    }
+
+    fn form_optimizer(&self) -> Option<&dyn FormOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
+        Some(self)
     }
 
     fn adamw_candidate(
@@ -395,8 +399,9 @@ impl<D: Device> Backend for CudaBackend<D> {
         candidate: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        let state = [w, m, v, g];
-        self.run(|| optimizer::candidate(self, &range, state, numbers, candidate, matrices));
+        let (runs, state) = (optimizer::run(range, numbers), UpdateState { w, m, v, g });
+        let to = optimizer::Candidate::Beside(candidate);
+        self.run(|| optimizer::candidate(self, &runs, &state, &to, matrices));
     }
 
     fn adamw_commit(
@@ -407,7 +412,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
     ) {
-        self.run(|| optimizer::commit(self, &range, g, numbers, m, v));
+        let state = optimizer::InPlace { w: None, m, v };
+        self.run(|| optimizer::in_place(self, &optimizer::run(range, numbers), g, &state, &[]));
     }
 
     fn adamw_in_place(
@@ -420,20 +426,33 @@ impl<D: Device> Backend for CudaBackend<D> {
         v: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        self.run(|| optimizer::in_place(self, &range, g, numbers, [w, m, v], matrices));
+        let state = optimizer::InPlace { w: Some(w), m, v };
+        let runs = optimizer::run(range, numbers);
+        self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{CudaBackend, CudaBuffer, CudaDevice, CudaMatrix};
+impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
+    fn candidate(
+        &self,
+        runs: &[AdamWRun],
+        state: UpdateState<'_, CudaBuffer<D>>,
+        rest: &mut CudaBuffer<D>,
+        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
+    ) {
+        let to = optimizer::Candidate::Rest(rest);
+        self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
+    }
 
-    /// A stage's thread is given its backend and what is on it.
-    #[test]
-    fn a_backend_may_move_to_another_thread() {
-        const fn is_send<T: Send>() {}
-        is_send::<CudaBackend>();
-        is_send::<CudaBuffer<CudaDevice>>();
-        is_send::<CudaMatrix<CudaDevice>>();
+    fn commit(
+        &self,
+        runs: &[AdamWRun],
+        g: &CudaBuffer<D>,
+        w: &mut CudaBuffer<D>,
+        m: &mut CudaBuffer<D>,
+        v: &mut CudaBuffer<D>,
+    ) {
+        let state = optimizer::InPlace { w: Some(w), m, v };
+        self.run(|| optimizer::in_place(self, runs, g, &state, &[]));
     }
 }

@@ -41,9 +41,9 @@ pub enum Kernel {
     FlashBackwardKeys64,
     FlashBackwardKeys128,
     AdamwCandidate,
-    AdamwCommit,
     AdamwInPlace,
-    SumSquares,
+    PieceSquares,
+    TensorSquares,
     Fingerprint,
 }
 
@@ -82,9 +82,9 @@ impl Kernel {
         Self::FlashBackwardKeys64,
         Self::FlashBackwardKeys128,
         Self::AdamwCandidate,
-        Self::AdamwCommit,
         Self::AdamwInPlace,
-        Self::SumSquares,
+        Self::PieceSquares,
+        Self::TensorSquares,
         Self::Fingerprint,
     ];
 
@@ -123,9 +123,9 @@ impl Kernel {
             Self::FlashBackwardKeys64 => ("flash_backward_keys_64", File::Flash),
             Self::FlashBackwardKeys128 => ("flash_backward_keys_128", File::Flash),
             Self::AdamwCandidate => ("adamw_candidate", File::Optimizer),
-            Self::AdamwCommit => ("adamw_commit", File::Optimizer),
             Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
-            Self::SumSquares => ("sum_squares", File::Optimizer),
+            Self::PieceSquares => ("piece_squares", File::Optimizer),
+            Self::TensorSquares => ("tensor_squares", File::Optimizer),
             Self::Fingerprint => ("fingerprint", File::Optimizer),
         }
     }
