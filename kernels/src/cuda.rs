@@ -24,6 +24,7 @@ mod error;
 mod head;
 pub mod kernel;
 pub mod library;
+pub mod limits;
 mod linear;
 mod listing;
 mod memory;

@@ -253,10 +253,10 @@ pub struct Launch {
 
 /// Kernels count threads in 32 bits where they divide by a row's length: divisions of 64 bits would
 /// take longer than the memory does. The last block may count beyond the things there are.
-const THINGS_MAX: usize = (u32::MAX as usize) - 1024;
+pub(super) const THINGS_MAX: usize = (u32::MAX as usize) - 1024;
 
 /// Blocks in the second direction, at most: the hardware's limit.
-const GRID_Y_MAX: usize = 65_535;
+pub(super) const GRID_Y_MAX: usize = 65_535;
 
 impl Launch {
     /// One thread for each of `count` things.

@@ -16,7 +16,7 @@ use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
 use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{OperationTime, Rates, Sizes, Stand, measure};
+use zbelastic_kernels::cuda::times::{OperationTime, Rates, Sizes, Stand, measure, optimism};
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 
 use super::out_of_resource;
@@ -48,6 +48,8 @@ struct OfType {
     /// Of a large product.
     flop_per_s: f64,
     operations: Vec<Operation>,
+    /// What an update before its verdict takes of one in place.
+    optimism: Option<f64>,
     models: Vec<models::Row>,
 }
 
@@ -145,6 +147,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let measured = measure(&stand, Sizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
     drop(stand);
     let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
+    let optimism = optimism(&operations);
     let operation = |OperationTime { name, us, floor_us }| Operation { name, us, floor_us };
     let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
     let activations = name_of(precision);
@@ -157,6 +160,9 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     for Operation { name, us, floor_us } in &operations {
         let share = 100.0 * floor_us / us;
         tell.line(&format!("{name:<18} {us:>10.1} {floor_us:>10.1} {share:>6.0}%"))?;
+    }
+    if let Some(ratio) = optimism {
+        tell.line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
     }
     tell.line(&format!(
         "\n{:<10} {:>5} {:>7} {:<9} {:>9} {:>10} {:>6} {:>7}",
@@ -171,7 +177,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         tell.line(&line_of(&row))?;
         rows.push(row);
     }
-    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows })
+    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, optimism, models: rows })
 }
 
 fn line_of(row: &models::Row) -> String {

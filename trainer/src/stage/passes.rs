@@ -250,8 +250,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
-        let layers = self.layers();
-        layers.flat_map(|layer| square_sums(&self.backend, layer)).collect()
+        square_sums(&self.backend, self.layers())
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
