@@ -271,6 +271,10 @@ pub trait Backend {
         self.allocate(len)
     }
 
+    /// The end of an operation that the caller knows as one: what a device has put off to tell it at once
+    /// is told now. Whatever the host reads is complete without this.
+    fn flush(&self) {}
+
     /// Half the distance between one and the next number of the type of activations.
     fn rounding(&self) -> f64 {
         f64::from(f32::EPSILON) / 2.0

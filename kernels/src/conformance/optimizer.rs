@@ -16,7 +16,8 @@ pub fn square_sums<B: Backend>(devices: &[B]) {
         for len in [0, 1, 17, 1023, 16_384, 16_387, SQUARE_SUM_CHUNK + 1, 9 * SQUARE_SUM_CHUNK + 5]
         {
             // All bits of a float, in many sizes: their squares do not add up without rounding.
-            let x: Vec<f32> = floats(len, 1).into_iter().map(|x| 1.0 / (1e-6 + x.powi(4))).collect();
+            let x: Vec<f32> =
+                floats(len, 1).into_iter().map(|x| 1.0 / (1e-6 + x.powi(4))).collect();
             sums.push(square_sum(device, &x));
         }
         if index == 0 {

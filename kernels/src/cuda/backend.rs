@@ -13,6 +13,8 @@ use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
+use super::recorder::{GraphCounts, Graphs, Recorder};
+use super::segments::Limits;
 use super::source::Precision;
 use super::{activation, attention, embed, head, linear, norm, optimizer, squares, transfer};
 use crate::backend::{
@@ -23,7 +25,7 @@ use crate::backend::{
 
 /// A device with its memory.
 pub struct CudaBackend<D: Device = CudaDevice> {
-    device: Arc<D>,
+    device: Arc<Recorder<D>>,
     arena: Arena<D>,
     scratch: Scratch<D>,
     fault: RefCell<Option<DeviceFault>>,
@@ -36,10 +38,17 @@ pub struct CudaMatrix<D: Device> {
 }
 
 impl<D: Device> CudaBackend<D> {
-    /// On this device.
+    /// On this device. What it is told again and again becomes graphs.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
+        Self::with_graphs(device, Graphs::On(Limits::PLAIN))
+    }
+
+    /// The same with or without graphs, which change no result.
+    #[must_use]
+    pub fn with_graphs(device: Arc<D>, graphs: Graphs) -> Self {
         let (arena, scratch) = (Arena::new(), Scratch::new());
+        let device = Arc::new(Recorder::new(device, graphs));
         Self { device, arena, scratch, fault: RefCell::new(None) }
     }
 
@@ -55,7 +64,13 @@ impl<D: Device> CudaBackend<D> {
         self.ask(0, || optimizer::fingerprint(self, &x))
     }
 
-    pub(super) fn device(&self) -> &D {
+    /// How the device was told what to do.
+    #[must_use]
+    pub fn graph_counts(&self) -> GraphCounts {
+        self.device.counts()
+    }
+
+    pub(super) fn device(&self) -> &Recorder<D> {
         &self.device
     }
 
@@ -127,6 +142,10 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Row, len)
+    }
+
+    fn flush(&self) {
+        self.run(|| self.device.flush());
     }
 
     fn rounding(&self) -> f64 {

@@ -149,7 +149,7 @@ fn pair(words: &[u32]) -> u64 {
 }
 
 /// A kernel's arguments, as the driver wants them: in memory, with a pointer to each.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
@@ -228,6 +228,13 @@ impl Arguments {
         self.push(addresses.chain(words.chunks(2).map(pair)))
     }
 
+    /// Appends all that they say, their number and lengths included.
+    pub(super) fn write_words(&self, words: &mut Vec<u64>) {
+        words.extend([self.starts.len() as u64, self.words.len() as u64]);
+        words.extend(self.starts.iter().map(|start| *start as u64));
+        words.extend(&self.words);
+    }
+
     /// A pointer to each argument. The device's code knows how long each is.
     #[must_use]
     pub fn pointers(&self) -> Vec<*mut c_void> {
@@ -237,7 +244,7 @@ impl Arguments {
 }
 
 /// What a device is told to run.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel.
     pub kernel: Kernel,

@@ -225,6 +225,10 @@ impl<B: Backend> Workbench for Bench<B> {
         self.chunks.values().map(ChunkBench::slots_taken).sum()
     }
 
+    fn flush(&mut self) {
+        self.backend.flush();
+    }
+
     fn drop_passes(&mut self) {
         self.result = None;
         self.store.clear();
