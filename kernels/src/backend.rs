@@ -16,6 +16,11 @@
 
 use std::ops::Range;
 
+mod update;
+
+pub use self::update::{
+    AdamWNumbers, AdamWRun, FormOptimizer, MatrixPart, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
+};
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
 use crate::sizes::ByteCounts;
@@ -241,54 +246,6 @@ pub struct EarlierSlice<'a, B> {
     pub key_value_gradient: &'a mut B,
 }
 
-/// A sum of squares over a tensor, in f64.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SquareSum {
-    /// In index order within chunks of [`SQUARE_SUM_CHUNK`] elements, chunks in order.
-    pub sum: f64,
-    /// Elements that are NaN or infinite.
-    pub nonfinite: u64,
-}
-
-/// Elements summed as one chain in [`Backend::sum_squares`].
-pub const SQUARE_SUM_CHUNK: usize = 65_536;
-
-/// The numbers of one AdamW step, rounded once (Loshchilov and Hutter, arXiv 1711.05101). For each
-/// element, without fused multiply-add and in this order:
-/// `g' = clip * g`, `w = w * decay`, `m = m * beta1 + g' * beta1_rest`,
-/// `v = v * beta2 + (beta2_rest * g') * g'`, `d = sqrt(v) / correction2 + epsilon`,
-/// `w = w + (step * m) / d`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWNumbers {
-    /// `1 - lr * weight_decay`.
-    pub decay: f32,
-    /// First moment's decay.
-    pub beta1: f32,
-    /// `1 - beta1`.
-    pub beta1_rest: f32,
-    /// Second moment's decay.
-    pub beta2: f32,
-    /// `1 - beta2`.
-    pub beta2_rest: f32,
-    /// `sqrt(1 - beta2^k)`.
-    pub correction2: f32,
-    /// Added to the denominator.
-    pub epsilon: f32,
-    /// `-lr / (1 - beta1^k)`.
-    pub step: f32,
-    /// The clip coefficient.
-    pub clip: f32,
-}
-
-/// A linear layer's matrix and where its parameters lie in their buffer.
-#[derive(Debug)]
-pub struct MatrixPart<'a, M> {
-    /// The parameters, `outputs` by `inputs` in row-major order.
-    pub range: Range<usize>,
-    /// The form in which products read them.
-    pub matrix: &'a mut M,
-}
-
 /// A device that holds tensors and does arithmetic on them.
 pub trait Backend: ByteCounts {
     /// A run of 32-bit floats in the device's memory.
@@ -321,6 +278,10 @@ pub trait Backend: ByteCounts {
     fn allocate_rows(&self, len: usize) -> Result<Self::Buffer, AllocateError> {
         self.allocate(len)
     }
+
+    /// The end of an operation that the caller knows as one: what a device has put off to tell it at once
+    /// is told now. Whatever the host reads is complete without this.
+    fn flush(&self) {}
 
     /// Half the distance between one and the next number of the type of activations.
     fn rounding(&self) -> f64 {
@@ -558,11 +519,18 @@ pub trait Backend: ByteCounts {
     /// The sum of squares of a tensor.
     fn sum_squares(&self, x: View<'_, Self::Buffer>) -> SquareSum;
 
-    /// The sums of squares of many tensors, in one go where a device gains by it.
+    /// The sums of squares of many tensors, each that of [`Backend::sum_squares`]; in one go where a
+    /// device gains by it.
     fn sum_squares_of_each(&self, tensors: &[View<'_, Self::Buffer>]) -> Vec<SquareSum> {
         let sum =
             |x: &View<'_, Self::Buffer>| self.sum_squares(View::new(x.buffer, x.range.clone()));
         tensors.iter().map(sum).collect()
+    }
+
+    /// How an update ahead of its verdict is computed where candidates are forms; nothing where they lie
+    /// beside the state, as [`Backend::adamw_candidate`] leaves them.
+    fn form_optimizer(&self) -> Option<&dyn FormOptimizer<Self::Buffer, Self::Matrix>> {
+        None
     }
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`

@@ -24,7 +24,9 @@ pub use embed::embedding;
 pub use head::{head, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use norm::norms;
-pub use optimizer::{adamw_loads_matrices, adamw_meets_the_bits, square_sums};
+pub use optimizer::{
+    adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_forms, square_sums,
+};
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
 
@@ -46,7 +48,8 @@ macro_rules! conformance {
             linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
-            adamw_loads_matrices, attention_slices, slices_are_the_whole
+            adamw_loads_matrices, attention_slices, slices_are_the_whole,
+            candidates_that_are_forms
         }
     };
     (@list (); $($test:ident),*) => {

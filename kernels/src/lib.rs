@@ -18,9 +18,10 @@ pub mod reference;
 mod sizes;
 
 pub use backend::{
-    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
+    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
+    MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, UpdateState, View,
+    ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;

@@ -15,6 +15,10 @@ pub trait ByteCounts {
 
     /// Bytes a buffer of `len` activations takes.
     fn rows_bytes(&self, len: usize) -> u64;
+
+    /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
+    /// ([`crate::Backend::form_optimizer`]).
+    fn has_candidates_in_forms(&self) -> bool;
 }
 
 /// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's algorithm
@@ -31,6 +35,13 @@ pub enum DeviceSizes {
 }
 
 impl ByteCounts for DeviceSizes {
+    fn has_candidates_in_forms(&self) -> bool {
+        match self {
+            Self::Processors => false,
+            Self::Cuda(_) => true,
+        }
+    }
+
     fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
         match self {
             Self::Processors => crate::cpu::matrix_bytes(shape),

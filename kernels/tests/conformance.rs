@@ -1,6 +1,7 @@
 //! The suite on the processor: every instruction set there is, with one to three threads.
 
-use zbelastic_kernels::{CpuBackend, InstructionSet};
+use zbelastic_kernels::conformance::floats;
+use zbelastic_kernels::{Backend, CpuBackend, InstructionSet, SQUARE_SUM_CHUNK, View, ViewMut};
 
 fn devices() -> Vec<CpuBackend> {
     let mut devices = Vec::new();
@@ -13,3 +14,21 @@ fn devices() -> Vec<CpuBackend> {
 }
 
 zbelastic_kernels::conformance!(cpu, devices);
+
+/// A processor's definition, to the bit: index order within chunks, chunks in order.
+#[test]
+fn squares_are_chains_in_order() {
+    for len in [0, 1, 17, SQUARE_SUM_CHUNK, SQUARE_SUM_CHUNK + 1, 9 * SQUARE_SUM_CHUNK + 5] {
+        let x = floats(len + 2, 1);
+        let chain =
+            |chunk: &[f32]| chunk.iter().fold(0.0, |sum, x| sum + f64::from(*x) * f64::from(*x));
+        let chunks = x[1..=len].chunks(SQUARE_SUM_CHUNK).map(chain);
+        let expected: f64 = chunks.fold(0.0, |sum, chunk| sum + chunk);
+        for device in devices() {
+            let mut buffer = device.allocate(len + 2).expect("memory for a test");
+            device.upload(&x, ViewMut::new(&mut buffer, 0..len + 2));
+            let found = device.sum_squares(View::new(&buffer, 1..len + 1));
+            assert_eq!(found.sum.to_bits(), expected.to_bits(), "{len} elements");
+        }
+    }
+}

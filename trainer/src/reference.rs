@@ -14,7 +14,7 @@ use crate::data::{Batch, BatchSource};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Live, Logits, PassStash, Scratch, Space, model_layers,
+    Chunk, Context, LayerRange, LayerState, Logits, PassStash, Scratch, Space, model_layers,
     slice_angles,
 };
 use crate::optimizer::{Update, clip_coefficient, update_in_place};
@@ -250,7 +250,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
                     self.backend.upload(&floats, ViewMut::new(buffer, tensor.range.clone()));
                 }
             }
-            layer.set_live(&self.backend, Live::State);
+            layer.put_state_in_force(&self.backend);
         }
     }
 

@@ -2,26 +2,56 @@
 
 use super::probe::{download, floats, matrix, poisoned, poisoned_rows, upload, upload_rows};
 use crate::backend::{
-    AdamWNumbers, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
-    SQUARE_SUM_CHUNK, View,
+    AdamWNumbers, AdamWRun, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
+    SQUARE_SUM_CHUNK, UpdateState, View,
 };
 use crate::reference::{AdamWState, adamw};
 
-/// Index order within chunks, chunks in order, to the bit; what is not finite is counted.
+/// Near the sum in f64, the same wherever the tensor lies and whoever is summed beside it; what is not
+/// finite is counted.
 pub fn square_sums<B: Backend>(devices: &[B]) {
-    for len in [0, 1, 17, SQUARE_SUM_CHUNK, SQUARE_SUM_CHUNK + 1, 9 * SQUARE_SUM_CHUNK + 5] {
-        let x = floats(len + 2, 1);
-        let chain =
-            |chunk: &[f32]| chunk.iter().fold(0.0, |sum, x| sum + f64::from(*x) * f64::from(*x));
-        let chunks = x[1..=len].chunks(SQUARE_SUM_CHUNK).map(chain);
-        let expected: f64 = chunks.fold(0.0, |sum, chunk| sum + chunk);
-        for device in devices {
-            let buffer = upload(device, &x);
-            let found = device.sum_squares(View::new(&buffer, 1..len + 1));
-            assert_eq!(found.sum.to_bits(), expected.to_bits(), "{len} elements");
-            assert_eq!(found.nonfinite, 0);
+    let mut first = Vec::new();
+    for (index, device) in devices.iter().enumerate() {
+        let mut sums = Vec::new();
+        for len in [0, 1, 17, 1023, 16_384, 16_387, SQUARE_SUM_CHUNK + 1, 9 * SQUARE_SUM_CHUNK + 5]
+        {
+            // All bits of a float, in many sizes: their squares do not add up without rounding.
+            let x: Vec<f32> =
+                floats(len, 1).into_iter().map(|x| 1.0 / (1e-6 + x.powi(4))).collect();
+            sums.push(square_sum(device, &x));
         }
+        if index == 0 {
+            first.clone_from(&sums);
+        }
+        assert_eq!(sums, first, "device {index} gives the bits of the first");
     }
+    squares_not_finite(devices);
+}
+
+/// The bits of the sum of squares of `x`.
+fn square_sum<B: Backend>(device: &B, x: &[f32]) -> u64 {
+    let expected: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+    // Twice, in different places, with something between.
+    let (len, second) = (x.len(), x.len() + 7);
+    let padded = [&[f32::NAN][..], x, &[f32::INFINITY; 6], x].concat();
+    let buffer = upload(device, &padded);
+    let views = [1..len + 1, len + 1..len + 1, second..second + len];
+    let views = views.map(|range| View::new(&buffer, range));
+    let found = device.sum_squares_of_each(&views);
+    assert_eq!(found.len(), views.len());
+    let alone = views.map(|view| device.sum_squares(view));
+    for (found, alone) in found.iter().zip(&alone) {
+        assert_eq!(found.sum.to_bits(), alone.sum.to_bits(), "{len} elements among others");
+        assert_eq!((found.nonfinite, alone.nonfinite), (0, 0));
+    }
+    let [one, nothing, other] = alone;
+    assert_eq!(one.sum.to_bits(), other.sum.to_bits(), "{len} elements elsewhere");
+    assert_eq!(nothing.sum.to_bits(), 0.0f64.to_bits());
+    assert!((one.sum - expected).abs() <= 1e-12 * expected, "{}, expected {expected}", one.sum);
+    one.sum.to_bits()
+}
+
+fn squares_not_finite<B: Backend>(devices: &[B]) {
     for device in devices {
         let mut x = floats(1000, 2);
         (x[3], x[500], x[999]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
@@ -128,6 +158,76 @@ pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
             same_bits(&products(device, shape, &ahead[index]), &loaded);
             same_bits(&products(device, shape, &plain[index]), &loaded);
         }
+    }
+}
+
+/// Where candidates are forms: the forms, what lies in none of them, and the state after the commit are
+/// those of the step in place, and a candidate alone changes nothing of the state.
+pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
+    let shapes =
+        [MatrixShape { outputs: 50, inputs: 400 }, MatrixShape { outputs: 400, inputs: 7 }];
+    let lens = shapes.map(|shape| shape.outputs * shape.inputs);
+    let starts = [5, 5 + lens[0] + 3];
+    let len = starts[1] + lens[1] + 2000;
+    // More runs than a device may take at once, each with numbers of its own. One holds a matrix and what
+    // lies beside it.
+    let mut ends = vec![5, starts[1] - 2, starts[1], starts[1] + lens[1]];
+    ends.extend((starts[1] + lens[1]..len).step_by(100).skip(1).chain([len]));
+    let run = |(index, end): (usize, &usize)| {
+        let start = if index == 0 { 0 } else { ends[index - 1] };
+        AdamWRun { range: start..*end, numbers: numbers_of(index) }
+    };
+    let runs: Vec<AdamWRun> = ends.iter().enumerate().map(run).collect();
+    for device in devices {
+        let Some(optimizer) = device.form_optimizer() else { return };
+        let forms =
+            || shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
+        let (mut ahead, mut plain) = (forms(), forms());
+        let buffers = || [1, 2, 3].map(|seed| upload(device, &floats(len, seed)));
+        let ([mut w, mut m, mut v], g) = (buffers(), upload(device, &floats(len, 4)));
+        let rest_len = len - lens.iter().sum::<usize>();
+        let mut rest = poisoned(device, rest_len);
+        let state = UpdateState { w: &w, m: &m, v: &v, g: &g };
+        let mut parts = place(&mut ahead, &starts, &lens);
+        optimizer.candidate(&runs, state, &mut rest, &mut parts);
+        for (buffer, seed) in [(&w, 1), (&m, 2), (&v, 3)] {
+            same_bits(&download(device, buffer), &floats(len, seed));
+        }
+        let [mut plain_w, mut plain_m, mut plain_v] = buffers();
+        for AdamWRun { range, numbers } in &runs {
+            let mut parts = place(&mut plain, &starts, &lens);
+            parts.retain(|part| range.start <= part.range.start && part.range.end <= range.end);
+            let [w, m, v] = [&mut plain_w, &mut plain_m, &mut plain_v];
+            device.adamw_in_place(range.clone(), &g, *numbers, w, m, v, &mut parts);
+        }
+        optimizer.commit(&runs, &g, &mut w, &mut m, &mut v);
+        for (found, expected) in [(&w, &plain_w), (&m, &plain_m), (&v, &plain_v)] {
+            same_bits(&download(device, found), &download(device, expected));
+        }
+        let weights = download(device, &w);
+        let between = [0..starts[0], starts[0] + lens[0]..starts[1], starts[1] + lens[1]..len];
+        let between = between.map(|range| weights[range].to_vec()).concat();
+        same_bits(&download(device, &rest), &between);
+        for (index, shape) in shapes.into_iter().enumerate() {
+            let expected = products(device, shape, &plain[index]);
+            same_bits(&products(device, shape, &ahead[index]), &expected);
+        }
+    }
+}
+
+fn numbers_of(run: usize) -> AdamWNumbers {
+    let decay = 1.0 - 0.01 * (run % 7) as f32;
+    let step = -0.1 - 0.01 * run as f32;
+    AdamWNumbers {
+        decay,
+        beta1: 0.9,
+        beta1_rest: 0.1,
+        beta2: 0.95,
+        beta2_rest: 0.05,
+        correction2: 1.0,
+        epsilon: 1e-8,
+        step,
+        clip: 1.0,
     }
 }
 

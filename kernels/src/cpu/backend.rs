@@ -133,6 +133,10 @@ impl ByteCounts for CpuBackend {
     fn rows_bytes(&self, len: usize) -> u64 {
         DeviceSizes::Processors.rows_bytes(len)
     }
+
+    fn has_candidates_in_forms(&self) -> bool {
+        DeviceSizes::Processors.has_candidates_in_forms()
+    }
 }
 
 impl Backend for CpuBackend {

@@ -12,19 +12,21 @@ use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
+use super::recorder::{GraphCounts, Graphs, Recorder};
+use super::segments::Limits;
 use super::source::Precision;
 use super::stamps::{self, Stamps};
-use super::{activation, attention, embed, head, linear, norm, optimizer, transfer};
+use super::{activation, attention, embed, head, linear, norm, optimizer, squares, transfer};
 use crate::backend::{
-    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SquareSum, Turn, View, ViewMut,
+    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
+    MatrixShape, Norm, NormGradient, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
 /// A device with its memory.
 pub struct CudaBackend<D: Device = CudaDevice> {
-    device: Arc<D>,
+    device: Arc<Recorder<D>>,
     arena: Arc<Arena<D>>,
     scratch: Scratch<D>,
     /// Told once, of all backends that share the device: none of them has it any more.
@@ -39,9 +41,16 @@ pub struct CudaMatrix<D: Device> {
 }
 
 impl<D: Device> CudaBackend<D> {
-    /// On this device.
+    /// On this device. What it is told again and again becomes graphs.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
+        Self::with_graphs(device, Graphs::On(Limits::PLAIN))
+    }
+
+    /// The same with or without graphs, which change no result.
+    #[must_use]
+    pub fn with_graphs(device: Arc<D>, graphs: Graphs) -> Self {
+        let device = Arc::new(Recorder::new(device, graphs));
         let (arena, scratch) = (Arc::new(Arena::new()), Scratch::new());
         Self { device, arena, scratch, fault: Arc::default(), stamps: Stamps::default() }
     }
@@ -60,7 +69,13 @@ impl<D: Device> CudaBackend<D> {
         self.ask(0, || optimizer::fingerprint(self, &x))
     }
 
-    pub(super) fn device(&self) -> &D {
+    /// How the device was told what to do.
+    #[must_use]
+    pub fn graph_counts(&self) -> GraphCounts {
+        self.device.counts()
+    }
+
+    pub(super) fn device(&self) -> &Recorder<D> {
         &self.device
     }
 
@@ -144,6 +159,10 @@ impl<D: Device> ByteCounts for CudaBackend<D> {
     fn rows_bytes(&self, len: usize) -> u64 {
         DeviceSizes::Cuda(self.precision()).rows_bytes(len)
     }
+
+    fn has_candidates_in_forms(&self) -> bool {
+        DeviceSizes::Cuda(self.precision()).has_candidates_in_forms()
+    }
 }
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -160,6 +179,10 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn fault(&self) -> Option<DeviceFault> {
         self.fault.get().cloned()
+    }
+
+    fn flush(&self) {
+        self.run(|| self.device.flush());
     }
 
     fn rounding(&self) -> f64 {
@@ -414,7 +437,11 @@ impl<D: Device> Backend for CudaBackend<D> {
             nonfinite: x.range.len() as u64,
         };
         let nothing = || tensors.iter().map(lost).collect();
-        self.ask(None, || optimizer::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
+        self.ask(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
+    }
+
+    fn form_optimizer(&self) -> Option<&dyn FormOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
+        Some(self)
     }
 
     fn adamw_candidate(
@@ -428,8 +455,9 @@ impl<D: Device> Backend for CudaBackend<D> {
         candidate: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        let state = [w, m, v, g];
-        self.run(|| optimizer::candidate(self, &range, state, numbers, candidate, matrices));
+        let (runs, state) = (optimizer::run(range, numbers), UpdateState { w, m, v, g });
+        let to = optimizer::Candidate::Beside(candidate);
+        self.run(|| optimizer::candidate(self, &runs, &state, &to, matrices));
     }
 
     fn adamw_commit(
@@ -440,7 +468,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
     ) {
-        self.run(|| optimizer::commit(self, &range, g, numbers, m, v));
+        let state = optimizer::InPlace { w: None, m, v };
+        self.run(|| optimizer::in_place(self, &optimizer::run(range, numbers), g, &state, &[]));
     }
 
     fn adamw_in_place(
@@ -453,20 +482,33 @@ impl<D: Device> Backend for CudaBackend<D> {
         v: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        self.run(|| optimizer::in_place(self, &range, g, numbers, [w, m, v], matrices));
+        let state = optimizer::InPlace { w: Some(w), m, v };
+        let runs = optimizer::run(range, numbers);
+        self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{CudaBackend, CudaBuffer, CudaDevice, CudaMatrix};
+impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
+    fn candidate(
+        &self,
+        runs: &[AdamWRun],
+        state: UpdateState<'_, CudaBuffer<D>>,
+        rest: &mut CudaBuffer<D>,
+        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
+    ) {
+        let to = optimizer::Candidate::Rest(rest);
+        self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
+    }
 
-    /// A stage's thread is given its backend and what is on it.
-    #[test]
-    fn a_backend_may_move_to_another_thread() {
-        const fn is_send<T: Send>() {}
-        is_send::<CudaBackend>();
-        is_send::<CudaBuffer<CudaDevice>>();
-        is_send::<CudaMatrix<CudaDevice>>();
+    fn commit(
+        &self,
+        runs: &[AdamWRun],
+        g: &CudaBuffer<D>,
+        w: &mut CudaBuffer<D>,
+        m: &mut CudaBuffer<D>,
+        v: &mut CudaBuffer<D>,
+    ) {
+        let state = optimizer::InPlace { w: Some(w), m, v };
+        self.run(|| optimizer::in_place(self, runs, g, &state, &[]));
     }
 }

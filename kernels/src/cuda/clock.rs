@@ -20,7 +20,7 @@ impl CudaDevice {
     /// # Errors
     /// As the driver says.
     pub fn mark(&self) -> Result<Mark<'_>, DeviceFault> {
-        self.make_current()?;
+        let _alone = self.enter()?;
         let mut mark = Mark { device: self, event: ptr::null_mut() };
         let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
         // SAFETY: the driver writes a handle, which `drop` gives back; the stream is the device's.

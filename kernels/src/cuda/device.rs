@@ -55,6 +55,42 @@ pub struct Product {
     pub result: Address,
 }
 
+/// What may be a part of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// [`Device::launch`].
+    Launch(Launch),
+    /// [`Device::multiply`].
+    Multiply(Product),
+    /// [`Device::copy`].
+    Copy {
+        /// From here.
+        from: Address,
+        /// To there.
+        to: Address,
+        /// So many bytes.
+        bytes: u64,
+    },
+}
+
+impl Command {
+    /// Tells a device.
+    ///
+    /// # Errors
+    /// As the device says.
+    pub fn tell<D: Device + ?Sized>(&self, device: &D) -> Result<(), DeviceFault> {
+        match self {
+            Self::Launch(launch) => device.launch(launch),
+            Self::Multiply(product) => device.multiply(product),
+            Self::Copy { from, to, bytes } => device.copy(*from, *to, *bytes),
+        }
+    }
+}
+
+/// A device's name for a graph of its own. No two of a device are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GraphId(pub u64);
+
 /// A device. What it is told happens in the order it is told; `read` waits for all of it.
 pub trait Device {
     /// The type of activations.
@@ -104,4 +140,30 @@ pub trait Device {
     /// # Errors
     /// As the library says.
     fn multiply(&self, product: &Product) -> Result<(), DeviceFault>;
+
+    /// Makes a graph of these commands, which does not run yet. `None` if the device has no graphs, or
+    /// refuses these commands in one.
+    ///
+    /// # Errors
+    /// If the device gave up.
+    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
+        let _nobody_asked = commands;
+        Ok(None)
+    }
+
+    /// Runs what a graph was made of.
+    ///
+    /// # Errors
+    /// As the driver says.
+    ///
+    /// # Panics
+    /// If there is no such graph.
+    fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
+        panic!("{graph:?} is not a graph of this device")
+    }
+
+    /// Gives a graph up.
+    fn forget(&self, graph: GraphId) {
+        panic!("{graph:?} is not a graph of this device")
+    }
 }

@@ -6,14 +6,15 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::cache::Cache;
 use super::compiler::Compiler;
-use super::device::{Address, Device, Product};
+use super::device::{Address, Command, Device, GraphId, Product};
 use super::error::{CacheWarning, CompileError, DeviceFault, Library, OpenError};
+use super::graphs::StreamGraphs;
 use super::kernel::{Kernel, Launch};
 use super::library::require;
 use super::listing::{DeviceInfo, check, choose, devices, driver_version};
@@ -33,10 +34,13 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     products: Option<Products>,
+    /// The stream's graphs, held while anything is told: what another thread tells must not slip into a
+    /// graph that is being made.
+    graphs: Mutex<StreamGraphs>,
 }
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there, which
-// every call makes sure of; nothing else changes after `open`, save the plans, behind a lock.
+// every call makes sure of; nothing else changes after `open`, save plans and graphs, behind locks.
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
@@ -98,6 +102,7 @@ impl CudaDevice {
             modules: Vec::new(),
             functions: BTreeMap::new(),
             products: None,
+            graphs: Mutex::default(),
             info,
         };
         let index = i32::try_from(device.info.index).expect("the driver counts in integers");
@@ -143,6 +148,13 @@ impl CudaDevice {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
+    /// Makes the context current, and nobody else tells the stream anything until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<MutexGuard<'_, StreamGraphs>, DeviceFault> {
+        let alone = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        self.make_current()?;
+        Ok(alone)
+    }
+
     pub(super) fn stream(&self) -> sys::CUstream {
         self.stream
     }
@@ -162,7 +174,8 @@ impl CudaDevice {
     /// # Errors
     /// As the driver says, about anything before.
     pub fn wait(&self) -> Result<(), DeviceFault> {
-        self.make_current()?;
+        // A stream that is being captured cannot be waited for.
+        let _alone = self.enter()?;
         // SAFETY: the stream lives as long as this.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
@@ -177,7 +190,11 @@ impl CudaDevice {
     ///
     /// # Errors
     /// If they are of another version of the library.
+    ///
+    /// # Panics
+    /// If there are graphs already: they have the algorithms they were made with.
     pub fn pin(&self, pins: &[Pin]) -> Result<(), DeviceFault> {
+        assert!(self.enter()?.is_empty(), "algorithms are pinned before work begins");
         self.products().pin(pins)
     }
 
@@ -220,6 +237,8 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // Nothing can be done about a failure here, and a device that gave up fails every call.
         let _current = self.make_current();
+        let stream = self.stream;
+        self.graphs.get_mut().unwrap_or_else(PoisonError::into_inner).clear(stream);
         if let Some(products) = self.products.take() {
             self.free(products.workspace());
         }
@@ -269,7 +288,7 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.make_current()?;
+        let _alone = self.enter()?;
         // SAFETY: the memory is the caller's.
         let result = unsafe { sys::cuMemsetD8Async(to.0, 0, bytes as usize, self.stream) };
         check("cuMemsetD8Async", result)
@@ -279,7 +298,7 @@ impl Device for CudaDevice {
         if from.is_empty() {
             return Ok(());
         }
-        self.make_current()?;
+        let _alone = self.enter()?;
         // SAFETY: the memory is the caller's. The driver has read pageable memory when it returns.
         let result = unsafe {
             sys::cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.stream)
@@ -288,8 +307,8 @@ impl Device for CudaDevice {
     }
 
     fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
-        self.make_current()?;
         if !to.is_empty() {
+            let _alone = self.enter()?;
             // SAFETY: the memory is the caller's, and is waited for below.
             let result = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream)
@@ -300,18 +319,54 @@ impl Device for CudaDevice {
     }
 
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.make_current()?;
-        // SAFETY: the memory is the caller's.
-        let result =
-            unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, self.stream) };
-        check("cuMemcpyDtoDAsync", result)
+        let _alone = self.enter()?;
+        self.tell(&Command::Copy { from, to, bytes })
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        self.make_current()?;
+        let _alone = self.enter()?;
+        self.tell_launch(launch)
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+        let _alone = self.enter()?;
+        self.products().multiply(self.precision, product)
+    }
+
+    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
+        let mut graphs = self.enter()?;
+        graphs.capture(self.stream, || commands.iter().try_for_each(|command| self.tell(command)))
+    }
+
+    fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
+        self.enter()?.replay(graph, self.stream)
+    }
+
+    fn forget(&self, graph: GraphId) {
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        // A device that gave up has lost its graphs anyway.
+        let _current = self.make_current();
+        graphs.forget(graph, self.stream);
+    }
+}
+
+impl CudaDevice {
+    /// Tells the stream, which nobody else does meanwhile.
+    fn tell(&self, command: &Command) -> Result<(), DeviceFault> {
+        match command {
+            Command::Launch(launch) => self.tell_launch(launch),
+            Command::Multiply(product) => self.products().multiply(self.precision, product),
+            Command::Copy { bytes: 0, .. } => Ok(()),
+            Command::Copy { from, to, bytes } => {
+                let bytes = usize::try_from(*bytes).expect("a 64-bit system");
+                // SAFETY: the memory is the caller's.
+                let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.stream) };
+                check("cuMemcpyDtoDAsync", result)
+            }
+        }
+    }
+
+    fn tell_launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
         let function = self.functions[launch.kernel.name()];
         if launch.shared_bytes > SHARED_BYTES_PLAIN {
             use sys::CUfunction_attribute_enum as Attribute;
@@ -341,10 +396,5 @@ impl Device for CudaDevice {
             )
         };
         check("cuLaunchKernel", result)
-    }
-
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        self.make_current()?;
-        self.products().multiply(self.precision, product)
     }
 }

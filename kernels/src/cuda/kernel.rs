@@ -41,9 +41,9 @@ pub enum Kernel {
     FlashBackwardKeys64,
     FlashBackwardKeys128,
     AdamwCandidate,
-    AdamwCommit,
     AdamwInPlace,
-    SumSquares,
+    PieceSquares,
+    TensorSquares,
     Fingerprint,
     Stamp,
 }
@@ -83,9 +83,9 @@ impl Kernel {
         Self::FlashBackwardKeys64,
         Self::FlashBackwardKeys128,
         Self::AdamwCandidate,
-        Self::AdamwCommit,
         Self::AdamwInPlace,
-        Self::SumSquares,
+        Self::PieceSquares,
+        Self::TensorSquares,
         Self::Fingerprint,
         Self::Stamp,
     ];
@@ -125,9 +125,9 @@ impl Kernel {
             Self::FlashBackwardKeys64 => ("flash_backward_keys_64", File::Flash),
             Self::FlashBackwardKeys128 => ("flash_backward_keys_128", File::Flash),
             Self::AdamwCandidate => ("adamw_candidate", File::Optimizer),
-            Self::AdamwCommit => ("adamw_commit", File::Optimizer),
             Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
-            Self::SumSquares => ("sum_squares", File::Optimizer),
+            Self::PieceSquares => ("piece_squares", File::Optimizer),
+            Self::TensorSquares => ("tensor_squares", File::Optimizer),
             Self::Fingerprint => ("fingerprint", File::Optimizer),
             Self::Stamp => ("stamp", File::Clock),
         }
@@ -152,7 +152,7 @@ fn pair(words: &[u32]) -> u64 {
 }
 
 /// A kernel's arguments, as the driver wants them: in memory, with a pointer to each.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
@@ -231,6 +231,13 @@ impl Arguments {
         self.push(addresses.chain(words.chunks(2).map(pair)))
     }
 
+    /// Appends all that they say, their number and lengths included.
+    pub(super) fn write_words(&self, words: &mut Vec<u64>) {
+        words.extend([self.starts.len() as u64, self.words.len() as u64]);
+        words.extend(self.starts.iter().map(|start| *start as u64));
+        words.extend(&self.words);
+    }
+
     /// A pointer to each argument. The device's code knows how long each is.
     #[must_use]
     pub fn pointers(&self) -> Vec<*mut c_void> {
@@ -240,7 +247,7 @@ impl Arguments {
 }
 
 /// What a device is told to run.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel.
     pub kernel: Kernel,
@@ -256,10 +263,10 @@ pub struct Launch {
 
 /// Kernels count threads in 32 bits where they divide by a row's length: divisions of 64 bits would
 /// take longer than the memory does. The last block may count beyond the things there are.
-const THINGS_MAX: usize = (u32::MAX as usize) - 1024;
+pub(super) const THINGS_MAX: usize = (u32::MAX as usize) - 1024;
 
 /// Blocks in the second direction, at most: the hardware's limit.
-const GRID_Y_MAX: usize = 65_535;
+pub(super) const GRID_Y_MAX: usize = 65_535;
 
 impl Launch {
     /// One thread for each of `count` things.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Address, Device};
 use super::error::DeviceFault;
+use super::recorder::Recorder;
 use super::source::Precision;
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -32,12 +33,12 @@ impl Element {
 
 /// Memory of a device, given back when nobody holds it.
 struct Region<D: Device> {
-    device: Arc<D>,
+    device: Arc<Recorder<D>>,
     start: Address,
 }
 
 impl<D: Device> Region<D> {
-    fn new(device: &Arc<D>, bytes: u64) -> Result<Arc<Self>, DeviceFault> {
+    fn new(device: &Arc<Recorder<D>>, bytes: u64) -> Result<Arc<Self>, DeviceFault> {
         let start = device.allocate(bytes)?;
         Ok(Arc::new(Self { device: device.clone(), start }))
     }
@@ -119,7 +120,7 @@ impl<D: Device> Arena<D> {
     /// `len` zeros.
     pub(super) fn allocate(
         &self,
-        device: &Arc<D>,
+        device: &Arc<Recorder<D>>,
         element: Element,
         len: usize,
     ) -> Result<CudaBuffer<D>, DeviceFault> {
@@ -129,7 +130,11 @@ impl<D: Device> Arena<D> {
         Ok(CudaBuffer { region, offset_bytes, len, element })
     }
 
-    fn cut(&self, device: &Arc<D>, bytes: u64) -> Result<(Arc<Region<D>>, u64), DeviceFault> {
+    fn cut(
+        &self,
+        device: &Arc<Recorder<D>>,
+        bytes: u64,
+    ) -> Result<(Arc<Region<D>>, u64), DeviceFault> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Current { region, taken_bytes, bytes: size }) = current.as_mut()
             && *taken_bytes + bytes <= *size
@@ -186,7 +191,7 @@ impl<D: Device> Scratch<D> {
     /// At least so many bytes, whatever is in them.
     pub(super) fn take(
         &self,
-        device: &Arc<D>,
+        device: &Arc<Recorder<D>>,
         slot: Slot,
         bytes: usize,
     ) -> Result<Address, DeviceFault> {

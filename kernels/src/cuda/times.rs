@@ -8,8 +8,9 @@ pub use stand::{Stand, Timed};
 use super::device::{Product, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
-    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, Rows, Turn, View, ViewMut,
+    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
+    Rows, Turn, UpdateState, View, ViewMut,
 };
 
 /// The sizes of what is timed.
@@ -99,6 +100,14 @@ pub struct OperationTime {
     pub bound: Bound,
     /// What the fastest algorithm of the library takes, if this is a product and there are several.
     pub fastest_us: Option<f64>,
+}
+
+/// What a step before its verdict takes of a step in place: candidate and commit against one pass over
+/// weights and moments. Nothing if one of them was not timed.
+#[must_use]
+pub fn optimism(rows: &[OperationTime]) -> Option<f64> {
+    let us = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.us);
+    Some((us("adamw candidate")? + us("adamw commit")?) / us("adamw in place")?)
 }
 
 /// Why operations were not timed.
@@ -287,21 +296,33 @@ impl<D: Timed> Table<'_, D> {
             step: -1e-3,
             clip: 1.0,
         };
-        let len = self.sizes.parameters;
-        let all = 0..len;
-        let (w, g, mut to) = (self.floats(len)?, self.floats(len)?, self.floats(len)?);
+        // One matrix, as most parameters are of some.
+        let inputs = self.sizes.width;
+        let shape = MatrixShape { outputs: self.sizes.parameters / inputs, inputs };
+        let len = shape.outputs * inputs;
+        let all = || 0..len;
+        let runs = [AdamWRun { range: all(), numbers: NUMBERS }];
+        let form_bytes = self.stand.backend.precision().bytes();
+        let (mut w, g, mut nothing) = (self.floats(len)?, self.floats(len)?, self.floats(0)?);
         let (mut m, mut v) = (self.floats(len)?, self.floats(len)?);
-        self.time("adamw candidate", Work::of_bytes(20 * len), |device| {
-            device.adamw_candidate(all.clone(), &w, &m, &v, &g, NUMBERS, &mut to, &mut []);
+        let mut matrix = self.stand.backend.allocate_matrix(shape)?;
+        self.time("adamw candidate", Work::of_bytes((16 + form_bytes) * len), |device| {
+            let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
+            let state = UpdateState { w: &w, m: &m, v: &v, g: &g };
+            FormOptimizer::candidate(device, &runs, state, &mut nothing, &mut parts);
         })?;
-        self.time("adamw commit", Work::of_bytes(20 * len), |device| {
-            device.adamw_commit(all.clone(), &g, NUMBERS, &mut m, &mut v);
+        self.time("adamw commit", Work::of_bytes(28 * len), |device| {
+            FormOptimizer::commit(device, &runs, &g, &mut w, &mut m, &mut v);
+        })?;
+        self.time("adamw in place", Work::of_bytes((28 + form_bytes) * len), |device| {
+            let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
+            device.adamw_in_place(all(), &g, NUMBERS, &mut w, &mut m, &mut v, &mut parts);
         })?;
         self.time("sum of squares", Work::of_bytes(4 * len), |device| {
-            let _sum = device.sum_squares(View::new(&g, all.clone()));
+            let _sum = device.sum_squares(View::new(&g, all()));
         })?;
         self.time("fingerprint", Work::of_bytes(4 * len), |device| {
-            let _fingerprint = device.fingerprint(View::new(&g, all.clone()));
+            let _fingerprint = device.fingerprint(View::new(&g, all()));
         })?;
         Ok(())
     }

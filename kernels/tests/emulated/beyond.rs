@@ -95,6 +95,47 @@ fn a_fingerprint_changes_with_every_bit_and_place() {
     assert_ne!(of(first, &floats[..69_999]), whole);
 }
 
+/// 1,024 chains a piece of 16,384, added in pairs, halves to halves and warps in order; then pieces.
+fn square_tree(x: &[f32]) -> f64 {
+    let of_threads = |chains: [f64; 256]| {
+        let warps = chains.chunks(32).map(|lanes| {
+            let mut lanes = lanes.to_vec();
+            while lanes.len() > 1 {
+                let half = lanes.split_off(lanes.len() / 2);
+                lanes.iter_mut().zip(half).for_each(|(lane, other)| *lane += other);
+            }
+            lanes[0]
+        });
+        warps.reduce(|sum, warp| sum + warp).expect("eight warps")
+    };
+    let pieces = x.chunks(16_384).map(|piece| {
+        let mut chains = [0.0f64; 1024];
+        piece.iter().enumerate().for_each(|(i, x)| chains[i % 1024] += f64::from(*x).powi(2));
+        let thread = |t: usize| {
+            (chains[4 * t] + chains[4 * t + 1]) + (chains[4 * t + 2] + chains[4 * t + 3])
+        };
+        of_threads(std::array::from_fn(thread))
+    });
+    let mut threads = [0.0; 256];
+    pieces.enumerate().for_each(|(i, piece)| threads[i % 256] += piece);
+    of_threads(threads)
+}
+
+#[test]
+fn squares_are_added_up_in_a_tree_of_the_length_alone() {
+    // The last one has more pieces than a block has threads.
+    for len in [1, 5, 1025, 16_384, 16_385, 100_003, 258 * 16_384 - 3] {
+        // All bits of a float, in many sizes: their squares do not add up without rounding.
+        let floats = zbelastic_kernels::conformance::floats(len, len as u64);
+        let x: Vec<f32> = floats.into_iter().map(|x| 1.0 / (1e-6 + x.powi(4))).collect();
+        for device in devices(Precision::F32) {
+            let buffer = upload(&device, &x);
+            let found = device.sum_squares(View::new(&buffer, 0..len)).sum;
+            assert_eq!(found.to_bits(), square_tree(&x).to_bits(), "{len} elements");
+        }
+    }
+}
+
 #[test]
 fn squares_of_many_tensors_are_those_of_each() {
     for device in devices(Precision::F32) {

@@ -2,10 +2,10 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind};
+use zbelastic_kernels::cuda::device::{Address, Command, Device, GraphId, Product, ProductKind};
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
@@ -34,6 +34,17 @@ pub struct Emulated {
     /// Bytes that `allocate` has left.
     room_bytes: Mutex<u64>,
     has_given_up: AtomicBool,
+    /// Copies of what graphs were made of.
+    graphs: Mutex<BTreeMap<GraphId, Vec<Command>>>,
+    next_graph: AtomicU64,
+    captures: Captures,
+}
+
+/// Whether the device makes graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Captures {
+    Always,
+    Never,
 }
 
 /// The kernels of a precision, compiled once a process.
@@ -46,7 +57,20 @@ fn compiled(precision: Precision) -> Option<&'static Entries> {
 impl Emulated {
     /// A device with so much memory; `None` without a C++ compiler.
     pub fn new(precision: Precision, order: Order, room_bytes: u64) -> Option<Arc<Self>> {
+        Self::with_captures(precision, order, room_bytes, Captures::Always)
+    }
+
+    /// The same, which may refuse to make graphs.
+    pub fn with_captures(
+        precision: Precision,
+        order: Order,
+        room_bytes: u64,
+        captures: Captures,
+    ) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
+            graphs: Mutex::default(),
+            next_graph: AtomicU64::new(0),
+            captures,
             precision,
             order,
             entries: compiled(precision)?,
@@ -54,6 +78,11 @@ impl Emulated {
             room_bytes: Mutex::new(room_bytes),
             has_given_up: AtomicBool::new(false),
         }))
+    }
+
+    /// Graphs that somebody may start.
+    pub fn graph_count(&self) -> usize {
+        self.graphs.lock().expect("no panic while it is held").len()
     }
 
     /// From now on launches fail as after an illegal address.
@@ -188,6 +217,25 @@ impl Device for Emulated {
         // SAFETY: arguments as the kernel's source has them, which is what is being tested.
         unsafe { entry(launch.grid.as_ptr(), launch.threads, is_reversed, pointers.as_mut_ptr()) };
         Ok(())
+    }
+
+    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
+        if self.captures == Captures::Never {
+            return Ok(None);
+        }
+        let graph = GraphId(self.next_graph.fetch_add(1, Ordering::Relaxed));
+        self.graphs.lock().expect("no panic while it is held").insert(graph, commands.to_vec());
+        Ok(Some(graph))
+    }
+
+    fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
+        let commands = self.graphs.lock().expect("no panic while it is held")[&graph].clone();
+        commands.iter().try_for_each(|command| command.tell(self))
+    }
+
+    fn forget(&self, graph: GraphId) {
+        let gone = self.graphs.lock().expect("no panic while it is held").remove(&graph);
+        assert!(gone.is_some(), "a graph is given up once");
     }
 
     fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {

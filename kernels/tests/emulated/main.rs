@@ -6,6 +6,7 @@
 mod beyond;
 mod compile;
 mod device;
+mod graphs;
 mod times;
 
 use zbelastic_kernels::cuda::source::Precision;

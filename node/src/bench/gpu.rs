@@ -16,7 +16,9 @@ use serde::Serialize;
 use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{Bound, OperationTime, Rates, Sizes, Stand, measure};
+use zbelastic_kernels::cuda::times::{
+    Bound, OperationTime, Rates, Sizes, Stand, measure, optimism,
+};
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
 
 use super::out_of_resource;
@@ -49,6 +51,8 @@ struct OfType {
     /// Of a large product.
     flop_per_s: f64,
     operations: Vec<Operation>,
+    /// What an update before its verdict takes of one in place.
+    optimism: Option<f64>,
     models: Vec<models::Row>,
     goals: Vec<goals::Goal>,
 }
@@ -140,6 +144,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let measured = measure(&stand, Sizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
     drop(stand);
     let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
+    let optimism = optimism(&operations);
     let operation = |OperationTime { name, us, floor_us, bound, fastest_us }| Operation {
         name,
         us,
@@ -158,6 +163,9 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     for operation in &operations {
         tell.line(&line_of_operation(operation))?;
     }
+    if let Some(ratio) = optimism {
+        tell.line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
+    }
     tell.line(&format!(
         "\n{:<10} {:>5} {:>7} {:<9} {:>9} {:>10} {:>6} {:>7}",
         "model", "len", "workers", "schedule", "step ms", "tokens/s", "mfu", "bubble"
@@ -175,7 +183,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
     let goals = goals::goals(&operations, &rows);
     tell.line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
     goals.iter().try_for_each(|goal| tell.line(&goal.line()))?;
-    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, models: rows, goals })
+    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, optimism, models: rows, goals })
 }
 
 /// However many workers train a model and whatever their schedule, the bits are the same.

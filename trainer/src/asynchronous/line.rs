@@ -142,8 +142,7 @@ impl<B: Backend> Line<B> {
         for injection in setup.injections_at(replica, base) {
             self.newest.layers_mut().iter_mut().for_each(|layer| injection.apply(backend, layer));
         }
-        let sums: Vec<_> =
-            self.newest.layers().iter().flat_map(|layer| square_sums(backend, layer)).collect();
+        let sums: Vec<_> = square_sums(backend, self.newest.layers());
         let square_sum = sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
         let norm = f64::sqrt(square_sum);
         let is_finite = sums.iter().all(|tensor| tensor.nonfinite == 0);

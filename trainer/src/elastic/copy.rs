@@ -155,7 +155,7 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
         }
         self.backend.upload(&gradient.g, ViewMut::new(&mut self.layer.g, 0..len));
         self.held = Some(gradient.turn);
-        Ok(square_sums(&self.backend, &self.layer))
+        Ok(square_sums(&self.backend, [&self.layer]))
     }
 
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {

@@ -4,15 +4,20 @@ use zbelastic_kernels::ByteCounts;
 use zbelastic_types::Bytes;
 
 use super::config::ModelConfig;
-use super::parts::LayerParts;
+use super::parts::{LayerParts, Rest};
 use super::tensors::LayerSpec;
 
 /// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices in
 /// the form products read.
 #[must_use]
 pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
-    const BUFFERS: u64 = 5;
-    Bytes(BUFFERS * backend.buffer_bytes(spec.len())) + matrix_bytes(backend, model, spec)
+    const BUFFERS: u64 = 4;
+    let of_candidate = match backend.has_candidates_in_forms() {
+        true => Rest::new(&LayerParts::new(model, spec), spec).floats(),
+        false => spec.len(),
+    };
+    let floats = BUFFERS * backend.buffer_bytes(spec.len()) + backend.buffer_bytes(of_candidate);
+    Bytes(floats) + matrix_bytes(backend, model, spec)
 }
 
 /// What a layer takes on which the optimizer is replayed.

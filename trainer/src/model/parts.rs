@@ -107,6 +107,46 @@ impl LayerParts {
     }
 }
 
+/// Where what lies in no matrix of a layer would lie without them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rest {
+    /// The matrices, in order.
+    matrices: Vec<Range<usize>>,
+    len: usize,
+}
+
+impl Rest {
+    /// Of the layer that `spec` describes.
+    #[must_use]
+    pub fn new(parts: &LayerParts, spec: &LayerSpec) -> Self {
+        let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
+        let matrices: Vec<Range<usize>> = ranges.collect();
+        let of_matrices: usize = matrices.iter().map(Range::len).sum();
+        Self { matrices, len: spec.len() - of_matrices }
+    }
+
+    /// Floats of all of it.
+    #[must_use]
+    pub const fn floats(&self) -> usize {
+        self.len
+    }
+
+    /// Where the floats at `range` of the layer lie.
+    ///
+    /// # Panics
+    /// If some of them are of a matrix.
+    #[must_use]
+    pub fn place(&self, range: &Range<usize>) -> Range<usize> {
+        let before = self.matrices.iter().take_while(|matrix| matrix.start < range.end);
+        let skipped = before.map(|matrix| {
+            assert!(matrix.end <= range.start, "a matrix is read in the form of products");
+            matrix.len()
+        });
+        let skipped: usize = skipped.sum();
+        range.start - skipped..range.end - skipped
+    }
+}
+
 /// Walks over a layer's tensors in the order in which they lie.
 struct Cursor<'a> {
     spec: &'a LayerSpec,
@@ -130,5 +170,53 @@ impl Cursor<'_> {
         let weight = self.take(count);
         assert_eq!(weight.len(), shape.outputs * shape.inputs, "the matrices lie side by side");
         LinearParts { shape, weight, bias: model.has_biases().then(|| self.take(count)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Family, model_layers};
+
+    #[test]
+    fn what_lies_in_no_matrix_lies_without_gaps() {
+        for family in [Family::Gpt2, Family::Llama] {
+            let model = ModelConfig {
+                family,
+                blocks: 2,
+                width: 8,
+                heads: 2,
+                kv_heads: 1,
+                head_width: 4,
+                mlp_width: 16,
+                vocabulary: 10,
+                positions: 8,
+                norm_epsilon: 1e-5,
+                rope_theta: 1e4,
+                tied: false,
+            };
+            for spec in model_layers(&model) {
+                let parts = LayerParts::new(&model, &spec);
+                let rest = Rest::new(&parts, &spec);
+                let is_of_matrix = |range: &Range<usize>| {
+                    let mut matrices = parts.matrices().into_iter();
+                    matrices.any(|linear| {
+                        linear.weight.start <= range.start && range.end <= linear.weight.end
+                    })
+                };
+                let mut end = 0;
+                for tensor in spec.tensors.iter().filter(|tensor| !is_of_matrix(&tensor.range)) {
+                    let place = rest.place(&tensor.range);
+                    assert_eq!(
+                        (place.start, place.len()),
+                        (end, tensor.range.len()),
+                        "{}",
+                        tensor.name
+                    );
+                    end = place.end;
+                }
+                assert_eq!(end, rest.floats());
+            }
+        }
     }
 }

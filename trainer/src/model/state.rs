@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{AdamWNumbers, AllocateError, Backend, MatrixPart, View, ViewMut};
+use zbelastic_kernels::{AdamWRun, AllocateError, Backend, MatrixPart, UpdateState, View, ViewMut};
 use zbelastic_types::{Bytes, Step};
 
 use super::config::ModelConfig;
-use super::parts::LayerParts;
+use super::parts::{LayerParts, Rest};
 use super::tensors::LayerSpec;
 use crate::elastic::LayerImage;
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Live {
+enum Live {
     /// The state's.
     State,
     /// Those of a step that is not sealed yet.
@@ -32,8 +32,10 @@ enum Room {
 
 /// Weights, candidate, moments and gradient of one layer on a device.
 ///
-/// The *pre-image* `w`, `m`, `v` is written by [`Self::commit_candidate`] and by the optimizer's
-/// commit, nowhere else; the candidate lies beside it, so that dropping it restores everything.
+/// The *pre-image* `w`, `m`, `v` is written by [`Self::commit_candidate`] and
+/// [`Self::update_in_place`], nowhere else; the candidate lies beside it, so that dropping it restores
+/// everything. On a device whose candidates are forms ([`Backend::form_optimizer`]) those of matrices are
+/// the forms that passes read, and only what lies in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// Its tensors.
     pub spec: LayerSpec,
@@ -41,8 +43,10 @@ pub struct LayerState<B: Backend> {
     pub parts: LayerParts,
     /// Weights.
     pub w: B::Buffer,
-    /// Weights of a step that is not sealed yet.
-    pub candidate: B::Buffer,
+    /// Weights of a step that is not sealed yet: all of them, or those of no matrix.
+    candidate: B::Buffer,
+    /// Where what lies in no matrix lies in the candidate, if nothing else does.
+    rest: Option<Rest>,
     /// First moments.
     pub m: B::Buffer,
     /// Second moments.
@@ -77,7 +81,10 @@ impl<B: Backend> LayerState<B> {
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
         let buffer = |is_needed| backend.allocate(if is_needed { spec.len() } else { 0 });
-        let (mut w, candidate) = (buffer(true)?, buffer(room == Room::Trained)?);
+        let rest = rest(backend, &parts, &spec);
+        let of_candidate = rest.as_ref().map_or(spec.len(), Rest::floats);
+        let candidate = backend.allocate(if room == Room::Trained { of_candidate } else { 0 })?;
+        let mut w = buffer(true)?;
         let is_updated = room != Room::Frozen;
         let (m, v, g) = (buffer(is_updated)?, buffer(is_updated)?, buffer(is_updated)?);
         backend.upload(weights, ViewMut::new(&mut w, 0..spec.len()));
@@ -85,8 +92,8 @@ impl<B: Backend> LayerState<B> {
         let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
         let (live, version) = (Live::State, Step(0));
-        let mut state = Self { spec, parts, w, candidate, m, v, g, matrices, live, version };
-        state.load_matrices(backend);
+        let mut state = Self { spec, parts, w, candidate, rest, m, v, g, matrices, live, version };
+        state.put_state_in_force(backend);
         Ok(state)
     }
 
@@ -132,22 +139,17 @@ impl<B: Backend> LayerState<B> {
     /// Puts other weights in force; moments and gradient stay.
     pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
         backend.upload(weights, ViewMut::new(&mut self.w, 0..self.spec.len()));
-        self.set_live(backend, Live::State);
+        self.put_state_in_force(backend);
     }
 
-    /// The weights that the passes read.
-    #[must_use]
-    pub fn weights(&self) -> &B::Buffer {
-        match self.live {
-            Live::State => &self.w,
-            Live::Candidate => &self.candidate,
-        }
-    }
-
-    /// A parameter that the passes read.
+    /// A parameter that the passes read, and that is of no matrix.
     #[must_use]
     pub fn view(&self, range: &Range<usize>) -> View<'_, B::Buffer> {
-        View::new(self.weights(), range.clone())
+        match (self.live, &self.rest) {
+            (Live::State, _) => View::new(&self.w, range.clone()),
+            (Live::Candidate, None) => View::new(&self.candidate, range.clone()),
+            (Live::Candidate, Some(rest)) => View::new(&self.candidate, rest.place(range)),
+        }
     }
 
     /// The matrix at `index` of [`LayerParts::matrices`].
@@ -156,29 +158,26 @@ impl<B: Backend> LayerState<B> {
         &self.matrices[index]
     }
 
-    /// Which weights are in force.
-    #[must_use]
-    pub fn live(&self) -> Live {
-        self.live
-    }
-
-    /// Puts the state's weights or the candidate in force.
-    pub fn set_live(&mut self, backend: &B, live: Live) {
-        self.live = live;
-        self.load_matrices(backend);
+    /// Puts the state's weights in force: a candidate is dropped.
+    pub fn put_state_in_force(&mut self, backend: &B) {
+        self.live = Live::State;
+        for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
+            backend.load_matrix(View::new(&self.w, linear.weight.clone()), matrix);
+        }
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
     /// layer, each with its numbers.
-    pub(crate) fn compute_candidate(
-        &mut self,
-        backend: &B,
-        runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
-    ) {
+    pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
-        for_each_run(parts, matrices, runs, |range, numbers, within| {
-            backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
-        });
+        if let Some(optimizer) = backend.form_optimizer() {
+            let state = UpdateState { w, m, v, g };
+            optimizer.candidate(runs, state, candidate, &mut placed(parts, matrices));
+        } else {
+            for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
+                backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
+            });
+        }
         self.live = Live::Candidate;
     }
 
@@ -187,14 +186,10 @@ impl<B: Backend> LayerState<B> {
     ///
     /// # Panics
     /// If a candidate is in force.
-    pub(crate) fn update_in_place(
-        &mut self,
-        backend: &B,
-        runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
-    ) {
+    pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRun]) {
         assert_eq!(self.live, Live::State, "there is nothing to validate");
         let Self { parts, w, m, v, g, matrices, .. } = self;
-        for_each_run(parts, matrices, runs, |range, numbers, within| {
+        for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);
         });
     }
@@ -235,45 +230,54 @@ impl<B: Backend> LayerState<B> {
             backend.upload(floats, ViewMut::new(buffer, 0..len));
         }
         self.version = image.version;
-        self.set_live(backend, Live::State);
+        self.put_state_in_force(backend);
     }
 
-    /// The candidate becomes the state's weights; what the passes read stays what it was.
+    /// The candidate becomes the state's weights, and the moments of the same step the state's; what the
+    /// passes read stays what it was. `runs` are those that the candidate was computed of.
     ///
     /// # Panics
     /// If the candidate is not in force.
-    pub fn commit_candidate(&mut self) {
+    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
         assert_eq!(self.live, Live::Candidate, "only a candidate in force is committed");
-        std::mem::swap(&mut self.w, &mut self.candidate);
+        let Self { spec, w, candidate, m, v, g, .. } = self;
+        if let Some(optimizer) = backend.form_optimizer() {
+            optimizer.commit(runs, g, w, m, v);
+        } else {
+            let first = runs.first().expect("a layer has parameters");
+            // Moments are the same whether weights decay or not: one pass for all runs.
+            backend.adamw_commit(0..spec.len(), g, first.numbers, m, v);
+            std::mem::swap(w, candidate);
+        }
         self.live = Live::State;
     }
+}
 
-    fn load_matrices(&mut self, backend: &B) {
-        let weights = match self.live {
-            Live::State => &self.w,
-            Live::Candidate => &self.candidate,
-        };
-        for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
-            backend.load_matrix(View::new(weights, linear.weight.clone()), matrix);
-        }
-    }
+/// Where what lies in no matrix lies in a candidate, on a device where nothing else does.
+fn rest<B: Backend>(backend: &B, parts: &LayerParts, spec: &LayerSpec) -> Option<Rest> {
+    backend.form_optimizer().map(|_| Rest::new(parts, spec))
+}
+
+/// Each matrix with its place.
+fn placed<'a, M>(parts: &LayerParts, matrices: &'a mut [M]) -> Vec<MatrixPart<'a, M>> {
+    let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
+    ranges.zip(matrices).map(|(range, matrix)| MatrixPart { range, matrix }).collect()
 }
 
 /// Calls `update` for each run with the matrices that lie within it.
 fn for_each_run<M>(
     parts: &LayerParts,
     matrices: &mut [M],
-    runs: impl Iterator<Item = (Range<usize>, AdamWNumbers)>,
-    mut update: impl FnMut(Range<usize>, AdamWNumbers, &mut [MatrixPart<'_, M>]),
+    runs: &[AdamWRun],
+    mut update: impl FnMut(AdamWRun, &mut [MatrixPart<'_, M>]),
 ) {
-    let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
-    let mut forms = ranges.zip(matrices).peekable();
-    for (range, numbers) in runs {
+    let mut forms = placed(parts, matrices).into_iter().peekable();
+    for run in runs {
         let mut within = Vec::new();
-        while let Some((range, matrix)) = forms.next_if(|(form, _)| form.end <= range.end) {
-            within.push(MatrixPart { range, matrix });
+        while let Some(part) = forms.next_if(|part| part.range.end <= run.range.end) {
+            within.push(part);
         }
-        update(range, numbers, &mut within);
+        update(run.clone(), &mut within);
     }
     assert!(forms.peek().is_none(), "the runs cover every matrix");
 }

@@ -3,23 +3,25 @@
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AdamWNumbers, Backend, SquareSum, View};
+use zbelastic_kernels::{AdamWRun, Backend, SquareSum, View};
 use zbelastic_types::Step;
 
 use super::config::OptimizerConfig;
-use crate::model::{LayerState, Live, TensorSpec};
+use crate::model::LayerState;
 
-/// The sum of squares of each tensor's gradient.
-pub fn square_sums<B: Backend>(backend: &B, layer: &LayerState<B>) -> Vec<TensorSum> {
-    let tensors = &layer.spec.tensors;
-    let parts: Vec<_> =
-        tensors.iter().map(|tensor| View::new(&layer.g, tensor.range.clone())).collect();
-    let sums = tensors.iter().zip(backend.sum_squares_of_each(&parts));
-    let sum = |(tensor, found): (&TensorSpec, SquareSum)| TensorSum {
-        tensor: tensor.index,
-        square_sum: found.sum,
-        nonfinite: found.nonfinite,
+/// The sum of squares of each tensor's gradient, layer after layer. The device is asked once.
+pub fn square_sums<'a, B: Backend + 'a>(
+    backend: &B,
+    layers: impl IntoIterator<Item = &'a LayerState<B>>,
+) -> Vec<TensorSum> {
+    let of_layer = |layer: &'a LayerState<B>| {
+        let tensors = layer.spec.tensors.iter();
+        tensors.map(move |tensor| (tensor.index, View::new(&layer.g, tensor.range.clone())))
     };
+    let (indices, parts): (Vec<_>, Vec<_>) = layers.into_iter().flat_map(of_layer).unzip();
+    let sums = indices.into_iter().zip(backend.sum_squares_of_each(&parts));
+    let sum =
+        |(tensor, SquareSum { sum, nonfinite })| TensorSum { tensor, square_sum: sum, nonfinite };
     sums.map(sum).collect()
 }
 
@@ -46,27 +48,25 @@ pub struct Update<'a> {
 /// Computes candidate weights from the untouched state and puts them in force.
 pub fn compute_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
     let runs = numbered_runs(layer, update);
-    layer.compute_candidate(backend, runs.into_iter());
+    layer.compute_candidate(backend, &runs);
 }
 
 /// Updates weights and moments in place, once and for all: what a trainer without validation does.
 pub fn update_in_place<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
     let runs = numbered_runs(layer, update);
-    layer.update_in_place(backend, runs.into_iter());
+    layer.update_in_place(backend, &runs);
 }
 
-fn numbered_runs<B: Backend>(
-    layer: &LayerState<B>,
-    update: &Update<'_>,
-) -> Vec<(Range<usize>, AdamWNumbers)> {
+fn numbered_runs<B: Backend>(layer: &LayerState<B>, update: &Update<'_>) -> Vec<AdamWRun> {
     let Update { config, lr, number, clip } = *update;
     let runs = decay_runs(layer, config).into_iter();
-    runs.map(|(range, is_decayed)| (range, config.numbers(lr, number, clip, is_decayed))).collect()
+    let numbers = |is_decayed| config.numbers(lr, number, clip, is_decayed);
+    runs.map(|(range, is_decayed)| AdamWRun { range, numbers: numbers(is_decayed) }).collect()
 }
 
 /// Puts the state's weights back in force. Nothing else is to undo.
 pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
-    layer.set_live(backend, Live::State);
+    layer.put_state_in_force(backend);
 }
 
 /// Makes the candidate the state: moments, then weights.
@@ -75,10 +75,8 @@ pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
 /// If the layer is not at `step` (rule R8), or the candidate is not in force.
 pub fn commit<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
     layer.advance_from(step);
-    let numbers = update.config.numbers(update.lr, update.number, update.clip, false);
-    let LayerState { spec, m, v, g, .. } = &mut *layer;
-    backend.adamw_commit(0..spec.len(), g, numbers, m, v);
-    layer.commit_candidate();
+    let runs = numbered_runs(layer, update);
+    layer.commit_candidate(backend, &runs);
 }
 
 /// Takes an update whose verdict is known: one pass, and the bits of candidate and commit.

@@ -490,6 +490,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         if let Some(wait) = wait {
             return Progress::Blocked(wait);
         }
+        self.bench.flush();
         // A gate may have sent the engine elsewhere; then that is where it goes on.
         if let Phase::Program { cursor: now } = &mut self.phase
             && *now == cursor

@@ -230,6 +230,10 @@ impl<B: Backend> Workbench for Bench<B> {
         self.chunks.values().map(ChunkBench::slots_taken).sum()
     }
 
+    fn flush(&mut self) {
+        self.backend.flush();
+    }
+
     fn drop_passes(&mut self) {
         self.result = None;
         self.store.clear();
@@ -255,8 +259,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
-        let layers = self.layers();
-        layers.flat_map(|layer| square_sums(&self.backend, layer)).collect()
+        square_sums(&self.backend, self.layers())
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {

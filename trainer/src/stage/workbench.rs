@@ -45,6 +45,9 @@ pub trait Workbench {
     /// Slots that passes under way hold.
     fn slots_taken(&self) -> usize;
 
+    /// The end of an operation: what was put off to be told to a device at once is told.
+    fn flush(&mut self) {}
+
     /// Frees what a dropped turn left.
     fn drop_passes(&mut self);
 

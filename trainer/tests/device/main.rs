@@ -22,10 +22,13 @@ use device::{Emulated, Order, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Backend, CpuBackend, DeviceFault};
+use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::model::{
+    Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, layer_bytes,
+    model_layers, replayed_bytes,
+};
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{Output, Progress, StageEngine};
@@ -94,6 +97,61 @@ fn floats_train_to_the_bits_of_one_device() {
 fn halves_train_to_the_bits_of_one_device() {
     check(Family::Gpt2, Precision::Bf16, 1e-2);
     check(Family::Llama, Precision::Bf16, 1e-2);
+}
+
+/// Verdicts that drop candidates put the state's weights back in force, and those that clip compute them
+/// again; a step is left out. Candidates lie in the forms that passes read, so a form that is not brought
+/// back shows.
+#[test]
+fn candidates_in_forms_are_dropped_without_a_trace() {
+    for (family, precision) in [(Family::Gpt2, Precision::Bf16), (Family::Llama, Precision::F32)] {
+        let model = tiny_model(family);
+        let Some([one, other]) = two(precision) else { return };
+        let mut setup = setup(model.clone(), alone(&model), STEPS);
+        let mut run = Reference::new(&setup, one, corpus()).expect("memory");
+        setup.clip_norm = Some(0.9 * run.step(Step(0), false).norm);
+        let mut serial = Reference::new(&setup, other, corpus()).expect("memory");
+        for step in 0..STEPS {
+            serial.step(Step(step), step == 1);
+        }
+        setup.plan = plan(&model, ScheduleKind::ZbH1, 3, Window::One);
+        let injection = "step=2,tensor=layers.3.mlp.down,value=nan";
+        setup.injections = vec![injection.parse().expect("a legal injection")];
+        let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+        let backend = |_| {
+            let [one, _] = two(precision).expect("there was a compiler");
+            one
+        };
+        let outcome = Cluster::on_backends(&setup, policy, 5, corpus(), backend).run();
+        assert!(outcome.rollbacks > 0 && outcome.verdicts("clip") > 0, "candidates are dropped");
+        assert_eq!(outcome.verdicts("skip"), 1);
+        assert_eq!(outcome.digest, serial.digest(), "{family:?} {precision:?}");
+    }
+}
+
+/// A step before the verdict takes room for norms, biases and tables, and none for matrices.
+#[test]
+fn optimism_takes_no_memory_for_matrices() {
+    let model = tiny_model(Family::Gpt2);
+    let Some([device, _]) = two(Precision::Bf16) else { return };
+    for spec in model_layers(&model) {
+        let matrices: usize = spec
+            .tensors
+            .iter()
+            .filter(|it| it.is_matrix())
+            .map(|it| it.shape.iter().product::<usize>())
+            .sum();
+        let is_table = spec.kind == LayerKind::Embed;
+        let rest = if is_table { spec.len() } else { spec.len() - matrices };
+        let state = layer_bytes(&device, &model, &spec);
+        let in_place = replayed_bytes(&device, &spec);
+        let forms: u64 = LayerParts::new(&model, &spec)
+            .matrices()
+            .into_iter()
+            .map(|linear| device.matrix_bytes(linear.shape))
+            .sum();
+        assert_eq!(state.0, in_place.0 + forms + device.buffer_bytes(rest), "{:?}", spec.kind);
+    }
 }
 
 /// Passes that are made again or leave give up activations and get them back as they were; slices read

@@ -54,10 +54,14 @@ impl<D: Timed> Stand<D> {
     /// # Errors
     /// The first fault of the device.
     pub fn seconds(&self, mut work: impl FnMut(&CudaBackend<D>)) -> Result<f64, DeviceFault> {
-        work(&self.backend);
+        let mut work = || {
+            work(&self.backend);
+            self.backend.flush();
+        };
+        work();
         let mut best = f64::INFINITY;
         for _ in 0..self.runs {
-            best = best.min(self.device.seconds(&mut || work(&self.backend))?);
+            best = best.min(self.device.seconds(&mut work)?);
         }
         self.backend.fault().map_or(Ok(best), Err)
     }

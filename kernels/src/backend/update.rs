@@ -1,0 +1,95 @@
+//! What an update of weights is told, and how it is done where candidates are forms.
+
+use std::ops::Range;
+
+/// A sum of squares over a tensor, in f64.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SquareSum {
+    /// Added up in an order that depends on the tensor's length and the kind of device alone. On a
+    /// processor: in index order within chunks of [`SQUARE_SUM_CHUNK`] elements, chunks in order.
+    pub sum: f64,
+    /// Elements that are NaN or infinite.
+    pub nonfinite: u64,
+}
+
+/// Elements that a processor sums as one chain in [`super::Backend::sum_squares`].
+pub const SQUARE_SUM_CHUNK: usize = 65_536;
+
+/// The numbers of one AdamW step, rounded once (Loshchilov and Hutter, arXiv 1711.05101). For each
+/// element, without fused multiply-add and in this order:
+/// `g' = clip * g`, `w = w * decay`, `m = m * beta1 + g' * beta1_rest`,
+/// `v = v * beta2 + (beta2_rest * g') * g'`, `d = sqrt(v) / correction2 + epsilon`,
+/// `w = w + (step * m) / d`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWNumbers {
+    /// `1 - lr * weight_decay`.
+    pub decay: f32,
+    /// First moment's decay.
+    pub beta1: f32,
+    /// `1 - beta1`.
+    pub beta1_rest: f32,
+    /// Second moment's decay.
+    pub beta2: f32,
+    /// `1 - beta2`.
+    pub beta2_rest: f32,
+    /// `sqrt(1 - beta2^k)`.
+    pub correction2: f32,
+    /// Added to the denominator.
+    pub epsilon: f32,
+    /// `-lr / (1 - beta1^k)`.
+    pub step: f32,
+    /// The clip coefficient.
+    pub clip: f32,
+}
+
+/// A linear layer's matrix and where its parameters lie in their buffer.
+#[derive(Debug)]
+pub struct MatrixPart<'a, M> {
+    /// The parameters, `outputs` by `inputs` in row-major order.
+    pub range: Range<usize>,
+    /// The form in which products read them.
+    pub matrix: &'a mut M,
+}
+
+/// Neighbouring parameters of a layer that one update treats alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamWRun {
+    /// Where they lie.
+    pub range: Range<usize>,
+    /// The numbers of their update.
+    pub numbers: AdamWNumbers,
+}
+
+/// What an update is computed from.
+#[derive(Debug)]
+pub struct UpdateState<'a, B> {
+    /// Weights.
+    pub w: &'a B,
+    /// First moments.
+    pub m: &'a B,
+    /// Second moments.
+    pub v: &'a B,
+    /// The gradient.
+    pub g: &'a B,
+}
+
+/// AdamW in halves on a device where a matrix's form is its weights, rounded to what products read, and
+/// takes no more room than these. There the candidate of a matrix is its form: a step before the verdict
+/// takes memory for what lies in no matrix, and for nothing else.
+///
+/// Runs cover a layer from its beginning, in order, and so do the matrices that lie within them.
+pub trait FormOptimizer<B, M> {
+    /// The weights after the step, from the untouched state: matrices as their forms, and what lies in
+    /// none of them into `rest`, stretch after stretch without gaps.
+    fn candidate(
+        &self,
+        runs: &[AdamWRun],
+        state: UpdateState<'_, B>,
+        rest: &mut B,
+        matrices: &mut [MatrixPart<'_, M>],
+    );
+
+    /// Weights and moments after the same step, in place: the bits of [`super::Backend::adamw_in_place`], whose
+    /// forms are there already.
+    fn commit(&self, runs: &[AdamWRun], g: &B, w: &mut B, m: &mut B, v: &mut B);
+}

@@ -1,0 +1,195 @@
+//! A device whose commands are written down first, and told when somebody must see what they do.
+//!
+//! Launches, products and copies wait here until a border: whatever the host reads or writes, memory that
+//! is given back, the end of an operation ([`Recorder::flush`]), or as many commands as a segment may have.
+//! Then they are told in order, one by one or as a graph ([`super::segments`]). So nothing above knows of
+//! graphs, and nothing that waits can be overtaken.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::device::{Address, Command, Device, Product};
+use super::error::DeviceFault;
+use super::kernel::Launch;
+use super::segments::{Decision, Limits, Segments};
+use super::source::Precision;
+
+/// Whether segments that come again become graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Graphs {
+    /// Everything is told at once, one by one.
+    Off,
+    /// Within these limits.
+    On(Limits),
+}
+
+/// How commands were told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GraphCounts {
+    /// Commands that were told one by one.
+    pub issued: u64,
+    /// Graphs that were made.
+    pub captured: u64,
+    /// Graphs that were started.
+    pub replayed: u64,
+    /// Graphs that there are.
+    pub held: usize,
+    /// Segments that the device did not make a graph of. After the first one none is tried.
+    pub refused: u64,
+}
+
+/// A device behind its list.
+pub(super) struct Recorder<D: Device> {
+    device: Arc<D>,
+    /// Held while the list is written or told: memory may be given back on another thread than the one
+    /// that computes.
+    state: Mutex<State>,
+}
+
+struct State {
+    graphs: Option<(Segments, Limits)>,
+    commands: Vec<Command>,
+    counts: GraphCounts,
+    /// What went wrong where nobody could be told: it is the next one's answer.
+    fault: Option<DeviceFault>,
+}
+
+impl<D: Device> Recorder<D> {
+    pub(super) fn new(device: Arc<D>, graphs: Graphs) -> Self {
+        let graphs = match graphs {
+            Graphs::Off => None,
+            Graphs::On(limits) => Some((Segments::new(limits), limits)),
+        };
+        let (commands, counts) = (Vec::new(), GraphCounts::default());
+        Self { device, state: Mutex::new(State { graphs, commands, counts, fault: None }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the device all that waits.
+    pub(super) fn flush(&self) -> Result<(), DeviceFault> {
+        self.state().flush(&*self.device)
+    }
+
+    /// How commands were told so far.
+    pub(super) fn counts(&self) -> GraphCounts {
+        let state = self.state();
+        let held = state.graphs.as_ref().map_or(0, |(segments, _)| segments.graphs());
+        GraphCounts { held, ..state.counts }
+    }
+
+    fn write_down(&self, command: Command) -> Result<(), DeviceFault> {
+        let mut state = self.state();
+        let limit = state.graphs.as_ref().map_or(1, |(_, limits)| limits.commands_max);
+        state.commands.push(command);
+        if state.commands.len() < limit { Ok(()) } else { state.flush(&*self.device) }
+    }
+}
+
+impl State {
+    /// From now on everything is told one by one.
+    fn forget_graphs<D: Device>(&mut self, device: &D) {
+        if let Some((segments, _)) = self.graphs.take() {
+            segments.into_graphs().for_each(|graph| device.forget(graph));
+        }
+    }
+
+    fn flush<D: Device>(&mut self, device: &D) -> Result<(), DeviceFault> {
+        if let Some(fault) = self.fault.take() {
+            self.commands.clear();
+            return Err(fault);
+        }
+        if self.commands.is_empty() {
+            return Ok(());
+        }
+        let commands = std::mem::take(&mut self.commands);
+        let told = self.tell(device, &commands);
+        // The list keeps its memory.
+        self.commands = commands;
+        self.commands.clear();
+        told
+    }
+
+    fn tell<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
+        if let Some((segments, _)) = &mut self.graphs {
+            let mut words = Vec::new();
+            commands.iter().for_each(|command| command.write_words(&mut words));
+            match segments.decide(commands.len(), &words) {
+                Decision::Replay(graph) => {
+                    self.counts.replayed += 1;
+                    return device.replay(graph);
+                }
+                Decision::Capture => {
+                    if let Some(graph) = device.capture(commands)? {
+                        self.counts.captured += 1;
+                        self.counts.replayed += 1;
+                        if let Some(gone) = segments.keep(words, graph) {
+                            device.forget(gone);
+                        }
+                        return device.replay(graph);
+                    }
+                    self.counts.refused += 1;
+                    self.forget_graphs(device);
+                }
+                Decision::Issue => {}
+            }
+        }
+        self.counts.issued += commands.len() as u64;
+        commands.iter().try_for_each(|command| command.tell(device))
+    }
+}
+
+impl<D: Device> Device for Recorder<D> {
+    fn precision(&self) -> Precision {
+        self.device.precision()
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        self.device.allocate(bytes)
+    }
+
+    /// What waits may use the memory.
+    fn free(&self, address: Address) {
+        let mut state = self.state();
+        if let Err(fault) = state.flush(&*self.device) {
+            state.fault = Some(fault);
+        }
+        self.device.free(address);
+    }
+
+    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        self.flush()?;
+        self.device.zero(to, bytes)
+    }
+
+    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
+        self.flush()?;
+        self.device.write(from, to)
+    }
+
+    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+        self.flush()?;
+        self.device.read(from, to)
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+        self.write_down(Command::Copy { from, to, bytes })
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+        self.write_down(Command::Launch(launch.clone()))
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+        self.write_down(Command::Multiply(*product))
+    }
+}
+
+impl<D: Device> Drop for Recorder<D> {
+    /// What still waits is about memory that nobody can read any more; graphs go with their owner.
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.forget_graphs(&*self.device);
+    }
+}

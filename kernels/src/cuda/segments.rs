@@ -1,0 +1,366 @@
+//! What is told a device between two borders, and which of it is worth a graph.
+//!
+//! Passes tell a device the same commands again and again, with the same addresses. A *segment* is what
+//! was written down between two borders. Seen for the second time it becomes a graph of the device, and
+//! from then on it is one call. A graph is found by all words of its segment, never by less, so it does
+//! exactly what would have been told. What changes each time, as updates of weights do with their numbers,
+//! is never seen twice: of such segments only a hash is kept, and only of the last ones.
+
+use std::collections::BTreeMap;
+
+use super::device::{Command, GraphId, Product, ProductKind};
+use super::kernel::Launch;
+
+/// How much is kept, and what is worth it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments goes; while
+    /// all are in use, further segments stay what they are.
+    pub graphs: usize,
+    /// Hashes of segments that were seen once. Beyond it the oldest goes.
+    pub seen: usize,
+    /// Commands of a segment, at least: a graph is not started for less.
+    pub commands_min: usize,
+    /// Commands of a segment, at most: with so many the device is told, border or not, so that it does
+    /// not wait for the host to write.
+    pub commands_max: usize,
+}
+
+impl Limits {
+    /// A stage of a dozen layers with a dozen passes alive has some two hundred segments. A graph of
+    /// sixty commands takes some ten thousand bytes of a device.
+    pub const PLAIN: Self = Self { graphs: 512, seen: 4096, commands_min: 8, commands_max: 64 };
+}
+
+/// If more segments come in turn than there may be graphs, those that are kept must stay: one that goes
+/// for the next would be made again in each turn, which takes longer than telling it.
+pub const STALE: u64 = 4;
+
+/// What to do with a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Tell its commands one by one.
+    Issue,
+    /// Make it a graph, say so by [`Segments::keep`], and start that.
+    Capture,
+    /// Start this graph.
+    Replay(GraphId),
+}
+
+/// A segment that is a graph.
+#[derive(Debug)]
+struct Kept {
+    words: Vec<u64>,
+    graph: GraphId,
+    used_at: u64,
+}
+
+/// The segments so far.
+#[derive(Debug)]
+pub struct Segments {
+    limits: Limits,
+    /// By hash, for each the moment it was seen.
+    seen: BTreeMap<u128, u64>,
+    /// Whose moments are those, oldest first.
+    oldest: BTreeMap<u64, u128>,
+    /// By hash. Of two segments with one hash the first is kept.
+    kept: BTreeMap<u128, Kept>,
+    /// Whose graph was used at a moment, longest ago first.
+    used: BTreeMap<u64, u128>,
+    moment: u64,
+}
+
+impl Segments {
+    /// None so far.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let (seen, oldest) = (BTreeMap::new(), BTreeMap::new());
+        let (kept, used) = (BTreeMap::new(), BTreeMap::new());
+        Self { limits, seen, oldest, kept, used, moment: 0 }
+    }
+
+    /// What to do with a segment of so many commands, whose words these are.
+    pub fn decide(&mut self, count: usize, words: &[u64]) -> Decision {
+        if count < self.limits.commands_min {
+            return Decision::Issue;
+        }
+        self.moment += 1;
+        let hash = hash(words);
+        if let Some(kept) = self.kept.get_mut(&hash) {
+            if kept.words != words {
+                return Decision::Issue;
+            }
+            self.used.remove(&kept.used_at);
+            self.used.insert(self.moment, hash);
+            kept.used_at = self.moment;
+            return Decision::Replay(kept.graph);
+        }
+        if let Some(at) = self.seen.remove(&hash) {
+            self.oldest.remove(&at);
+            if self.has_room() {
+                return Decision::Capture;
+            }
+        }
+        self.seen.insert(hash, self.moment);
+        self.oldest.insert(self.moment, hash);
+        if self.seen.len() > self.limits.seen
+            && let Some((_, oldest)) = self.oldest.pop_first()
+        {
+            self.seen.remove(&oldest);
+        }
+        Decision::Issue
+    }
+
+    /// Whether there may be another graph, for one that has to go if need be.
+    fn has_room(&self) -> bool {
+        self.kept.len() < self.limits.graphs || self.stale().is_some()
+    }
+
+    /// The graph that was used longest ago, if it was not used for long.
+    fn stale(&self) -> Option<(u64, u128)> {
+        let (used_at, hash) = self.used.first_key_value()?;
+        let since = self.moment - used_at;
+        (since > STALE * self.limits.graphs as u64).then_some((*used_at, *hash))
+    }
+
+    /// Keeps the graph that was made of a segment after [`Decision::Capture`]; yields one that has to go
+    /// for it.
+    ///
+    /// # Panics
+    /// If the segment has one already, or there is no room.
+    pub fn keep(&mut self, words: Vec<u64>, graph: GraphId) -> Option<GraphId> {
+        assert!(self.has_room(), "a capture is decided where there is room");
+        let mut gone = None;
+        if self.kept.len() >= self.limits.graphs
+            && let Some((used_at, unused)) = self.stale()
+        {
+            self.used.remove(&used_at);
+            gone = self.kept.remove(&unused).map(|kept| kept.graph);
+        }
+        let hash = hash(&words);
+        self.used.insert(self.moment, hash);
+        let before = self.kept.insert(hash, Kept { graph, used_at: self.moment, words });
+        assert!(before.is_none(), "a segment is captured once");
+        gone
+    }
+
+    /// All graphs there are.
+    pub fn into_graphs(self) -> impl Iterator<Item = GraphId> {
+        self.kept.into_values().map(|kept| kept.graph)
+    }
+
+    /// How many graphs there are.
+    #[must_use]
+    pub fn graphs(&self) -> usize {
+        self.kept.len()
+    }
+}
+
+/// The finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
+const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Two chains over the words with different beginnings. Chance collisions cost a graph or an extra one,
+/// never a result: words are compared before a replay.
+fn hash(words: &[u64]) -> u128 {
+    let chain = |begin: u64| {
+        let next =
+            |state: u64, word: &u64| mix((state ^ *word).wrapping_add(0x9e37_79b9_7f4a_7c15));
+        words.iter().fold(mix(begin ^ words.len() as u64), next)
+    };
+    u128::from(chain(1)) << 64 | u128::from(chain(0x0123_4567_89ab_cdef))
+}
+
+impl Command {
+    /// Appends all that the command says. No two lists of commands have the same words.
+    pub fn write_words(&self, words: &mut Vec<u64>) {
+        match self {
+            Self::Launch(launch) => {
+                let Launch { kernel, grid: [x, y], threads, shared_bytes, arguments } = launch;
+                words.extend([0, *kernel as u64]);
+                words.extend([*x, *y, *threads, *shared_bytes].map(u64::from));
+                arguments.write_words(words);
+            }
+            Self::Multiply(product) => {
+                let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+                let kind = match kind {
+                    ProductKind::Forward => 0,
+                    ProductKind::Input => 1,
+                    ProductKind::Weights { is_added: false } => 2,
+                    ProductKind::Weights { is_added: true } => 3,
+                };
+                words.extend([1, kind]);
+                words.extend([rows, outputs, inputs].map(|size| size as u64));
+                words.extend([left, right, result].map(|address| address.0));
+            }
+            Self::Copy { from, to, bytes } => words.extend([2, from.0, to.0, *bytes]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::device::Address;
+    use crate::cuda::kernel::{Arguments, Kernel};
+
+    const SMALL: Limits = Limits { graphs: 3, seen: 4, commands_min: 2, commands_max: 8 };
+
+    fn words(number: u64) -> Vec<u64> {
+        vec![7, number, number ^ 3]
+    }
+
+    #[test]
+    fn a_segment_is_issued_then_captured_then_replayed() {
+        let mut segments = Segments::new(SMALL);
+        assert_eq!(segments.decide(2, &words(1)), Decision::Issue);
+        assert_eq!(segments.decide(2, &words(1)), Decision::Capture);
+        assert_eq!(segments.keep(words(1), GraphId(5)), None);
+        for _ in 0..3 {
+            assert_eq!(segments.decide(2, &words(1)), Decision::Replay(GraphId(5)));
+        }
+        assert_eq!(segments.decide(2, &words(2)), Decision::Issue, "other words");
+        assert_eq!((segments.graphs(), segments.seen.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_graph_is_not_started_for_few_commands() {
+        let mut segments = Segments::new(SMALL);
+        for _ in 0..4 {
+            assert_eq!(segments.decide(1, &words(1)), Decision::Issue);
+        }
+        assert_eq!(segments.seen.len(), 0);
+    }
+
+    #[test]
+    fn what_never_comes_again_is_forgotten() {
+        let mut segments = Segments::new(SMALL);
+        for number in 0..100 {
+            assert_eq!(segments.decide(2, &words(number)), Decision::Issue);
+            assert!(segments.seen.len() <= SMALL.seen);
+        }
+        assert_eq!(segments.decide(2, &words(96)), Decision::Capture, "one of the last four");
+        assert_eq!(segments.decide(2, &words(95)), Decision::Issue, "the fifth");
+    }
+
+    fn make(segments: &mut Segments, number: u64) -> Option<GraphId> {
+        assert_eq!(segments.decide(2, &words(number)), Decision::Issue);
+        assert_eq!(segments.decide(2, &words(number)), Decision::Capture);
+        segments.keep(words(number), GraphId(number))
+    }
+
+    #[test]
+    fn a_graph_that_was_not_used_for_long_goes() {
+        let mut segments = Segments::new(SMALL);
+        (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
+        // Number 1 is the one that nobody uses.
+        for _ in 0..STALE * 3 / 2 {
+            assert_eq!(segments.decide(2, &words(0)), Decision::Replay(GraphId(0)));
+            assert_eq!(segments.decide(2, &words(2)), Decision::Replay(GraphId(2)));
+        }
+        assert_eq!(make(&mut segments, 3), Some(GraphId(1)));
+        assert_eq!(segments.graphs(), SMALL.graphs);
+        assert_eq!(segments.decide(2, &words(0)), Decision::Replay(GraphId(0)));
+        assert_eq!(segments.decide(2, &words(1)), Decision::Issue, "it is gone");
+    }
+
+    #[test]
+    fn more_segments_than_graphs_in_turn_leave_the_graphs_alone() {
+        let mut segments = Segments::new(SMALL);
+        (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
+        for _ in 0..20 {
+            for number in 0..7 {
+                let expected =
+                    if number < 3 { Decision::Replay(GraphId(number)) } else { Decision::Issue };
+                assert_eq!(segments.decide(2, &words(number)), expected);
+            }
+        }
+    }
+
+    /// Against a model that keeps everything: a replay is always of the same words.
+    #[test]
+    fn a_replay_is_of_exactly_what_was_captured() {
+        let mut segments = Segments::new(SMALL);
+        let mut captured: BTreeMap<GraphId, Vec<u64>> = BTreeMap::new();
+        let mut next = 0;
+        let mut replays = 0;
+        for draw in 0..20_000u64 {
+            // Some often, most seldom, and others after a while.
+            let number = draw / 500 + mix(draw) % (1 + mix(draw + 1) % 12);
+            let words = words(number);
+            match segments.decide(2, &words) {
+                Decision::Issue => {}
+                Decision::Capture => {
+                    next += 1;
+                    let gone = segments.keep(words.clone(), GraphId(next));
+                    if let Some(gone) = gone {
+                        captured.remove(&gone).expect("a graph goes once");
+                    }
+                    captured.insert(GraphId(next), words);
+                }
+                Decision::Replay(graph) => {
+                    assert_eq!(captured.get(&graph), Some(&words));
+                    replays += 1;
+                }
+            }
+            assert_eq!(captured.len(), segments.graphs());
+            assert!(segments.graphs() <= SMALL.graphs && segments.seen.len() <= SMALL.seen);
+        }
+        assert!(replays > 1000, "{replays}");
+    }
+
+    /// Every command of a small world has words of its own, and so has every list of two.
+    #[test]
+    fn words_tell_commands_apart() {
+        let mut commands = Vec::new();
+        for arguments in [
+            Arguments::new(),
+            Arguments::new().count(1),
+            Arguments::new().count(1).count(2),
+            Arguments::new().count(2).count(1),
+            // The same words as two counts, in one argument.
+            Arguments::new().structure(&[1, 0, 2, 0]),
+        ] {
+            for (grid, threads, shared) in [([1, 2], 3, 0), ([2, 1], 3, 0), ([1, 2], 3, 4)] {
+                for kernel in [Kernel::Rotate, Kernel::AddFloats] {
+                    let launch = Launch::blocks(kernel, grid, threads, arguments.clone());
+                    commands.push(Command::Launch(launch.with_shared_bytes(shared)));
+                }
+            }
+        }
+        let kinds = [
+            ProductKind::Forward,
+            ProductKind::Input,
+            ProductKind::Weights { is_added: false },
+            ProductKind::Weights { is_added: true },
+        ];
+        for kind in kinds {
+            for [a, b, c] in [[1, 2, 3], [2, 1, 3], [1, 3, 2]] {
+                let [left, right, result] = [a, b, c].map(|at| Address(at as u64));
+                for (rows, outputs, inputs) in [(1, 1, 1), (a, b, c)] {
+                    let product = Product { kind, rows, outputs, inputs, left, right, result };
+                    commands.push(Command::Multiply(product));
+                }
+            }
+        }
+        for (from, to, bytes) in [(1, 2, 3), (2, 1, 3), (1, 2, 4)] {
+            commands.push(Command::Copy { from: Address(from), to: Address(to), bytes });
+        }
+        let mut found = std::collections::BTreeSet::new();
+        let mut lists = 0;
+        let all = || std::iter::once(None).chain(commands.iter().map(Some));
+        for (first, second) in all().flat_map(|first| all().map(move |second| (first, second))) {
+            if first.is_none() && second.is_some() {
+                continue;
+            }
+            let mut words = Vec::new();
+            first.into_iter().chain(second).for_each(|command| command.write_words(&mut words));
+            assert!(found.insert(words), "{first:?} {second:?}");
+            lists += 1;
+        }
+        assert_eq!(found.len(), lists);
+    }
+}

@@ -1,0 +1,169 @@
+//! Commands that are written down, told in order, and made graphs of where they come again.
+
+use std::sync::Arc;
+
+use zbelastic_kernels::conformance::floats;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, GraphCounts, GraphLimits, Graphs};
+use zbelastic_kernels::{
+    Accumulate, Backend, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape, View,
+    ViewMut,
+};
+
+use crate::device::{Captures, Emulated, Order};
+
+const LIMITS: GraphLimits = GraphLimits { graphs: 4, seen: 64, commands_min: 2, commands_max: 6 };
+const ROWS: usize = 9;
+const SHAPE: MatrixShape = MatrixShape { outputs: 5, inputs: 8 };
+const PRECISION: Precision = Precision::Bf16;
+
+fn emulated(captures: Captures) -> Option<Arc<Emulated>> {
+    Emulated::with_captures(PRECISION, Order::Forwards, 1 << 30, captures)
+}
+
+type Buffer = <CudaBackend<Emulated> as Backend>::Buffer;
+
+/// Activations of a pass, and what it reads.
+struct Pass {
+    x: Buffer,
+    before: Buffer,
+    y: Buffer,
+    skip: Buffer,
+}
+
+fn rows(backend: &CudaBackend<Emulated>, width: usize, seed: u64) -> Buffer {
+    let mut buffer = backend.allocate_rows(ROWS * width).expect("memory for a test");
+    backend.upload(&floats(ROWS * width, seed), ViewMut::new(&mut buffer, 0..ROWS * width));
+    buffer
+}
+
+/// Some passes in turn over one matrix, whose gradients add up; what can be read at the end.
+fn run(backend: &CudaBackend<Emulated>, slots: u64, times: u64) -> Vec<f32> {
+    let MatrixShape { outputs, inputs } = SHAPE;
+    let len = outputs * inputs;
+    let mut weights = backend.allocate(len).expect("memory for a test");
+    let mut matrix = backend.allocate_matrix(SHAPE).expect("memory for a test");
+    let mut gradient = backend.allocate(len + outputs).expect("memory for a test");
+    let mut passes: Vec<Pass> = (0..slots)
+        .map(|slot| Pass {
+            x: rows(backend, inputs, slot),
+            before: rows(backend, outputs, 10 + slot),
+            y: rows(backend, outputs, 20 + slot),
+            skip: rows(backend, inputs, 30 + slot),
+        })
+        .collect();
+    let mut found = Vec::new();
+    for time in 0..times {
+        // Weights that change while addresses stay: a graph reads what is there when it runs.
+        backend.upload(&floats(len, 40 + time), ViewMut::new(&mut weights, 0..len));
+        backend.load_matrix(View::new(&weights, 0..len), &mut matrix);
+        backend.flush();
+        for (slot, Pass { x, before, y, skip }) in passes.iter_mut().enumerate() {
+            let epilogue = ForwardEpilogue::Gelu { before };
+            backend.linear_forward(ROWS, x, &matrix, None, epilogue, y);
+            let to = BackwardEpilogue::Plain { gradient: skip };
+            backend.linear_backward_input(ROWS, y, &matrix, to);
+            let range = len..len + outputs;
+            let to = LinearGradient { buffer: &mut gradient, weight: 0..len, bias: Some(range) };
+            let is_first = time == 0 && slot == 0;
+            let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
+            backend.linear_backward_weights(ROWS, SHAPE, x, y, to, accumulate);
+            backend.copy(View::new(&*skip, 0..inputs), ViewMut::new(x, inputs..2 * inputs));
+            backend.flush();
+        }
+        let last = passes.last().expect("there are slots");
+        found.extend(backend.download(View::new(&last.skip, 0..ROWS * inputs)));
+    }
+    found.extend(backend.download(View::new(&gradient, 0..len + outputs)));
+    for Pass { x, before, y, skip } in &passes {
+        for buffer in [x, before, y, skip] {
+            found.extend(backend.download(View::new(buffer, 0..backend.len(buffer))));
+        }
+    }
+    found
+}
+
+fn bits(floats: &[f32]) -> Vec<u32> {
+    floats.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn graphs_change_no_bit_however_few_are_kept() {
+    let Some(device) = emulated(Captures::Always) else { return };
+    let plain = CudaBackend::with_graphs(device.clone(), Graphs::Off);
+    for (slots, times) in [(1, 7), (2, 6), (5, 5)] {
+        let expected = run(&plain, slots, times);
+        assert_eq!(plain.graph_counts().captured, 0);
+        for commands_max in [1, 2, 3, 6, 64] {
+            let limits = GraphLimits { commands_max, ..LIMITS };
+            let backend = CudaBackend::with_graphs(device.clone(), Graphs::On(limits));
+            assert_eq!(bits(&run(&backend, slots, times)), bits(&expected), "{slots} {limits:?}");
+            let counts = backend.graph_counts();
+            assert!(counts.held <= LIMITS.graphs, "{counts:?}");
+            assert_eq!(counts.held, device.graph_count(), "what goes is given up");
+            let may_gain = commands_max > 1;
+            assert_eq!(
+                counts.captured > 0 && counts.replayed > counts.captured,
+                may_gain,
+                "{counts:?}"
+            );
+            drop(backend);
+            assert_eq!(device.graph_count(), 0, "graphs go with their owner");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_makes_no_graphs_is_asked_once() {
+    let Some(device) = emulated(Captures::Never) else { return };
+    let plain = CudaBackend::with_graphs(device.clone(), Graphs::Off);
+    let backend = CudaBackend::with_graphs(device, Graphs::On(LIMITS));
+    assert_eq!(bits(&run(&backend, 2, 6)), bits(&run(&plain, 2, 6)));
+    let GraphCounts { captured, replayed, refused, held, issued } = backend.graph_counts();
+    assert_eq!((captured, replayed, refused, held), (0, 0, 1, 0));
+    assert_eq!(issued, plain.graph_counts().issued);
+}
+
+/// Nothing is told before a border, and no border is needed for what the host reads.
+#[test]
+fn what_waits_is_told_before_memory_goes_or_is_read() {
+    let Some(device) = emulated(Captures::Always) else { return };
+    let backend = CudaBackend::with_graphs(device.clone(), Graphs::On(GraphLimits::PLAIN));
+    let mut to = backend.allocate(4).expect("memory for a test");
+    let told = || backend.graph_counts().issued;
+    {
+        // A buffer so large that it has a region of its own, which goes with it.
+        let mut from = backend.allocate(16 << 20).expect("memory for a test");
+        backend.upload(&[1.0, 2.0, 3.0, 4.0], ViewMut::new(&mut from, 0..4));
+        backend.copy(View::new(&from, 0..4), ViewMut::new(&mut to, 0..4));
+        assert_eq!(told(), 0, "it waits");
+    }
+    // The arena holds the region until it needs another one.
+    let _other = backend.allocate(16 << 20).expect("memory for a test");
+    assert_eq!(told(), 1, "told before its memory went");
+    assert_eq!(backend.download(View::new(&to, 0..4)), [1.0, 2.0, 3.0, 4.0]);
+    let mut again = backend.allocate(4).expect("memory for a test");
+    backend.copy(View::new(&to, 0..4), ViewMut::new(&mut again, 0..4));
+    assert_eq!(backend.download(View::new(&again, 0..4)), [1.0, 2.0, 3.0, 4.0]);
+    backend.copy(View::new(&to, 0..4), ViewMut::new(&mut again, 0..4));
+    assert_eq!(told(), 2);
+    backend.flush();
+    assert_eq!(told(), 3, "the end of an operation");
+}
+
+/// A fault of what waited, found when memory is given back, is kept for the next one.
+#[test]
+fn a_fault_where_nobody_can_be_told_is_told_next() {
+    let Some(device) = emulated(Captures::Always) else { return };
+    let backend = CudaBackend::with_graphs(device.clone(), Graphs::On(GraphLimits::PLAIN));
+    let mut rows = backend.allocate_rows(8).expect("memory for a test");
+    let large = backend.allocate(16 << 20).expect("memory for a test");
+    backend.copy(View::new(&large, 0..8), ViewMut::new(&mut rows, 0..8));
+    device.give_up();
+    drop(large);
+    let other = backend.allocate(16 << 20);
+    device.recover();
+    drop(other);
+    assert!(backend.download(View::new(&rows, 0..8)).iter().all(|x| x.is_nan()));
+    assert!(backend.fault().is_some());
+}
