@@ -12,7 +12,9 @@ pub mod conformance;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod parcel;
 pub mod reference;
+mod shapes;
 
 pub use backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
@@ -20,3 +22,4 @@ pub use backend::{
     NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
+pub use parcel::{Held, Parcel};

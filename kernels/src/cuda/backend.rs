@@ -4,7 +4,7 @@
 //! launched, whatever is read is NaN, and [`CudaBackend::fault`] says why. A NaN in a sum of squares
 //! is never taken into the weights, so a fault cannot be mistaken for a result.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,13 +12,16 @@ use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
+use super::away::CudaAway;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
+use super::parcel::Rooms;
+use super::pinned::Staging;
 use super::source::Precision;
-use super::{activation, attention, embed, head, linear, norm, optimizer, transfer};
+use super::{activation, attention, away, embed, head, linear, norm, optimizer, parcel, transfer};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SquareSum, Turn, View, ViewMut,
+    NormGradient, Parcel, Rows, SquareSum, Turn, View, ViewMut,
 };
 
 /// A device with its memory.
@@ -27,6 +30,11 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     arena: Arena<D>,
     scratch: Scratch<D>,
     fault: RefCell<Option<DeviceFault>>,
+    staging: Staging<D>,
+    rooms: Rooms<D>,
+    /// Copies beside the work so far, and the last one that the work has waited for.
+    copies: Cell<u64>,
+    settled: Cell<u64>,
 }
 
 /// A matrix in the type that products read, in row-major order.
@@ -40,7 +48,9 @@ impl<D: Device> CudaBackend<D> {
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
         let (arena, scratch) = (Arena::new(), Scratch::new());
-        Self { device, arena, scratch, fault: RefCell::new(None) }
+        let (fault, staging, rooms) = (RefCell::new(None), Staging::new(), Rooms::new());
+        let (copies, settled) = (Cell::new(0), Cell::new(0));
+        Self { device, arena, scratch, fault, staging, rooms, copies, settled }
     }
 
     /// What went wrong first, if anything did.
@@ -57,6 +67,26 @@ impl<D: Device> CudaBackend<D> {
 
     pub(super) fn device(&self) -> &D {
         &self.device
+    }
+
+    pub(super) fn shared_device(&self) -> &Arc<D> {
+        &self.device
+    }
+
+    /// Copies from the host, which may reuse its memory at once.
+    pub(super) fn write(&self, bytes: &[u8], to: Address) -> Result<(), DeviceFault> {
+        self.staging.write(&self.device, bytes, to)
+    }
+
+    /// The number of a copy beside the work, counted from 1.
+    pub(super) fn next_copy(&self) -> u64 {
+        self.copies.set(self.copies.get() + 1);
+        self.copies.get()
+    }
+
+    /// Whether the work has not just waited for this copy.
+    pub(super) fn is_first_after_copy(&self, number: u64) -> bool {
+        self.settled.replace(number) != number
     }
 
     /// The type of activations.
@@ -91,14 +121,27 @@ impl<D: Device> CudaBackend<D> {
         self.ask((), operation);
     }
 
-    fn buffer(&self, element: Element, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
+    pub(super) fn buffer(
+        &self,
+        element: Element,
+        len: usize,
+    ) -> Result<CudaBuffer<D>, AllocateError> {
         let bytes = Arena::<D>::bytes(self.precision(), element, len);
         if self.fault.borrow().is_some() {
             return Err(AllocateError { bytes, free_bytes: None });
         }
-        self.arena.allocate(&self.device, element, len).map_err(|fault| match fault {
+        let found = self.arena.allocate(&self.device, element, len);
+        found.map_err(|fault| self.refusal(bytes, fault))
+    }
+
+    /// A lack of memory harms nothing; any other fault is kept.
+    fn refusal(&self, bytes: u64, fault: DeviceFault) -> AllocateError {
+        match fault {
             DeviceFault::OutOfMemory { asked_bytes, free_bytes, .. } => {
                 AllocateError { bytes: asked_bytes, free_bytes: Some(free_bytes) }
+            }
+            DeviceFault::OutOfHostMemory { asked_bytes } => {
+                AllocateError { bytes: asked_bytes, free_bytes: None }
             }
             fault @ (DeviceFault::Sticky { .. }
             | DeviceFault::Refused { .. }
@@ -107,7 +150,7 @@ impl<D: Device> CudaBackend<D> {
                 *self.fault.borrow_mut() = Some(fault);
                 AllocateError { bytes, free_bytes: None }
             }
-        })
+        }
     }
 }
 
@@ -120,6 +163,7 @@ pub(super) fn floats<D: Device>(view: &View<'_, CudaBuffer<D>>) -> Address {
 impl<D: Device> Backend for CudaBackend<D> {
     type Buffer = CudaBuffer<D>;
     type Matrix = CudaMatrix<D>;
+    type Away = CudaAway<D>;
 
     fn allocate(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Float, len)
@@ -151,6 +195,47 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn copy(&self, from: View<'_, CudaBuffer<D>>, to: ViewMut<'_, CudaBuffer<D>>) {
         self.run(|| transfer::copy(self, &from, &to));
+    }
+
+    fn pack(&self, from: View<'_, CudaBuffer<D>>) -> Parcel {
+        let packed = self.ask(None, || parcel::pack(self, &self.rooms, &from));
+        packed.unwrap_or_else(|| Parcel::Floats(self.download(from)))
+    }
+
+    fn unpack(&self, parcel: Parcel, to: ViewMut<'_, CudaBuffer<D>>) {
+        if let Some(parcel) = self.ask(None, || parcel::unpack(self, parcel, &to)) {
+            self.upload(&parcel.into_floats(), to);
+        }
+    }
+
+    fn row_bytes(&self) -> u64 {
+        Element::Row.bytes(self.precision())
+    }
+
+    fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
+        away::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
+    }
+
+    fn send_away(
+        &self,
+        parts: &mut [&mut CudaBuffer<D>],
+        away: &mut CudaAway<D>,
+        start: u64,
+    ) {
+        self.run(|| away::send(self, parts, away, start));
+    }
+
+    fn bring_back(
+        &self,
+        away: &mut CudaAway<D>,
+        start: u64,
+        parts: &mut [&mut CudaBuffer<D>],
+    ) {
+        self.run(|| away::bring_back(self, parts, away, start));
+    }
+
+    fn settle(&self, buffer: &mut CudaBuffer<D>) {
+        self.run(|| away::settle(self, buffer));
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {

@@ -158,6 +158,15 @@ pub enum DeviceFault {
         /// The version found.
         library_version: u64,
     },
+    /// Memory of the host that a device copies by itself could not be had.
+    #[error(
+        "the host has no {asked_bytes} bytes that a device can copy by itself; `ulimit -l` may \
+         limit them, and fewer passes away or memory.offload_store = \"file\" need less"
+    )]
+    OutOfHostMemory {
+        /// What was asked for.
+        asked_bytes: u64,
+    },
 }
 
 /// CUresults after which a context is lost, by the driver's documentation.
@@ -320,6 +329,7 @@ mod tests {
         check(error, &["Tesla T4 is sm_75", "sm_80"]);
         let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
         check(memory, &["10 bytes", "3 of 7", "train.microbatch"]);
+        check(DeviceFault::OutOfHostMemory { asked_bytes: 9 }, &["9 bytes", "ulimit", "file"]);
     }
 
     #[test]

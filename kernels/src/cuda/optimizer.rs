@@ -33,7 +33,7 @@ pub(super) fn sum_squares<D: Device>(
     let mut bytes = vec![0u8; count * 16];
     if count > 0 {
         let to = device.scratch(Slot::Lists, list.len())?;
-        device.device().write(&list, to)?;
+        device.write(&list, to)?;
         let results = device.scratch(Slot::Results, bytes.len())?;
         let arguments = Arguments::new().address(to).address(results);
         device.launch(&Launch::blocks(Kernel::SumSquares, [count, 1], WARP, arguments))?;
