@@ -104,8 +104,8 @@ fn copy<D: Device>(
         if bytes > 0 {
             let there = away.memory.at(at, bytes);
             match way {
-                Way::Away => device.to_host(stream, here, there, bytes)?,
-                Way::Back => device.from_host(stream, there, here, bytes)?,
+                Way::Away => device.copy_out(stream, here, there, bytes)?,
+                Way::Back => device.copy_in(stream, there, here, bytes)?,
             }
         }
         at += bytes;

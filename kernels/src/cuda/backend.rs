@@ -8,11 +8,11 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::away::CudaAway;
 use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
-use super::away::CudaAway;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::parcel::Rooms;
 use super::pinned::Staging;
@@ -216,21 +216,11 @@ impl<D: Device> Backend for CudaBackend<D> {
         away::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
     }
 
-    fn send_away(
-        &self,
-        parts: &mut [&mut CudaBuffer<D>],
-        away: &mut CudaAway<D>,
-        start: u64,
-    ) {
+    fn send_away(&self, parts: &mut [&mut CudaBuffer<D>], away: &mut CudaAway<D>, start: u64) {
         self.run(|| away::send(self, parts, away, start));
     }
 
-    fn bring_back(
-        &self,
-        away: &mut CudaAway<D>,
-        start: u64,
-        parts: &mut [&mut CudaBuffer<D>],
-    ) {
+    fn bring_back(&self, away: &mut CudaAway<D>, start: u64, parts: &mut [&mut CudaBuffer<D>]) {
         self.run(|| away::bring_back(self, parts, away, start));
     }
 

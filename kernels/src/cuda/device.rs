@@ -143,7 +143,7 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// As the driver says.
-    fn to_host(
+    fn copy_out(
         &self,
         stream: Stream,
         from: Address,
@@ -155,7 +155,7 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// As the driver says.
-    fn from_host(
+    fn copy_in(
         &self,
         stream: Stream,
         from: Address,

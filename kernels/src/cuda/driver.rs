@@ -311,7 +311,7 @@ impl Device for CudaDevice {
         self.peers.copy(own, other, bytes as usize, self.stream())
     }
 
-    fn to_host(
+    fn copy_out(
         &self,
         stream: Stream,
         from: Address,
@@ -328,7 +328,7 @@ impl Device for CudaDevice {
         check("cuMemcpyDtoHAsync", result)
     }
 
-    fn from_host(
+    fn copy_in(
         &self,
         stream: Stream,
         from: Address,

@@ -103,7 +103,7 @@ impl<D: Device> Boundary<D> {
             };
             let at = host.at(0, count);
             self.device.follow(Stream::Out, &self.filled)?;
-            self.device.to_host(Stream::Out, room.buffer.at(0), at, count)?;
+            self.device.copy_out(Stream::Out, room.buffer.at(0), at, count)?;
             self.device.reach(&self.device.fence(Stream::Out)?)?;
             self.device.read_host(at, &mut bytes);
             Ok(bytes)

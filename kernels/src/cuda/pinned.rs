@@ -72,7 +72,7 @@ impl<D: Device> Staging<D> {
             let len = piece.len() as u64;
             let at = ring.room(device, len)?;
             device.write_host(piece, at);
-            device.from_host(Stream::Compute, at, to, len)?;
+            device.copy_in(Stream::Compute, at, to, len)?;
             to = to.plus(len);
         }
         Ok(())

@@ -209,7 +209,7 @@ impl Device for Emulated {
         self.copy(from, to, bytes)
     }
 
-    fn to_host(
+    fn copy_out(
         &self,
         _stream: Stream,
         from: Address,
@@ -219,7 +219,7 @@ impl Device for Emulated {
         self.copy(from, to, bytes)
     }
 
-    fn from_host(
+    fn copy_in(
         &self,
         _stream: Stream,
         from: Address,

@@ -6,6 +6,8 @@
 mod beyond;
 mod compile;
 mod device;
+mod moves;
+mod races;
 mod times;
 
 use zbelastic_kernels::cuda::source::Precision;

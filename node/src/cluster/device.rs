@@ -21,7 +21,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore, memory_stores};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, MakeStore};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
@@ -449,8 +449,8 @@ fn begin(job: DeviceJob) -> Result<WorkerHost, AllocateError> {
         weights: weights.clone(),
         device,
         store: match config.memory.offload_store {
-            OffloadStore::Memory => memory_stores(),
-            OffloadStore::File => file_stores(scratch),
+            OffloadStore::Memory => None,
+            OffloadStore::File => Some(file_stores(scratch)),
         },
         clock: Some(layer_clock),
     };

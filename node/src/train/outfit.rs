@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
 use zbelastic_trainer::model::LayerState;
-use zbelastic_trainer::stage::{Bench, StageSetup, Workbench};
+use zbelastic_trainer::stage::{Bench, SecondStore, StageSetup, Workbench};
 use zbelastic_types::{LayerId, StageIndex};
 
 use crate::second_store::FileStore;
@@ -37,14 +37,15 @@ impl Outfit for Processors {
     type Bench = Bench<CpuBackend>;
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        let bench = Bench::new(setup, stage, CpuBackend::new(self.threads)?)?;
-        Ok(match &self.scratch {
-            None => bench,
+        let backend = CpuBackend::new(self.threads)?;
+        match &self.scratch {
+            None => Bench::new(setup, stage, backend),
             Some(scratch) => {
                 let folder = scratch.join(format!("stage-{stage}"));
-                bench.with_store(|bytes| Box::new(FileStore::new(folder, bytes)))
+                let store = |bytes| Box::new(FileStore::new(folder, bytes)) as Box<dyn SecondStore>;
+                Bench::storing(setup, stage, backend, store)
             }
-        })
+        }
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
