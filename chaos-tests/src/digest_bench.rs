@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::AllocateError;
+use zbelastic_kernels::{AllocateError, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
@@ -169,10 +169,10 @@ impl Workbench for DigestBench {
         self.accumulated.values_mut().for_each(|count| *count = 0);
     }
 
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         let Pass { chunk, microbatch, slice } = pass;
         let tokens = || passes::slice(tokens(batch), slice);
-        let x = input.map_or_else(tokens, |floats| unpack(&floats));
+        let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
         let stash = self.run_forward(pass, batch, x);
         let (x, target) = (stash.end, stash.target);
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
@@ -184,7 +184,7 @@ impl Workbench for DigestBench {
         None
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
         if pass.slice.0 + 1 == self.slice_count {
             let Pass { chunk, microbatch, .. } = pass;
@@ -193,12 +193,12 @@ impl Workbench for DigestBench {
         loss
     }
 
-    fn backward_input(&mut self, pass: Pass, _batch: &Batch, gradient: Option<Vec<f32>>) {
+    fn backward_input(&mut self, pass: Pass, _batch: &Batch, gradient: Option<Parcel>) {
         let Pass { chunk, microbatch, slice } = pass;
         let key = |slice| (chunk, microbatch, slice);
         let stash = self.stashes.get_mut(&key(slice)).expect("F came first");
         let start = || passes::loss(stash.end, stash.target).1;
-        let mut gradient = gradient.map_or_else(start, |floats| unpack(&floats));
+        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor.into_floats()));
         let layers = &self.chunks[&chunk];
         stash.gradients = vec![0; layers.len()];
         for (index, layer) in layers.iter().enumerate().rev() {
@@ -275,10 +275,10 @@ impl Workbench for DigestBench {
         Ok(())
     }
 
-    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel {
         let (of_flow, of_pass, hash) = self.result.take().expect("a result is there");
         assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
-        pack(hash, 0.0)
+        pack(hash, 0.0).into()
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_kernels::{AllocateError, CpuBackend, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Batch, Corpus};
 use zbelastic_trainer::elastic::{
@@ -98,15 +98,15 @@ impl Workbench for FloatBench {
         self.bench.drop_passes();
     }
 
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         self.bench.forward(pass, batch, input)
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         self.bench.forward_only(pass, batch, input)
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>) {
+    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>) {
         self.bench.backward_input(pass, batch, gradient);
     }
 
@@ -134,7 +134,7 @@ impl Workbench for FloatBench {
         self.bench.reload(pass)
     }
 
-    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel {
         self.bench.take_result(flow, pass)
     }
 

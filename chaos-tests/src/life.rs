@@ -10,7 +10,7 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, Cut};
-use zbelastic_trainer::elastic::{BackendModel, memory_stores};
+use zbelastic_trainer::elastic::BackendModel;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
@@ -91,7 +91,7 @@ fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
             step_count: base.step_count,
             weights: base.weights.clone(),
             device: one_thread as MakeBackend,
-            store: memory_stores(),
+            store: None,
             clock: None,
         },
         faults: faults.clone(),

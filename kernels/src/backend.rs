@@ -23,153 +23,9 @@ pub use self::update::{
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
+pub use crate::parcel::Parcel;
+pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
 use crate::sizes::ByteCounts;
-
-/// Part of a buffer, to be read.
-#[derive(Debug)]
-pub struct View<'a, B> {
-    /// The buffer.
-    pub buffer: &'a B,
-    /// The floats meant.
-    pub range: Range<usize>,
-}
-
-impl<'a, B> View<'a, B> {
-    /// The floats `range` of `buffer`.
-    pub fn new(buffer: &'a B, range: Range<usize>) -> Self {
-        Self { buffer, range }
-    }
-}
-
-/// Part of a buffer, to be written.
-#[derive(Debug)]
-pub struct ViewMut<'a, B> {
-    /// The buffer.
-    pub buffer: &'a mut B,
-    /// The floats meant.
-    pub range: Range<usize>,
-}
-
-impl<'a, B> ViewMut<'a, B> {
-    /// The floats `range` of `buffer`.
-    pub fn new(buffer: &'a mut B, range: Range<usize>) -> Self {
-        Self { buffer, range }
-    }
-}
-
-/// Whether a gradient begins or continues. Microbatch 0 starts, the others add, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accumulate {
-    /// Overwrite what is there.
-    Start,
-    /// Add to it.
-    Add,
-}
-
-/// Which normalisation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Norm {
-    /// Mean and variance (Ba et al., arXiv 1607.06450); statistics are mean and inverse deviation.
-    Layer {
-        /// Added to the variance.
-        epsilon: f32,
-    },
-    /// Root mean square (Zhang and Sennrich, arXiv 1910.07467); the statistic is its inverse.
-    Rms {
-        /// Added to the mean square.
-        epsilon: f32,
-    },
-}
-
-impl Norm {
-    /// Floats of statistics kept per row.
-    #[must_use]
-    pub const fn statistics_per_row(self) -> usize {
-        match self {
-            Self::Layer { .. } => 2,
-            Self::Rms { .. } => 1,
-        }
-    }
-
-    /// Whether there is a bias beside the weight.
-    #[must_use]
-    pub const fn has_bias(self) -> bool {
-        match self {
-            Self::Layer { .. } => true,
-            Self::Rms { .. } => false,
-        }
-    }
-}
-
-/// `rows` rows of `width` floats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// Rows, one a token.
-    pub count: usize,
-    /// Floats a row.
-    pub width: usize,
-}
-
-/// A linear layer's matrix: `outputs` rows of `inputs` floats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatrixShape {
-    /// Features out.
-    pub outputs: usize,
-    /// Features in.
-    pub inputs: usize,
-}
-
-/// Causal attention over `sequences` sequences. A row of queries, keys and values holds
-/// `heads * head_width` query floats, then `kv_heads * head_width` keys, then as many values.
-/// Query head `h` reads key and value head `h / (heads / kv_heads)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionShape {
-    /// Sequences in the microbatch.
-    pub sequences: usize,
-    /// Tokens a sequence.
-    pub sequence_len: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Floats a head.
-    pub head_width: usize,
-}
-
-impl AttentionShape {
-    /// Tokens in all.
-    #[must_use]
-    pub const fn rows(&self) -> usize {
-        self.sequences * self.sequence_len
-    }
-
-    /// Floats of a row of queries.
-    #[must_use]
-    pub const fn query_width(&self) -> usize {
-        self.heads * self.head_width
-    }
-
-    /// Floats of a row of keys, and of a row of values.
-    #[must_use]
-    pub const fn key_width(&self) -> usize {
-        self.kv_heads * self.head_width
-    }
-
-    /// Floats of a row of queries, keys and values.
-    #[must_use]
-    pub const fn qkv_width(&self) -> usize {
-        self.query_width() + 2 * self.key_width()
-    }
-}
-
-/// Which way a rotary embedding turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// As in the forward pass.
-    Forward,
-    /// Back again: the gradient's way.
-    Backward,
-}
 
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
@@ -252,6 +108,8 @@ pub trait Backend: ByteCounts {
     type Buffer;
     /// A linear layer's matrix in the form in which products read it.
     type Matrix;
+    /// Room for what leaves the device's memory for a while.
+    type Away;
 
     /// What ended the device, if anything did. Nothing that is read from then on is a result: whoever
     /// passes on what was computed asks first.
@@ -316,6 +174,36 @@ pub trait Backend: ByteCounts {
     fn stamps(&self) -> Vec<f64> {
         Vec::new()
     }
+
+    /// A copy for another backend, which may be on another thread. A device does not wait for
+    /// anything to make it.
+    fn pack(&self, from: View<'_, Self::Buffer>) -> Parcel {
+        Parcel::Floats(self.download(from))
+    }
+
+    /// Copies out of a parcel; lengths are equal. A device that can take it from another does not
+    /// wait for anything either.
+    fn unpack(&self, parcel: Parcel, to: ViewMut<'_, Self::Buffer>) {
+        self.upload(&parcel.into_floats(), to);
+    }
+
+    /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
+    /// memory is the host's: then whoever wants something to leave keeps it.
+    ///
+    /// # Errors
+    /// If the host has no such memory left.
+    fn reserve_away(&self, bytes: u64) -> Result<Option<Self::Away>, AllocateError>;
+
+    /// Copies buffers, one behind the other, to `away` from its byte `start` on, beside whatever the
+    /// device does next. Until [`Backend::settle`] nothing else may use them.
+    fn send_away(&self, parts: &mut [&mut Self::Buffer], away: &mut Self::Away, start: u64);
+
+    /// Copies back what was sent from `start` on, into buffers of the same lengths, beside whatever
+    /// the device does next. Until [`Backend::settle`] nothing else may use them.
+    fn bring_back(&self, away: &mut Self::Away, start: u64, parts: &mut [&mut Self::Buffer]);
+
+    /// What the device is told from now on comes after the copies that still use this buffer.
+    fn settle(&self, _buffer: &mut Self::Buffer) {}
 
     /// A matrix of zeros.
     ///

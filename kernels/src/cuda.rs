@@ -12,11 +12,13 @@
 mod activation;
 mod architecture;
 mod attention;
+mod away;
 mod backend;
 pub mod cache;
 mod clock;
 mod columns;
 pub mod compiler;
+mod copies;
 pub mod device;
 mod driver;
 mod embed;
@@ -31,6 +33,8 @@ mod listing;
 mod memory;
 mod norm;
 mod optimizer;
+mod parcel;
+mod pinned;
 mod probe;
 mod products;
 mod recorder;
@@ -43,14 +47,17 @@ mod transfer;
 
 pub use architecture::Architecture;
 pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};
+pub use away::CudaAway;
 pub use backend::{CudaBackend, CudaMatrix};
 pub use clock::Mark;
+pub use copies::CudaFence;
 pub use driver::{CudaDevice, MemoryInfo, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
 };
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
+pub use parcel::ROOMS_MAX;
 pub use probe::{Probe, probe};
 pub use products::Pin;
 pub use recorder::{GraphCounts, Graphs};

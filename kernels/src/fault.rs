@@ -66,6 +66,15 @@ pub enum DeviceFault {
         /// The version found.
         library_version: u64,
     },
+    /// Memory of the host that a device copies by itself could not be had.
+    #[error(
+        "the host has no {asked_bytes} bytes that a device can copy by itself; `ulimit -l` may \
+         limit them, and fewer passes away or memory.offload_store = \"file\" need less"
+    )]
+    OutOfHostMemory {
+        /// What was asked for.
+        asked_bytes: u64,
+    },
 }
 
 /// CUresults after which a context is lost, by the driver's documentation.

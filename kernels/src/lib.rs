@@ -13,8 +13,10 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fault;
+mod parcel;
 mod precision;
 pub mod reference;
+mod shapes;
 mod sizes;
 
 pub use backend::{
@@ -25,5 +27,6 @@ pub use backend::{
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;
+pub use parcel::{Held, Parcel};
 pub use precision::Precision;
 pub use sizes::{ByteCounts, DeviceSizes};

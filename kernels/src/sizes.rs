@@ -16,6 +16,9 @@ pub trait ByteCounts {
     /// Bytes a buffer of `len` activations takes.
     fn rows_bytes(&self, len: usize) -> u64;
 
+    /// Bytes of one activation that is away.
+    fn row_bytes(&self) -> u64;
+
     /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
     /// ([`crate::Backend::form_optimizer`]).
     fn has_candidates_in_forms(&self) -> bool;
@@ -35,6 +38,13 @@ pub enum DeviceSizes {
 }
 
 impl ByteCounts for DeviceSizes {
+    fn row_bytes(&self) -> u64 {
+        match self {
+            Self::Processors => 4,
+            Self::Cuda(precision) => precision.bytes() as u64,
+        }
+    }
+
     fn has_candidates_in_forms(&self) -> bool {
         match self {
             Self::Processors => false,
@@ -59,9 +69,7 @@ impl ByteCounts for DeviceSizes {
     fn rows_bytes(&self, len: usize) -> u64 {
         match self {
             Self::Processors => self.buffer_bytes(len),
-            Self::Cuda(precision) => {
-                (precision.bytes() as u64 * len as u64).next_multiple_of(CUDA_ALIGNMENT)
-            }
+            Self::Cuda(_) => (self.row_bytes() * len as u64).next_multiple_of(CUDA_ALIGNMENT),
         }
     }
 }

@@ -69,6 +69,7 @@ pub const fn code_of(error: &OpenError) -> FailureCode {
 pub const fn code_of_fault(fault: &DeviceFault) -> FailureCode {
     match fault {
         DeviceFault::OutOfMemory { .. }
+        | DeviceFault::OutOfHostMemory { .. }
         | DeviceFault::Sticky { .. }
         | DeviceFault::NoAlgorithm { .. } => FailureCode::OutOfResource,
         DeviceFault::OtherLibrary { .. } => FailureCode::WrongState,

@@ -14,7 +14,7 @@ use zbelastic_types::{Digest, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
-pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore, memory_stores};
+pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest};
 
 /// A layer's gradient on its way to who keeps the layer's copy.

@@ -24,7 +24,7 @@ pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Spent};
 pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
-pub use pass_stash::{PassStash, left_len, put_left, take_left};
+pub use pass_stash::{PassStash, left_parts, left_spaces, put_left, settle, take_left};
 pub use recompute::{Recompute, RecomputedOps, RemadeParts};
 pub use space::Space;
 pub use state::LayerState;

@@ -21,7 +21,7 @@ pub use drift::{
 };
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
-pub use memory::{StageMemory, plan_memory, stage_memory};
+pub use memory::{AwayPlaces, StageMemory, away_places, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;
 pub use relieved::{Extent, MemoryPolicy};

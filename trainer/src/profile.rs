@@ -11,8 +11,8 @@ use zbelastic_types::Step;
 use crate::data::Batch;
 use crate::model::{
     Chunk, Context, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState, Logits,
-    MicrobatchShape, ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, model_layers,
-    put_left, rotary_angles, take_left,
+    MicrobatchShape, ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, left_parts,
+    model_layers, put_left, rotary_angles, take_left,
 };
 use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
@@ -145,8 +145,9 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             chunk.forward(&context, batch, stash, logits.as_mut());
         });
         let round_trip = timed(&mut || {
-            let left = take_left(*backend, stash, logits.as_mut());
-            put_left(*backend, &left, stash, logits.as_mut());
+            let mut parts = left_parts(*backend, stash, logits.as_mut());
+            let left = take_left(*backend, &mut parts);
+            put_left(*backend, &left, &mut parts);
         });
         if !chunk.has_head() {
             chunk.set_gradient(*backend, drawn, stash);

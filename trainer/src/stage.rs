@@ -6,6 +6,7 @@
 //! model; threads, sockets and clocks are its owner's.
 
 mod chunk_bench;
+mod elsewhere;
 mod engine;
 mod evaluation;
 mod frame;

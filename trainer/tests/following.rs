@@ -17,9 +17,7 @@ use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Tur
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage, memory_stores,
-};
+use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -92,7 +90,7 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
         step_count: STEPS,
         weights,
         device,
-        store: memory_stores(),
+        store: None,
         clock: None,
     };
     Host::new(HostSetup { stage }, Tight { model: compute, is_full }, common::corpus())

@@ -15,7 +15,7 @@ use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage, memory_stores};
+use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -95,7 +95,7 @@ fn host() -> Worker {
     let stage = common::setup(model.clone(), setup, 4);
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let (store, clock) = (memory_stores(), None);
+    let (store, clock) = (None, None);
     let compute = BackendModel { model, optimizer, step_count: 4, weights, device, store, clock };
     Host::new(HostSetup { stage }, compute, common::corpus())
 }

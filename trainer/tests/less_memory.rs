@@ -4,13 +4,10 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{BATCH, Cluster, corpus, plan_of_chunks, policy, setup, tiny_model};
+use common::{BATCH, Cluster, corpus, offloaded, plan_of_chunks, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{
-    ChunkMemory, CopyLanes, Costs, Memory, OffloadChunks, OffloadRequest, Pass, ScheduleKind,
-    Window, check, lower, offload, recompute,
-};
+use zbelastic_schedule::{Memory, Pass, ScheduleKind, Window, recompute};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{
@@ -140,29 +137,6 @@ fn recomputation_takes_less_memory_and_takes_what_it_claims() {
     }
 }
 
-/// The plan with copies that take `k` times the passes of their chunk; with 0, everything leaves.
-fn offloaded(plan: &Plan, k: f64) -> Plan {
-    let placement = plan.placement();
-    let mut costs = Costs::even(placement, 1.0, 1.0, 1.0, 0.0).with_round_trip(placement, 3.0 * k);
-    costs.memory.lanes = CopyLanes::Alternating;
-    let one = ChunkMemory {
-        after_forward: 1.0,
-        after_drop: 0.5,
-        after_input_gradient: 1.0,
-        after_early_weights: 0.5,
-    };
-    let memory = vec![one; placement.chunk_count() as usize];
-    let chunks = OffloadChunks::First(placement.chunks_per_stage());
-    let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits: None };
-    let order = offload(&plan.program, request).expect("a plan's program runs");
-    let window = plan.program.window.expect("a plan is lowered");
-    let early_head_weights = plan.program.kind.splits_backward();
-    let options = zbelastic_schedule::LowerOptions { window, early_head_weights };
-    let program = lower(&order, options);
-    assert_eq!(check(&program), Ok(()));
-    Plan { program, ..plan.clone() }
-}
-
 fn copies(plan: &Plan) -> usize {
     plan.program.passes_with(Memory::Offload).count()
 }
@@ -250,9 +224,9 @@ fn a_store_that_fails_is_told_and_asked_again() {
     let backend = CpuBackend::new(1).expect("one thread");
     let full = StoreError::Write { kind: std::io::ErrorKind::StorageFull };
     let fails = Arc::new(Mutex::new(vec![full]));
-    let bench = Bench::new(&setup, StageIndex(0), backend).expect("memory");
-    let bench =
-        bench.with_store(|bytes| Box::new(Failing { inner: MemoryStore::new(bytes), fails }));
+    let failing =
+        |bytes| Box::new(Failing { inner: MemoryStore::new(bytes), fails }) as Box<dyn SecondStore>;
+    let bench = Bench::storing(&setup, StageIndex(0), backend, failing).expect("memory");
     let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
     let mut failures = Vec::new();
     for _ in 0..40 {

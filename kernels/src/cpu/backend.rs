@@ -1,5 +1,6 @@
 //! The operations of [`Backend`], each handed to the file that does it.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use super::buffer::{Arena, CpuBuffer};
@@ -134,6 +135,10 @@ impl ByteCounts for CpuBackend {
         DeviceSizes::Processors.rows_bytes(len)
     }
 
+    fn row_bytes(&self) -> u64 {
+        DeviceSizes::Processors.row_bytes()
+    }
+
     fn has_candidates_in_forms(&self) -> bool {
         DeviceSizes::Processors.has_candidates_in_forms()
     }
@@ -142,6 +147,7 @@ impl ByteCounts for CpuBackend {
 impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
+    type Away = Infallible;
 
     fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
         self.arena.allocate(len)
@@ -161,6 +167,18 @@ impl Backend for CpuBackend {
 
     fn copy(&self, from: View<'_, CpuBuffer>, to: ViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
+    }
+
+    fn reserve_away(&self, _bytes: u64) -> Result<Option<Infallible>, AllocateError> {
+        Ok(None)
+    }
+
+    fn send_away(&self, _parts: &mut [&mut CpuBuffer], away: &mut Infallible, _start: u64) {
+        match *away {}
+    }
+
+    fn bring_back(&self, away: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
+        match *away {}
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {

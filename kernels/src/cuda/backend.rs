@@ -4,23 +4,29 @@
 //! launched, whatever is read is NaN, and [`CudaBackend::fault`] says why. A NaN in a sum of squares
 //! is never taken into the weights, so a fault cannot be mistaken for a result.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use super::away::CudaAway;
 use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
+use super::parcel::Rooms;
+use super::pinned::Staging;
 use super::recorder::{GraphCounts, Graphs, Recorder};
 use super::segments::Limits;
 use super::source::Precision;
 use super::stamps::{self, Stamps};
-use super::{activation, attention, embed, head, linear, norm, optimizer, squares, transfer};
+use super::{
+    activation, attention, away, embed, head, linear, norm, optimizer, parcel, squares, transfer,
+};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
-    MatrixShape, Norm, NormGradient, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
+    MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -32,6 +38,11 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// Told once, of all backends that share the device: none of them has it any more.
     fault: Arc<OnceLock<DeviceFault>>,
     stamps: Stamps,
+    staging: Staging<D>,
+    rooms: Rooms<D>,
+    /// Copies beside the work so far, and the last one that the work has waited for.
+    copies: Cell<u64>,
+    settled: Cell<u64>,
 }
 
 /// A matrix in the type that products read, in row-major order.
@@ -51,16 +62,31 @@ impl<D: Device> CudaBackend<D> {
     #[must_use]
     pub fn with_graphs(device: Arc<D>, graphs: Graphs) -> Self {
         let device = Arc::new(Recorder::new(device, graphs));
-        let (arena, scratch) = (Arc::new(Arena::new()), Scratch::new());
-        Self { device, arena, scratch, fault: Arc::default(), stamps: Stamps::default() }
+        Self::on(device, Arc::new(Arena::new()), Arc::default())
     }
 
     /// Another one on the same device, which shares its stream, its regions of memory and its end.
     #[must_use]
     pub fn beside(&self) -> Self {
-        let Self { device, arena, fault, .. } = self;
-        let (device, arena, fault) = (device.clone(), arena.clone(), fault.clone());
-        Self { device, arena, scratch: Scratch::new(), fault, stamps: Stamps::default() }
+        Self::on(self.device.clone(), self.arena.clone(), self.fault.clone())
+    }
+
+    fn on(
+        device: Arc<Recorder<D>>,
+        arena: Arc<Arena<D>>,
+        fault: Arc<OnceLock<DeviceFault>>,
+    ) -> Self {
+        Self {
+            device,
+            arena,
+            scratch: Scratch::new(),
+            fault,
+            stamps: Stamps::default(),
+            staging: Staging::new(),
+            rooms: Rooms::new(),
+            copies: Cell::new(0),
+            settled: Cell::new(0),
+        }
     }
 
     /// A fingerprint of floats: equal bits have equal ones, and a changed bit shows.
@@ -77,6 +103,26 @@ impl<D: Device> CudaBackend<D> {
 
     pub(super) fn device(&self) -> &Recorder<D> {
         &self.device
+    }
+
+    pub(super) fn shared_device(&self) -> &Arc<Recorder<D>> {
+        &self.device
+    }
+
+    /// Copies from the host, which may reuse its memory at once.
+    pub(super) fn write(&self, bytes: &[u8], to: Address) -> Result<(), DeviceFault> {
+        self.staging.write(&self.device, bytes, to)
+    }
+
+    /// The number of a copy beside the work, counted from 1.
+    pub(super) fn next_copy(&self) -> u64 {
+        self.copies.set(self.copies.get() + 1);
+        self.copies.get()
+    }
+
+    /// Whether the work has not just waited for this copy.
+    pub(super) fn is_first_after_copy(&self, number: u64) -> bool {
+        self.settled.replace(number) != number
     }
 
     /// The type of activations.
@@ -116,7 +162,11 @@ impl<D: Device> CudaBackend<D> {
         self.ask((), operation);
     }
 
-    fn buffer(&self, element: Element, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
+    pub(super) fn buffer(
+        &self,
+        element: Element,
+        len: usize,
+    ) -> Result<CudaBuffer<D>, AllocateError> {
         let bytes = Arena::<D>::bytes(self.precision(), element, len);
         let failed = |fault: DeviceFault| AllocateError {
             fault: Some(Box::new(fault)),
@@ -125,9 +175,19 @@ impl<D: Device> CudaBackend<D> {
         if let Some(fault) = self.fault() {
             return Err(failed(fault));
         }
-        self.arena.allocate(&self.device, element, len).map_err(|fault| match fault {
+        let found = self.arena.allocate(&self.device, element, len);
+        found.map_err(|fault| self.refusal(bytes, fault))
+    }
+
+    /// A lack of memory harms nothing; any other fault is kept.
+    fn refusal(&self, bytes: u64, fault: DeviceFault) -> AllocateError {
+        match fault {
             DeviceFault::OutOfMemory { asked_bytes, free_bytes, .. } => AllocateError {
                 free_bytes: Some(free_bytes),
+                ..AllocateError::of_bytes(asked_bytes)
+            },
+            DeviceFault::OutOfHostMemory { asked_bytes } => AllocateError {
+                fault: Some(Box::new(fault)),
                 ..AllocateError::of_bytes(asked_bytes)
             },
             fault @ (DeviceFault::Sticky { .. }
@@ -135,9 +195,9 @@ impl<D: Device> CudaBackend<D> {
             | DeviceFault::NoAlgorithm { .. }
             | DeviceFault::OtherLibrary { .. }) => {
                 self.keep(fault.clone());
-                failed(fault)
+                AllocateError { fault: Some(Box::new(fault)), ..AllocateError::of_bytes(bytes) }
             }
-        })
+        }
     }
 }
 
@@ -160,6 +220,10 @@ impl<D: Device> ByteCounts for CudaBackend<D> {
         DeviceSizes::Cuda(self.precision()).rows_bytes(len)
     }
 
+    fn row_bytes(&self) -> u64 {
+        DeviceSizes::Cuda(self.precision()).row_bytes()
+    }
+
     fn has_candidates_in_forms(&self) -> bool {
         DeviceSizes::Cuda(self.precision()).has_candidates_in_forms()
     }
@@ -168,6 +232,7 @@ impl<D: Device> ByteCounts for CudaBackend<D> {
 impl<D: Device> Backend for CudaBackend<D> {
     type Buffer = CudaBuffer<D>;
     type Matrix = CudaMatrix<D>;
+    type Away = CudaAway<D>;
 
     fn allocate(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Float, len)
@@ -219,6 +284,33 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn stamps(&self) -> Vec<f64> {
         self.ask(Vec::new(), || stamps::read(self, &self.stamps))
+    }
+
+    fn pack(&self, from: View<'_, CudaBuffer<D>>) -> Parcel {
+        let packed = self.ask(None, || parcel::pack(self, &self.rooms, &from));
+        packed.unwrap_or_else(|| Parcel::Floats(self.download(from)))
+    }
+
+    fn unpack(&self, parcel: Parcel, to: ViewMut<'_, CudaBuffer<D>>) {
+        if let Some(parcel) = self.ask(None, || parcel::unpack(self, parcel, &to)) {
+            self.upload(&parcel.into_floats(), to);
+        }
+    }
+
+    fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
+        away::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
+    }
+
+    fn send_away(&self, parts: &mut [&mut CudaBuffer<D>], away: &mut CudaAway<D>, start: u64) {
+        self.run(|| away::send(self, parts, away, start));
+    }
+
+    fn bring_back(&self, away: &mut CudaAway<D>, start: u64, parts: &mut [&mut CudaBuffer<D>]) {
+        self.run(|| away::bring_back(self, parts, away, start));
+    }
+
+    fn settle(&self, buffer: &mut CudaBuffer<D>) {
+        self.run(|| away::settle(self, buffer));
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {

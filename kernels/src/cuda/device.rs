@@ -1,4 +1,5 @@
-//! What the operations need of a device: memory, launches and products, all in one order.
+//! What the operations need of a device: memory, launches and products in one order, and copies
+//! beside them.
 //!
 //! [`super::CudaDevice`] is a real one. The tests have another, which runs the same kernels on
 //! processors, so that everything above this trait is tried without a device.
@@ -91,8 +92,32 @@ impl Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u64);
 
-/// A device. What it is told happens in the order it is told; `read` waits for all of it.
-pub trait Device {
+/// A queue of a device. What is told to one happens in the order it is told, and beside what is told
+/// to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stream {
+    /// Kernels, products, and whatever does not name another.
+    Compute,
+    /// Copies to the host.
+    Out,
+    /// Copies from the host.
+    In,
+}
+
+impl Stream {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Compute, Self::Out, Self::In];
+}
+
+/// A device. What it is told happens in the order it is told, except in other streams than
+/// [`Stream::Compute`]; `read` waits for all that was told to that one.
+///
+/// Memory that two streams use needs a [`Device::fence`] in the one that is first and a
+/// [`Device::follow`] in the other. A fence of one device may be followed by another.
+pub trait Device: Send + Sync + 'static {
+    /// A moment in a stream: after everything that was told to it before.
+    type Fence: Clone + Send + Sync;
+
     /// The type of activations.
     fn precision(&self) -> Precision;
 
@@ -102,20 +127,29 @@ pub trait Device {
     /// If there is none left.
     fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault>;
 
-    /// Gives back what `allocate` gave.
+    /// Gives back what `allocate` gave, once no stream uses it any more.
     fn free(&self, address: Address);
+
+    /// Memory of the host that the device copies by itself, whatever is in it.
+    ///
+    /// # Errors
+    /// If there is none left.
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault>;
+
+    /// Gives back what `allocate_host` gave, once no stream of this device uses it any more.
+    fn free_host(&self, address: Address);
+
+    /// Writes memory of `allocate_host`, at once: no stream may use it.
+    fn write_host(&self, from: &[u8], to: Address);
+
+    /// Reads memory of `allocate_host`, at once: no stream may write it.
+    fn read_host(&self, from: Address, to: &mut [u8]);
 
     /// Fills with zeros.
     ///
     /// # Errors
     /// As the driver says.
     fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault>;
-
-    /// Copies from the host, which may reuse its memory at once.
-    ///
-    /// # Errors
-    /// As the driver says.
-    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault>;
 
     /// Waits for everything before, then copies to the host.
     ///
@@ -128,6 +162,60 @@ pub trait Device {
     /// # Errors
     /// As the driver says.
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault>;
+
+    /// Copies from the memory of another device, which may be this one, opened once more.
+    ///
+    /// # Errors
+    /// As the driver says.
+    fn copy_from(
+        &self,
+        other: &Self,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault>;
+
+    /// Copies to memory of `allocate_host`.
+    ///
+    /// # Errors
+    /// As the driver says.
+    fn copy_out(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault>;
+
+    /// Copies from memory of `allocate_host`.
+    ///
+    /// # Errors
+    /// As the driver says.
+    fn copy_in(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault>;
+
+    /// The moment after everything that was told to `stream`.
+    ///
+    /// # Errors
+    /// As the driver says.
+    fn fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
+
+    /// What is told to `stream` from now on happens after that moment. The caller does not wait.
+    ///
+    /// # Errors
+    /// As the driver says.
+    fn follow(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault>;
+
+    /// Waits until that moment.
+    ///
+    /// # Errors
+    /// As the driver says, about anything before it.
+    fn reach(&self, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
     /// Runs a kernel.
     ///

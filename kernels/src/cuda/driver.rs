@@ -1,7 +1,8 @@
-//! A real device: its context, one stream, the kernels' modules, memory and products.
+//! A real device: its context, its streams, the kernels' modules, memory and products.
 //!
-//! Everything goes into one stream, so what is told first happens first and scratch may be reused by
-//! the next operation. A pipeline's stages on one device are backends with streams of their own.
+//! All work goes into one stream, so what is told first happens first and scratch may be reused by
+//! the next operation; copies to and from the host have two more ([`super::copies`]). A pipeline's
+//! stages on one device are devices that were opened once each, with streams of their own.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
@@ -12,7 +13,8 @@ use cudarc::driver::sys;
 
 use super::cache::Cache;
 use super::compiler::Compiler;
-use super::device::{Address, Command, Device, GraphId, Product};
+use super::copies::{self, CudaFence, Events, Peers, Place, Streams};
+use super::device::{Address, Command, Device, GraphId, Product, Stream};
 use super::error::{CacheWarning, CompileError, DeviceFault, Library, OpenError};
 use super::graphs::StreamGraphs;
 use super::kernel::{Kernel, Launch};
@@ -30,7 +32,9 @@ pub struct CudaDevice {
     precision: Precision,
     handle: sys::CUdevice,
     context: sys::CUcontext,
-    stream: sys::CUstream,
+    streams: Streams,
+    events: Option<Arc<Events>>,
+    peers: Peers,
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     products: Option<Products>,
@@ -92,13 +96,15 @@ impl CudaDevice {
         Ok(Opened { device: Arc::new(device), warnings })
     }
 
-    /// A context and a stream.
+    /// A context and its streams.
     pub(super) fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
         let mut device = Self {
             precision,
             handle: 0,
             context: ptr::null_mut(),
-            stream: ptr::null_mut(),
+            streams: Streams::none(),
+            events: None,
+            peers: Peers::default(),
             modules: Vec::new(),
             functions: BTreeMap::new(),
             products: None,
@@ -111,10 +117,10 @@ impl CudaDevice {
             check("cuDeviceGet", sys::cuDeviceGet(&mut device.handle, index))?;
             let retained = sys::cuDevicePrimaryCtxRetain(&mut device.context, device.handle);
             check("cuDevicePrimaryCtxRetain", retained)?;
-            device.make_current()?;
-            let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-            check("cuStreamCreate", sys::cuStreamCreate(&mut device.stream, flags))?;
         }
+        device.make_current()?;
+        device.streams.create()?;
+        device.events = Some(Events::new(device.handle)?);
         Ok(device)
     }
 
@@ -155,8 +161,13 @@ impl CudaDevice {
         Ok(alone)
     }
 
+    /// The stream that work goes into.
     pub(super) fn stream(&self) -> sys::CUstream {
-        self.stream
+        self.streams.get(Stream::Compute)
+    }
+
+    fn place(&self) -> Place {
+        Place { handle: self.handle, context: self.context }
     }
 
     fn products(&self) -> &Products {
@@ -177,7 +188,7 @@ impl CudaDevice {
         // A stream that is being captured cannot be waited for.
         let _alone = self.enter()?;
         // SAFETY: the stream lives as long as this.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream()) })
     }
 
     /// The algorithms of products so far, to be kept with a run.
@@ -237,19 +248,17 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // Nothing can be done about a failure here, and a device that gave up fails every call.
         let _current = self.make_current();
-        let stream = self.stream;
+        let stream = self.stream();
         self.graphs.get_mut().unwrap_or_else(PoisonError::into_inner).clear(stream);
         if let Some(products) = self.products.take() {
             self.free(products.workspace());
         }
+        let _done = self.streams.wait();
+        self.streams.destroy();
         // SAFETY: each handle is given back once, and nothing uses it afterwards.
         unsafe {
-            let _done = sys::cuStreamSynchronize(self.stream);
             for module in self.modules.drain(..) {
                 let _unloaded = sys::cuModuleUnload(module);
-            }
-            if !self.stream.is_null() {
-                let _destroyed = sys::cuStreamDestroy_v2(self.stream);
             }
             if !self.context.is_null() {
                 let _released = sys::cuDevicePrimaryCtxRelease_v2(self.handle);
@@ -259,6 +268,8 @@ impl Drop for CudaDevice {
 }
 
 impl Device for CudaDevice {
+    type Fence = CudaFence;
+
     fn precision(&self) -> Precision {
         self.precision
     }
@@ -290,20 +301,30 @@ impl Device for CudaDevice {
         }
         let _alone = self.enter()?;
         // SAFETY: the memory is the caller's.
-        let result = unsafe { sys::cuMemsetD8Async(to.0, 0, bytes as usize, self.stream) };
+        let result = unsafe { sys::cuMemsetD8Async(to.0, 0, bytes as usize, self.stream()) };
         check("cuMemsetD8Async", result)
     }
 
-    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
-        if from.is_empty() {
-            return Ok(());
-        }
-        let _alone = self.enter()?;
-        // SAFETY: the memory is the caller's. The driver has read pageable memory when it returns.
-        let result = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.stream)
-        };
-        check("cuMemcpyHtoDAsync", result)
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        self.make_current()?;
+        copies::allocate_host(bytes)
+    }
+
+    fn free_host(&self, address: Address) {
+        // A device that gave up uses nothing any more.
+        let _current = self.make_current();
+        let _done = self.streams.wait();
+        copies::free_host(address);
+    }
+
+    fn write_host(&self, from: &[u8], to: Address) {
+        // SAFETY: the memory is the caller's, and no stream uses it now.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
+    }
+
+    fn read_host(&self, from: Address, to: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
     }
 
     fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
@@ -311,7 +332,7 @@ impl Device for CudaDevice {
             let _alone = self.enter()?;
             // SAFETY: the memory is the caller's, and is waited for below.
             let result = unsafe {
-                sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream)
+                sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream())
             };
             check("cuMemcpyDtoHAsync", result)?;
         }
@@ -321,6 +342,70 @@ impl Device for CudaDevice {
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
         let _alone = self.enter()?;
         self.tell(&Command::Copy { from, to, bytes })
+    }
+
+    fn copy_from(
+        &self,
+        other: &Self,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _alone = self.enter()?;
+        let (own, other) = ((self.place(), to), (other.place(), from));
+        self.peers.copy(own, other, bytes as usize, self.stream())
+    }
+
+    fn copy_out(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _alone = self.enter()?;
+        let (to, stream) = (to.0 as *mut c_void, self.streams.get(stream));
+        // SAFETY: the memory is the caller's, who lets nobody else use it meanwhile.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from.0, bytes as usize, stream) };
+        check("cuMemcpyDtoHAsync", result)
+    }
+
+    fn copy_in(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _alone = self.enter()?;
+        let (from, stream) = (from.0 as *const c_void, self.streams.get(stream));
+        // SAFETY: as above.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from, bytes as usize, stream) };
+        check("cuMemcpyHtoDAsync", result)
+    }
+
+    fn fence(&self, stream: Stream) -> Result<CudaFence, DeviceFault> {
+        let _alone = self.enter()?;
+        let events = self.events.as_ref().expect("an open device has them");
+        CudaFence::record(events, self.streams.get(stream))
+    }
+
+    fn follow(&self, stream: Stream, fence: &CudaFence) -> Result<(), DeviceFault> {
+        let _alone = self.enter()?;
+        fence.hold_back(self.streams.get(stream))
+    }
+
+    fn reach(&self, fence: &CudaFence) -> Result<(), DeviceFault> {
+        fence.reach()
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
@@ -335,18 +420,18 @@ impl Device for CudaDevice {
 
     fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
         let mut graphs = self.enter()?;
-        graphs.capture(self.stream, || commands.iter().try_for_each(|command| self.tell(command)))
+        graphs.capture(self.stream(), || commands.iter().try_for_each(|command| self.tell(command)))
     }
 
     fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
-        self.enter()?.replay(graph, self.stream)
+        self.enter()?.replay(graph, self.stream())
     }
 
     fn forget(&self, graph: GraphId) {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         // A device that gave up has lost its graphs anyway.
         let _current = self.make_current();
-        graphs.forget(graph, self.stream);
+        graphs.forget(graph, self.stream());
     }
 }
 
@@ -360,7 +445,8 @@ impl CudaDevice {
             Command::Copy { from, to, bytes } => {
                 let bytes = usize::try_from(*bytes).expect("a 64-bit system");
                 // SAFETY: the memory is the caller's.
-                let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.stream) };
+                let result =
+                    unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.stream()) };
                 check("cuMemcpyDtoDAsync", result)
             }
         }
@@ -390,7 +476,7 @@ impl CudaDevice {
                 1,
                 1,
                 launch.shared_bytes,
-                self.stream,
+                self.stream(),
                 pointers.as_mut_ptr(),
                 ptr::null_mut(),
             )

@@ -19,7 +19,7 @@ pub(super) fn list<D: Device>(
     words: &[u32],
 ) -> Result<Address, DeviceFault> {
     let to = device.scratch(Slot::Lists, words.len() * 4)?;
-    device.device().write(&bytes(words), to)?;
+    device.write(&bytes(words), to)?;
     Ok(to)
 }
 

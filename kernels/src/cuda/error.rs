@@ -240,5 +240,6 @@ mod tests {
         check(error, &["Tesla T4 is sm_75", "sm_80"]);
         let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
         check(memory, &["10 bytes", "3 of 7", "train.microbatch"]);
+        check(DeviceFault::OutOfHostMemory { asked_bytes: 9 }, &["9 bytes", "ulimit", "file"]);
     }
 }

@@ -59,6 +59,7 @@ impl StreamGraphs {
             Err(
                 fault @ (DeviceFault::Sticky { .. }
                 | DeviceFault::OutOfMemory { .. }
+                | DeviceFault::OutOfHostMemory { .. }
                 | DeviceFault::OtherLibrary { .. }),
             ) => Err(fault),
         }

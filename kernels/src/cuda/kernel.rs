@@ -238,6 +238,12 @@ impl Arguments {
         words.extend(&self.words);
     }
 
+    /// All of it, as words. Pointers are words of their own.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     /// A pointer to each argument. The device's code knows how long each is.
     #[must_use]
     pub fn pointers(&self) -> Vec<*mut c_void> {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::away::Guard;
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::recorder::Recorder;
@@ -56,6 +57,8 @@ pub struct CudaBuffer<D: Device> {
     offset_bytes: u64,
     len: usize,
     element: Element,
+    /// The copy beside the work that still uses it.
+    guard: Option<Guard<D::Fence>>,
 }
 
 impl<D: Device> CudaBuffer<D> {
@@ -70,8 +73,27 @@ impl<D: Device> CudaBuffer<D> {
 
     /// Where element `index` lies.
     pub(super) fn at(&self, index: usize) -> Address {
+        assert!(self.guard.is_none(), "a buffer that left or came back is settled before its use");
         let bytes = self.element.bytes(self.region.device.precision()) * index as u64;
         self.region.start.plus(self.offset_bytes + bytes)
+    }
+
+    /// Where it lies, for a copy that follows what its guard says, and its bytes.
+    pub(super) fn guarded_bytes(&self) -> (Address, u64) {
+        let bytes = self.element.bytes(self.region.device.precision()) * self.len as u64;
+        (self.region.start.plus(self.offset_bytes), bytes)
+    }
+
+    pub(super) fn guard(&self) -> Option<&Guard<D::Fence>> {
+        self.guard.as_ref()
+    }
+
+    pub(super) fn set_guard(&mut self, guard: Guard<D::Fence>) {
+        self.guard = Some(guard);
+    }
+
+    pub(super) fn take_guard(&mut self) -> Option<Guard<D::Fence>> {
+        self.guard.take()
     }
 
     /// Where it begins, as activations.
@@ -127,7 +149,7 @@ impl<D: Device> Arena<D> {
         let bytes = Self::bytes(device.precision(), element, len);
         let (region, offset_bytes) = self.cut(device, bytes)?;
         device.zero(region.start.plus(offset_bytes), bytes)?;
-        Ok(CudaBuffer { region, offset_bytes, len, element })
+        Ok(CudaBuffer { region, offset_bytes, len, element, guard: None })
     }
 
     fn cut(

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::device::{Address, Command, Device, Product};
+use super::device::{Address, Command, Device, Product, Stream};
 use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::segments::{Decision, Limits, Segments};
@@ -70,6 +70,14 @@ impl<D: Device> Recorder<D> {
     /// Tells the device all that waits.
     pub(super) fn flush(&self) -> Result<(), DeviceFault> {
         self.state().flush(&*self.device)
+    }
+
+    /// What waits is of the stream that work goes into: the others go beside it.
+    fn flush_before(&self, stream: Stream) -> Result<(), DeviceFault> {
+        match stream {
+            Stream::Compute => self.flush(),
+            Stream::Out | Stream::In => Ok(()),
+        }
     }
 
     /// How commands were told so far.
@@ -141,6 +149,8 @@ impl State {
 }
 
 impl<D: Device> Device for Recorder<D> {
+    type Fence = D::Fence;
+
     fn precision(&self) -> Precision {
         self.device.precision()
     }
@@ -163,9 +173,67 @@ impl<D: Device> Device for Recorder<D> {
         self.device.zero(to, bytes)
     }
 
-    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        self.device.allocate_host(bytes)
+    }
+
+    fn free_host(&self, address: Address) {
+        self.device.free_host(address);
+    }
+
+    fn write_host(&self, from: &[u8], to: Address) {
+        self.device.write_host(from, to);
+    }
+
+    fn read_host(&self, from: Address, to: &mut [u8]) {
+        self.device.read_host(from, to);
+    }
+
+    fn copy_from(
+        &self,
+        other: &Self,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
         self.flush()?;
-        self.device.write(from, to)
+        self.device.copy_from(&other.device, from, to, bytes)
+    }
+
+    fn copy_out(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        self.flush_before(stream)?;
+        self.device.copy_out(stream, from, to, bytes)
+    }
+
+    fn copy_in(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        self.flush_before(stream)?;
+        self.device.copy_in(stream, from, to, bytes)
+    }
+
+    fn fence(&self, stream: Stream) -> Result<D::Fence, DeviceFault> {
+        self.flush_before(stream)?;
+        self.device.fence(stream)
+    }
+
+    fn follow(&self, stream: Stream, fence: &D::Fence) -> Result<(), DeviceFault> {
+        self.flush_before(stream)?;
+        self.device.follow(stream, fence)
+    }
+
+    fn reach(&self, fence: &D::Fence) -> Result<(), DeviceFault> {
+        self.device.reach(fence)
     }
 
     fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {

@@ -28,7 +28,7 @@ pub(super) fn sum_squares<D: Device>(
     }
     let (list, pieces) = list(tensors);
     let to = device.scratch(Slot::Lists, list.len())?;
-    device.device().write(&list, to)?;
+    device.write(&list, to)?;
     let of_pieces = device.scratch(Slot::Sums, pieces * SQUARES_BYTES)?;
     let arguments = Arguments::new().address(to).size(tensors.len()).address(of_pieces);
     device.launch(&Launch::blocks(Kernel::PieceSquares, [pieces, 1], THREADS, arguments))?;

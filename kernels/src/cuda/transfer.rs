@@ -45,7 +45,7 @@ pub(super) fn upload<D: Device>(
     } else {
         as_bytes(from)
     };
-    device.device().write(&bytes, to.buffer.at(to.range.start))
+    device.write(&bytes, to.buffer.at(to.range.start))
 }
 
 pub(super) fn download<D: Device>(
@@ -56,13 +56,21 @@ pub(super) fn download<D: Device>(
     let size = from.buffer.element().bytes(device.precision()) as usize;
     let mut bytes = vec![0u8; from.range.len() * size];
     device.device().read(from.buffer.at(from.range.start), &mut bytes)?;
-    Ok(if is_bf16(device, from.buffer) {
-        let (pairs, _) = bytes.as_chunks::<2>();
-        pairs.iter().map(|pair| from_bf16(u16::from_le_bytes(*pair))).collect()
-    } else {
-        let (words, _) = bytes.as_chunks::<4>();
-        words.iter().map(|word| f32::from_le_bytes(*word)).collect()
-    })
+    Ok(floats_of(&bytes, from.buffer.element(), device.precision()))
+}
+
+/// Elements as the host sees them.
+pub(super) fn floats_of(bytes: &[u8], element: Element, precision: Precision) -> Vec<f32> {
+    match (element, precision) {
+        (Element::Row, Precision::Bf16) => {
+            let (pairs, _) = bytes.as_chunks::<2>();
+            pairs.iter().map(|pair| from_bf16(u16::from_le_bytes(*pair))).collect()
+        }
+        (Element::Row, Precision::F32) | (Element::Float, _) => {
+            let (words, _) = bytes.as_chunks::<4>();
+            words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        }
+    }
 }
 
 pub(super) fn copy<D: Device>(

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use zbelastic_kernels::cuda::device::{Address, Command, Device, GraphId, Product, ProductKind};
+use zbelastic_kernels::cuda::device::{
+    Address, Command, Device, GraphId, Product, ProductKind, Stream,
+};
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
@@ -94,6 +96,25 @@ impl Emulated {
     pub fn recover(&self) {
         self.has_given_up.store(false, Ordering::Relaxed);
     }
+
+    fn take(&self, bytes: u64) -> Address {
+        let layout = Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size");
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc(layout) } as u64;
+        // What is there is anything: all ones are NaNs.
+        // SAFETY: just allocated.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, layout.size()) };
+        self.memory.lock().expect("no panic while it is held").insert(start, layout);
+        Address(start)
+    }
+
+    fn give_back(&self, address: Address) -> u64 {
+        let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
+        let layout = layout.expect("memory is given back once");
+        // SAFETY: from `take`.
+        unsafe { dealloc(address.0 as *mut u8, layout) };
+        layout.size() as u64
+    }
 }
 
 /// Two devices that run everything in opposite orders.
@@ -152,6 +173,8 @@ fn dot(depth: usize, term: impl Fn(usize) -> (f32, f32)) -> f64 {
 }
 
 impl Device for Emulated {
+    type Fence = ();
+
     fn precision(&self) -> Precision {
         self.precision
     }
@@ -163,33 +186,35 @@ impl Device for Emulated {
             return Err(DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes: 8 << 30 });
         }
         *room -= bytes;
-        let layout = Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size");
-        // SAFETY: the size is not zero.
-        let start = unsafe { alloc(layout) } as u64;
-        // What is there is anything: all ones are NaNs.
-        // SAFETY: just allocated.
-        unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, layout.size()) };
-        self.memory.lock().expect("no panic while it is held").insert(start, layout);
-        Ok(Address(start))
+        Ok(self.take(bytes))
     }
 
     fn free(&self, address: Address) {
-        let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
-        let layout = layout.expect("memory is given back once");
-        *self.room_bytes.lock().expect("no panic while it is held") += layout.size() as u64;
-        // SAFETY: from `allocate`.
-        unsafe { dealloc(address.0 as *mut u8, layout) };
+        let bytes = self.give_back(address);
+        *self.room_bytes.lock().expect("no panic while it is held") += bytes;
+    }
+
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        Ok(self.take(bytes))
+    }
+
+    fn free_host(&self, address: Address) {
+        self.give_back(address);
+    }
+
+    fn write_host(&self, from: &[u8], to: Address) {
+        // SAFETY: the memory is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
+    }
+
+    fn read_host(&self, from: Address, to: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
     }
 
     fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
         // SAFETY: the memory is the caller's.
         unsafe { std::ptr::write_bytes(to.0 as *mut u8, 0, bytes as usize) };
-        Ok(())
-    }
-
-    fn write(&self, from: &[u8], to: Address) -> Result<(), DeviceFault> {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
         Ok(())
     }
 
@@ -202,6 +227,49 @@ impl Device for Emulated {
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
         // SAFETY: as above.
         unsafe { std::ptr::copy(from.0 as *const u8, to.0 as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    fn copy_from(
+        &self,
+        _other: &Self,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        self.copy(from, to, bytes)
+    }
+
+    fn copy_out(
+        &self,
+        _stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        self.copy(from, to, bytes)
+    }
+
+    fn copy_in(
+        &self,
+        _stream: Stream,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), DeviceFault> {
+        self.copy(from, to, bytes)
+    }
+
+    /// Everything is done when it is told.
+    fn fence(&self, _stream: Stream) -> Result<(), DeviceFault> {
+        Ok(())
+    }
+
+    fn follow(&self, _stream: Stream, _fence: &()) -> Result<(), DeviceFault> {
+        Ok(())
+    }
+
+    fn reach(&self, _fence: &()) -> Result<(), DeviceFault> {
         Ok(())
     }
 

@@ -7,6 +7,8 @@ mod beyond;
 mod compile;
 mod device;
 mod graphs;
+mod moves;
+mod races;
 mod times;
 
 use zbelastic_kernels::cuda::source::Precision;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::AllocateError;
+use zbelastic_kernels::{AllocateError, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
@@ -111,19 +111,19 @@ impl Workbench for PacedBench {
         self.under_way.clear();
     }
 
-    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Parcel>) -> Option<f64> {
         self.under_way.insert(pass);
         take(self.times.f);
         self.placement.is_last(pass.chunk).then_some(1.0)
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
         self.under_way.remove(&pass);
         loss
     }
 
-    fn backward_input(&mut self, _pass: Pass, _batch: &Batch, _gradient: Option<Vec<f32>>) {
+    fn backward_input(&mut self, _pass: Pass, _batch: &Batch, _gradient: Option<Parcel>) {
         take(self.times.b);
     }
 
@@ -149,8 +149,8 @@ impl Workbench for PacedBench {
         Ok(())
     }
 
-    fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Vec<f32> {
-        vec![0.0; FRAME_LEN]
+    fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Parcel {
+        vec![0.0; FRAME_LEN].into()
     }
 
     fn partial_len(&self, _chunk: ChunkIndex) -> usize {

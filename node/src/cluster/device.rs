@@ -22,7 +22,7 @@ use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore, memory_stores};
+use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerClock, LayerTimes};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
@@ -492,8 +492,8 @@ fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, Devic
         weights: weights.clone(),
         device,
         store: match config.memory.offload_store {
-            OffloadStore::Memory => memory_stores(),
-            OffloadStore::File => file_stores(scratch),
+            OffloadStore::Memory => None,
+            OffloadStore::File => Some(file_stores(scratch)),
         },
         clock: Some(layer_clock),
     };

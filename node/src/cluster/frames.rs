@@ -206,9 +206,9 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         PeerBody::Frame(Frame {
             turn, lap: Lap::Evaluation, flow: Flow::Backward, pass, ..
         }) => vec![one(Kind::Receipt, HeadBody::Receipt { turn, pass }, Floats::None)?],
-        PeerBody::Frame(Frame { turn, lap, flow, pass, floats }) => {
+        PeerBody::Frame(Frame { turn, lap, flow, pass, tensor }) => {
             let body = HeadBody::Frame { turn, lap, flow, pass };
-            vec![one(Kind::Boundary(pass.slice), body, Floats::One(floats))?]
+            vec![one(Kind::Boundary(pass.slice), body, Floats::One(tensor.into_floats()))?]
         }
         PeerBody::Prefix(prefix) => {
             vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
@@ -313,11 +313,11 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
         HeadBody::Frame { turn, lap, flow, pass } => {
             check_class(class, Kind::Boundary(pass.slice), generation)?;
             let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
+            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor: floats.into() })
         }
         HeadBody::Receipt { turn, pass } => {
-            let (lap, flow, floats) = (Lap::Evaluation, Flow::Backward, Vec::new());
-            PeerBody::Frame(Frame { turn, lap, flow, pass, floats })
+            let (lap, flow, tensor) = (Lap::Evaluation, Flow::Backward, Vec::new().into());
+            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor })
         }
         HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
         HeadBody::Update { turn, before, layer, piece } => {

@@ -10,7 +10,7 @@ use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
 use zbelastic_trainer::stage::{Bench, StageSetup};
 use zbelastic_types::{LayerId, StageIndex};
 
-use super::outfit::{Outfit, downloaded, with_scratch};
+use super::outfit::{Outfit, downloaded, stored_bench};
 use crate::device;
 use crate::failure::Failure;
 
@@ -53,8 +53,8 @@ impl<D: Device + Send + Sync> Outfit for Devices<D> {
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
         let (_, device) = self.of(stage);
-        let bench = Bench::new(setup, stage, CudaBackend::new(device.clone()))?;
-        Ok(with_scratch(bench, stage, self.scratch.as_deref()))
+        let backend = CudaBackend::new(device.clone());
+        stored_bench(setup, stage, backend, self.scratch.as_deref())
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {

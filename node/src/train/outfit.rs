@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, View};
 use zbelastic_trainer::model::LayerState;
-use zbelastic_trainer::stage::{Bench, StageSetup, Workbench};
+use zbelastic_trainer::stage::{Bench, SecondStore, StageSetup, Workbench};
 use zbelastic_types::{LayerId, StageIndex};
 
 use crate::args::Device;
@@ -41,8 +41,7 @@ impl Outfit for Processors {
     type Bench = Bench<CpuBackend>;
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        let bench = Bench::new(setup, stage, CpuBackend::new(self.threads)?)?;
-        Ok(with_scratch(bench, stage, self.scratch.as_deref()))
+        stored_bench(setup, stage, CpuBackend::new(self.threads)?, self.scratch.as_deref())
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
@@ -54,15 +53,17 @@ impl Outfit for Processors {
     }
 }
 
-/// The bench with its second store in a folder, if there is one.
-pub(super) fn with_scratch<B: Backend>(
-    bench: Bench<B>,
+/// The bench of a stage whose passes leave to files in a folder of its own, if there is one for them.
+pub(super) fn stored_bench<B: Backend>(
+    setup: &StageSetup,
     stage: StageIndex,
+    backend: B,
     scratch: Option<&Path>,
-) -> Bench<B> {
-    let Some(scratch) = scratch else { return bench };
+) -> Result<Bench<B>, AllocateError> {
+    let Some(scratch) = scratch else { return Bench::new(setup, stage, backend) };
     let folder = scratch.join(format!("stage-{stage}"));
-    bench.with_store(|bytes| Box::new(FileStore::new(folder, bytes)))
+    let store = |bytes| Box::new(FileStore::new(folder, bytes)) as Box<dyn SecondStore>;
+    Bench::storing(setup, stage, backend, store)
 }
 
 /// The weights of a bench, by layer.

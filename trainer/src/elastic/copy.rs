@@ -9,7 +9,7 @@ use zbelastic_types::{Bytes, Digest, LayerId, StageIndex, Step};
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
-use crate::stage::{Bench, InitialWeights, MemoryStore, SecondStore, StageSetup};
+use crate::stage::{Bench, InitialWeights, SecondStore, StageSetup};
 
 /// The real thing: a transformer on a device.
 pub struct BackendModel<F> {
@@ -23,20 +23,15 @@ pub struct BackendModel<F> {
     pub weights: InitialWeights,
     /// Makes a handle on the device.
     pub device: F,
-    /// Makes the second store of a stage, for so many bytes.
-    pub store: MakeStore,
+    /// Makes the second store of a stage, if what leaves its device goes to another place than the
+    /// host's memory.
+    pub store: Option<MakeStore>,
     /// What layers of a stage are timed by, if they are.
     pub clock: Option<fn() -> LayerClock>,
 }
 
 /// Makes a second store for so many bytes.
 pub type MakeStore = Box<dyn Fn(Bytes) -> Box<dyn SecondStore> + Send>;
-
-/// Second stores in the host's memory.
-#[must_use]
-pub fn memory_stores() -> MakeStore {
-    Box::new(|bytes| Box::new(MemoryStore::new(bytes)))
-}
 
 /// What a device is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +94,13 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
     ) -> Result<Self::Workbench, AllocateError> {
-        let bench = Bench::new(setup, stage, self.device.make(DeviceUse::Stage))?;
+        let backend = self.device.make(DeviceUse::Stage);
+        let bench = match &self.store {
+            None => Bench::new(setup, stage, backend)?,
+            Some(make) => Bench::storing(setup, stage, backend, make)?,
+        };
         let timer = self.clock.map(|clock| LayerTimer::new(clock())).unwrap_or_default();
-        let mut bench = bench.with_store(&self.store).with_timer(timer);
+        let mut bench = bench.with_timer(timer);
         bench.restore(layers);
         Ok(bench)
     }

@@ -1,6 +1,8 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, ViewMut};
+use zbelastic_kernels::{
+    Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, Parcel, View, ViewMut,
+};
 use zbelastic_types::Bytes;
 
 use super::config::{Family, LayerKind, ModelConfig};
@@ -67,6 +69,30 @@ impl<B: Backend> Chunk<B> {
     /// Puts what arrived where the first layer reads it.
     pub fn set_input(&self, backend: &B, input: &[f32], stash: &mut PassStash<B::Buffer>) {
         backend.upload(input, ViewMut::new(&mut stash.residuals[0], 0..input.len()));
+    }
+
+    /// Puts a boundary tensor that arrived where the first layer reads it.
+    pub fn take_input(&self, backend: &B, input: Parcel, stash: &mut PassStash<B::Buffer>) {
+        let len = input.len();
+        backend.unpack(input, ViewMut::new(&mut stash.residuals[0], 0..len));
+    }
+
+    /// What the last layer left, on its way to the chunk after this one.
+    #[must_use]
+    pub fn send_output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Parcel {
+        pack(backend, &stash.residuals[self.layers.len()])
+    }
+
+    /// Puts the gradient that came back as a boundary tensor where B reads it.
+    pub fn take_gradient(&self, backend: &B, gradient: Parcel, stash: &mut PassStash<B::Buffer>) {
+        let (len, to) = (gradient.len(), &mut stash.residuals[self.layers.len()]);
+        backend.unpack(gradient, ViewMut::new(to, 0..len));
+    }
+
+    /// What B left, on its way to the chunk before this one.
+    #[must_use]
+    pub fn send_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Parcel {
+        pack(backend, &stash.residuals[0])
     }
 
     /// What the last layer left for the chunk after this one.
@@ -306,6 +332,10 @@ impl<B: Backend> Chunk<B> {
             context.pass(state.spec.kind, LayerPart::WeightGradient);
         }
     }
+}
+
+fn pack<B: Backend>(backend: &B, buffer: &B::Buffer) -> Parcel {
+    backend.pack(View::new(buffer, 0..backend.len(buffer)))
 }
 
 /// What a layer of a later slice attends to.

@@ -166,16 +166,33 @@ fn spaces(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<Space> {
     }
 }
 
-/// What F left in a pass's stash, and in its logits if it has some, one part after the other.
-pub fn take_left<B: Backend>(
+/// What F left in a pass's stash, and in its logits if it has some, part by part: what leaves with it.
+pub fn left_parts<'s, B: Backend>(
+    backend: &B,
+    stash: &'s mut PassStash<B::Buffer>,
+    logits: Option<&'s mut Logits<B::Buffer>>,
+) -> Vec<&'s mut B::Buffer> {
+    let logits = logits.into_iter().flat_map(Logits::list);
+    let parts = stash.left_by_forward().chain(logits);
+    parts.filter(|buffer| backend.len(buffer) > 0).collect()
+}
+
+/// Has the device wait for copies that still use parts of a stash, or logits.
+pub fn settle<B: Backend>(
     backend: &B,
     stash: &mut PassStash<B::Buffer>,
     logits: Option<&mut Logits<B::Buffer>>,
-) -> Vec<f32> {
+) {
+    let parts = stash.parts_mut().into_iter().map(|(_, buffer)| buffer);
     let logits = logits.into_iter().flat_map(Logits::list);
-    let parts = stash.left_by_forward().chain(logits);
+    parts.chain(logits).for_each(|buffer| backend.settle(buffer));
+}
+
+/// What is in these parts, one behind the other.
+pub fn take_left<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> Vec<f32> {
     let mut floats = Vec::new();
-    for buffer in parts.filter(|buffer| backend.len(buffer) > 0) {
+    for buffer in parts {
+        backend.settle(buffer);
         floats.extend(download(backend, buffer));
     }
     floats
@@ -185,43 +202,37 @@ pub fn take_left<B: Backend>(
 ///
 /// # Panics
 /// If there are more floats or fewer.
-pub fn put_left<B: Backend>(
-    backend: &B,
-    floats: &[f32],
-    stash: &mut PassStash<B::Buffer>,
-    logits: Option<&mut Logits<B::Buffer>>,
-) {
-    let logits = logits.into_iter().flat_map(Logits::list);
+pub fn put_left<B: Backend>(backend: &B, floats: &[f32], parts: &mut [&mut B::Buffer]) {
     let mut rest = floats;
-    for buffer in stash.left_by_forward().chain(logits) {
+    for buffer in parts {
         let (part, behind) = rest.split_at(backend.len(buffer));
-        if !part.is_empty() {
-            backend.upload(part, ViewMut::new(buffer, 0..part.len()));
-        }
+        backend.settle(buffer);
+        backend.upload(part, ViewMut::new(buffer, 0..part.len()));
         rest = behind;
     }
     assert!(rest.is_empty(), "what comes back is what left");
 }
 
-/// Floats that [`take_left`] takes.
+/// What [`left_parts`] are, part by part.
 #[must_use]
-pub fn left_len(
+pub fn left_spaces(
     sizes: &Sizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
     has_logits: bool,
-) -> usize {
+) -> Vec<Space> {
     let mut stash = spaces(sizes, layers);
     let remade = recompute.parts(sizes.is_cut);
     let parts = stash.parts_mut();
     let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
     let left = left.filter(|(part, _)| !remade.contain(*part));
-    let stash: usize = left.map(|(_, space)| space.count()).sum();
-    if !has_logits {
-        return stash;
+    let mut left: Vec<Space> = left.map(|(_, space)| **space).collect();
+    if has_logits {
+        let make = &mut |space: Space| Ok::<Space, std::convert::Infallible>(space);
+        let Ok(mut logits) = sizes.logits(make);
+        left.extend(logits.list().into_iter().map(|space| *space));
     }
-    let Ok(mut logits) = sizes.logits(&mut |space| Ok::<Space, std::convert::Infallible>(space));
-    stash + logits.list().into_iter().map(|space| space.count()).sum::<usize>()
+    left
 }
 
 pub(super) fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {

@@ -20,6 +20,15 @@ impl Space {
         }
     }
 
+    /// Bytes of as much that is away, where an activation takes `row_bytes`.
+    #[must_use]
+    pub const fn bytes_away(self, row_bytes: u64) -> u64 {
+        match self {
+            Self::Rows(count) => count as u64 * row_bytes,
+            Self::Sums(count) => count as u64 * 4,
+        }
+    }
+
     /// Room for none of the same.
     #[must_use]
     pub const fn emptied(self) -> Self {

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
-use zbelastic_types::{Bytes, StageIndex};
+use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::{Plan, SliceCut};
 use crate::model::{
-    Family, LayerRange, ModelConfig, PassStash, Recompute, Sizes, count_bytes, layer_bytes,
-    left_len, model_layers, replayed_bytes,
+    Family, LayerRange, ModelConfig, PassStash, Recompute, Sizes, Space, count_bytes, layer_bytes,
+    left_spaces, model_layers, replayed_bytes,
 };
 
 /// A stage's claim.
@@ -141,22 +141,73 @@ pub(super) fn microbatch_memory<B: ByteCounts>(
 pub(super) fn left_bytes(sizes: &Sizes<'_>, layer: u32) -> Bytes {
     let has_head = layer + 1 == sizes.model.layer_count();
     let layers = LayerRange::new(layer, layer + 1);
-    Bytes::of_f32(left_len(sizes, layers, Recompute::None, has_head))
+    let left = left_spaces(sizes, layers, Recompute::None, has_head);
+    Bytes::of_f32(left.iter().map(|space| space.count()).sum())
 }
 
 /// What of a pass leaves at most: less than all of it if every pass that leaves was dropped before.
-fn most_left_bytes(
+fn most_left(
     program: &Program,
     sizes: &Sizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
-) -> Bytes {
+) -> Vec<Space> {
     let dropped: BTreeSet<Pass> = program.passes_with(Memory::Drop).map(|(_, pass)| pass).collect();
     let are_dropped = program.passes_with(Memory::Offload).all(|(_, pass)| dropped.contains(&pass));
     let dropped = if are_dropped { recompute } else { Recompute::None };
     let has_head = layers.ids().end == sizes.model.layer_count();
-    let has_logits = has_head && !dropped.remakes_logits();
-    Bytes::of_f32(left_len(sizes, layers, dropped, has_logits))
+    left_spaces(sizes, layers, dropped, has_head && !dropped.remakes_logits())
+}
+
+/// Room for the passes of one length over a chunk that are away at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwayPlaces {
+    /// The chunk.
+    pub chunk: ChunkIndex,
+    /// Tokens of a sequence that a pass is over.
+    pub slice_len: usize,
+    /// Passes.
+    pub count: u32,
+    /// What leaves with one at most, in numbers.
+    pub pass_len: usize,
+    /// The same in the types that the device keeps them in.
+    pub pass_bytes: Bytes,
+}
+
+impl AwayPlaces {
+    /// Of all of them.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        self.pass_bytes * u64::from(self.count)
+    }
+}
+
+/// What of `stage` is away at once under `plan`, at most.
+#[must_use]
+pub fn away_places<B: ByteCounts>(
+    backend: &B,
+    model: &ModelConfig,
+    plan: &Plan,
+    stage: StageIndex,
+) -> Vec<AwayPlaces> {
+    let (cut, mut places) = (plan.cut(model), Vec::new());
+    for slice_len in cut.lens() {
+        let sizes = cut.sizes(model, plan.batch.microbatch, slice_len);
+        let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == slice_len);
+        let leaving = plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].away > 0);
+        places.extend(leaving.map(|(chunk, layers)| {
+            let left = most_left(&plan.program, &sizes, layers, plan.recompute);
+            let bytes = left.iter().map(|space| space.bytes_away(backend.row_bytes())).sum();
+            AwayPlaces {
+                chunk,
+                slice_len,
+                count: live[chunk.index()].away,
+                pass_len: left.iter().map(|space| space.count()).sum(),
+                pass_bytes: Bytes(bytes),
+            }
+        }));
+    }
+    places
 }
 
 /// What `stage` takes under `plan`, without copies of others.
@@ -189,7 +240,7 @@ pub fn stage_memory<B: ByteCounts>(
         scratch: angle_bytes(backend, model, &cut),
         messages,
         copies: Bytes(0),
-        away: Bytes(0),
+        away: away_places(backend, model, plan, stage).iter().map(AwayPlaces::bytes).sum(),
     };
     for len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, len);
@@ -229,10 +280,6 @@ impl StageMemory {
         self.stash += pass.stash * u64::from(slots)
             + pass.remade * u64::from(remade_slots)
             + pass.logits * u64::from(early_slots);
-        if away > 0 {
-            let left = most_left_bytes(&plan.program, sizes, layers, recompute);
-            self.away += left * u64::from(away);
-        }
         // Who is away has read its activation, and its gradient may come before it does.
         self.messages += pass.message * u64::from(slots + away);
     }

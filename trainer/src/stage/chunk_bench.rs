@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_kernels::Backend;
-use zbelastic_types::SliceIndex;
+use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_types::{LayerRange, SliceIndex};
 
+use super::engine::InitialWeights;
 pub(super) use super::pass_pool::Part;
 use super::pass_pool::PassPool;
-use crate::model::{Chunk, Logits, PassStash, put_left, take_left};
+use crate::model::{
+    Chunk, LayerState, Logits, ModelConfig, PassStash, left_parts, model_layers, settle,
+};
 use crate::plan::SliceCut;
 
 /// What of a pass is away.
@@ -34,6 +37,8 @@ pub(super) struct ChunkBench<B: Backend> {
     pools: BTreeMap<usize, PassPool<B>>,
     cut: SliceCut,
     away: BTreeMap<Part, Away>,
+    /// Whether a copy may still use memory of passes.
+    has_left: bool,
     /// Weight gradients added so far this step: the order rule.
     pub(super) accumulated: u32,
     pub(super) head_accumulated: u32,
@@ -43,7 +48,8 @@ impl<B: Backend> ChunkBench<B> {
     /// A chunk with pools for each length of `cut`.
     pub(super) fn new(chunk: Chunk<B>, pools: BTreeMap<usize, PassPool<B>>, cut: SliceCut) -> Self {
         let away = BTreeMap::new();
-        Self { chunk, pools, cut, away, accumulated: 0, head_accumulated: 0 }
+        let has_left = false;
+        Self { chunk, pools, cut, away, has_left, accumulated: 0, head_accumulated: 0 }
     }
 
     fn pool(&mut self, part: Part) -> &mut PassPool<B> {
@@ -55,8 +61,19 @@ impl<B: Backend> ChunkBench<B> {
         self.pools.values().map(PassPool::taken).sum::<usize>() + self.away.len()
     }
 
-    /// The chunk, and what a pass works in.
-    pub(super) fn working(&mut self, part: Part) -> Working<'_, B> {
+    /// The chunk, and what a pass works in, once no copy uses that any more.
+    pub(super) fn working(&mut self, backend: &B, part: Part) -> Working<'_, B> {
+        let has_left = self.has_left;
+        let mut working = self.held(part);
+        if has_left {
+            let Working { stash, earlier, logits, .. } = &mut working;
+            earlier.iter_mut().for_each(|stash| settle(backend, stash, None));
+            settle(backend, stash, logits.as_deref_mut());
+        }
+        working
+    }
+
+    fn held(&mut self, part: Part) -> Working<'_, B> {
         let (first, mut held, mut logits) = ((part.0, SliceIndex(0)), Vec::new(), None);
         for PassPool { stashes, logits: of_pool, .. } in self.pools.values_mut() {
             held.extend(stashes.held(first..=part));
@@ -100,10 +117,10 @@ impl<B: Backend> ChunkBench<B> {
         self.pool(part).reopen(part);
     }
 
-    /// What leaves with a pass.
-    pub(super) fn read_left(&mut self, backend: &B, part: Part) -> Vec<f32> {
-        let Working { stash, logits, .. } = self.working(part);
-        take_left(backend, stash, logits)
+    /// What leaves with a pass, or has left, part by part.
+    pub(super) fn left(&mut self, backend: &B, part: Part) -> Vec<&mut B::Buffer> {
+        let Working { stash, logits, .. } = self.held(part);
+        left_parts(backend, stash, logits)
     }
 
     /// A pass has left: its slots are free.
@@ -116,10 +133,11 @@ impl<B: Backend> ChunkBench<B> {
         }
         pool.stashes.release(part);
         self.away.insert(part, Away { has_remade, has_logits });
+        self.has_left = true;
     }
 
-    /// A pass comes back, with what left.
-    pub(super) fn come_back(&mut self, backend: &B, part: Part, floats: &[f32]) {
+    /// A pass takes slots again for what left.
+    pub(super) fn come_back(&mut self, part: Part) {
         let left = self.away.remove(&part);
         let Away { has_remade, has_logits } = left.expect("what comes back was away");
         let pool = self.pool(part);
@@ -130,8 +148,6 @@ impl<B: Backend> ChunkBench<B> {
         if has_logits {
             pool.logits.acquire(part);
         }
-        let Working { stash, logits, .. } = self.working(part);
-        put_left(backend, floats, stash, logits);
     }
 
     /// The turn was dropped: all slots are free.
@@ -140,4 +156,28 @@ impl<B: Backend> ChunkBench<B> {
         self.away.clear();
         (self.accumulated, self.head_accumulated) = (0, 0);
     }
+}
+
+/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
+/// the first, whenever W runs. `place` counts them, those of one replica.
+pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
+    *accumulated += 1;
+    if place == 0 { Accumulate::Start } else { Accumulate::Add }
+}
+
+/// The layers of a chunk, with the weights that they begin with.
+pub(super) fn build_layers<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    layers: LayerRange,
+    weights: &InitialWeights,
+) -> Result<Vec<LayerState<B>>, AllocateError> {
+    let specs = model_layers(model);
+    let build = |layer: u32| {
+        let spec = specs[layer as usize].clone();
+        let weights = weights.of_layer(&spec);
+        LayerState::new(backend, model, spec, &weights)
+    };
+    layers.ids().map(build).collect()
 }

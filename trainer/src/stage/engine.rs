@@ -9,7 +9,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
     Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Parcel};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -553,10 +553,10 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.half.updates()
     }
 
-    pub(super) fn send_frame(&mut self, flow: Flow, pass: Pass, lap: Lap, floats: Vec<f32>) {
+    pub(super) fn send_frame(&mut self, flow: Flow, pass: Pass, lap: Lap, tensor: Parcel) {
         let to = self.setup.plan.placement().stage_of(pass.chunk);
         let to = to.expect("a chunk that is sent to stands somewhere");
-        let frame = Frame { turn: self.turn, lap, flow, pass, floats };
+        let frame = Frame { turn: self.turn, lap, flow, pass, tensor };
         self.outbox.push_back(Output::Frame { to, frame });
     }
 }

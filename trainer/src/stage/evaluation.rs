@@ -127,7 +127,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let window = self.setup.plan.batch.microbatch_count;
         if self.gives_receipts() && microbatch.0 + window < evaluation.microbatch_count {
             let reader = Pass::new(0, microbatch.0);
-            self.send_frame(Flow::Backward, reader, Lap::Evaluation, Vec::new());
+            self.send_frame(Flow::Backward, reader, Lap::Evaluation, Vec::new().into());
         }
     }
 
@@ -150,16 +150,16 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             return;
         }
-        let floats = self.bench.take_result(Flow::Forward, pass);
+        let tensor = self.bench.take_result(Flow::Forward, pass);
         let chunk = self.setup.plan.placement().chunk_after(pass.chunk, Flow::Forward);
         let reader = Pass { chunk: chunk.expect("what has no loss has a reader"), ..pass };
         if self.bench.has_chunk(reader.chunk) {
             let (lap, flow) = (Lap::Evaluation, Flow::Forward);
-            let frame = Frame { turn: self.turn, lap, flow, pass: reader, floats };
+            let frame = Frame { turn: self.turn, lap, flow, pass: reader, tensor };
             let kept = self.inbox.insert(self.turn, frame);
             assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
         } else {
-            self.send_frame(Flow::Forward, reader, Lap::Evaluation, floats);
+            self.send_frame(Flow::Forward, reader, Lap::Evaluation, tensor);
         }
     }
 

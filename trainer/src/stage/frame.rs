@@ -1,6 +1,7 @@
 //! A boundary tensor on its way from stage to stage.
 
 use zbelastic_consensus::validation::Turn;
+use zbelastic_kernels::Parcel;
 use zbelastic_schedule::{Flow, Pass};
 
 /// What a pass is for.
@@ -15,7 +16,7 @@ pub enum Lap {
 }
 
 /// A boundary tensor with everything that says where it belongs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Frame {
     /// The turn it was computed in; a receiver drops those of a turn that was dropped (rule R6).
     pub turn: Turn,
@@ -26,5 +27,5 @@ pub struct Frame {
     /// The pass that reads it.
     pub pass: Pass,
     /// `rows` by `width`, in the type the next operation reads.
-    pub floats: Vec<f32>,
+    pub tensor: Parcel,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
+use zbelastic_kernels::Parcel;
 use zbelastic_schedule::{Flow, Pass};
 
 use super::frame::{Frame, Lap};
@@ -46,7 +47,7 @@ type Key = (Turn, Lap, Flow, Pass);
 
 /// Frames by what they are for. Bounded: a neighbour runs ahead by a step at most.
 pub(super) struct Inbox {
-    frames: BTreeMap<Key, Vec<f32>>,
+    frames: BTreeMap<Key, Parcel>,
     limit: usize,
     /// By slice.
     frame_lens: Vec<usize>,
@@ -60,7 +61,7 @@ impl Inbox {
 
     /// Takes a frame in.
     pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), FrameRefusal> {
-        let Frame { turn, lap, flow, pass, floats } = frame;
+        let Frame { turn, lap, flow, pass, tensor } = frame;
         if turn < now {
             return Err(FrameRefusal::Stale { expected: now, found: turn });
         }
@@ -71,14 +72,14 @@ impl Inbox {
             (Lap::Evaluation, Flow::Backward) => 0,
             (Lap::Evaluation, Flow::Forward) | (Lap::Training, _) => frame_len,
         };
-        if floats.len() != expected {
-            let found = floats.len();
+        if tensor.len() != expected {
+            let found = tensor.len();
             return Err(FrameRefusal::Length { pass, expected, found });
         }
         if self.frames.len() >= self.limit {
             return Err(FrameRefusal::Full { limit: self.limit });
         }
-        self.frames.insert((turn, lap, flow, pass), floats);
+        self.frames.insert((turn, lap, flow, pass), tensor);
         Ok(())
     }
 
@@ -88,13 +89,7 @@ impl Inbox {
     }
 
     /// Takes a frame out.
-    pub(super) fn take(
-        &mut self,
-        turn: Turn,
-        lap: Lap,
-        flow: Flow,
-        pass: Pass,
-    ) -> Option<Vec<f32>> {
+    pub(super) fn take(&mut self, turn: Turn, lap: Lap, flow: Flow, pass: Pass) -> Option<Parcel> {
         self.frames.remove(&(turn, lap, flow, pass))
     }
 

@@ -6,27 +6,28 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, DeviceFault, View, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Parcel, View, ViewMut};
 use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
-use super::chunk_bench::{ChunkBench, Part, Working};
-use super::engine::{InitialWeights, StageEngine, StageSetup, Wait};
+use super::chunk_bench::{ChunkBench, Part, Working, build_layers, next_in_order};
+use super::elsewhere::Elsewhere;
+use super::engine::{StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
 use super::injection::Injection;
 use super::pass_pool::PassPool;
-use super::store::{MemoryStore, SecondStore, StoreError};
+use super::store::{SecondStore, StoreError};
 use super::workbench::{UpdateOrder, Workbench};
 use crate::data::{Batch, BatchSource};
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerPart, LayerRange, LayerState, LayerTimer, LayerTimes, MicrobatchShape,
-    ModelConfig, Recompute, Scratch, Sizes, Space, model_layers, slice_angles,
+    Chunk, Context, LayerPart, LayerState, LayerTimer, LayerTimes, MicrobatchShape, ModelConfig,
+    Recompute, Scratch, Sizes, Space, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
 };
-use crate::plan::{SliceCut, stage_memory};
+use crate::plan::{AwayPlaces, SliceCut, away_places, stage_memory};
 
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
@@ -42,11 +43,9 @@ pub struct Bench<B: Backend> {
     /// By slice, if the family has them.
     angles: Vec<B::Buffer>,
     /// What the last F or B left, until a transfer takes it.
-    result: Option<(Flow, Pass, Vec<f32>)>,
+    result: Option<(Flow, Pass, Parcel)>,
     recompute: Recompute,
-    /// Where passes lie while they are away.
-    store: Box<dyn SecondStore>,
-    away_bytes: Bytes,
+    elsewhere: Elsewhere<B>,
     optimizer: OptimizerConfig,
     step_count: u64,
     /// One over the tokens of a step: the loss is their mean.
@@ -60,6 +59,29 @@ impl<B: Backend> Bench<B> {
     /// # Errors
     /// If the device's memory does not hold what the plan claims.
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
+        Self::build(setup, stage, backend, Elsewhere::of_device)
+    }
+
+    /// The same with a second store of floats for what is away, made for the bytes that they take.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold what the plan claims.
+    pub fn storing(
+        setup: &StageSetup,
+        stage: StageIndex,
+        backend: B,
+        make: impl FnOnce(Bytes) -> Box<dyn SecondStore>,
+    ) -> Result<Self, AllocateError> {
+        let in_store = |_: &B, places: &[AwayPlaces]| Ok(Elsewhere::in_store(make, places));
+        Self::build(setup, stage, backend, in_store)
+    }
+
+    fn build(
+        setup: &StageSetup,
+        stage: StageIndex,
+        backend: B,
+        elsewhere: impl FnOnce(&B, &[AwayPlaces]) -> Result<Elsewhere<B>, AllocateError>,
+    ) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
         let mut allocated = Bytes(0);
@@ -99,10 +121,11 @@ impl<B: Backend> Bench<B> {
         let state: Bytes = layers.map(|layer| layer.taken(&backend)).sum();
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
+        let places = away_places(&backend, model, plan, stage);
         let (model, shape) = (model.clone(), microbatch);
         let placement = plan.placement().clone();
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
-        let store = Box::new(MemoryStore::new(claim.away));
+        let elsewhere = elsewhere(&backend, &places)?;
         Ok(Self {
             backend,
             model,
@@ -114,19 +137,12 @@ impl<B: Backend> Bench<B> {
             angles,
             result: None,
             recompute: plan.recompute,
-            store,
-            away_bytes: claim.away,
+            elsewhere,
             optimizer,
             step_count,
             loss_scale,
             timer: LayerTimer::default(),
         })
-    }
-
-    /// The same with another store for what is away, made for the bytes that the plan claims.
-    #[must_use]
-    pub fn with_store(self, make: impl FnOnce(Bytes) -> Box<dyn SecondStore>) -> Self {
-        Self { store: make(self.away_bytes), ..self }
     }
 
     /// The same with a clock for its layers.
@@ -236,7 +252,7 @@ impl<B: Backend> Workbench for Bench<B> {
 
     fn drop_passes(&mut self) {
         self.result = None;
-        self.store.clear();
+        self.elsewhere.clear();
         self.chunks.values_mut().for_each(ChunkBench::release_all);
     }
 
@@ -309,24 +325,24 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     /// F; yields the loss if the chunk has the head.
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         let batch = &self.part_of(batch, pass);
         let (context, bench, _) = self.context(pass);
         bench.open(part(pass));
-        let Working { chunk, stash, earlier, logits } = bench.working(part(pass));
+        let Working { chunk, stash, earlier, logits } = bench.working(context.backend, part(pass));
         if let Some(input) = input {
-            chunk.set_input(context.backend, &input, stash);
+            chunk.take_input(context.backend, input, stash);
         }
         let loss = chunk.forward_slice(&context, batch, &earlier, stash, logits);
         if loss.is_none() {
-            let output = chunk.output(context.backend, stash);
+            let output = chunk.send_output(context.backend, stash);
             self.result = Some((Flow::Forward, pass, output));
         }
         loss
     }
 
     /// F whose stash nobody reads but later slices.
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
         let loss = self.forward(pass, batch, input);
         let slices = self.cut.slice_count();
         let (_, bench, _) = self.context(pass);
@@ -342,17 +358,18 @@ impl<B: Backend> Workbench for Bench<B> {
         loss
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>) {
+    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>) {
         let batch = &self.part_of(batch, pass);
         let loss = (&**batch, self.loss_scale);
         let (context, bench, scratch) = self.context(pass);
-        let Working { chunk, stash, mut earlier, logits } = bench.working(part(pass));
+        let Working { chunk, stash, mut earlier, logits } =
+            bench.working(context.backend, part(pass));
         if let Some(gradient) = gradient {
-            chunk.set_gradient(context.backend, &gradient, stash);
+            chunk.take_gradient(context.backend, gradient, stash);
         }
         chunk.backward_input_slice(&context, loss, &mut earlier, stash, logits, scratch);
         if !chunk.has_embedding() {
-            let output = chunk.input_gradient(context.backend, stash);
+            let output = chunk.send_gradient(context.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
         }
     }
@@ -362,7 +379,7 @@ impl<B: Backend> Workbench for Bench<B> {
         let place = self.place_in_order(pass);
         let (context, bench, _) = self.context(pass);
         let accumulate = next_in_order(place, &mut bench.head_accumulated);
-        let Working { chunk, stash, logits, .. } = bench.working(part(pass));
+        let Working { chunk, stash, logits, .. } = bench.working(context.backend, part(pass));
         let logits = logits.expect("the head's chunk has logits until here");
         chunk.head_weights(&context, stash, logits, accumulate);
         bench.close_logits(part(pass));
@@ -378,7 +395,7 @@ impl<B: Backend> Workbench for Bench<B> {
         }
         let (context, bench, _) = self.context(pass);
         let accumulate = next_in_order(place, &mut bench.accumulated);
-        let Working { chunk, stash, .. } = bench.working(part(pass));
+        let Working { chunk, stash, .. } = bench.working(context.backend, part(pass));
         chunk.backward_weights(&context, batch, stash, accumulate);
         bench.close(part(pass));
     }
@@ -391,23 +408,20 @@ impl<B: Backend> Workbench for Bench<B> {
         let (batch, recompute) = (&self.part_of(batch, pass), self.recompute);
         let (context, bench, _) = self.context(pass);
         bench.reopen(part(pass));
-        let Working { chunk, stash, earlier, logits } = bench.working(part(pass));
+        let Working { chunk, stash, earlier, logits } = bench.working(context.backend, part(pass));
         chunk.recompute(&context, batch, recompute, &earlier, stash, logits);
     }
 
     fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
-        let (context, bench, _) = self.context(pass);
-        let floats = bench.read_left(context.backend, part(pass));
-        self.store.put(pass, &floats)?;
-        self.context(pass).1.depart(part(pass));
-        Ok(())
+        let of = (pass, self.cut.len_of(pass.slice));
+        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        self.elsewhere.send(&self.backend, bench, of)
     }
 
     fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
-        let floats = self.store.take(pass)?;
-        let (context, bench, _) = self.context(pass);
-        bench.come_back(context.backend, part(pass), &floats);
-        Ok(())
+        let of = (pass, self.cut.len_of(pass.slice));
+        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        self.elsewhere.bring_back(&self.backend, bench, of)
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
@@ -436,9 +450,9 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     /// What the last F or B left.
-    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32> {
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel {
         match self.result.take() {
-            Some((of_flow, of_pass, floats)) if (of_flow, of_pass) == (flow, pass) => floats,
+            Some((of_flow, of_pass, tensor)) if (of_flow, of_pass) == (flow, pass) => tensor,
             other => panic!(
                 "the result of {pass:?} is passed on at once, found {:?}",
                 other.map(|r| r.1)
@@ -493,29 +507,6 @@ const fn part(pass: Pass) -> Part {
     (pass.microbatch, pass.slice)
 }
 
-/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
-/// the first, whenever W runs. `place` counts them, those of one replica.
-fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
-    assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
-    *accumulated += 1;
-    if place == 0 { Accumulate::Start } else { Accumulate::Add }
-}
-
-fn build_layers<B: Backend>(
-    backend: &B,
-    model: &ModelConfig,
-    layers: LayerRange,
-    weights: &InitialWeights,
-) -> Result<Vec<LayerState<B>>, AllocateError> {
-    let specs = model_layers(model);
-    let build = |layer: u32| {
-        let spec = specs[layer as usize].clone();
-        let weights = weights.of_layer(&spec);
-        LayerState::new(backend, model, spec, &weights)
-    };
-    layers.ids().map(build).collect()
-}
-
 impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
         let is_again = mutant::is(Mutant::M7CursorMoves) && self.replayed.0 == step;
@@ -524,7 +515,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// The operand of a pass, if it comes from another chunk.
-    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Vec<f32>> {
+    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Parcel> {
         let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
         let before = self.setup.plan.placement().chunk_before(pass.chunk, flow);
         assert_eq!(operand.is_none(), before.is_none(), "the operand of {pass:?} was received");
@@ -586,14 +577,14 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Transfer::Send => {
                 let reader = reader();
-                let floats = self.bench.take_result(flow, pass);
-                self.send_frame(flow, reader, Lap::Training, floats);
+                let tensor = self.bench.take_result(flow, pass);
+                self.send_frame(flow, reader, Lap::Training, tensor);
             }
             Transfer::Local => {
                 let reader = reader();
-                let floats = self.bench.take_result(flow, pass);
+                let tensor = self.bench.take_result(flow, pass);
                 let frame =
-                    Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, floats };
+                    Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, tensor };
                 let kept = self.inbox.insert(self.turn, frame);
                 assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
             }

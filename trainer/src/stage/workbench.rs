@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::DeviceFault;
+use zbelastic_kernels::{DeviceFault, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
@@ -52,13 +52,13 @@ pub trait Workbench {
     fn drop_passes(&mut self);
 
     /// F; yields the loss if the chunk has the head.
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64>;
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64>;
 
     /// F whose stash nobody reads.
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Vec<f32>>) -> Option<f64>;
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64>;
 
     /// B.
-    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Vec<f32>>);
+    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>);
 
     /// W of the head's matrix, after which nobody reads the logits.
     fn head_weights(&mut self, pass: Pass);
@@ -85,7 +85,7 @@ pub trait Workbench {
     fn reload(&mut self, pass: Pass) -> Result<(), StoreError>;
 
     /// What the last F or B left.
-    fn take_result(&mut self, flow: Flow, pass: Pass) -> Vec<f32>;
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel;
 
     /// Floats of a chunk's gradient.
     fn partial_len(&self, chunk: ChunkIndex) -> usize;

@@ -10,7 +10,10 @@ use zbelastic_consensus::validation::{
     GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
 };
 use zbelastic_kernels::{Backend, CpuBackend};
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{
+    ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
+    Window, check, lower, offload,
+};
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::layer_digest;
@@ -103,6 +106,29 @@ pub fn plan_of_chunks(
         window,
     })
     .expect("a legal plan")
+}
+
+/// The plan with copies that take `k` times the passes of their chunk; with 0, everything leaves.
+pub fn offloaded(plan: &Plan, k: f64) -> Plan {
+    let placement = plan.placement();
+    let mut costs = Costs::even(placement, 1.0, 1.0, 1.0, 0.0).with_round_trip(placement, 3.0 * k);
+    costs.memory.lanes = CopyLanes::Alternating;
+    let one = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.5,
+        after_input_gradient: 1.0,
+        after_early_weights: 0.5,
+    };
+    let memory = vec![one; placement.chunk_count() as usize];
+    let chunks = OffloadChunks::First(placement.chunks_per_stage());
+    let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits: None };
+    let order = offload(&plan.program, request).expect("a plan's program runs");
+    let window = plan.program.window.expect("a plan is lowered");
+    let early_head_weights = plan.program.kind.splits_backward();
+    let options = LowerOptions { window, early_head_weights };
+    let program = lower(&order, options);
+    assert_eq!(check(&program), Ok(()));
+    Plan { program, ..plan.clone() }
 }
 
 /// Text of letters with some structure to learn.

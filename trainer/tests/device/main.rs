@@ -13,17 +13,20 @@ mod compile;
 #[path = "../../../kernels/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
+mod order;
+#[path = "../../../kernels/tests/emulated/races.rs"]
+mod races;
 mod times;
 
 use std::sync::Arc;
 
-use common::{Cluster, corpus, plan, policy, setup, tiny_model};
+use common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use device::{Emulated, Order, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{Memory, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
     Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, layer_bytes,
@@ -171,6 +174,15 @@ fn halves_are_given_up_made_again_and_cut() {
     ];
     for (seed, plan) in (0..).zip(plans) {
         assert_eq!(piped(&model, plan, (precision, seed)), expected, "{seed}");
+    }
+    for precision in Precision::ALL {
+        let Some([one, _]) = two(precision) else { return };
+        let (expected, _) = serial(&model, alone(&model), one);
+        for kind in [ScheduleKind::ZbH1, ScheduleKind::ZbV] {
+            let plan = offloaded(&of_kind(kind), 0.0);
+            assert!(plan.program.passes_with(Memory::Offload).count() > 0);
+            assert_eq!(piped(&model, plan, (precision, 4)), expected, "{precision:?} {kind}");
+        }
     }
     let sliced = of_kind(ScheduleKind::Seq1F1B);
     let (expected, _) = serial(&model, sliced.clone(), other);

@@ -136,7 +136,13 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     for slice in cut.slices() {
         let floats = vec![0.5; 2 * cut.len_of(slice) * config.model.width as usize];
         let (pass, lap, flow) = (Pass { slice, ..Pass::new(1, 0) }, Lap::Training, Flow::Forward);
-        sent.extend(frames(PeerBody::Frame(Frame { turn: turn(), lap, flow, pass, floats })));
+        sent.extend(frames(PeerBody::Frame(Frame {
+            turn: turn(),
+            lap,
+            flow,
+            pass,
+            tensor: floats.into(),
+        })));
         let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[slice.index()], &rules)) else {
             panic!("a whole frame")
         };

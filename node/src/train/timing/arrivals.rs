@@ -69,7 +69,7 @@ impl Arrival {
             PeerBody::Frame(frame) => match frame.lap {
                 Lap::Training => {
                     let (turn, flow, pass) = (frame.turn, frame.flow, frame.pass);
-                    (Arrived::Boundary { turn, flow, pass }, frame.floats.len())
+                    (Arrived::Boundary { turn, flow, pass }, frame.tensor.len())
                 }
                 Lap::Evaluation => return None,
             },

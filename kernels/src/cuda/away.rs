@@ -1,0 +1,131 @@
+//! What leaves a device's memory for a while, copied beside its work.
+//!
+//! ```text
+//!   compute  ... F ─fence─┐                  ┌─follow─ B ...
+//!   out                   └─▶ copy ─fence─┐  │
+//!   in                                    └──┼─▶ copy ─fence─┐
+//!                                            └───────────────┘
+//! ```
+//!
+//! A buffer knows the copy that still uses it. Its address is refused until whoever wants to use it
+//! has had the device wait for that copy ([`settle`]): neither is memory written that has not been
+//! read yet, nor read that has not been written. No copy waits on the host, and activations keep
+//! their type.
+
+use std::collections::BTreeMap;
+
+use super::backend::CudaBackend;
+use super::device::{Device, Stream};
+use super::error::DeviceFault;
+use super::memory::CudaBuffer;
+use super::pinned::Pinned;
+
+/// Room for what is away.
+pub struct CudaAway<D: Device> {
+    memory: Pinned<D>,
+    /// The last copy that uses each place, by where it starts.
+    last: BTreeMap<u64, D::Fence>,
+}
+
+/// A copy beside the work that still uses a buffer.
+pub(super) struct Guard<F> {
+    fence: F,
+    /// Counts the copies of a backend: a later one is another one.
+    number: u64,
+}
+
+impl<F: Clone> Clone for Guard<F> {
+    fn clone(&self) -> Self {
+        Self { fence: self.fence.clone(), number: self.number }
+    }
+}
+
+/// Which way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Away,
+    Back,
+}
+
+pub(super) fn reserve<D: Device>(
+    device: &CudaBackend<D>,
+    bytes: u64,
+) -> Result<CudaAway<D>, DeviceFault> {
+    let memory = Pinned::new(device.shared_device(), bytes)?;
+    Ok(CudaAway { memory, last: BTreeMap::new() })
+}
+
+pub(super) fn send<D: Device>(
+    device: &CudaBackend<D>,
+    parts: &mut [&mut CudaBuffer<D>],
+    away: &mut CudaAway<D>,
+    start: u64,
+) -> Result<(), DeviceFault> {
+    copy(device, Way::Away, parts, away, start)
+}
+
+pub(super) fn bring_back<D: Device>(
+    device: &CudaBackend<D>,
+    parts: &mut [&mut CudaBuffer<D>],
+    away: &mut CudaAway<D>,
+    start: u64,
+) -> Result<(), DeviceFault> {
+    copy(device, Way::Back, parts, away, start)
+}
+
+fn copy<D: Device>(
+    backend: &CudaBackend<D>,
+    way: Way,
+    parts: &mut [&mut CudaBuffer<D>],
+    away: &mut CudaAway<D>,
+    start: u64,
+) -> Result<(), DeviceFault> {
+    let device = backend.device();
+    let stream = match way {
+        Way::Away => Stream::Out,
+        Way::Back => Stream::In,
+    };
+    // After all that was computed with these buffers, and whatever they hold now.
+    device.follow(stream, &device.fence(Stream::Compute)?)?;
+    let mut followed = None;
+    for Guard { fence, number } in parts.iter().filter_map(|part| part.guard()) {
+        if followed != Some(*number) {
+            device.follow(stream, fence)?;
+            followed = Some(*number);
+        }
+    }
+    // After the copy that used this place before.
+    if let Some(last) = away.last.get(&start) {
+        device.follow(stream, last)?;
+    }
+    let mut at = start;
+    for part in parts.iter() {
+        let (here, bytes) = part.guarded_bytes();
+        if bytes > 0 {
+            let there = away.memory.at(at, bytes);
+            match way {
+                Way::Away => device.copy_out(stream, here, there, bytes)?,
+                Way::Back => device.copy_in(stream, there, here, bytes)?,
+            }
+        }
+        at += bytes;
+    }
+    let fence = device.fence(stream)?;
+    away.last.insert(start, fence.clone());
+    let guard = Guard { fence, number: backend.next_copy() };
+    parts.iter_mut().for_each(|part| part.set_guard(guard.clone()));
+    Ok(())
+}
+
+/// Has the device wait for the copy that still uses a buffer.
+pub(super) fn settle<D: Device>(
+    backend: &CudaBackend<D>,
+    buffer: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    let Some(Guard { fence, number }) = buffer.take_guard() else { return Ok(()) };
+    // The parts of a pass went together: one wait is enough.
+    if backend.is_first_after_copy(number) {
+        backend.device().follow(Stream::Compute, &fence)?;
+    }
+    Ok(())
+}

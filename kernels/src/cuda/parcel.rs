@@ -1,0 +1,190 @@
+//! Boundary tensors on a device, on their way to another backend.
+//!
+//! ```text
+//!   sender    ... F ─ copy into a room ─fence─┐            ┌─follow─ copy into the same room
+//!   receiver                                  └─▶ copy out ─fence─┘
+//! ```
+//!
+//! Nobody waits on the host. Rooms are few and used again: one that comes back brings the moments from
+//! which on it has been read. A receiver with another kind of device asks for the numbers, which come
+//! by way of memory that the device copies by itself, in a stream of its own.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device, Stream};
+use super::error::DeviceFault;
+use super::memory::{CudaBuffer, Element};
+use super::pinned::Pinned;
+use super::recorder::Recorder;
+use super::transfer::floats_of;
+use crate::backend::{View, ViewMut};
+use crate::parcel::{Held, Parcel};
+
+/// Rooms of a backend. A tensor that finds none free goes by way of the host: then its neighbours
+/// have left twice as many unread as any schedule leaves whose microbatches fit into memory.
+pub const ROOMS_MAX: usize = 64;
+
+/// Memory for one boundary tensor.
+struct Room<D: Device> {
+    buffer: CudaBuffer<D>,
+    /// Its twin on the host, if it was ever asked for numbers.
+    host: Option<Pinned<D>>,
+    /// From when on it has been read.
+    read: Vec<D::Fence>,
+}
+
+/// The rooms of a backend.
+pub(super) struct Rooms<D: Device> {
+    made: Cell<usize>,
+    free: RefCell<VecDeque<Room<D>>>,
+    returned: Receiver<Room<D>>,
+    home: SyncSender<Room<D>>,
+}
+
+impl<D: Device> Rooms<D> {
+    pub(super) fn new() -> Self {
+        let (home, returned) = sync_channel(ROOMS_MAX);
+        Self { made: Cell::new(0), free: RefCell::default(), returned, home }
+    }
+
+    /// A room of this form. The one that has been free for longest comes first.
+    fn take(&self, backend: &CudaBackend<D>, element: Element, len: usize) -> Option<Room<D>> {
+        let mut free = self.free.borrow_mut();
+        free.extend(self.returned.try_iter());
+        let fits = |room: &Room<D>| room.buffer.element() == element && room.buffer.len() == len;
+        if let Some(place) = free.iter().position(fits) {
+            return free.remove(place);
+        }
+        if self.made.get() == ROOMS_MAX {
+            return None;
+        }
+        let buffer = backend.buffer(element, len).ok()?;
+        self.made.set(self.made.get() + 1);
+        Some(Room { buffer, host: None, read: Vec::new() })
+    }
+}
+
+/// A tensor in a room.
+struct Boundary<D: Device> {
+    device: Arc<Recorder<D>>,
+    /// There until this is dropped. Locked while somebody takes from it.
+    room: Mutex<Option<Room<D>>>,
+    filled: D::Fence,
+    len: usize,
+    element: Element,
+    home: SyncSender<Room<D>>,
+}
+
+impl<D: Device> Boundary<D> {
+    fn with_room<T>(
+        &self,
+        take: impl FnOnce(&mut Room<D>) -> Result<T, DeviceFault>,
+    ) -> Result<T, DeviceFault> {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        take(room.as_mut().expect("there until this is dropped"))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.element.bytes(self.device.precision()) * self.len as u64
+    }
+
+    /// The bytes, by way of memory that the device copies by itself.
+    fn fetch(&self) -> Result<Vec<u8>, DeviceFault> {
+        let count = self.bytes();
+        let mut bytes = vec![0; count as usize];
+        self.with_room(|room| {
+            let host = match &mut room.host {
+                Some(host) => host,
+                none @ None => none.insert(Pinned::new(&self.device, count)?),
+            };
+            let at = host.at(0, count);
+            self.device.follow(Stream::Out, &self.filled)?;
+            self.device.copy_out(Stream::Out, room.buffer.at(0), at, count)?;
+            self.device.reach(&self.device.fence(Stream::Out)?)?;
+            self.device.read_host(at, &mut bytes);
+            Ok(bytes)
+        })
+    }
+}
+
+impl<D: Device> Held for Boundary<D> {
+    fn count(&self) -> usize {
+        self.len
+    }
+
+    fn floats(&self) -> Vec<f32> {
+        match self.fetch() {
+            Ok(bytes) => floats_of(&bytes, self.element, self.device.precision()),
+            // Its backend finds the fault as well, and ends the process.
+            Err(_) => vec![f32::NAN; self.len],
+        }
+    }
+}
+
+impl<D: Device> Drop for Boundary<D> {
+    fn drop(&mut self) {
+        let room = self.room.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(room) = room else { return };
+        // Where its backend is gone nobody waits for readers but who gives the memory back.
+        if let Err(lost) = self.home.try_send(room) {
+            let (std::sync::mpsc::TrySendError::Full(room)
+            | std::sync::mpsc::TrySendError::Disconnected(room)) = lost;
+            for read in &room.read {
+                let _given_up = self.device.reach(read);
+            }
+        }
+    }
+}
+
+/// A parcel of a view; none if there is no room.
+pub(super) fn pack<D: Device>(
+    backend: &CudaBackend<D>,
+    rooms: &Rooms<D>,
+    from: &View<'_, CudaBuffer<D>>,
+) -> Result<Option<Parcel>, DeviceFault> {
+    let (element, len) = (from.buffer.element(), from.range.len());
+    assert!(from.range.end <= from.buffer.len(), "a view lies within its buffer");
+    let Some(mut room) = rooms.take(backend, element, len) else { return Ok(None) };
+    let device = backend.shared_device();
+    for read in room.read.drain(..) {
+        device.follow(Stream::Compute, &read)?;
+    }
+    let bytes = element.bytes(device.precision()) * len as u64;
+    // The pass is told by itself: the rooms take turns, and it comes again as it is.
+    device.flush()?;
+    device.copy(from.buffer.at(from.range.start), room.buffer.at(0), bytes)?;
+    let filled = device.fence(Stream::Compute)?;
+    let (device, room, home) = (device.clone(), Mutex::new(Some(room)), rooms.home.clone());
+    Ok(Some(Parcel::Held(Arc::new(Boundary { device, room, filled, len, element, home }))))
+}
+
+/// Takes a parcel of a device of this kind; gives back one that is of another.
+pub(super) fn unpack<D: Device>(
+    backend: &CudaBackend<D>,
+    parcel: Parcel,
+    to: &ViewMut<'_, CudaBuffer<D>>,
+) -> Result<Option<Parcel>, DeviceFault> {
+    let Parcel::Held(held) = &parcel else { return Ok(Some(parcel)) };
+    let any: &dyn Any = &**held;
+    let Some(boundary) = any.downcast_ref::<Boundary<D>>() else { return Ok(Some(parcel)) };
+    let device = backend.device();
+    let form = |element: Element, device: &Recorder<D>| element.bytes(device.precision());
+    if form(boundary.element, &boundary.device) != form(to.buffer.element(), device) {
+        return Ok(Some(parcel));
+    }
+    assert_eq!(boundary.len, to.range.len());
+    assert!(to.range.end <= to.buffer.len(), "a view lies within its buffer");
+    let target: Address = to.buffer.at(to.range.start);
+    boundary.with_room(|room| {
+        device.follow(Stream::Compute, &boundary.filled)?;
+        device.copy_from(&boundary.device, room.buffer.at(0), target, boundary.bytes())?;
+        room.read.push(device.fence(Stream::Compute)?);
+        Ok(())
+    })?;
+    Ok(None)
+}

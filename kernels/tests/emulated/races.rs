@@ -1,0 +1,451 @@
+//! Whether what a device was told leaves two streams to one piece of memory without an order.
+//!
+//! [`Recorded`] writes down what another device is told: which stream reads and writes which bytes,
+//! and who waits for whom. [`first_race`] goes through it with a vector clock for each stream and one
+//! for the host: whatever reads must come after who wrote, and whatever writes after who wrote and
+//! after all who have read since. What happened to come in the right order on this machine does not
+//! count. A kernel counts as writing all buffers that it has a pointer to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use zbelastic_kernels::cuda::DeviceFault;
+use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind, Stream};
+use zbelastic_kernels::cuda::kernel::Launch;
+use zbelastic_kernels::cuda::source::Precision;
+
+type Bytes = Range<u64>;
+
+/// A stream of one of the devices that write to a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Queue {
+    pub device: usize,
+    pub stream: Stream,
+}
+
+/// What a device was told, as far as order is concerned.
+#[derive(Clone, Debug)]
+pub enum Call {
+    /// Memory that was somebody else's before.
+    Given(Bytes),
+    /// Something in a stream.
+    Work { queue: Queue, reads: Vec<Bytes>, writes: Vec<Bytes>, what: &'static str },
+    /// The host itself.
+    Host { reads: Vec<Bytes>, writes: Vec<Bytes> },
+    /// Fence number so and so.
+    Fence { queue: Queue, fence: usize },
+    /// A stream waits for it.
+    Follow { queue: Queue, fence: usize },
+    /// The host waits for it.
+    Reach { fence: usize },
+    /// The host waits for a stream.
+    Drain { queue: Queue },
+}
+
+/// What several devices were told, in order.
+#[derive(Default)]
+pub struct Log {
+    calls: Mutex<Vec<Call>>,
+}
+
+impl Log {
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().expect("no panic while it is held").clone()
+    }
+
+    fn push(&self, call: Call) {
+        self.calls.lock().expect("no panic while it is held").push(call);
+    }
+
+    /// A fence is known by the place of its call.
+    fn push_fence(&self, queue: Queue) -> usize {
+        let mut calls = self.calls.lock().expect("no panic while it is held");
+        let fence = calls.len();
+        calls.push(Call::Fence { queue, fence });
+        fence
+    }
+}
+
+/// A device that writes down what it is told.
+pub struct Recorded<D> {
+    inner: Arc<D>,
+    log: Arc<Log>,
+    device: usize,
+    /// Allocations by where they start: their end, and buffers cut from them, in order.
+    regions: Mutex<BTreeMap<u64, Region>>,
+}
+
+struct Region {
+    end: u64,
+    cuts: Vec<Bytes>,
+}
+
+fn bytes(start: Address, len: u64) -> Bytes {
+    start.0..start.0 + len
+}
+
+impl<D: Device> Recorded<D> {
+    /// The device with this number in the log.
+    pub fn new(inner: Arc<D>, log: &Arc<Log>, device: usize) -> Arc<Self> {
+        Arc::new(Self { inner, log: log.clone(), device, regions: Mutex::default() })
+    }
+
+    fn queue(&self, stream: Stream) -> Queue {
+        Queue { device: self.device, stream }
+    }
+
+    fn work(&self, stream: Stream, what: &'static str, reads: Vec<Bytes>, writes: Vec<Bytes>) {
+        self.log.push(Call::Work { queue: self.queue(stream), reads, writes, what });
+    }
+
+    /// The buffer that an address lies in, if it is one.
+    fn buffer_at(&self, address: u64) -> Option<Bytes> {
+        let regions = self.regions.lock().expect("no panic while it is held");
+        let (start, region) = regions.range(..=address).next_back()?;
+        let within = |cut: &&Bytes| cut.contains(&address);
+        let whole = (*start..region.end).contains(&address).then_some(*start..region.end);
+        region.cuts.iter().find(within).cloned().or(whole)
+    }
+
+    /// The first zeros of memory that was not touched yet are a buffer's.
+    fn note_cut(&self, cut: Bytes) {
+        let mut regions = self.regions.lock().expect("no panic while it is held");
+        let found = regions.range_mut(..=cut.start).next_back();
+        let (_, region) = found.expect("zeros go to memory");
+        if region.cuts.last().is_none_or(|last| last.end <= cut.start) && !cut.is_empty() {
+            region.cuts.push(cut);
+        }
+    }
+}
+
+impl<D: Device> Device for Recorded<D> {
+    type Fence = (usize, D::Fence);
+
+    fn precision(&self) -> Precision {
+        self.inner.precision()
+    }
+
+    fn allocate(&self, len: u64) -> Result<Address, DeviceFault> {
+        let start = self.inner.allocate(len)?;
+        let region = Region { end: start.0 + len, cuts: Vec::new() };
+        self.regions.lock().expect("no panic while it is held").insert(start.0, region);
+        self.log.push(Call::Given(bytes(start, len)));
+        Ok(start)
+    }
+
+    fn free(&self, address: Address) {
+        self.regions.lock().expect("no panic while it is held").remove(&address.0);
+        self.inner.free(address);
+    }
+
+    fn allocate_host(&self, len: u64) -> Result<Address, DeviceFault> {
+        let start = self.inner.allocate_host(len)?;
+        self.log.push(Call::Given(bytes(start, len)));
+        Ok(start)
+    }
+
+    fn free_host(&self, address: Address) {
+        self.inner.free_host(address);
+    }
+
+    fn write_host(&self, from: &[u8], to: Address) {
+        let writes = vec![bytes(to, from.len() as u64)];
+        self.log.push(Call::Host { reads: Vec::new(), writes });
+        self.inner.write_host(from, to);
+    }
+
+    fn read_host(&self, from: Address, to: &mut [u8]) {
+        let reads = vec![bytes(from, to.len() as u64)];
+        self.log.push(Call::Host { reads, writes: Vec::new() });
+        self.inner.read_host(from, to);
+    }
+
+    fn zero(&self, to: Address, len: u64) -> Result<(), DeviceFault> {
+        self.note_cut(bytes(to, len));
+        self.work(Stream::Compute, "zero", Vec::new(), vec![bytes(to, len)]);
+        self.inner.zero(to, len)
+    }
+
+    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+        let reads = vec![bytes(from, to.len() as u64)];
+        self.work(Stream::Compute, "read", reads, Vec::new());
+        self.log.push(Call::Drain { queue: self.queue(Stream::Compute) });
+        self.inner.read(from, to)
+    }
+
+    fn copy(&self, from: Address, to: Address, len: u64) -> Result<(), DeviceFault> {
+        self.work(Stream::Compute, "copy", vec![bytes(from, len)], vec![bytes(to, len)]);
+        self.inner.copy(from, to, len)
+    }
+
+    fn copy_from(
+        &self,
+        other: &Self,
+        from: Address,
+        to: Address,
+        len: u64,
+    ) -> Result<(), DeviceFault> {
+        self.work(Stream::Compute, "copy_from", vec![bytes(from, len)], vec![bytes(to, len)]);
+        self.inner.copy_from(&other.inner, from, to, len)
+    }
+
+    fn copy_out(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        len: u64,
+    ) -> Result<(), DeviceFault> {
+        self.work(stream, "copy_out", vec![bytes(from, len)], vec![bytes(to, len)]);
+        self.inner.copy_out(stream, from, to, len)
+    }
+
+    fn copy_in(
+        &self,
+        stream: Stream,
+        from: Address,
+        to: Address,
+        len: u64,
+    ) -> Result<(), DeviceFault> {
+        self.work(stream, "copy_in", vec![bytes(from, len)], vec![bytes(to, len)]);
+        self.inner.copy_in(stream, from, to, len)
+    }
+
+    fn fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault> {
+        Ok((self.log.push_fence(self.queue(stream)), self.inner.fence(stream)?))
+    }
+
+    fn follow(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault> {
+        self.log.push(Call::Follow { queue: self.queue(stream), fence: fence.0 });
+        self.inner.follow(stream, &fence.1)
+    }
+
+    fn reach(&self, fence: &Self::Fence) -> Result<(), DeviceFault> {
+        self.log.push(Call::Reach { fence: fence.0 });
+        self.inner.reach(&fence.1)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+        let words = launch.arguments.words().iter();
+        let touched = words.filter_map(|word| self.buffer_at(*word)).collect();
+        self.work(Stream::Compute, launch.kernel.name(), Vec::new(), touched);
+        self.inner.launch(launch)
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let row = self.precision().bytes();
+        let [x, y, w] = [rows * inputs, rows * outputs, outputs * inputs];
+        let [left_len, right_len, result_len] = match kind {
+            ProductKind::Forward => [x * row, w * row, y * row],
+            ProductKind::Input => [y * row, w * row, x * row],
+            ProductKind::Weights { .. } => [y * row, x * row, w * 4],
+        };
+        let reads = vec![bytes(left, left_len as u64), bytes(right, right_len as u64)];
+        self.work(Stream::Compute, "multiply", reads, vec![bytes(result, result_len as u64)]);
+        self.inner.multiply(product)
+    }
+}
+
+/// Two uses of the same bytes, the later one not after the earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Race {
+    /// The place of the later one in the log.
+    pub at: usize,
+    what: &'static str,
+    bytes: Bytes,
+    /// `None` is the host.
+    earlier: Option<Queue>,
+    later: Option<Queue>,
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, what, bytes, earlier, later } = self;
+        let len = bytes.end - bytes.start;
+        write!(f, "call {at}: {what} of {later:?} does not wait for {earlier:?} ({len} bytes)")
+    }
+}
+
+/// How far each stream is known to be, by its number; 0 is the host.
+type Clock = Vec<usize>;
+
+fn join(clock: &mut Clock, other: &Clock) {
+    clock.resize(clock.len().max(other.len()), 0);
+    clock.iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(*other));
+}
+
+/// A use of memory: by whom, and which of theirs.
+type Use = (usize, usize);
+
+#[derive(Clone, Default)]
+struct Cell {
+    end: u64,
+    writer: Option<Use>,
+    readers: Vec<Use>,
+}
+
+#[derive(Default)]
+struct Checker {
+    /// By number, from 1.
+    queues: Vec<Queue>,
+    clocks: Vec<Clock>,
+    fences: BTreeMap<usize, Clock>,
+    memory: BTreeMap<u64, Cell>,
+}
+
+impl Checker {
+    fn number(&mut self, queue: Queue) -> usize {
+        let found = self.queues.iter().position(|known| *known == queue);
+        let number = found.unwrap_or_else(|| {
+            self.queues.push(queue);
+            self.queues.len() - 1
+        }) + 1;
+        self.clocks.resize(self.clocks.len().max(number + 1), Clock::new());
+        number
+    }
+
+    /// The next use of `number`, which comes after all that the host knew when it told it.
+    fn tick(&mut self, number: usize) -> Use {
+        let host = self.clocks[0].clone();
+        let clock = &mut self.clocks[number];
+        join(clock, &host);
+        clock.resize(clock.len().max(number + 1), 0);
+        clock[number] += 1;
+        (number, clock[number])
+    }
+
+    /// Cells that are exactly `bytes`, with nothing between them.
+    fn cells(&mut self, bytes: &Bytes) -> Vec<u64> {
+        for edge in [bytes.start, bytes.end] {
+            let found =
+                self.memory.range(..edge).next_back().map(|(start, cell)| (*start, cell.end));
+            if let Some((start, end)) = found
+                && end > edge
+            {
+                let mut cell = self.memory[&start].clone();
+                self.memory.get_mut(&start).expect("found above").end = edge;
+                cell.end = end;
+                self.memory.insert(edge, cell);
+            }
+        }
+        let mut at = bytes.start;
+        let known: Vec<Bytes> =
+            self.memory.range(bytes.clone()).map(|(start, cell)| *start..cell.end).collect();
+        for cell in known.into_iter().chain(std::iter::once(bytes.end..bytes.end)) {
+            if at < cell.start {
+                self.memory.insert(at, Cell { end: cell.start, ..Cell::default() });
+            }
+            at = cell.end;
+        }
+        self.memory.range(bytes.clone()).map(|(start, _)| *start).collect()
+    }
+
+    /// Takes in what `own` does; yields who should have come before and did not.
+    fn access(&mut self, own: Use, bytes: &Bytes, is_write: bool) -> Option<(usize, Bytes)> {
+        let clock = self.clocks[own.0].clone();
+        let knows = |(number, time): &Use| clock.get(*number).is_some_and(|known| known >= time);
+        for start in self.cells(bytes) {
+            let cell = self.memory.get_mut(&start).expect("made above");
+            let readers = cell.readers.iter().filter(|_| is_write);
+            let before = cell.writer.iter().chain(readers).find(|before| !knows(before));
+            if let Some((number, _)) = before {
+                return Some((*number, start..cell.end));
+            }
+            if is_write {
+                *cell = Cell { end: cell.end, writer: Some(own), readers: Vec::new() };
+            } else {
+                cell.readers.retain(|(number, _)| *number != own.0);
+                cell.readers.push(own);
+            }
+        }
+        None
+    }
+
+    fn uses(
+        &mut self,
+        (at, number): (usize, usize),
+        what: &'static str,
+        (reads, writes): (&[Bytes], &[Bytes]),
+    ) -> Option<Race> {
+        let own = self.tick(number);
+        let reads = reads.iter().map(|bytes| (bytes, false));
+        for (bytes, is_write) in reads.chain(writes.iter().map(|bytes| (bytes, true))) {
+            if let Some((earlier, bytes)) = self.access(own, bytes, is_write) {
+                let name = |number: usize| number.checked_sub(1).map(|index| self.queues[index]);
+                let (earlier, later) = (name(earlier), name(number));
+                return Some(Race { at, what, bytes, earlier, later });
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, at: usize, call: &Call) -> Option<Race> {
+        match call {
+            Call::Given(bytes) => {
+                for start in self.cells(bytes) {
+                    self.memory.remove(&start);
+                }
+            }
+            Call::Work { queue, reads, writes, what } => {
+                let number = self.number(*queue);
+                return self.uses((at, number), what, (reads, writes));
+            }
+            Call::Host { reads, writes } => {
+                return self.uses((at, 0), "the host's own", (reads, writes));
+            }
+            Call::Fence { queue, fence } => {
+                let number = self.number(*queue);
+                self.tick(number);
+                self.fences.insert(*fence, self.clocks[number].clone());
+            }
+            Call::Follow { queue, fence } => {
+                let number = self.number(*queue);
+                join(&mut self.clocks[number], &self.fences[fence]);
+            }
+            Call::Reach { fence } => join(&mut self.clocks[0], &self.fences[fence]),
+            Call::Drain { queue } => {
+                let number = self.number(*queue);
+                let clock = self.clocks[number].clone();
+                join(&mut self.clocks[0], &clock);
+            }
+        }
+        None
+    }
+}
+
+/// The first race in what was told, if the calls that `is_left_out` names had not been made.
+pub fn first_race(calls: &[Call], is_left_out: impl Fn(usize) -> bool) -> Option<Race> {
+    let mut checker = Checker { clocks: vec![Clock::new()], ..Checker::default() };
+    let told = calls.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
+    told.filter_map(|(at, call)| checker.take(at, call)).next()
+}
+
+/// Who waits for whom: one entry for each call of [`Device::follow`] or [`Device::reach`], by who
+/// waits (the host if nobody), for which stream, and whether that is another device's.
+pub type WaitKind = (Option<Stream>, Stream, bool);
+
+/// The waits, each with its place in the log.
+pub fn waits(calls: &[Call]) -> Vec<(usize, WaitKind)> {
+    let of = |fence: usize| {
+        let Call::Fence { queue, .. } = calls[fence] else {
+            unreachable!("a fence is known by the place of its call")
+        };
+        queue
+    };
+    let kind = |(at, call): (usize, &Call)| match call {
+        Call::Follow { queue, fence } => {
+            let other = of(*fence);
+            Some((at, (Some(queue.stream), other.stream, queue.device != other.device)))
+        }
+        Call::Reach { fence } => Some((at, (None, of(*fence).stream, false))),
+        Call::Given(_)
+        | Call::Work { .. }
+        | Call::Host { .. }
+        | Call::Fence { .. }
+        | Call::Drain { .. } => None,
+    };
+    calls.iter().enumerate().filter_map(kind).collect()
+}

@@ -1,0 +1,93 @@
+//! That whatever the streams of devices share has an order: whole runs, written down and gone through.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::device::Stream;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::Family;
+use zbelastic_trainer::plan::Plan;
+use zbelastic_types::StageIndex;
+
+use crate::common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use crate::device::{Emulated, Order};
+use crate::races::{Call, Log, Recorded, WaitKind, first_race, waits};
+
+/// What the devices of a cluster were told in a run, a device a stage, in which a step is run again;
+/// nothing where there is no C++ compiler.
+fn told(plan: Plan, precision: Precision) -> Vec<Call> {
+    let model = tiny_model(Family::Gpt2);
+    let mut setup = setup(model, plan, 2);
+    let struck = "step=1,tensor=layers.2.mlp.up,value=nan";
+    setup.injections = vec![struck.parse().expect("a legal injection")];
+    let policy = policy(setup.clip_norm, NonfinitePolicy::Replay);
+    let Some(_) = Emulated::new(precision, Order::Forwards, 0) else { return Vec::new() };
+    let log = Arc::new(Log::default());
+    let backend = |stage: StageIndex| {
+        let inner = Emulated::new(precision, Order::Forwards, 8 << 30).expect("made above");
+        CudaBackend::new(Recorded::new(inner, &log, stage.index()))
+    };
+    let outcome = Cluster::on_backends(&setup, policy, 5, corpus(), backend).run();
+    assert_eq!(outcome.verdicts("replay"), 1);
+    log.calls()
+}
+
+/// The kinds of waits in what was told. No two uses of memory lack an order, and they would if the
+/// waits of a kind that is listed as needed had not been told.
+fn check(calls: &[Call], needed: &[WaitKind]) {
+    if let Some(race) = first_race(calls, |_| false) {
+        panic!("{race}");
+    }
+    let mut kinds: BTreeMap<WaitKind, Vec<usize>> = BTreeMap::new();
+    for (at, kind) in waits(calls) {
+        kinds.entry(kind).or_default().push(at);
+    }
+    for kind in needed {
+        let places = kinds.get(kind).unwrap_or_else(|| panic!("no wait of {kind:?}"));
+        let race = first_race(calls, |at| places.contains(&at));
+        assert!(race.is_some(), "{} waits of {kind:?} may be left out", places.len());
+        let alone = |at: &&usize| first_race(calls, |left_out| left_out == **at).is_some();
+        let sample: Vec<&usize> = places.iter().step_by(places.len().div_ceil(12)).collect();
+        let caught = sample.iter().copied().filter(alone).count();
+        println!("{kind:?}: {} waits, {caught} of {} needed alone", places.len(), sample.len());
+    }
+}
+
+const BETWEEN_STAGES: WaitKind = (Some(Stream::Compute), Stream::Compute, true);
+
+#[test]
+fn boundary_tensors_are_written_before_they_are_read_and_read_before_the_next() {
+    let model = tiny_model(Family::Gpt2);
+    for (kind, stage_count) in [(ScheduleKind::ZbH1, 4), (ScheduleKind::ZbV, 2)] {
+        let calls = told(plan(&model, kind, stage_count, Window::One), Precision::Bf16);
+        if calls.is_empty() {
+            return;
+        }
+        check(&calls, &[BETWEEN_STAGES]);
+    }
+}
+
+#[test]
+fn what_leaves_is_read_before_its_memory_is_used_again_and_back_before_it_is_read() {
+    let model = tiny_model(Family::Gpt2);
+    let all = offloaded(&plan(&model, ScheduleKind::ZbH1, 2, Window::One), 0.0);
+    let calls = told(all, Precision::F32);
+    if calls.is_empty() {
+        return;
+    }
+    let kinds = [
+        BETWEEN_STAGES,
+        // Leaves when it has been computed, and what comes next waits until it has left.
+        (Some(Stream::Out), Stream::Compute, false),
+        (Some(Stream::Compute), Stream::Out, false),
+        // Comes back when it is there and its place is free, and is waited for.
+        (Some(Stream::In), Stream::Out, false),
+        (Some(Stream::Compute), Stream::In, false),
+    ];
+    // A copy out waits for the copy in that used its place before as well. That is implied wherever
+    // what came back was used, which all of it was here.
+    check(&calls, &kinds);
+}
