@@ -45,5 +45,5 @@ pub use error::{
 };
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
-pub use probe::{Probe, probe};
+pub use probe::{Probe, compile_kernels, probe};
 pub use products::Pin;

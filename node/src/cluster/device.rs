@@ -112,10 +112,9 @@ impl DeviceTrouble {
             Self::Fault { fault, .. } => code_of_fault(fault),
             Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
         };
-        match code {
-            FailureCode::Internal => Ending::Lost(self.to_string()),
-            _ => Ending::OutOfResource(self.to_string()),
-        }
+        let what = self.to_string();
+        let is_ours = code == FailureCode::Internal;
+        if is_ours { Ending::Lost(what) } else { Ending::OutOfResource(what) }
     }
 }
 
