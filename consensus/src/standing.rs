@@ -38,6 +38,8 @@ pub enum RunStanding {
     WaitingForWorkers {
         /// Workers there are.
         present: u32,
+        /// Others, whose devices give other bits than the job's.
+        left_out: u32,
         /// Workers a plan needs.
         needed: u32,
     },
@@ -93,7 +95,8 @@ impl RunStanding {
             Some(JobPhase::Stopped) => return Self::Stopped,
             Some(JobPhase::Running) => {}
         }
-        let present = state.live_workers().count() as u32;
+        let present = state.fitting_workers().count() as u32;
+        let left_out = state.live_workers().count() as u32 - present;
         let plan = state.plan().filter(|_| state.lost_holder().is_none());
         match plan.map(|plan| (plan.record.generation, &plan.phase)) {
             Some((_, PlanPhase::Running)) if state.is_all_sealed() => Self::saving(state),
@@ -103,7 +106,7 @@ impl RunStanding {
                 Self::Loading { generation, ready, stages: slots.len() as u32 }
             }
             Some((_, PlanPhase::Closed)) | None if present < needed => {
-                Self::WaitingForWorkers { present, needed }
+                Self::WaitingForWorkers { present, left_out, needed }
             }
             Some((_, PlanPhase::Closed)) | None => Self::Planning,
         }
@@ -137,8 +140,12 @@ impl fmt::Display for RunStanding {
             }
             Self::Done => write!(f, "every step is sealed"),
             Self::Stopped => write!(f, "stopped by order"),
-            Self::WaitingForWorkers { present, needed } => {
-                write!(f, "waiting for workers: {present} of {needed} are there")
+            Self::WaitingForWorkers { present, left_out, needed } => {
+                write!(f, "waiting for workers: {present} of {needed} are there")?;
+                match left_out {
+                    0 => Ok(()),
+                    _ => write!(f, ", {left_out} on devices that give other bits than the job's"),
+                }
             }
             Self::NoPlan(none) => none.fmt(f),
             Self::Planning => write!(f, "a plan is being made"),

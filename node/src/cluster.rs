@@ -59,11 +59,12 @@ use crate::commands::token::find_token;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, Stop};
 use again::Beginner;
-use compute::Cores;
+use compute::{Cores, Machine};
 use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
 use means::{means, probe_of, threads_of};
+pub use start::WorkerMeans;
 use start::{Node, by_node, load_credentials, run_controller, run_worker};
 use threads::runtime;
 
@@ -201,6 +202,22 @@ fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), 
 /// If it cannot start, or ends other than in order.
 pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
     let probe = probe_of(args)?;
+    let means = means(args, probe.as_ref());
+    match args.device {
+        Device::Cpu => join_on(args, means, Cores { threads: threads_of(args) }),
+        Device::Cuda(index) => join_on(args, means, compute::cuda(index)),
+    }
+}
+
+/// Joins with what a worker brings and computes on.
+///
+/// # Errors
+/// As [`join`].
+pub fn join_on<M: Machine>(
+    args: &JoinArgs,
+    means: WorkerMeans,
+    machine: M,
+) -> Result<ExitCode, Stop> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     let identity = folder.identity();
@@ -220,14 +237,10 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
         return serve_controller(folder, home);
     }
     let credentials = load_credentials(&identity, &home)?;
-    let (means, threads) = (means(args, probe.as_ref()), threads_of(args));
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
         let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
-        match args.device {
-            Device::Cpu => run_worker(node, means, Cores { threads }).await,
-            Device::Cuda(index) => run_worker(node, means, compute::cuda(index)).await,
-        }
+        run_worker(node, means, machine).await
     })?;
     ended(ending)
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use zbelastic_kernels::DeviceFault;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::cache::Cache;
-use zbelastic_kernels::cuda::{CacheWarning, CompileError, CudaDevice, OpenError, Probe, probe};
+use zbelastic_kernels::cuda::{
+    CacheWarning, CompileError, CudaDevice, OpenError, Probe, compile_kernels, probe,
+};
 
 use crate::args::Device;
 use crate::failure::{Failure, FailureCode};
@@ -27,6 +29,18 @@ pub fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, OpenE
     let opened = CudaDevice::open(index, precision, &Cache::of_environment())?;
     warn(opened.warnings.first());
     Ok(opened.device)
+}
+
+/// Has the kernels of a device compiled before anybody waits for it: a cluster that loads a plan takes a
+/// worker that does not answer for stalled.
+///
+/// # Errors
+/// If they cannot be compiled.
+pub fn compile(probe: &Probe) -> Result<(), Failure> {
+    let compiled = compile_kernels(probe, &Cache::of_environment());
+    let failed = |error: CompileError| open_failure(probe.info.index, &error.into());
+    warn(compiled.map_err(failed)?.as_ref());
+    Ok(())
 }
 
 /// Says once what stands in the way of keeping kernels: it is the same for all of them.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{BATCH, tiny_model};
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{CpuBackend, DeviceSizes, Precision};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
@@ -222,4 +222,24 @@ fn an_order_is_made_for_the_verdict_that_it_waits_for() {
         let (waits, would_wait) = (plan_period(&plan, &pace), plan_period(&heedless, &pace));
         assert!(waits <= would_wait * (1.0 - gain) * (1.0 + 1e-9), "{share}: {waits} {would_wait}");
     }
+}
+
+/// Bytes are counted where no device is: halves take less of what passes keep, and as much of the state
+/// but for the matrices that products read.
+#[test]
+fn plans_count_the_bytes_of_a_device_without_one() {
+    let model = tiny_model(Family::Llama);
+    let pace = &Pace::estimated(&model, BATCH.microbatch);
+    let kinds = [ScheduleKind::ZbH1];
+    let memory = |sizes: DeviceSizes| {
+        let choice = choose(&sizes, request(&model, &kinds, 2, pace)).expect("nothing limits it");
+        choice.memory[0]
+    };
+    let whole = memory(DeviceSizes::Cuda(Precision::F32));
+    let half = memory(DeviceSizes::Cuda(Precision::Bf16));
+    assert!(half.stash < whole.stash && half.scratch < whole.scratch, "{half:?} {whole:?}");
+    assert!(half.state < whole.state && half.messages == whole.messages, "{half:?} {whole:?}");
+    let processors =
+        choose(&CpuBackend::new(1).expect("one thread"), request(&model, &kinds, 2, pace));
+    assert_eq!(memory(DeviceSizes::Processors), processors.expect("as before").memory[0]);
 }

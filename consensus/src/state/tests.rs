@@ -2,6 +2,7 @@
 
 mod access;
 mod checkpoints;
+mod classes;
 mod job;
 mod malformed;
 mod members;

@@ -1,12 +1,13 @@
 //! What a device is and has, found out before anything is compiled or kept.
 
+use super::cache::Cache;
 use super::compiler::Compiler;
 use super::driver::CudaDevice;
-use super::error::{CompileError, Library, OpenError};
+use super::error::{CacheWarning, CompileError, Library, OpenError};
 use super::library::require;
 use super::listing::{DeviceInfo, choose, devices, driver_version};
 use super::products::library_version;
-use super::source::Precision;
+use super::source::{File, Precision, Unit};
 
 /// A device that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,23 @@ impl Probe {
         let Self { info, library_version, .. } = self;
         format!("{}, {}, cublasLt {library_version}", info.name, info.architecture)
     }
+}
+
+/// Compiles the kernels of a device for both types of activations, as far as they are not on disk: takes
+/// a minute at most where none is, and no time later. Yields what stood in the way of keeping them.
+///
+/// # Errors
+/// If the compiler is not there or refuses a source.
+pub fn compile_kernels(probe: &Probe, cache: &Cache) -> Result<Option<CacheWarning>, CompileError> {
+    let compiler = Compiler::find()?;
+    let mut warning = None;
+    for precision in Precision::ALL {
+        for file in File::ALL.into_iter().filter(|file| file.is_for(precision)) {
+            let unit = Unit { file, precision, architecture: probe.info.architecture };
+            warning = warning.or(cache.get(&compiler, &unit)?.warning);
+        }
+    }
+    Ok(warning)
 }
 
 /// Looks at device `index` and at everything that it needs to be opened.

@@ -7,7 +7,7 @@ use zbelastic_types::Bytes;
 
 use super::start::WorkerMeans;
 use crate::args::{Device, JoinArgs, RoleArg};
-use crate::device::look_at;
+use crate::device::{compile, look_at};
 use crate::failure::Failure;
 use crate::machine::{core_count, memory_total};
 
@@ -49,6 +49,10 @@ fn device_name(probe: &Probe) -> DeviceName {
 pub fn probe_of(args: &JoinArgs) -> Result<Option<Probe>, Failure> {
     match (args.device, args.role) {
         (Device::Cpu, _) | (Device::Cuda(_), Some(RoleArg::Controller)) => Ok(None),
-        (Device::Cuda(index), Some(RoleArg::Worker) | None) => look_at(index).map(Some),
+        (Device::Cuda(index), Some(RoleArg::Worker) | None) => {
+            let probe = look_at(index)?;
+            compile(&probe)?;
+            Ok(Some(probe))
+        }
     }
 }

@@ -231,7 +231,7 @@ fn faulted(stage: StageIndex, device: &str, fault: &DeviceFault, steps_done: u64
     let what = format!("stage {stage} on {device}: {fault}");
     let mut failure = Failure::new(code_of_fault(fault), what);
     failure.details = vec![
-        Detail::new(format!("the run ended after {steps_done} steps; none of them is affected"))
+        Detail::new(format!("steps sealed before: {steps_done}; none of them is affected"))
             .why("a run in one process keeps nothing beyond its end")
             .hint(
                 "without --threads-only a run is kept in its folder, and the same command goes on",

@@ -7,7 +7,7 @@ use zbelastic_types::Bytes;
 
 use crate::args::{Device, DeviceList};
 use crate::config::DeviceKind;
-use crate::device::look_at;
+use crate::device::{compile, look_at};
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::machine::{core_count, memory_total};
 
@@ -24,7 +24,8 @@ impl Machines {
     /// Looks whether what was named is there; without a name the first of its kind is meant.
     ///
     /// # Errors
-    /// If a device is not there or cannot be used, or the devices give different bits.
+    /// If a device is not there or cannot be used, or the devices give different bits, or kernels cannot
+    /// be compiled.
     pub fn find(named: Option<&DeviceList>, kind: DeviceKind) -> Result<Self, Failure> {
         let indices = match (named, kind) {
             (Some(DeviceList::Cuda(indices)), _) => indices.clone(),
@@ -33,6 +34,8 @@ impl Machines {
         };
         let probes = indices.into_iter().map(look_at).collect::<Result<Vec<_>, _>>()?;
         check_one_class(&probes)?;
+        // Once, for all: workers are waited for, each as if it had nothing to compile.
+        probes.first().map_or(Ok(()), compile)?;
         Ok(Self::Devices(probes))
     }
 

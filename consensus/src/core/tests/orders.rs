@@ -264,7 +264,7 @@ fn status_says_why_nothing_is_sealed() {
     assert_eq!(follower.standing(), RunStanding::NoQuorum { ticks: 0 });
     assert_eq!(standing(&Log::empty().state), RunStanding::NoJob);
     let two = JobSpec { workers_min: 2, ..spec() };
-    let waits = |present| RunStanding::WaitingForWorkers { present, needed: 2 };
+    let waits = |present| RunStanding::WaitingForWorkers { present, left_out: 0, needed: 2 };
     assert_eq!(standing(&Log::with_job(two.clone(), &[]).state), waits(0));
     assert_eq!(standing(&Log::with_job(two.clone(), &[1]).state), waits(1));
     assert_eq!(standing(&Log::with_job(two, &[1, 2]).state), RunStanding::Planning);

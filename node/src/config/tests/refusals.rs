@@ -1,5 +1,7 @@
 //! What is wrong with a configuration, as a person reads it.
 
+use zbelastic_kernels::{DeviceSizes, Precision};
+
 use super::{TINY, check_tiny, check_wrong, load_text, load_with, set};
 use crate::config::{Sources, load};
 use crate::failure::FailureCode;
@@ -256,4 +258,19 @@ fn what_passes_between_stages_is_bounded() {
                     268435456 pass between two stages at once";
     assert!(failure.contains(expected), "{failure}");
     assert!(failure.contains("a smaller train.microbatch or train.seq_len"), "{failure}");
+}
+
+#[test]
+fn halves_need_a_device_that_has_them() {
+    check_tiny(
+        "[train]\nprecision = \"bf16\"\n",
+        "
+  run.toml:4: train.precision: bf16 on processors
+  why: processors compute in f32 only
+  try: train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"",
+    );
+    let text = "[model]\npreset = \"tiny\"\n[train]\nprecision = \"bf16\"\ndevice = \"cuda\"\n";
+    let config = load_text(text).expect("legal").config;
+    let halves = DeviceSizes::Cuda(Precision::Bf16);
+    assert_eq!(config.arithmetic.sizes(), halves);
 }

@@ -1,0 +1,76 @@
+//! A job computes on one class of devices.
+
+use zbelastic_types::NodeId;
+
+use crate::class::{DeviceClass, DeviceKind, DeviceName};
+use crate::contact::Contact;
+use crate::entry::Entry;
+use crate::fixture::{Log, RESOURCES, spec};
+use crate::job::JobSpec;
+use crate::member::{MemberChange, Resources, Role};
+use crate::plan::PlanRefusal;
+use crate::standing::RunStanding;
+
+fn cuda(name: &str) -> DeviceClass {
+    DeviceClass::Cuda(DeviceName::new(name).expect("a name"))
+}
+
+/// A job on devices, with a worker of each of these classes, numbered from 1.
+fn log(device: DeviceKind, classes: &[DeviceClass]) -> Log {
+    let mut log = Log::with_job(JobSpec { device, ..spec() }, &[]);
+    for (node, class) in (1..).zip(classes) {
+        admit(&mut log, node, *class);
+    }
+    log
+}
+
+fn admit(log: &mut Log, node: u64, class: DeviceClass) {
+    let (role, resources) = (Role::Worker, Resources { class, ..RESOURCES });
+    let contact = Contact::of_node(NodeId(node));
+    let change = MemberChange::Admit { node: NodeId(node), boot: 1, role, resources, contact };
+    log.apply(Entry::Members(vec![change]));
+}
+
+fn fitting(log: &Log) -> Vec<u64> {
+    log.state.fitting_workers().map(|(holder, _)| holder.node.0).collect()
+}
+
+#[test]
+fn a_plan_seats_workers_of_the_first_class_of_the_jobs_kind() {
+    let classes = [DeviceClass::Processors, cuda("H200"), cuda("A100"), cuda("H200")];
+    assert_eq!(fitting(&log(DeviceKind::Processors, &classes)), [1]);
+    let mut log = log(DeviceKind::Cuda, &classes);
+    assert_eq!(fitting(&log), [2, 4]);
+    for (nodes, blamed) in [([2, 3], 3), ([3, 4], 4), ([1, 2], 1), ([2, 1], 1)] {
+        let refusal = PlanRefusal::Class { holder: log.holder(blamed) };
+        let plan = log.plan(&nodes);
+        log.refuse(Entry::Adopt(Box::new(plan)), refusal);
+    }
+    let plan = log.plan(&[4, 2]);
+    log.adopt(plan);
+    assert_eq!(log.state.class(), Some(cuda("H200")));
+}
+
+#[test]
+fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
+    let log = log(DeviceKind::Cuda, &[DeviceClass::Processors, DeviceClass::Processors]);
+    let standing = RunStanding::of(&log.state, 1);
+    let (present, left_out, needed) = (0, 2, 1);
+    assert_eq!(standing, RunStanding::WaitingForWorkers { present, left_out, needed });
+    let said = standing.to_string();
+    assert!(said.contains("0 of 1 are there, 2 on devices that give other bits"), "{said}");
+}
+
+/// Whoever is left, the bits are to be those of the devices that began.
+#[test]
+fn the_class_of_the_first_plan_is_that_of_all_others() {
+    let mut log = log(DeviceKind::Cuda, &[cuda("A100"), cuda("H200")]);
+    let plan = log.plan(&[2]);
+    log.adopt(plan);
+    assert_eq!(fitting(&log), [2], "a plan on the second worker settled it");
+    let plan = log.plan(&[1]);
+    let refusal = PlanRefusal::Class { holder: log.holder(1) };
+    log.refuse(Entry::Adopt(Box::new(plan)), refusal);
+    admit(&mut log, 3, cuda("H200"));
+    assert_eq!(fitting(&log), [2, 3]);
+}

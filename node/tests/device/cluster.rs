@@ -1,0 +1,113 @@
+//! Workers of a cluster, each on a device of its own, in this process; the controller is a process.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use clap::Parser;
+use zbelastic_consensus::class::{DeviceClass, DeviceName};
+use zbelastic_consensus::member::Resources;
+use zbelastic_kernels::Precision;
+use zbelastic_node::api::{HexDigest, MemberRole, TokenRequest};
+use zbelastic_node::args::{Cli, Command, JoinArgs};
+use zbelastic_node::cluster::compute::Opener;
+use zbelastic_node::cluster::{WorkerMeans, join_on};
+use zbelastic_node::failure::{Failure, FailureCode, Stop};
+use zbelastic_node::notice::NoticeSource;
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_types::{Bytes, Digest};
+
+use crate::device::{Emulated, Order};
+use crate::harness::Cluster;
+use crate::{emulated, serial, text, toml};
+
+const STEPS: u64 = 12;
+
+/// What a worker's process ends with.
+type Ended = JoinHandle<Option<Failure>>;
+
+fn join_args(cluster: &Cluster, name: &str) -> JoinArgs {
+    let role = MemberRole::Worker;
+    let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
+    let token = cluster.wait("a token", |cluster| {
+        cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
+    });
+    let folder = cluster.root.path().join(name);
+    let folder = folder.to_str().expect("UTF-8");
+    let address = &cluster.addresses[0];
+    let line = ["zbelastic", "join", "--cluster", address, "--token", &token, "--name", name];
+    let line = line.into_iter().chain(["--data-dir", folder, "--bind", "127.0.0.1:0"]);
+    let Command::Join(args) = Cli::try_parse_from(line).expect("a command").command else {
+        panic!("join")
+    };
+    args
+}
+
+/// A worker on a device of this class.
+fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) -> Ended {
+    let args = join_args(cluster, name);
+    let class = DeviceClass::Cuda(DeviceName::new(class).expect("a name"));
+    // Slow, so that nobody holds an operation for hung.
+    let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
+    let means = WorkerMeans { resources, data_paths: Vec::new(), spot: NoticeSource::None };
+    let (name, device) = (name.to_owned(), device.clone());
+    let machine = Opener { name: "cuda:0".to_owned(), open: move |_| Ok(device.clone()) };
+    let run = move || match join_on(&args, means, machine) {
+        Err(Stop::Failed(failure)) => Some(failure),
+        Ok(_) | Err(Stop::Output(_)) => None,
+    };
+    std::thread::Builder::new().name(name).spawn(run).expect("a thread")
+}
+
+fn submitted(cluster: &Cluster) -> HexDigest {
+    let toml = toml(STEPS, Precision::Bf16);
+    cluster.submit(&toml, &text());
+    cluster.digest(STEPS)
+}
+
+/// What another class of devices computes is something else, so it has no part in the run; a device that
+/// gives up takes its worker with it, and the others go on.
+#[test]
+fn workers_of_one_class_train_to_the_bits_of_one_device_whoever_gives_up() {
+    let device = || emulated(Precision::Bf16, Order::Forwards);
+    let Some(devices) = (0..3).map(|_| device()).collect::<Option<Vec<_>>>() else { return };
+    let mut cluster = Cluster::new();
+    // The first worker there is, and the first of its kind.
+    cluster.join_all(&["cores"], 2);
+    let names = ["a", "b", "c"];
+    let mut workers: Vec<Ended> = Vec::new();
+    for (name, device) in names.iter().zip(&devices) {
+        workers.push(worker(&cluster, name, "NVIDIA H200, sm_90", device));
+        let count = 2 + workers.len();
+        cluster
+            .wait("a worker", |cluster| (cluster.status()?.members.len() == count).then_some(()));
+    }
+    let _other = worker(&cluster, "other", "NVIDIA A100, sm_80", &devices[0]);
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 6).then_some(()));
+    let breaks = devices[1].clone();
+    let found = std::thread::scope(|scope| {
+        let watched = &cluster;
+        scope.spawn(move || {
+            watched.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
+            breaks.give_up();
+        });
+        submitted(watched)
+    });
+    let StateDigest(expected) = serial(&toml(STEPS, Precision::Bf16), &devices[0]);
+    assert_eq!(found, HexDigest(Digest(expected)));
+    let failure = workers.remove(1).join().expect("no panic").expect("its device gave up");
+    assert_eq!(failure.code, FailureCode::OutOfResource, "{failure}");
+    assert!(failure.to_string().contains("cuda:0: cuLaunchKernel: "), "{failure}");
+    let status = cluster.status().expect("an answer");
+    let member = |name: &str| {
+        let found = status.members.iter().find(|member| member.name == name);
+        found.expect("a member")
+    };
+    assert_eq!(
+        (member("a").device.as_str(), member("cores").device.as_str()),
+        ("NVIDIA H200, sm_90", "cpu")
+    );
+    for name in ["cores", "other"] {
+        assert_eq!(member(name).stage, None, "{name}");
+    }
+    assert_eq!(status.failures.iter().filter(|failure| failure.name == "b").count(), 1);
+}

@@ -1,0 +1,72 @@
+//! What a person is told who names a device where none can be had: at once, and the same everywhere.
+
+use tempfile::tempdir;
+use zbelastic_kernels::cuda::{LibraryError, OpenError, driver_version};
+
+use crate::common::{refusal, zbelastic};
+
+/// Whether this machine has no driver at all: only then is it known what is said.
+fn has_no_driver() -> bool {
+    let is_missing = driver_version() == Err(OpenError::Library(LibraryError::DriverMissing));
+    if !is_missing {
+        println!("skipped: this machine has a driver");
+    }
+    is_missing
+}
+
+#[test]
+fn where_there_is_no_driver_every_command_says_so_before_anything_else() {
+    if !has_no_driver() {
+        return;
+    }
+    let place = tempdir().expect("a folder");
+    let config = place.path().join("run.toml");
+    std::fs::write(&config, "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\n")
+        .expect("writable");
+    let config = config.to_str().expect("UTF-8");
+    let check = |line: &[&str], device: &str| {
+        let said = refusal(zbelastic(line).current_dir(place.path()), 7);
+        let begins = format!("error: {device}: no NVIDIA driver on this machine: libcuda.so");
+        assert!(said.starts_with(&begins), "{line:?}: {said}");
+        assert!(said.contains("install the driver") && said.contains("on processors"), "{said}");
+        // The text is not looked for, and no folder is made.
+        assert!(!said.contains("missing.txt"), "{said}");
+    };
+    check(&["train", "--device", "cuda:0", "--text", "missing.txt"], "cuda:0");
+    check(&["train", "--device", "cuda:3,cuda:0", "--threads-only"], "cuda:3");
+    check(&["train", config, "--text", "missing.txt"], "cuda:0");
+    check(&["join", "--device", "cuda:1", "--cluster", "nowhere:1"], "cuda:1");
+    check(&["bench", "gpu", "--quick"], "cuda:0");
+    let left: Vec<_> = std::fs::read_dir(place.path()).expect("a folder").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+/// A flag wins over the file: who has no device can run the same file.
+#[test]
+fn processors_can_be_named_whatever_the_file_says() {
+    let place = tempdir().expect("a folder");
+    let config = place.path().join("run.toml");
+    std::fs::write(&config, "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nsteps = 1\n")
+        .expect("writable");
+    let config = config.to_str().expect("UTF-8");
+    let line = ["train", config, "--device", "cpu", "--threads-only", "--out", "out"];
+    let output = zbelastic(&line).current_dir(place.path()).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let kept = std::fs::read_to_string(place.path().join("out/config.toml")).expect("kept");
+    assert!(kept.contains("device = \"cpu\""), "{kept}");
+}
+
+#[test]
+fn what_no_device_can_do_is_refused_as_a_mistake_of_the_configuration() {
+    let check = |line: &[&str], words: &[&str]| {
+        let said = refusal(&mut zbelastic(line), 2);
+        for word in words {
+            assert!(said.contains(word), "no {word} in: {said}");
+        }
+    };
+    let half = ["train.precision: bf16 on processors", "f32 only", "--device cuda:0"];
+    check(&["train", "--set", "train.precision=bf16"], &half);
+    check(&["train", "--device", "cpu", "--set", "train.precision=bf16"], &half);
+    check(&["train", "--device", "cuda:x"], &["\"x\" is no number of a device", "cuda:0"]);
+    check(&["join", "--device", "cuda"], &["expected cuda:N with N from 0"]);
+}

@@ -1,0 +1,97 @@
+//! One process, a thread for each stage.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
+use zbelastic_kernels::Precision;
+use zbelastic_node::failure::{Failure, FailureCode};
+use zbelastic_node::train::cluster::{Job, train_on};
+use zbelastic_node::train::devices::Devices;
+use zbelastic_node::train::interrupt::Interrupt;
+use zbelastic_node::train::news::News;
+use zbelastic_schedule::ScheduleKind;
+use zbelastic_trainer::digest::StateDigest;
+
+use crate::device::{Emulated, Order};
+use crate::{emulated, serial, setup, toml};
+
+const STEPS: u64 = 3;
+
+/// Runs three stages on these devices in turn; `observe` is told of each step that is sealed.
+fn run(
+    toml: &str,
+    devices: &[Arc<Emulated>],
+    mut observe: impl FnMut(u64),
+) -> Result<StateDigest, Failure> {
+    let (setup, corpus) = setup(toml, ScheduleKind::ZbH1, 3);
+    let policy = GuardPolicy {
+        clip_norm: setup.clip_norm,
+        nonfinite: NonfinitePolicy::Skip,
+        replays_max: 1,
+        spike_deviations: None,
+    };
+    let interrupt = Interrupt::default();
+    let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
+    let named =
+        |(index, device): (usize, &Arc<Emulated>)| (format!("cuda:{index}"), device.clone());
+    let opened = devices.iter().enumerate().map(named).collect();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let devices = Devices { opened, scratch: Some(scratch.path().to_owned()) };
+    let outcome = train_on(&devices, &job, &mut |news| {
+        if let News::Step(record) = news {
+            observe(record.step.0);
+        }
+        ControlFlow::Continue(())
+    });
+    outcome.map(|outcome| outcome.digest)
+}
+
+#[test]
+fn three_stages_on_two_devices_end_with_the_bits_of_one() {
+    for precision in Precision::ALL {
+        let orders = [Order::Forwards, Order::Backwards];
+        let devices: Option<Vec<_>> =
+            orders.into_iter().map(|order| emulated(precision, order)).collect();
+        let Some(devices) = devices else { return };
+        let toml = toml(STEPS, precision);
+        let found = run(&toml, &devices, |_| {}).expect("nothing goes wrong");
+        assert_eq!(found, serial(&toml, &devices[0]), "{}", precision.name());
+    }
+}
+
+#[test]
+fn a_device_that_gives_up_ends_the_run_and_is_named() {
+    let healthy = emulated(Precision::F32, Order::Forwards);
+    let broken = emulated(Precision::F32, Order::Forwards);
+    let (Some(healthy), Some(broken)) = (healthy, broken) else { return };
+    let sealed = std::cell::Cell::new(0);
+    let failure = run(&toml(STEPS, Precision::F32), &[healthy, broken.clone()], |step| {
+        sealed.set(step + 1);
+        broken.give_up();
+    });
+    let failure = failure.expect_err("stage 1 has no device any more");
+    assert_eq!(failure.code, FailureCode::OutOfResource);
+    let text = failure.to_string();
+    for word in [
+        "stage 1 on cuda:1: ",
+        "ILLEGAL_ADDRESS",
+        "restart this process",
+        "sealed before: 1",
+        "--threads-only",
+    ] {
+        assert!(text.contains(word), "no {word} in: {text}");
+    }
+    assert_eq!(sealed.get(), 1, "what it left is not taken for a bad step");
+}
+
+#[test]
+fn a_device_without_room_says_what_helps() {
+    let Some(small) = Emulated::new(Precision::F32, Order::Forwards, 1 << 20) else { return };
+    let failure = run(&toml(STEPS, Precision::F32), &[small], |_| {}).expect_err("a megabyte");
+    assert_eq!(failure.code, FailureCode::OutOfResource);
+    let text = failure.to_string();
+    for word in ["are free", "train.microbatch", "memory.recompute", "memory.offload"] {
+        assert!(text.contains(word), "no {word} in: {text}");
+    }
+}
