@@ -7,6 +7,7 @@ mod beyond;
 mod compile;
 mod device;
 mod graphs;
+mod passes;
 mod times;
 
 use zbelastic_kernels::cuda::source::Precision;
