@@ -22,23 +22,6 @@ KERNEL finish_plain(const float *bias, row_t *y, u32 rows, u32 width) {
     store_four(to, v, here);
 }
 
-// y = skip + (y + bias)
-KERNEL finish_add(const float *bias, const row_t *skip, row_t *y, u32 rows, u32 width) {
-    const u32 pieces = (width + 3) / 4;
-    const u32 piece = u32(thread_index());
-    if (piece >= rows * pieces) return;
-    const u32 row = piece / pieces;
-    const u32 column = (piece - row * pieces) * 4;
-    const u32 here = within(column, width);
-    const u64 start = u64(row) * width + column;
-    Four v = load_four(y + start, here);
-    const Four s = load_four(skip + start, here);
-    Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    if (bias) b = load_four(bias + column, here);
-    for (u32 i = 0; i < 4; ++i) v.x[i] = s.x[i] + (v.x[i] + b.x[i]);
-    store_four(y + start, v, here);
-}
-
 // before = y + bias; y = gelu(before), of what `before` holds once it is rounded.
 KERNEL finish_gelu(const float *bias, row_t *before, row_t *y, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;

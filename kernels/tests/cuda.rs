@@ -3,16 +3,28 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "emulated/passes.rs"]
+mod passes;
+
+use std::sync::Arc;
+
 use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, LibraryError, OpenError};
+use zbelastic_kernels::cuda::{
+    CudaBackend, CudaDevice, GraphLimits, Graphs, LibraryError, OpenError,
+};
 
-/// Two backends, or none with a line that says why. A device that is there and does not open fails.
+/// Two backends, or none with a line that says why.
 fn devices(precision: Precision) -> Vec<CudaBackend> {
+    opened(precision).into_iter().map(CudaBackend::new).collect()
+}
+
+/// The first device twice. One that is there and does not open fails.
+fn opened(precision: Precision) -> Vec<Arc<CudaDevice>> {
     let cache = Cache::of_environment();
     let open = || CudaDevice::open(0, precision, &cache);
     match open().and_then(|first| Ok([first, open()?])) {
-        Ok(opened) => opened.into_iter().map(|opened| CudaBackend::new(opened.device)).collect(),
+        Ok(opened) => opened.into_iter().map(|opened| opened.device).collect(),
         Err(error @ (OpenError::Library(LibraryError::DriverMissing) | OpenError::NoDevice)) => {
             println!("skipped: {error}");
             Vec::new()
@@ -31,6 +43,23 @@ fn halves() -> Vec<CudaBackend> {
 
 zbelastic_kernels::conformance!(f32, floats);
 zbelastic_kernels::conformance!(bf16, halves);
+
+/// What is started as a graph does what its commands do, and the driver takes all of them.
+#[test]
+fn graphs_change_no_bit() {
+    for precision in Precision::ALL {
+        let Some(device) = opened(precision).pop() else { return };
+        let plain = CudaBackend::with_graphs(device.clone(), Graphs::Off);
+        let limits = GraphLimits { commands_min: 2, ..GraphLimits::PLAIN };
+        let graphs = CudaBackend::with_graphs(device, Graphs::On(limits));
+        for (slots, times) in [(1, 7), (3, 6)] {
+            let expected = passes::bits(&passes::run(&plain, slots, times));
+            assert_eq!(passes::bits(&passes::run(&graphs, slots, times)), expected);
+        }
+        let counts = graphs.graph_counts();
+        assert!(counts.replayed > counts.captured && counts.refused == 0, "{counts:?}");
+    }
+}
 
 /// What a person without a device is told.
 #[test]

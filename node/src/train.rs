@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use zbelastic_kernels::cuda::Graphs;
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::StageIndex;
@@ -159,7 +160,7 @@ fn train_in_threads(
             let precision = prepared.config.arithmetic.precision();
             let indices = prepared.machines.indices();
             let opened = Devices::open(&indices, prepared.worker_count, precision)?;
-            cluster::train_on(&Devices { opened, scratch }, job, observe)
+            cluster::train_on(&Devices { opened, scratch, graphs: Graphs::PLAIN }, job, observe)
         }
     }
 }

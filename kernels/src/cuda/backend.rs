@@ -17,7 +17,6 @@ use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::parcel::Rooms;
 use super::pinned::Staging;
 use super::recorder::{GraphCounts, Graphs, Recorder};
-use super::segments::Limits;
 use super::source::Precision;
 use super::stamps::{self, Stamps};
 use super::{
@@ -55,7 +54,7 @@ impl<D: Device> CudaBackend<D> {
     /// On this device. What it is told again and again becomes graphs.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
-        Self::with_graphs(device, Graphs::On(Limits::PLAIN))
+        Self::with_graphs(device, Graphs::PLAIN)
     }
 
     /// The same with or without graphs, which change no result.

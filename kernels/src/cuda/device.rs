@@ -37,7 +37,7 @@ pub enum ProductKind {
     },
 }
 
-/// A product of matrices in row-major order, summed in f32.
+/// A product of matrices in row-major order, summed in f32, and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Which.
@@ -54,6 +54,8 @@ pub struct Product {
     pub right: Address,
     /// Receives the product.
     pub result: Address,
+    /// What is added to a forward product before it is rounded, as long as the result and of its type.
+    pub addend: Option<Address>,
 }
 
 /// What may be a part of a graph.

@@ -85,6 +85,7 @@ pub(super) fn forward<D: Device>(
             left: at.features,
             right: matrix.form.rows(),
             result: at.logits,
+            addend: None,
         })?;
         let arguments = Arguments::new()
             .address(at.logits)
@@ -138,6 +139,7 @@ pub(super) fn backward<D: Device>(
             left: at.logits,
             right: matrix.form.rows(),
             result: at.features,
+            addend: None,
         })?;
     }
     Ok(())

@@ -15,7 +15,6 @@ pub enum Kernel {
     NormForward,
     NormBackward,
     FinishPlain,
-    FinishAdd,
     FinishGelu,
     GeluForward,
     GeluBackward,
@@ -50,14 +49,13 @@ pub enum Kernel {
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 36] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
         Self::NormForward,
         Self::NormBackward,
         Self::FinishPlain,
-        Self::FinishAdd,
         Self::FinishGelu,
         Self::GeluForward,
         Self::GeluBackward,
@@ -99,7 +97,6 @@ impl Kernel {
             Self::NormForward => ("norm_forward", File::Norm),
             Self::NormBackward => ("norm_backward", File::Norm),
             Self::FinishPlain => ("finish_plain", File::Elementwise),
-            Self::FinishAdd => ("finish_add", File::Elementwise),
             Self::FinishGelu => ("finish_gelu", File::Elementwise),
             Self::GeluForward => ("gelu_forward", File::Elementwise),
             Self::GeluBackward => ("gelu_backward", File::Elementwise),

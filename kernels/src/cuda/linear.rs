@@ -31,6 +31,13 @@ pub(super) fn forward<D: Device>(
         left: x.rows(),
         right: matrix.form.rows(),
         result: y.rows(),
+        addend: match epilogue {
+            ForwardEpilogue::Add { skip } => {
+                assert_eq!(skip.len(), y.len());
+                Some(skip.rows())
+            }
+            ForwardEpilogue::Plain | ForwardEpilogue::Gelu { .. } => None,
+        },
     })?;
     let finish = |kernel, arguments: Arguments| {
         let arguments = arguments.address(y.rows()).size(rows).size(outputs);
@@ -38,15 +45,13 @@ pub(super) fn forward<D: Device>(
     };
     let with_bias = Arguments::new().address_if(bias.map(floats));
     match epilogue {
-        ForwardEpilogue::Plain if bias.is_none() => Ok(()),
-        ForwardEpilogue::Plain => finish(Kernel::FinishPlain, with_bias),
+        ForwardEpilogue::Plain | ForwardEpilogue::Add { .. } if bias.is_none() => Ok(()),
+        ForwardEpilogue::Plain | ForwardEpilogue::Add { .. } => {
+            finish(Kernel::FinishPlain, with_bias)
+        }
         ForwardEpilogue::Gelu { before } => {
             assert_eq!(before.len(), y.len());
             finish(Kernel::FinishGelu, with_bias.address(before.rows()))
-        }
-        ForwardEpilogue::Add { skip } => {
-            assert_eq!(skip.len(), y.len());
-            finish(Kernel::FinishAdd, with_bias.address(skip.rows()))
         }
     }
 }
@@ -69,6 +74,7 @@ pub(super) fn backward_input<D: Device>(
         left: gradient.rows(),
         right: matrix.form.rows(),
         result,
+        addend: None,
     };
     match epilogue {
         BackwardEpilogue::Plain { gradient } => {
@@ -107,6 +113,7 @@ pub(super) fn backward_weights<D: Device>(
         left: gradient.rows(),
         right: x.rows(),
         result: to.buffer.floats(to.weight.start),
+        addend: None,
     })?;
     let Some(bias) = &to.bias else { return Ok(()) };
     assert_eq!(bias.len(), outputs);

@@ -43,19 +43,26 @@ struct Key {
     inputs: usize,
     /// The largest powers of two up to [`ALIGNMENT`] that divide the addresses.
     alignments: [u64; 3],
+    /// The same of what is added.
+    addend: Option<u64>,
 }
 
 impl Key {
     fn of(precision: Precision, product: &Product) -> Self {
-        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let alignments = [left, right, result].map(alignment);
-        Self { kind, precision, rows, outputs, inputs, alignments }
+        let addend = addend.map(alignment);
+        assert!(addend.is_none() || kind == ProductKind::Forward, "nothing is added to others");
+        Self { kind, precision, rows, outputs, inputs, alignments, addend }
     }
 
     fn text(&self) -> String {
-        let Self { kind, precision, rows, outputs, inputs, alignments: [left, right, result] } =
-            self;
-        format!("{kind:?} {precision:?} {rows} {outputs} {inputs} @{left} @{right} @{result}")
+        let Self { kind, precision, rows, outputs, inputs, alignments, addend } = self;
+        let [left, right, result] = alignments;
+        let added = addend.map_or_else(String::new, |addend| format!(" +@{addend}"));
+        format!(
+            "{kind:?} {precision:?} {rows} {outputs} {inputs} @{left} @{right} @{result}{added}"
+        )
     }
 }
 
@@ -241,10 +248,11 @@ fn preference(
     set(workspace, (&raw const bytes).cast(), size_of::<u64>())?;
     // The library's first factor is our right one.
     let [left, right, result] = key.alignments.map(|alignment| alignment as u32);
+    let addend = key.addend.map_or(result, |alignment| alignment as u32);
     let alignments = [
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right),
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left),
-        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, addend),
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result),
     ];
     for (attribute, alignment) in alignments {
@@ -368,7 +376,8 @@ impl Products {
     fn call(&self, plan: &Plan, product: &Product) -> Result<(), DeviceFault> {
         let one = 1.0f32;
         let is_added = product.kind == ProductKind::Weights { is_added: true };
-        let beta = f32::from(u8::from(is_added));
+        let beta = f32::from(u8::from(is_added || product.addend.is_some()));
+        let addend = product.addend.unwrap_or(product.result);
         let place = |address: Address| address.0 as *mut c_void;
         // SAFETY: live handles; the addresses are the caller's, of the lengths the layouts say.
         let status = unsafe {
@@ -381,7 +390,7 @@ impl Products {
                 place(product.left),
                 plan.second.raw,
                 (&raw const beta).cast(),
-                place(product.result),
+                place(addend),
                 plan.result.raw,
                 place(product.result),
                 plan.result.raw,
@@ -446,6 +455,7 @@ mod tests {
             left: Address(1 << 20),
             right: Address(3 << 7),
             result: Address(68),
+            addend: None,
         };
         Key::of(Precision::F32, &product)
     }
@@ -487,6 +497,8 @@ mod tests {
         let key = key(ProductKind::Forward);
         assert_eq!(key.alignments, [256, 128, 4]);
         assert_eq!(key.text(), "Forward F32 5 3 2 @256 @128 @4");
+        let with_addend = Key { addend: Some(16), ..key };
+        assert_eq!(with_addend.text(), "Forward F32 5 3 2 @256 @128 @4 +@16");
     }
 
     #[test]

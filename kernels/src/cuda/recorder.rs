@@ -22,6 +22,11 @@ pub enum Graphs {
     On(Limits),
 }
 
+impl Graphs {
+    /// As training has them.
+    pub const PLAIN: Self = Self::On(Limits::PLAIN);
+}
+
 /// How commands were told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphCounts {

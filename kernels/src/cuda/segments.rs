@@ -185,7 +185,7 @@ impl Command {
                 arguments.write_words(words);
             }
             Self::Multiply(product) => {
-                let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+                let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
                 let kind = match kind {
                     ProductKind::Forward => 0,
                     ProductKind::Input => 1,
@@ -195,6 +195,8 @@ impl Command {
                 words.extend([1, kind]);
                 words.extend([rows, outputs, inputs].map(|size| size as u64));
                 words.extend([left, right, result].map(|address| address.0));
+                // No memory begins at zero.
+                words.push(addend.map_or(0, |address| address.0));
             }
             Self::Copy { from, to, bytes } => words.extend([2, from.0, to.0, *bytes]),
         }
@@ -341,8 +343,11 @@ mod tests {
             for [a, b, c] in [[1, 2, 3], [2, 1, 3], [1, 3, 2]] {
                 let [left, right, result] = [a, b, c].map(|at| Address(at as u64));
                 for (rows, outputs, inputs) in [(1, 1, 1), (a, b, c)] {
-                    let product = Product { kind, rows, outputs, inputs, left, right, result };
-                    commands.push(Command::Multiply(product));
+                    for addend in [None, Some(left)] {
+                        let product =
+                            Product { kind, rows, outputs, inputs, left, right, result, addend };
+                        commands.push(Command::Multiply(product));
+                    }
                 }
             }
         }

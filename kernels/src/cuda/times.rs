@@ -358,6 +358,7 @@ impl<D: Timed> Table<'_, D> {
             left,
             right,
             result,
+            addend: None,
         };
         self.compare(&product(ProductKind::Forward, rows_x, form, rows_y))?;
         self.time(format!("{name} B"), work, |device| {

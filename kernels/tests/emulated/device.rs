@@ -307,13 +307,15 @@ impl Device for Emulated {
     }
 
     fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let at = |start| RowsAt { precision: self.precision, start };
         let (l, r, to) = (at(left), at(right), at(result));
         match kind {
             ProductKind::Forward => each(rows, outputs, |row, output| {
                 let term = |k| (l.get(row * inputs + k), r.get(output * inputs + k));
-                to.set(row * outputs + output, dot(inputs, term) as f32);
+                let place = row * outputs + output;
+                let added = addend.map_or(0.0, |addend| f64::from(at(addend).get(place)));
+                to.set(place, (dot(inputs, term) + added) as f32);
             }),
             ProductKind::Input => each(rows, inputs, |row, input| {
                 let term = |k| (l.get(row * outputs + k), r.get(k * inputs + input));

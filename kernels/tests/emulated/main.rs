@@ -8,6 +8,7 @@ mod compile;
 mod device;
 mod graphs;
 mod moves;
+mod passes;
 mod races;
 mod times;
 

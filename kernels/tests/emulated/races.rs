@@ -235,7 +235,7 @@ impl<D: Device> Device for Recorded<D> {
     }
 
     fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        let Product { kind, rows, outputs, inputs, left, right, result } = *product;
+        let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let row = self.precision().bytes();
         let [x, y, w] = [rows * inputs, rows * outputs, outputs * inputs];
         let [left_len, right_len, result_len] = match kind {
@@ -243,7 +243,8 @@ impl<D: Device> Device for Recorded<D> {
             ProductKind::Input => [y * row, w * row, x * row],
             ProductKind::Weights { .. } => [y * row, x * row, w * 4],
         };
-        let reads = vec![bytes(left, left_len as u64), bytes(right, right_len as u64)];
+        let mut reads = vec![bytes(left, left_len as u64), bytes(right, right_len as u64)];
+        reads.extend(addend.map(|addend| bytes(addend, result_len as u64)));
         self.work(Stream::Compute, "multiply", reads, vec![bytes(result, result_len as u64)]);
         self.inner.multiply(product)
     }

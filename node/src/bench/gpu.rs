@@ -167,8 +167,8 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         tell.line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
     }
     tell.line(&format!(
-        "\n{:<10} {:>5} {:>7} {:<9} {:>9} {:>10} {:>6} {:>7}",
-        "model", "len", "workers", "schedule", "step ms", "tokens/s", "mfu", "bubble"
+        "\n{:<10} {:>5} {:>7} {:<9} {:<6} {:>9} {:>10} {:>6} {:>7}",
+        "model", "len", "workers", "schedule", "graphs", "step ms", "tokens/s", "mfu", "bubble"
     ))?;
     let step_count = if args.quick { QUICK_STEPS } else { STEPS };
     let mut rows = Vec::new();
@@ -226,8 +226,9 @@ fn line_of_operation(operation: &Operation) -> String {
 }
 
 fn line_of(row: &models::Row) -> String {
-    let models::Row { model, sequence_len, workers, schedule, outcome } = row;
-    let beginning = format!("{model:<10} {sequence_len:>5} {workers:>7} {schedule:<9}");
+    let models::Row { model, sequence_len, workers, schedule, has_graphs, outcome } = row;
+    let graphs = if *has_graphs { "on" } else { "off" };
+    let beginning = format!("{model:<10} {sequence_len:>5} {workers:>7} {schedule:<9} {graphs:<6}");
     match outcome {
         Ok(models::Figures { step_ms, tokens_per_s, mfu, bubble, .. }) => {
             let (mfu, bubble) = (100.0 * mfu, 100.0 * bubble);
@@ -268,7 +269,7 @@ mod tests {
 
     fn row(workers: u32, outcome: Result<models::Figures, String>) -> models::Row {
         let (model, schedule) = ("gpt2-124m", "zb-h1");
-        models::Row { model, sequence_len: 1024, workers, schedule, outcome }
+        models::Row { model, sequence_len: 1024, workers, schedule, has_graphs: false, outcome }
     }
 
     const FIGURES: models::Figures = models::Figures {
@@ -282,8 +283,11 @@ mod tests {
     #[test]
     fn tables_have_a_line_for_what_did_not_fit() {
         let line = line_of(&row(4, Ok(FIGURES)));
-        assert_eq!(line, "gpt2-124m   1024       4 zb-h1          12.3      56789  40.0%    5.0%");
-        assert!(line_of(&row(4, Err("no room".to_owned()))).ends_with("zb-h1     no room"));
+        assert_eq!(
+            line,
+            "gpt2-124m   1024       4 zb-h1     off         12.3      56789  40.0%    5.0%"
+        );
+        assert!(line_of(&row(4, Err("no room".to_owned()))).ends_with("zb-h1     off    no room"));
     }
 
     #[test]

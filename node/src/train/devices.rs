@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zbelastic_kernels::AllocateError;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::device::Device;
-use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, Graphs};
 use zbelastic_trainer::stage::{Bench, StageSetup};
 use zbelastic_types::{LayerId, StageIndex};
 
@@ -21,6 +21,8 @@ pub struct Devices<D: Device> {
     pub opened: Vec<(String, Arc<D>)>,
     /// The folder for what leaves memory; none if it goes to the host's memory.
     pub scratch: Option<PathBuf>,
+    /// Whether they make graphs of what they are told again and again.
+    pub graphs: Graphs,
 }
 
 impl Devices<CudaDevice> {
@@ -53,7 +55,7 @@ impl<D: Device + Send + Sync> Outfit for Devices<D> {
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
         let (_, device) = self.of(stage);
-        let backend = CudaBackend::new(device.clone());
+        let backend = CudaBackend::with_graphs(device.clone(), self.graphs);
         stored_bench(setup, stage, backend, self.scratch.as_deref())
     }
 

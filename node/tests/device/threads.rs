@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
 use zbelastic_kernels::Precision;
+use zbelastic_kernels::cuda::Graphs;
 use zbelastic_node::failure::{Failure, FailureCode};
 use zbelastic_node::train::cluster::{Job, train_on};
 use zbelastic_node::train::devices::Devices;
@@ -37,7 +38,8 @@ fn run(
         |(index, device): (usize, &Arc<Emulated>)| (format!("cuda:{index}"), device.clone());
     let opened = devices.iter().enumerate().map(named).collect();
     let scratch = tempfile::tempdir().expect("a folder");
-    let devices = Devices { opened, scratch: Some(scratch.path().to_owned()) };
+    let devices =
+        Devices { opened, scratch: Some(scratch.path().to_owned()), graphs: Graphs::PLAIN };
     let outcome = train_on(&devices, &job, &mut |news| {
         if let News::Step(record) = news {
             observe(record.step.0);

@@ -109,8 +109,8 @@ fn best(rows: &[Row], is_it: impl Fn(&Row) -> bool, of: fn(&Figures) -> f64) -> 
 fn four_over_one(rows: &[Row]) -> Option<f64> {
     let alone = |four: &Row| {
         let of = |row: &&Row| {
-            (row.workers, row.model, row.sequence_len, row.schedule)
-                == (1, four.model, four.sequence_len, four.schedule)
+            (row.workers, row.model, row.sequence_len, row.schedule, row.has_graphs)
+                == (1, four.model, four.sequence_len, four.schedule, four.has_graphs)
         };
         rows.iter().find(of)?.outcome.as_ref().ok()
     };
@@ -149,7 +149,14 @@ mod tests {
 
     fn row(model: &'static str, workers: u32, tokens_per_s: f64, mfu: f64) -> Row {
         let figures = Figures { step_ms: 100.0, tokens_per_s, mfu, bubble: 0.0, loss: 3.0 };
-        Row { model, sequence_len: 4096, workers, schedule: "zb-h1", outcome: Ok(figures) }
+        Row {
+            model,
+            sequence_len: 4096,
+            workers,
+            schedule: "zb-h1",
+            has_graphs: true,
+            outcome: Ok(figures),
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use zbelastic_kernels::cuda::Graphs;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_schedule::ScheduleKind;
 
@@ -35,6 +36,8 @@ pub struct Run {
     pub workers: u32,
     /// Their schedule.
     pub kind: ScheduleKind,
+    /// Whether passes are started as graphs.
+    pub graphs: Graphs,
 }
 
 /// What came of a run.
@@ -48,6 +51,8 @@ pub struct Row {
     pub workers: u32,
     /// Their schedule; under `po-half` half of the activations leave between F and B.
     pub schedule: &'static str,
+    /// Whether passes were started as graphs.
+    pub has_graphs: bool,
     /// Figures, or why there are none.
     pub outcome: Result<Figures, String>,
 }
@@ -97,15 +102,17 @@ const LLAMA: Model = Model {
     ],
 };
 
-/// Workers and schedules that are compared: one worker and four, backward passes whole and split, and with
-/// and without activations that leave.
-const PIPELINES: [(u32, ScheduleKind); 6] = [
-    (1, ScheduleKind::OneFOneB),
-    (1, ScheduleKind::ZbH1),
-    (4, ScheduleKind::OneFOneB),
-    (4, ScheduleKind::ZbH1),
-    (4, ScheduleKind::Po),
-    (4, ScheduleKind::PoHalf),
+/// Workers and schedules that are compared: one worker and four, backward passes whole and split, with and
+/// without activations that leave, and with and without graphs.
+const PIPELINES: [(u32, ScheduleKind, Graphs); 8] = [
+    (1, ScheduleKind::OneFOneB, Graphs::PLAIN),
+    (1, ScheduleKind::ZbH1, Graphs::PLAIN),
+    (1, ScheduleKind::ZbH1, Graphs::Off),
+    (4, ScheduleKind::OneFOneB, Graphs::PLAIN),
+    (4, ScheduleKind::ZbH1, Graphs::PLAIN),
+    (4, ScheduleKind::ZbH1, Graphs::Off),
+    (4, ScheduleKind::Po, Graphs::PLAIN),
+    (4, ScheduleKind::PoHalf, Graphs::PLAIN),
 ];
 
 /// Tokens of a microbatch, and microbatches of a step.
@@ -120,13 +127,14 @@ pub fn runs(is_quick: bool) -> Vec<Run> {
     for (model, sequence_len) in
         models.iter().flat_map(|model| lens.iter().map(move |len| (*model, *len)))
     {
-        runs.extend(PIPELINES.map(|(workers, kind)| Run {
+        runs.extend(PIPELINES.map(|(workers, kind, graphs)| Run {
             model,
             sequence_len,
             sequences: MICROBATCH_TOKENS / sequence_len,
             microbatch_count: MICROBATCHES,
             workers,
             kind,
+            graphs,
         }));
     }
     runs
@@ -159,7 +167,7 @@ impl Run {
         (step_count, flop_per_s): (u64, f64),
     ) -> Row {
         let opened = devices.into_iter().map(|device| ("the device".to_owned(), device)).collect();
-        let devices = Devices { opened, scratch: None };
+        let devices = Devices { opened, scratch: None, graphs: self.graphs };
         let round = round_on(&devices, case, self.kind, self.workers, step_count);
         let figures = |round: PipelineRound| {
             let seconds = round.step.as_secs_f64();
@@ -176,8 +184,9 @@ impl Run {
             Ok(round) => Err(format!("the device failed: the loss is {}", round.loss)),
             Err(failure) => Err(failure.what),
         };
-        let Self { model, sequence_len, workers, kind, .. } = *self;
-        Row { model: model.name, sequence_len, workers, schedule: kind.name(), outcome }
+        let Self { model, sequence_len, workers, kind, graphs, .. } = *self;
+        let (model, schedule, has_graphs) = (model.name, kind.name(), graphs != Graphs::Off);
+        Row { model, sequence_len, workers, schedule, has_graphs, outcome }
     }
 }
 
