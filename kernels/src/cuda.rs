@@ -28,6 +28,7 @@ pub mod kernel;
 pub mod library;
 mod linear;
 mod listing;
+mod losses;
 mod memory;
 mod norm;
 mod optimizer;

@@ -22,4 +22,4 @@ pub use backend::{
     NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
-pub use parcel::{Held, Parcel};
+pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};

@@ -13,6 +13,7 @@ use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
+use super::losses::Losses;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::parcel::Rooms;
 use super::pinned::Staging;
@@ -20,8 +21,8 @@ use super::source::Precision;
 use super::{activation, attention, away, embed, head, linear, norm, optimizer, parcel, transfer};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Parcel, Rows, SquareSum, Turn, View, ViewMut,
+    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, Loss, MatrixPart, MatrixShape,
+    Norm, NormGradient, Parcel, Rows, SquareSum, Turn, View, ViewMut,
 };
 
 /// A device with its memory.
@@ -31,7 +32,9 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     scratch: Scratch<D>,
     fault: RefCell<Option<DeviceFault>>,
     staging: Staging<D>,
-    rooms: Rooms<D>,
+    /// For what goes to others, and for what comes.
+    rooms: [Rooms<D>; 2],
+    losses: Losses<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
     settled: Cell<u64>,
@@ -48,9 +51,10 @@ impl<D: Device> CudaBackend<D> {
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
         let (arena, scratch) = (Arena::new(), Scratch::new());
-        let (fault, staging, rooms) = (RefCell::new(None), Staging::new(), Rooms::new());
+        let (fault, staging, losses) = (RefCell::new(None), Staging::new(), Losses::new());
+        let rooms = [Rooms::new(), Rooms::new()];
         let (copies, settled) = (Cell::new(0), Cell::new(0));
-        Self { device, arena, scratch, fault, staging, rooms, copies, settled }
+        Self { device, arena, scratch, fault, staging, rooms, losses, copies, settled }
     }
 
     /// What went wrong first, if anything did.
@@ -76,6 +80,10 @@ impl<D: Device> CudaBackend<D> {
     /// Copies from the host, which may reuse its memory at once.
     pub(super) fn write(&self, bytes: &[u8], to: Address) -> Result<(), DeviceFault> {
         self.staging.write(&self.device, bytes, to)
+    }
+
+    pub(super) fn losses(&self) -> &Losses<D> {
+        &self.losses
     }
 
     /// The number of a copy beside the work, counted from 1.
@@ -198,14 +206,20 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 
     fn pack(&self, from: View<'_, CudaBuffer<D>>) -> Parcel {
-        let packed = self.ask(None, || parcel::pack(self, &self.rooms, &from));
-        packed.unwrap_or_else(|| Parcel::Floats(self.download(from)))
+        let packed = self.ask(None, || parcel::pack(self, &self.rooms[0], &from));
+        packed.unwrap_or_else(|| self.download(from).into())
     }
 
     fn unpack(&self, parcel: Parcel, to: ViewMut<'_, CudaBuffer<D>>) {
         if let Some(parcel) = self.ask(None, || parcel::unpack(self, parcel, &to)) {
             self.upload(&parcel.into_floats(), to);
         }
+    }
+
+    fn receive(&self, parcel: Parcel) -> Parcel {
+        let Parcel::Here(numbers) = parcel else { return parcel };
+        let nothing = Parcel::from(Vec::new());
+        self.ask(nothing, || parcel::receive(self, &self.rooms[1], numbers))
     }
 
     fn row_bytes(&self) -> u64 {
@@ -430,6 +444,18 @@ impl<D: Device> Backend for CudaBackend<D> {
         log_sums: &mut CudaBuffer<D>,
     ) -> f64 {
         self.ask(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
+    }
+
+    fn head_forward_later(
+        &self,
+        x: &CudaBuffer<D>,
+        matrix: &CudaMatrix<D>,
+        targets: &[u32],
+        logits: &mut CudaBuffer<D>,
+        log_sums: &mut CudaBuffer<D>,
+    ) -> Loss {
+        let lost = Loss::Known(f64::NAN);
+        self.ask(lost, || head::forward_later(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(

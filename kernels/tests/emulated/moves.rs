@@ -51,6 +51,10 @@ fn a_parcel_is_what_was_packed_wherever_it_is_opened() {
         assert_eq!(bits(taken(&one, parcel.clone())), expected, "on the spot");
         assert_eq!(bits(taken(&cpu, parcel.clone())), expected);
         assert_eq!(bits(parcel.into_floats()), expected);
+        let arrived = one.receive(Parcel::from(FLOATS[1..4].to_vec()));
+        assert!(arrived.is_held(), "it is brought beside the work");
+        assert_eq!(bits(taken(&one, arrived.clone())), expected);
+        assert_eq!(bits(arrived.into_floats()), expected);
         let of_cpu = cpu.pack(View::new(&rows(&cpu, &FLOATS), 1..4));
         assert_eq!(bits(taken(&one, of_cpu)), expected);
         assert_eq!(first_race(&log.calls(), |_| false), None);

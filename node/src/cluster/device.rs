@@ -30,8 +30,9 @@ use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
+use super::courier::Courier;
 use super::document::NamedJob;
-use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
+use super::frames::{Assembly, FramePiece, LayerOffer};
 use super::wire::LayerMessage;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::second_store::FileStore;
@@ -196,8 +197,8 @@ impl DeviceHandle {
         let gauge = Arc::new(Gauge::default());
         let device = Device {
             inbox: orders,
+            courier: Courier::new(frames, outbox.clone()),
             outbox,
-            frames,
             gauge: gauge.clone(),
             host: None,
             assembly: Assembly::default(),
@@ -234,7 +235,7 @@ type WorkerHost = Host<BackendModel<MakeDevice>, Arc<Corpus>>;
 struct Device {
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
-    frames: FrameSender,
+    courier: Courier,
     gauge: Arc<Gauge>,
     host: Option<WorkerHost>,
     /// Frames of which some pieces are here.
@@ -247,7 +248,7 @@ struct Device {
 }
 
 /// Nobody listens any more.
-struct Over;
+pub(super) struct Over;
 
 impl Device {
     fn run(mut self) {
@@ -381,16 +382,7 @@ impl Device {
                 }
                 self.say(DeviceOutput::News(news))
             }
-            HostOutput::Peer { to, frame } => match outgoing(frame) {
-                Ok(Outgoing::Frames(frames)) => {
-                    // Whoever cannot be reached is lost, or will be; its plan ends with it.
-                    frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
-                    Ok(())
-                }
-                Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),
-                Ok(Outgoing::Layer(offer)) => self.say(DeviceOutput::Offer { to, offer }),
-                Err(error) => self.say(DeviceOutput::Failed(error.into())),
-            },
+            HostOutput::Peer { to, frame } => self.courier.send(to, frame),
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })
             }
