@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Parcel};
+use zbelastic_kernels::{AllocateError, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
@@ -169,7 +169,7 @@ impl Workbench for DigestBench {
         self.accumulated.values_mut().for_each(|count| *count = 0);
     }
 
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let Pass { chunk, microbatch, slice } = pass;
         let tokens = || passes::slice(tokens(batch), slice);
         let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
@@ -178,13 +178,13 @@ impl Workbench for DigestBench {
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
-            return Some(passes::loss(x, target).0);
+            return Some(passes::loss(x, target).0.into());
         }
         self.result = Some((Flow::Forward, pass, x));
         None
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         if pass.slice.0 + 1 == self.slice_count {
             let Pass { chunk, microbatch, .. } = pass;

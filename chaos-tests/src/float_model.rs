@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend, Parcel};
+use zbelastic_kernels::{AllocateError, CpuBackend, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Batch, Corpus};
 use zbelastic_trainer::elastic::{
@@ -98,11 +98,11 @@ impl Workbench for FloatBench {
         self.bench.drop_passes();
     }
 
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         self.bench.forward(pass, batch, input)
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         self.bench.forward_only(pass, batch, input)
     }
 

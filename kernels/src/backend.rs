@@ -23,7 +23,7 @@ pub use self::update::{
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
-pub use crate::parcel::Parcel;
+pub use crate::parcel::{Loss, Parcel};
 pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
 use crate::sizes::ByteCounts;
 
@@ -178,13 +178,19 @@ pub trait Backend: ByteCounts {
     /// A copy for another backend, which may be on another thread. A device does not wait for
     /// anything to make it.
     fn pack(&self, from: View<'_, Self::Buffer>) -> Parcel {
-        Parcel::Floats(self.download(from))
+        self.download(from).into()
     }
 
     /// Copies out of a parcel; lengths are equal. A device that can take it from another does not
     /// wait for anything either.
     fn unpack(&self, parcel: Parcel, to: ViewMut<'_, Self::Buffer>) {
         self.upload(&parcel.into_floats(), to);
+    }
+
+    /// Begins to bring a parcel of activations that came from another process to the device, beside
+    /// whatever that does.
+    fn receive(&self, parcel: Parcel) -> Parcel {
+        parcel
     }
 
     /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
@@ -390,6 +396,18 @@ pub trait Backend: ByteCounts {
         logits: &mut Self::Buffer,
         log_sums: &mut Self::Buffer,
     ) -> f64;
+
+    /// The same, with a loss that the device may leave to be waited for when somebody reads it.
+    fn head_forward_later(
+        &self,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        targets: &[u32],
+        logits: &mut Self::Buffer,
+        log_sums: &mut Self::Buffer,
+    ) -> Loss {
+        self.head_forward(x, matrix, targets, logits, log_sums).into()
+    }
 
     /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
     /// gradient of `x`.

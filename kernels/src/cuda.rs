@@ -30,6 +30,7 @@ pub mod library;
 pub mod limits;
 mod linear;
 mod listing;
+mod losses;
 mod memory;
 mod norm;
 mod optimizer;

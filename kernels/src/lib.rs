@@ -27,6 +27,6 @@ pub use backend::{
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;
-pub use parcel::{Held, Parcel};
+pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
 pub use precision::Precision;
 pub use sizes::{ByteCounts, DeviceSizes};

@@ -8,20 +8,57 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+/// Numbers on the host, in the type that they are computed with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Numbers {
+    /// 32-bit floats.
+    Floats(Vec<f32>),
+    /// The upper halves of 32-bit floats: bfloat16.
+    Halves(Vec<u16>),
+}
+
+impl Numbers {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Floats(floats) => floats.len(),
+            Self::Halves(halves) => halves.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same as floats, exactly.
+    #[must_use]
+    pub fn into_floats(self) -> Vec<f32> {
+        match self {
+            Self::Floats(floats) => floats,
+            Self::Halves(halves) => {
+                halves.into_iter().map(|half| f32::from_bits(u32::from(half) << 16)).collect()
+            }
+        }
+    }
+}
+
 /// A tensor that a device holds for whoever takes it.
 pub trait Held: Any + Send + Sync {
     /// How many numbers.
     fn count(&self) -> usize;
 
     /// The numbers, which are waited for. NaN if the device has failed.
-    fn floats(&self) -> Vec<f32>;
+    fn numbers(&self) -> Numbers;
 }
 
 /// A tensor on its way.
 #[derive(Clone)]
 pub enum Parcel {
     /// On the host.
-    Floats(Vec<f32>),
+    Here(Numbers),
     /// On a device.
     Held(Arc<dyn Held>),
 }
@@ -31,7 +68,7 @@ impl Parcel {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::Floats(floats) => floats.len(),
+            Self::Here(numbers) => numbers.len(),
             Self::Held(held) => held.count(),
         }
     }
@@ -42,28 +79,78 @@ impl Parcel {
         self.len() == 0
     }
 
+    /// Whether a device holds it, so that its numbers have to be waited for.
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+
     /// The numbers. Those that a device holds are waited for.
     #[must_use]
-    pub fn into_floats(self) -> Vec<f32> {
+    pub fn into_numbers(self) -> Numbers {
         match self {
-            Self::Floats(floats) => floats,
-            Self::Held(held) => held.floats(),
+            Self::Here(numbers) => numbers,
+            Self::Held(held) => held.numbers(),
         }
+    }
+
+    /// The numbers as floats.
+    #[must_use]
+    pub fn into_floats(self) -> Vec<f32> {
+        self.into_numbers().into_floats()
     }
 }
 
 impl From<Vec<f32>> for Parcel {
     fn from(floats: Vec<f32>) -> Self {
-        Self::Floats(floats)
+        Self::Here(Numbers::Floats(floats))
     }
 }
 
 impl fmt::Debug for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self {
-            Self::Floats(_) => "on the host",
-            Self::Held(_) => "on a device",
-        };
+        let place = if self.is_held() { "on a device" } else { "on the host" };
         write!(f, "{} numbers {place}", self.len())
+    }
+}
+
+/// A loss that a device may still be computing.
+pub trait HeldLoss: Send + Sync {
+    /// The loss, which is waited for. NaN if the device has failed.
+    fn wait(&self) -> f64;
+}
+
+/// The sum of a pass's cross-entropies, in nats.
+#[derive(Clone)]
+pub enum Loss {
+    /// As it is.
+    Known(f64),
+    /// On a device.
+    Held(Arc<dyn HeldLoss>),
+}
+
+impl Loss {
+    /// The loss. One that a device still computes is waited for.
+    #[must_use]
+    pub fn wait(&self) -> f64 {
+        match self {
+            Self::Known(loss) => *loss,
+            Self::Held(held) => held.wait(),
+        }
+    }
+}
+
+impl From<f64> for Loss {
+    fn from(loss: f64) -> Self {
+        Self::Known(loss)
+    }
+}
+
+impl fmt::Debug for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(loss) => write!(f, "{loss}"),
+            Self::Held(_) => write!(f, "on a device"),
+        }
     }
 }

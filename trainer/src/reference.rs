@@ -211,7 +211,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             let SliceBench { stash, logits, angles, .. } = &mut own[0];
             let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
-            losses.push(loss.expect("the whole model has a loss"));
+            losses.push(loss.expect("the whole model has a loss").wait());
         }
         losses
     }

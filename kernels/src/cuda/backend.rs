@@ -13,6 +13,7 @@ use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
+use super::losses::Losses;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::parcel::Rooms;
 use super::pinned::Staging;
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, Loss, MatrixPart,
     MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
@@ -38,7 +39,9 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     fault: Arc<OnceLock<DeviceFault>>,
     stamps: Stamps,
     staging: Staging<D>,
-    rooms: Rooms<D>,
+    /// For what goes to others, and for what comes.
+    rooms: [Rooms<D>; 2],
+    losses: Losses<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
     settled: Cell<u64>,
@@ -82,7 +85,8 @@ impl<D: Device> CudaBackend<D> {
             fault,
             stamps: Stamps::default(),
             staging: Staging::new(),
-            rooms: Rooms::new(),
+            rooms: [Rooms::new(), Rooms::new()],
+            losses: Losses::new(),
             copies: Cell::new(0),
             settled: Cell::new(0),
         }
@@ -111,6 +115,10 @@ impl<D: Device> CudaBackend<D> {
     /// Copies from the host, which may reuse its memory at once.
     pub(super) fn write(&self, bytes: &[u8], to: Address) -> Result<(), DeviceFault> {
         self.staging.write(&self.device, bytes, to)
+    }
+
+    pub(super) fn losses(&self) -> &Losses<D> {
+        &self.losses
     }
 
     /// The number of a copy beside the work, counted from 1.
@@ -286,14 +294,20 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 
     fn pack(&self, from: View<'_, CudaBuffer<D>>) -> Parcel {
-        let packed = self.ask(None, || parcel::pack(self, &self.rooms, &from));
-        packed.unwrap_or_else(|| Parcel::Floats(self.download(from)))
+        let packed = self.ask(None, || parcel::pack(self, &self.rooms[0], &from));
+        packed.unwrap_or_else(|| self.download(from).into())
     }
 
     fn unpack(&self, parcel: Parcel, to: ViewMut<'_, CudaBuffer<D>>) {
         if let Some(parcel) = self.ask(None, || parcel::unpack(self, parcel, &to)) {
             self.upload(&parcel.into_floats(), to);
         }
+    }
+
+    fn receive(&self, parcel: Parcel) -> Parcel {
+        let Parcel::Here(numbers) = parcel else { return parcel };
+        let nothing = Parcel::from(Vec::new());
+        self.ask(nothing, || parcel::receive(self, &self.rooms[1], numbers))
     }
 
     fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
@@ -502,6 +516,18 @@ impl<D: Device> Backend for CudaBackend<D> {
         log_sums: &mut CudaBuffer<D>,
     ) -> f64 {
         self.ask(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
+    }
+
+    fn head_forward_later(
+        &self,
+        x: &CudaBuffer<D>,
+        matrix: &CudaMatrix<D>,
+        targets: &[u32],
+        logits: &mut CudaBuffer<D>,
+        log_sums: &mut CudaBuffer<D>,
+    ) -> Loss {
+        let lost = Loss::Known(f64::NAN);
+        self.ask(lost, || head::forward_later(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(

@@ -6,7 +6,9 @@ use super::device::{Address, Device, Product, ProductKind};
 use super::embed::list;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
+use super::losses::{hold, sum};
 use super::memory::{CudaBuffer, Slot};
+use crate::parcel::Loss;
 
 /// HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;
@@ -57,14 +59,15 @@ fn check<D: Device>(
     assert!(targets.iter().all(|target| (*target as usize) < matrix.shape.outputs));
 }
 
-pub(super) fn forward<D: Device>(
+/// Logits and logarithms of sums; where the losses of the rows are.
+fn losses<D: Device>(
     device: &CudaBackend<D>,
     x: &CudaBuffer<D>,
     matrix: &CudaMatrix<D>,
     targets: &[u32],
     logits: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
-) -> Result<f64, DeviceFault> {
+) -> Result<Address, DeviceFault> {
     check(matrix, targets, logits, x, log_sums);
     let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
     let size = device.precision().bytes();
@@ -96,10 +99,33 @@ pub(super) fn forward<D: Device>(
         let grid = [rows.len(), 1];
         device.launch(&Launch::blocks(Kernel::HeadForward, grid, THREADS, arguments))?;
     }
-    let mut bytes = vec![0u8; targets.len() * 8];
-    device.device().read(losses, &mut bytes)?;
-    let (losses, _) = bytes.as_chunks::<8>();
-    Ok(losses.iter().map(|loss| f64::from_le_bytes(*loss)).sum())
+    Ok(losses)
+}
+
+pub(super) fn forward<D: Device>(
+    device: &CudaBackend<D>,
+    x: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    targets: &[u32],
+    logits: &mut CudaBuffer<D>,
+    log_sums: &mut CudaBuffer<D>,
+) -> Result<f64, DeviceFault> {
+    let rows = losses(device, x, matrix, targets, logits, log_sums)?;
+    let mut bytes = vec![0; targets.len() * 8];
+    device.device().read(rows, &mut bytes)?;
+    Ok(sum(&bytes))
+}
+
+pub(super) fn forward_later<D: Device>(
+    device: &CudaBackend<D>,
+    x: &CudaBuffer<D>,
+    matrix: &CudaMatrix<D>,
+    targets: &[u32],
+    logits: &mut CudaBuffer<D>,
+    log_sums: &mut CudaBuffer<D>,
+) -> Result<Loss, DeviceFault> {
+    let rows = losses(device, x, matrix, targets, logits, log_sums)?;
+    hold(device, device.losses(), (rows, targets.len()))
 }
 
 pub(super) fn backward<D: Device>(

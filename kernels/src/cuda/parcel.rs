@@ -21,21 +21,44 @@ use super::error::DeviceFault;
 use super::memory::{CudaBuffer, Element};
 use super::pinned::Pinned;
 use super::recorder::Recorder;
-use super::transfer::floats_of;
+use super::transfer::{bytes_of, numbers_of};
 use crate::backend::{View, ViewMut};
-use crate::parcel::{Held, Parcel};
+use crate::parcel::{Held, Numbers, Parcel};
 
-/// Rooms of a backend. A tensor that finds none free goes by way of the host: then its neighbours
+/// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes by way of the host: then its neighbours
 /// have left twice as many unread as any schedule leaves whose microbatches fit into memory.
 pub const ROOMS_MAX: usize = 64;
 
 /// Memory for one boundary tensor.
 struct Room<D: Device> {
+    device: Arc<Recorder<D>>,
     buffer: CudaBuffer<D>,
-    /// Its twin on the host, if it was ever asked for numbers.
+    /// Its twin on the host, if it was ever asked for numbers or filled with some.
     host: Option<Pinned<D>>,
     /// From when on it has been read.
     read: Vec<D::Fence>,
+    /// From when on its twin has.
+    host_read: Option<D::Fence>,
+}
+
+impl<D: Device> Room<D> {
+    /// Where its twin lies.
+    fn twin(&mut self, bytes: u64) -> Result<Address, DeviceFault> {
+        let host = match &mut self.host {
+            Some(host) => host,
+            none @ None => none.insert(Pinned::new(&self.device, bytes)?),
+        };
+        Ok(host.at(0, bytes))
+    }
+}
+
+impl<D: Device> Drop for Room<D> {
+    fn drop(&mut self) {
+        // Another device may still read it, which the driver does not wait for when it takes it back.
+        for read in &self.read {
+            let _given_up = self.device.reach(read);
+        }
+    }
 }
 
 /// The rooms of a backend.
@@ -65,7 +88,10 @@ impl<D: Device> Rooms<D> {
         }
         let buffer = backend.buffer(element, len).ok()?;
         self.made.set(self.made.get() + 1);
-        Some(Room { buffer, host: None, read: Vec::new() })
+        // Its zeros come first, whichever stream fills it.
+        let read = Vec::from_iter(backend.device().fence(Stream::Compute));
+        let device = backend.shared_device().clone();
+        Some(Room { device, buffer, host: None, read, host_read: None })
     }
 }
 
@@ -98,11 +124,7 @@ impl<D: Device> Boundary<D> {
         let count = self.bytes();
         let mut bytes = vec![0; count as usize];
         self.with_room(|room| {
-            let host = match &mut room.host {
-                Some(host) => host,
-                none @ None => none.insert(Pinned::new(&self.device, count)?),
-            };
-            let at = host.at(0, count);
+            let at = room.twin(count)?;
             self.device.follow(Stream::Out, &self.filled)?;
             self.device.copy_out(Stream::Out, room.buffer.at(0), at, count)?;
             self.device.reach(&self.device.fence(Stream::Out)?)?;
@@ -117,11 +139,11 @@ impl<D: Device> Held for Boundary<D> {
         self.len
     }
 
-    fn floats(&self) -> Vec<f32> {
+    fn numbers(&self) -> Numbers {
         match self.fetch() {
-            Ok(bytes) => floats_of(&bytes, self.element, self.device.precision()),
+            Ok(bytes) => numbers_of(&bytes, self.element, self.device.precision()),
             // Its backend finds the fault as well, and ends the process.
-            Err(_) => vec![f32::NAN; self.len],
+            Err(_) => Numbers::Floats(vec![f32::NAN; self.len]),
         }
     }
 }
@@ -129,14 +151,9 @@ impl<D: Device> Held for Boundary<D> {
 impl<D: Device> Drop for Boundary<D> {
     fn drop(&mut self) {
         let room = self.room.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(room) = room else { return };
-        // Where its backend is gone nobody waits for readers but who gives the memory back.
-        if let Err(lost) = self.home.try_send(room) {
-            let (std::sync::mpsc::TrySendError::Full(room)
-            | std::sync::mpsc::TrySendError::Disconnected(room)) = lost;
-            for read in &room.read {
-                let _given_up = self.device.reach(read);
-            }
+        if let Some(room) = room {
+            // Where its backend is gone the room goes too.
+            let _gone = self.home.try_send(room);
         }
     }
 }
@@ -187,4 +204,31 @@ pub(super) fn unpack<D: Device>(
         Ok(())
     })?;
     Ok(None)
+}
+
+/// Brings numbers into a room beside the work; gives them back if there is none.
+pub(super) fn receive<D: Device>(
+    backend: &CudaBackend<D>,
+    rooms: &Rooms<D>,
+    numbers: Numbers,
+) -> Result<Parcel, DeviceFault> {
+    let (element, len) = (Element::Row, numbers.len());
+    let found = if len > 0 { rooms.take(backend, element, len) } else { None };
+    let Some(mut room) = found else { return Ok(Parcel::Here(numbers)) };
+    let device = backend.shared_device();
+    let bytes = bytes_of(numbers, element, device.precision());
+    let at = room.twin(bytes.len() as u64)?;
+    // Passed long ago, unless neighbours are a whole pool of rooms ahead.
+    if let Some(read) = room.host_read.take() {
+        device.reach(&read)?;
+    }
+    device.write_host(&bytes, at);
+    for read in room.read.drain(..) {
+        device.follow(Stream::In, &read)?;
+    }
+    device.copy_in(Stream::In, at, room.buffer.at(0), bytes.len() as u64)?;
+    let filled = device.fence(Stream::In)?;
+    room.host_read = Some(filled.clone());
+    let (device, room, home) = (device.clone(), Mutex::new(Some(room)), rooms.home.clone());
+    Ok(Parcel::Held(Arc::new(Boundary { device, room, filled, len, element, home })))
 }

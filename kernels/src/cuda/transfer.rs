@@ -10,6 +10,7 @@ use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::{CudaBuffer, Element};
 use super::source::Precision;
 use crate::backend::{View, ViewMut};
+use crate::parcel::Numbers;
 
 /// The upper half of a float, rounded; a NaN stays one.
 fn to_bf16(x: f32) -> u16 {
@@ -20,17 +21,44 @@ fn to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-fn from_bf16(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
 /// What a buffer's elements are as bytes, here: rows of 32-bit floats are floats.
 fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
     buffer.element() == Element::Row && device.precision() == Precision::Bf16
 }
 
-fn as_bytes(floats: &[f32]) -> Vec<u8> {
-    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+fn bytes_of_floats(floats: &[f32], element: Element, precision: Precision) -> Vec<u8> {
+    match (element, precision) {
+        (Element::Row, Precision::Bf16) => {
+            floats.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
+        }
+        (Element::Row, Precision::F32) | (Element::Float, _) => {
+            floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+        }
+    }
+}
+
+/// Numbers as a buffer holds them.
+pub(super) fn bytes_of(numbers: Numbers, element: Element, precision: Precision) -> Vec<u8> {
+    match (numbers, element, precision) {
+        (Numbers::Halves(halves), Element::Row, Precision::Bf16) => {
+            halves.iter().flat_map(|half| half.to_le_bytes()).collect()
+        }
+        (numbers, _, _) => bytes_of_floats(&numbers.into_floats(), element, precision),
+    }
+}
+
+/// The other way round.
+pub(super) fn numbers_of(bytes: &[u8], element: Element, precision: Precision) -> Numbers {
+    match (element, precision) {
+        (Element::Row, Precision::Bf16) => {
+            let (pairs, _) = bytes.as_chunks::<2>();
+            Numbers::Halves(pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect())
+        }
+        (Element::Row, Precision::F32) | (Element::Float, _) => {
+            let (words, _) = bytes.as_chunks::<4>();
+            Numbers::Floats(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+        }
+    }
 }
 
 pub(super) fn upload<D: Device>(
@@ -40,11 +68,7 @@ pub(super) fn upload<D: Device>(
 ) -> Result<(), DeviceFault> {
     assert_eq!(from.len(), to.range.len());
     assert!(to.range.end <= to.buffer.len());
-    let bytes = if is_bf16(device, to.buffer) {
-        from.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
-    } else {
-        as_bytes(from)
-    };
+    let bytes = bytes_of_floats(from, to.buffer.element(), device.precision());
     device.write(&bytes, to.buffer.at(to.range.start))
 }
 
@@ -56,21 +80,7 @@ pub(super) fn download<D: Device>(
     let size = from.buffer.element().bytes(device.precision()) as usize;
     let mut bytes = vec![0u8; from.range.len() * size];
     device.device().read(from.buffer.at(from.range.start), &mut bytes)?;
-    Ok(floats_of(&bytes, from.buffer.element(), device.precision()))
-}
-
-/// Elements as the host sees them.
-pub(super) fn floats_of(bytes: &[u8], element: Element, precision: Precision) -> Vec<f32> {
-    match (element, precision) {
-        (Element::Row, Precision::Bf16) => {
-            let (pairs, _) = bytes.as_chunks::<2>();
-            pairs.iter().map(|pair| from_bf16(u16::from_le_bytes(*pair))).collect()
-        }
-        (Element::Row, Precision::F32) | (Element::Float, _) => {
-            let (words, _) = bytes.as_chunks::<4>();
-            words.iter().map(|word| f32::from_le_bytes(*word)).collect()
-        }
-    }
+    Ok(numbers_of(&bytes, from.buffer.element(), device.precision()).into_floats())
 }
 
 pub(super) fn copy<D: Device>(
@@ -109,7 +119,7 @@ pub(super) fn load_matrix<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use super::{from_bf16, to_bf16};
+    use super::to_bf16;
 
     #[test]
     fn rounding_is_to_the_nearest_with_ties_to_even() {
@@ -123,6 +133,7 @@ mod tests {
         check(0x7f7f_ffff, 0x7f80);
         check(0x7f80_0000, 0x7f80);
         check(0x8000_0000, 0x8000);
+        let from_bf16 = |bits: u16| f32::from_bits(u32::from(bits) << 16);
         assert!(from_bf16(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
         for bits in 0..=u16::MAX {
             let x = from_bf16(bits);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, Parcel};
+use zbelastic_kernels::{AllocateError, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
@@ -111,13 +111,13 @@ impl Workbench for PacedBench {
         self.under_way.clear();
     }
 
-    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Parcel>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Parcel>) -> Option<Loss> {
         self.under_way.insert(pass);
         take(self.times.f);
-        self.placement.is_last(pass.chunk).then_some(1.0)
+        self.placement.is_last(pass.chunk).then_some(Loss::Known(1.0))
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         self.under_way.remove(&pass);
         loss

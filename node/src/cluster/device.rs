@@ -32,9 +32,10 @@ use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::compute::Machine;
+use super::courier::Courier;
 use super::document::NamedJob;
 use super::ending::Ending;
-use super::frames::{Assembly, FramePiece, LayerOffer, Outgoing, outgoing};
+use super::frames::{Assembly, FramePiece, LayerOffer};
 use super::wire::LayerMessage;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::device::{code_of, code_of_fault};
@@ -236,8 +237,8 @@ impl DeviceHandle {
         let begin = move || DeviceThread {
             machine,
             inbox: orders,
+            courier: Courier::new(frames, outbox.clone()),
             outbox,
-            frames,
             gauge: told,
             host: None,
             assembly: Assembly::default(),
@@ -274,7 +275,7 @@ struct DeviceThread<M: Machine> {
     machine: M,
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
-    frames: FrameSender,
+    courier: Courier,
     gauge: Arc<Gauge>,
     host: Option<WorkerHost<M>>,
     /// Frames of which some pieces are here.
@@ -287,7 +288,7 @@ struct DeviceThread<M: Machine> {
 }
 
 /// Nobody listens any more.
-struct Over;
+pub(super) struct Over;
 
 impl<M: Machine> DeviceThread<M> {
     fn run(mut self) {
@@ -432,16 +433,7 @@ impl<M: Machine> DeviceThread<M> {
                 }
                 self.say(DeviceOutput::News(news))
             }
-            HostOutput::Peer { to, frame } => match outgoing(frame) {
-                Ok(Outgoing::Frames(frames)) => {
-                    // Whoever cannot be reached is lost, or will be; its plan ends with it.
-                    frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
-                    Ok(())
-                }
-                Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),
-                Ok(Outgoing::Layer(offer)) => self.say(DeviceOutput::Offer { to, offer }),
-                Err(error) => self.say(DeviceOutput::Failed(error.into())),
-            },
+            HostOutput::Peer { to, frame } => self.courier.send(to, frame),
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })
             }

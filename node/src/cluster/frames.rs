@@ -16,6 +16,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
+use zbelastic_kernels::{Numbers, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
@@ -51,6 +52,8 @@ enum Kind {
     Update(LayerId, u32),
     /// A piece of what this chunk gets of its twin's gradient.
     Partial(ChunkIndex, u32),
+    /// A boundary tensor of a slice in bfloat16, two numbers a float.
+    Halves(SliceIndex),
 }
 
 /// Bits of a class that name the kind.
@@ -64,6 +67,10 @@ const BOUNDARIES_MAX: u32 = SLICES_OF_EQUAL_TIME_MAX;
 const BOUNDARIES: u32 = 3;
 /// Behind those of the last slice.
 const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
+/// The kind of the first slice's boundary tensors in bfloat16, behind which those of the others come.
+const HALVES: u32 = 1 << 12;
+/// Behind those of the last slice.
+const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
 /// Pieces that a chunk's gradient has at most on its way to its twin: 2^34 floats.
 const PARTIAL_PIECES_MAX: u32 = 64;
 /// The kind of the first piece for the first chunk: there are two chunks for each of 64 stages.
@@ -82,6 +89,7 @@ impl Kind {
                 0 => 1,
                 slice => BOUNDARIES + slice,
             },
+            Self::Halves(slice) => HALVES + slice.0 % BOUNDARIES_MAX,
             Self::Prefix => 2,
             Self::Receipt => 3,
             Self::Gradients(piece) => GRADIENTS.wrapping_add(piece),
@@ -116,6 +124,7 @@ enum HeadBody {
     Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId>, piece: PieceNumber },
     Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: PieceNumber },
     Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: PieceNumber },
+    Halves { turn: Turn, lap: Lap, flow: Flow, pass: Pass, len: u32 },
 }
 
 /// Why a frame is not one of a worker's.
@@ -127,6 +136,14 @@ pub enum FrameFault {
     /// Its parts are not what its head says.
     #[error("a frame of {found} parts, its head says {expected}")]
     Parts {
+        /// By its head.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+    /// Its numbers are not as many as its head says.
+    #[error("a frame of {found} pairs of numbers, its head says {expected}")]
+    Halves {
         /// By its head.
         expected: usize,
         /// What came.
@@ -207,8 +224,18 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
             turn, lap: Lap::Evaluation, flow: Flow::Backward, pass, ..
         }) => vec![one(Kind::Receipt, HeadBody::Receipt { turn, pass }, Floats::None)?],
         PeerBody::Frame(Frame { turn, lap, flow, pass, tensor }) => {
-            let body = HeadBody::Frame { turn, lap, flow, pass };
-            vec![one(Kind::Boundary(pass.slice), body, Floats::One(tensor.into_floats()))?]
+            let (kind, body, floats) = match tensor.into_numbers() {
+                Numbers::Floats(floats) => {
+                    let body = HeadBody::Frame { turn, lap, flow, pass };
+                    (Kind::Boundary(pass.slice), body, floats)
+                }
+                Numbers::Halves(halves) => {
+                    let len = halves.len() as u32;
+                    let body = HeadBody::Halves { turn, lap, flow, pass, len };
+                    (Kind::Halves(pass.slice), body, paired(&halves))
+                }
+            };
+            vec![one(kind, body, Floats::One(floats))?]
         }
         PeerBody::Prefix(prefix) => {
             vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
@@ -257,6 +284,23 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         }
     };
     Ok(Outgoing::Frames(frames))
+}
+
+/// The bits of two numbers in each float, the first one's below; behind an odd number of them zeros.
+fn paired(halves: &[u16]) -> Vec<f32> {
+    let pair = |pair: &[u16]| {
+        let second = pair.get(1).copied().unwrap_or(0);
+        f32::from_bits(u32::from(pair[0]) | u32::from(second) << 16)
+    };
+    halves.chunks(2).map(pair).collect()
+}
+
+/// The `len` numbers of such pairs.
+fn unpaired(floats: &[f32], len: usize) -> Vec<u16> {
+    let pair = |float: &f32| [float.to_bits() as u16, (float.to_bits() >> 16) as u16];
+    let mut halves: Vec<u16> = floats.iter().flat_map(pair).collect();
+    halves.truncate(len);
+    halves
 }
 
 /// The pieces that gradients travel in.
@@ -314,6 +358,16 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
             check_class(class, Kind::Boundary(pass.slice), generation)?;
             let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
             PeerBody::Frame(Frame { turn, lap, flow, pass, tensor: floats.into() })
+        }
+        HeadBody::Halves { turn, lap, flow, pass, len } => {
+            check_class(class, Kind::Halves(pass.slice), generation)?;
+            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let (expected, found) = ((len as usize).div_ceil(2), floats.len());
+            if expected != found {
+                return Err(FrameFault::Halves { expected, found });
+            }
+            let tensor = Parcel::Here(Numbers::Halves(unpaired(&floats, len as usize)));
+            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor })
         }
         HeadBody::Receipt { turn, pass } => {
             let (lap, flow, tensor) = (Lap::Evaluation, Flow::Backward, Vec::new().into());
@@ -383,7 +437,12 @@ impl fmt::Display for FrameName {
                 );
                 write!(f, "piece {piece} of a twin's gradient for chunk {chunk}")?;
             }
-            0 | BOUNDARIES_END..PARTIALS => return write!(f, "an unknown class {}", self.0.0),
+            HALVES..HALVES_END => {
+                write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
+            }
+            0 | BOUNDARIES_END..HALVES | HALVES_END..PARTIALS => {
+                return write!(f, "an unknown class {}", self.0.0);
+            }
         }
         write!(f, " of plan {plan}")
     }
@@ -425,6 +484,8 @@ impl Expected<'_> {
                 let lengths: Vec<usize> = lengths.collect();
                 for (slice, floats) in &boundaries {
                     rules.allow(holder.node, Kind::Boundary(*slice).of(now), vec![*floats])?;
+                    let pairs = floats.div_ceil(2);
+                    rules.allow(holder.node, Kind::Halves(*slice).of(now), vec![pairs])?;
                 }
                 rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;

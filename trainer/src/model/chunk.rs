@@ -1,7 +1,7 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, Parcel, View, ViewMut,
+    Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, Loss, Parcel, View, ViewMut,
 };
 use zbelastic_types::Bytes;
 
@@ -121,7 +121,7 @@ impl<B: Backend> Chunk<B> {
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
-        self.forward_slice(context, batch, &[], stash, logits)
+        self.forward_slice(context, batch, &[], stash, logits).map(|loss| loss.wait())
     }
 
     /// F of a slice, with what the slices before it left, in order.
@@ -132,7 +132,7 @@ impl<B: Backend> Chunk<B> {
         earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
-    ) -> Option<f64> {
+    ) -> Option<Loss> {
         let made = (Projections::Made, earlier);
         self.run_forward((context, LayerPart::Forward), batch, made, stash, logits)
     }
@@ -144,7 +144,7 @@ impl<B: Backend> Chunk<B> {
         (projections, earlier): (Projections, &[&mut PassStash<B::Buffer>]),
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
-    ) -> Option<f64> {
+    ) -> Option<Loss> {
         let mut loss = None;
         context.begin();
         let PassStash { residuals, layers } = stash;

@@ -9,7 +9,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
     Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Parcel};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -264,7 +264,7 @@ pub struct StageEngine<W: Workbench, S> {
     /// A seal applied by a gate, to be carried out by STEP and COMMIT.
     pub(super) pending: Option<Pending>,
     /// Cross-entropies of the step's microbatches, slice by slice.
-    pub(super) losses: Vec<Option<f64>>,
+    pub(super) losses: Vec<Option<Loss>>,
     pub(super) halt_after: Option<Step>,
     /// Whether somebody follows layers of this stage.
     pub(super) is_followed: bool,
@@ -419,7 +419,10 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 if !self.bench.has_chunk(frame.pass.chunk) {
                     return Err(FrameRefusal::Elsewhere { pass: frame.pass }.into());
                 }
-                Ok(self.inbox.insert(self.turn, frame)?)
+                self.inbox.check(self.turn, &frame)?;
+                let tensor = self.bench.receive(frame.tensor);
+                self.inbox.put(Frame { tensor, ..frame });
+                Ok(())
             }
             Event::Prefix(prefix) => {
                 self.prefix = Some(prefix);

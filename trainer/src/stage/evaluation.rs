@@ -140,7 +140,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let batch = self.source.held_out(pass.microbatch.0).expect("listed because it is there");
         if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
             self.with_evaluation(|evaluation| {
-                evaluation.loss_sum += loss;
+                evaluation.loss_sum += loss.wait();
             });
             if pass.slice.0 + 1 == self.setup.plan.program.slice_count {
                 self.with_evaluation(|evaluation| {

@@ -61,7 +61,21 @@ impl Inbox {
 
     /// Takes a frame in.
     pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), FrameRefusal> {
+        self.check(now, &frame)?;
+        self.put(frame);
+        Ok(())
+    }
+
+    /// Takes in a frame that belongs.
+    pub(super) fn put(&mut self, frame: Frame) {
         let Frame { turn, lap, flow, pass, tensor } = frame;
+        self.frames.insert((turn, lap, flow, pass), tensor);
+    }
+
+    /// Whether a frame belongs.
+    pub(super) fn check(&self, now: Turn, frame: &Frame) -> Result<(), FrameRefusal> {
+        let Frame { turn, lap, flow, pass, tensor } = frame;
+        let (turn, pass) = (*turn, *pass);
         if turn < now {
             return Err(FrameRefusal::Stale { expected: now, found: turn });
         }
@@ -79,7 +93,6 @@ impl Inbox {
         if self.frames.len() >= self.limit {
             return Err(FrameRefusal::Full { limit: self.limit });
         }
-        self.frames.insert((turn, lap, flow, pass), tensor);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Parcel, View, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel, View, ViewMut};
 use zbelastic_schedule::{Compute, Flow, Memory, Pass, Placement, Transfer, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -325,7 +325,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     /// F; yields the loss if the chunk has the head.
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let batch = &self.part_of(batch, pass);
         let (context, bench, _) = self.context(pass);
         bench.open(part(pass));
@@ -342,7 +342,7 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     /// F whose stash nobody reads but later slices.
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64> {
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         let slices = self.cut.slice_count();
         let (_, bench, _) = self.context(pass);
@@ -447,6 +447,10 @@ impl<B: Backend> Workbench for Bench<B> {
             self.backend.upload(&sum[start..end], to);
             start = end;
         }
+    }
+
+    fn receive(&mut self, tensor: Parcel) -> Parcel {
+        self.backend.receive(tensor)
     }
 
     /// What the last F or B left.

@@ -35,7 +35,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let Partial { floats, losses, .. } = partial.expect("it was received");
                 self.bench.reduce(chunk, &floats);
                 for (microbatch, loss) in self.losses_of_twin(chunk).zip(losses) {
-                    self.losses[microbatch.index()] = Some(loss);
+                    self.losses[microbatch.index()] = Some(loss.into());
                 }
             }
         }
@@ -57,7 +57,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).expect("only a chunk with a twin tells its gradient");
         let loss = |microbatch: MicrobatchIndex| {
-            self.losses[microbatch.index()].expect("every microbatch of the replica has a loss")
+            let loss = self.losses[microbatch.index()].as_ref();
+            loss.expect("every microbatch of the replica has a loss").wait()
         };
         let losses = self.losses_of_twin(twin).map(loss).collect();
         Partial { turn: self.turn, chunk: twin, floats: self.bench.partial(chunk), losses }

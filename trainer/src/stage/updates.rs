@@ -45,8 +45,9 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         // Where there are two heads, the second replica's tells the first one's.
         let has_loss = self.bench.has_chunk(setup.plan.placement().last_chunk());
         let loss_sum = has_loss.then(|| {
-            let losses = self.losses.iter().map(|loss| loss.expect("every microbatch has a loss"));
-            losses.fold(0.0, |sum, loss| sum + loss)
+            let losses = self.losses.iter().flatten();
+            assert_eq!(losses.clone().count(), self.losses.len(), "every microbatch has a loss");
+            losses.fold(0.0, |sum, loss| sum + loss.wait())
         });
         let report = self.half.report(self.stage, sums, loss_sum);
         self.tell_gradients(setup.copies_wanted || self.is_followed);

@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{DeviceFault, Parcel};
+use zbelastic_kernels::{DeviceFault, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
@@ -52,10 +52,10 @@ pub trait Workbench {
     fn drop_passes(&mut self);
 
     /// F; yields the loss if the chunk has the head.
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64>;
+    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss>;
 
     /// F whose stash nobody reads.
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<f64>;
+    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss>;
 
     /// B.
     fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>);
@@ -83,6 +83,11 @@ pub trait Workbench {
     /// # Errors
     /// If the store does not give it back: then it is still away.
     fn reload(&mut self, pass: Pass) -> Result<(), StoreError>;
+
+    /// Begins to bring a boundary tensor that arrived to where it is computed with.
+    fn receive(&mut self, tensor: Parcel) -> Parcel {
+        tensor
+    }
 
     /// What the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel;

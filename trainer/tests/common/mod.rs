@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{
     GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
 };
-use zbelastic_kernels::{Backend, CpuBackend};
+use zbelastic_kernels::{Backend, CpuBackend, Parcel};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
     Window, check, lower, offload,
@@ -186,6 +186,7 @@ pub struct Cluster<B: Backend = CpuBackend> {
     draws: Stream,
     drawn: u64,
     halt_after: Option<u64>,
+    is_apart: bool,
 }
 
 enum Wire {
@@ -230,12 +231,18 @@ impl<B: Backend> Cluster<B> {
         let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
         let draws = Stream::new(seed, Purpose::Sampling, 7);
         let wires = BTreeMap::new();
-        Self { engines, wires, ledger, leader, draws, drawn: 0, halt_after: None }
+        Self { engines, wires, ledger, leader, draws, drawn: 0, halt_after: None, is_apart: false }
     }
 
     /// Ends the run after so many steps.
     pub fn halt_after(mut self, steps: u64) -> Self {
         self.halt_after = Some(steps);
+        self
+    }
+
+    /// Each stage in a process of its own, as far as tensors see it.
+    pub fn apart(mut self) -> Self {
+        self.is_apart = true;
         self
     }
 
@@ -299,7 +306,10 @@ impl<B: Backend> Cluster<B> {
         while let Some(output) = self.engines[stage].poll_output() {
             let from = stage as u32;
             match output {
-                Output::Frame { to, frame } => {
+                Output::Frame { to, mut frame } => {
+                    if self.is_apart {
+                        frame.tensor = Parcel::Here(frame.tensor.into_numbers());
+                    }
                     self.send(from, to.0, Wire::Event(Event::Frame(frame)));
                 }
                 Output::Prefix { to, prefix } => {

@@ -20,7 +20,7 @@ mod times;
 
 use std::sync::Arc;
 
-use common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use common::{Cluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
 use device::{Emulated, Order, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::cuda::CudaBackend;
@@ -64,7 +64,9 @@ fn piped(model: &ModelConfig, plan: Plan, (precision, seed): (Precision, u64)) -
         let [one, other] = two(precision).expect("there was a compiler");
         if stage.0.is_multiple_of(2) { one } else { other }
     };
-    Cluster::on_backends(&setup, policy, seed, corpus(), backend).run().digest
+    let cluster = Cluster::on_backends(&setup, policy, seed, corpus(), backend);
+    // By way of the host or from device to device: the same numbers.
+    if seed % 2 == 1 { cluster.apart().run().digest } else { cluster.run().digest }
 }
 
 fn check(family: Family, precision: Precision, tolerance: f64) {
@@ -165,6 +167,7 @@ fn halves_are_given_up_made_again_and_cut() {
     let Some([one, other]) = two(precision) else { return };
     let (expected, _) = serial(&model, alone(&model), one);
     let of_kind = |kind| plan(&model, kind, 2, Window::One);
+    let of_four = |kind| plan_of_chunks(&model, kind, Some(2), 4, Window::One);
     let again = of_kind(ScheduleKind::ZbH1);
     let some = RecomputedOps { norm: true, attention: false, activation: true };
     let plans = [
@@ -178,9 +181,18 @@ fn halves_are_given_up_made_again_and_cut() {
     for precision in Precision::ALL {
         let Some([one, _]) = two(precision) else { return };
         let (expected, _) = serial(&model, alone(&model), one);
-        for kind in [ScheduleKind::ZbH1, ScheduleKind::ZbV] {
-            let plan = offloaded(&of_kind(kind), 0.0);
-            assert!(plan.program.passes_with(Memory::Offload).count() > 0);
+        let some = Recompute::Selective(some);
+        let plans = [
+            offloaded(&of_kind(ScheduleKind::ZbH1), 0.0),
+            offloaded(&of_kind(ScheduleKind::ZbV), 0.0).with_recompute(some),
+            of_four(ScheduleKind::PoHalf),
+            of_four(ScheduleKind::PoSelective),
+            of_four(ScheduleKind::PoFull).with_recompute(Recompute::Full),
+        ];
+        for plan in plans {
+            let kind = plan.program.kind;
+            let copies = plan.program.passes_with(Memory::Offload).count();
+            assert!(copies > 0, "{kind}");
             assert_eq!(piped(&model, plan, (precision, 4)), expected, "{precision:?} {kind}");
         }
     }

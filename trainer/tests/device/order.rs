@@ -18,7 +18,7 @@ use crate::races::{Call, Log, Recorded, WaitKind, first_race, waits};
 
 /// What the devices of a cluster were told in a run, a device a stage, in which a step is run again;
 /// nothing where there is no C++ compiler.
-fn told(plan: Plan, precision: Precision) -> Vec<Call> {
+fn told(plan: Plan, precision: Precision, is_apart: bool) -> Vec<Call> {
     let model = tiny_model(Family::Gpt2);
     let mut setup = setup(model, plan, 2);
     let struck = "step=1,tensor=layers.2.mlp.up,value=nan";
@@ -30,7 +30,8 @@ fn told(plan: Plan, precision: Precision) -> Vec<Call> {
         let inner = Emulated::new(precision, Order::Forwards, 8 << 30).expect("made above");
         CudaBackend::new(Recorded::new(inner, &log, stage.index()))
     };
-    let outcome = Cluster::on_backends(&setup, policy, 5, corpus(), backend).run();
+    let cluster = Cluster::on_backends(&setup, policy, 5, corpus(), backend);
+    let outcome = if is_apart { cluster.apart().run() } else { cluster.run() };
     assert_eq!(outcome.verdicts("replay"), 1);
     log.calls()
 }
@@ -62,7 +63,7 @@ const BETWEEN_STAGES: WaitKind = (Some(Stream::Compute), Stream::Compute, true);
 fn boundary_tensors_are_written_before_they_are_read_and_read_before_the_next() {
     let model = tiny_model(Family::Gpt2);
     for (kind, stage_count) in [(ScheduleKind::ZbH1, 4), (ScheduleKind::ZbV, 2)] {
-        let calls = told(plan(&model, kind, stage_count, Window::One), Precision::Bf16);
+        let calls = told(plan(&model, kind, stage_count, Window::One), Precision::Bf16, false);
         if calls.is_empty() {
             return;
         }
@@ -70,11 +71,32 @@ fn boundary_tensors_are_written_before_they_are_read_and_read_before_the_next() 
     }
 }
 
+/// Tensors that come from another process are copied in beside the work.
+#[test]
+fn what_arrives_is_there_before_it_is_read() {
+    let model = tiny_model(Family::Gpt2);
+    let calls = told(plan(&model, ScheduleKind::ZbH1, 2, Window::One), Precision::Bf16, true);
+    if calls.is_empty() {
+        return;
+    }
+    let kinds = [
+        // Goes out when it has been computed, and the host waits for it.
+        (Some(Stream::Out), Stream::Compute, false),
+        (None, Stream::Out, false),
+        // Comes in when its room has been read, and the work waits for it.
+        (Some(Stream::In), Stream::Compute, false),
+        (Some(Stream::Compute), Stream::In, false),
+        // A loss is read when it is there.
+        (None, Stream::Compute, false),
+    ];
+    check(&calls, &kinds);
+}
+
 #[test]
 fn what_leaves_is_read_before_its_memory_is_used_again_and_back_before_it_is_read() {
     let model = tiny_model(Family::Gpt2);
     let all = offloaded(&plan(&model, ScheduleKind::ZbH1, 2, Window::One), 0.0);
-    let calls = told(all, Precision::F32);
+    let calls = told(all, Precision::F32, false);
     if calls.is_empty() {
         return;
     }

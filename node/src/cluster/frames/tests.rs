@@ -156,6 +156,35 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     assert_eq!(fault.to_string(), expected);
 }
 
+/// What is computed in bfloat16 travels as that: half as long, and every bit of it arrives.
+#[test]
+fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
+    let mut config = config();
+    config.batch.microbatch = MicrobatchShape { sequences: 1, sequence_len: 2 };
+    config.model.width = 4;
+    let (plan, len) = (plan(), 8);
+    let rules = rules(&config, &plan).expect("short enough");
+    // A number, minus zero, infinity, and not-a-numbers of all kinds.
+    let halves = vec![0x3f80, 0x8000, 0x7f80, 0x7f81, 0xffff, 1, 0, 0x7fa0];
+    assert_eq!(halves.len(), len);
+    let (lap, flow, pass) = (Lap::Training, Flow::Backward, Pass::new(1, 3));
+    let tensor = Parcel::Here(Numbers::Halves(halves.clone()));
+    let sent = frames(PeerBody::Frame(Frame { turn: turn(), lap, flow, pass, tensor }));
+    assert_eq!(sent[0].parts()[0].len(), len / 2);
+    let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
+        panic!("a whole frame")
+    };
+    let PeerBody::Frame(found) = found.body else { panic!("a boundary tensor") };
+    assert_eq!((found.lap, found.flow, found.pass), (lap, flow, pass));
+    assert_eq!(found.tensor.into_numbers(), Numbers::Halves(halves));
+    let odd = [7u16, 8, 9];
+    assert_eq!(unpaired(&paired(&odd), 3), odd);
+    let mut forged = arrive(&sent[0], &rules);
+    forged.parts[0].pop();
+    let Err(fault) = incoming(forged) else { panic!("refused") };
+    assert_eq!(fault.to_string(), "a frame of 3 pairs of numbers, its head says 4");
+}
+
 /// What a configuration that got past its own check would meet.
 #[test]
 fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {

@@ -1,0 +1,110 @@
+//! Losses that wait on a device until somebody reads them: an F of the last stage does not stop the
+//! host then.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device, Stream};
+use super::error::DeviceFault;
+use super::pinned::Pinned;
+use super::recorder::Recorder;
+use crate::parcel::{HeldLoss, Loss};
+
+/// Losses of a backend that nobody has read: those of the largest step, and of one before that was
+/// dropped. One more is waited for at once.
+const LOSSES_MAX: usize = 1 << 13;
+
+/// Memory for the losses of a pass's rows.
+struct Sheet<D: Device> {
+    memory: Pinned<D>,
+    bytes: u64,
+}
+
+/// The sheets of a backend, used again when their losses have been read or dropped.
+pub(super) struct Losses<D: Device> {
+    made: Cell<usize>,
+    free: RefCell<Vec<Sheet<D>>>,
+    returned: Receiver<Sheet<D>>,
+    home: SyncSender<Sheet<D>>,
+}
+
+impl<D: Device> Losses<D> {
+    pub(super) fn new() -> Self {
+        let (home, returned) = sync_channel(LOSSES_MAX);
+        Self { made: Cell::new(0), free: RefCell::default(), returned, home }
+    }
+
+    fn take(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Option<Sheet<D>> {
+        let mut free = self.free.borrow_mut();
+        free.extend(self.returned.try_iter());
+        if let Some(place) = free.iter().position(|sheet| sheet.bytes == bytes) {
+            return Some(free.swap_remove(place));
+        }
+        if self.made.get() == LOSSES_MAX {
+            return None;
+        }
+        let memory = Pinned::new(device, bytes).ok()?;
+        self.made.set(self.made.get() + 1);
+        Some(Sheet { memory, bytes })
+    }
+}
+
+/// A loss whose rows are on their way.
+struct Pending<D: Device> {
+    device: Arc<Recorder<D>>,
+    /// There until this is dropped.
+    sheet: Option<Sheet<D>>,
+    /// When they have arrived.
+    copied: D::Fence,
+    home: SyncSender<Sheet<D>>,
+}
+
+impl<D: Device> HeldLoss for Pending<D> {
+    fn wait(&self) -> f64 {
+        let sheet = self.sheet.as_ref().expect("there until this is dropped");
+        // Its backend finds the fault as well, and ends the process.
+        if self.device.reach(&self.copied).is_err() {
+            return f64::NAN;
+        }
+        let mut bytes = vec![0; sheet.bytes as usize];
+        self.device.read_host(sheet.memory.at(0, sheet.bytes), &mut bytes);
+        sum(&bytes)
+    }
+}
+
+impl<D: Device> Drop for Pending<D> {
+    fn drop(&mut self) {
+        // The next copy into the sheet is in the same stream as this one. Where the backend is gone
+        // the memory is given back, which waits for the copy.
+        if let Some(sheet) = self.sheet.take() {
+            let _gone = self.home.try_send(sheet);
+        }
+    }
+}
+
+/// The sum of losses in the order of rows.
+pub(super) fn sum(bytes: &[u8]) -> f64 {
+    let (losses, _) = bytes.as_chunks::<8>();
+    losses.iter().map(|loss| f64::from_le_bytes(*loss)).sum()
+}
+
+/// The loss of these rows, later; at once if too many were left unread.
+pub(super) fn hold<D: Device>(
+    backend: &CudaBackend<D>,
+    losses: &Losses<D>,
+    (rows, count): (Address, usize),
+) -> Result<Loss, DeviceFault> {
+    let (device, bytes) = (backend.shared_device(), count as u64 * 8);
+    let Some(sheet) = losses.take(device, bytes) else {
+        let mut read = vec![0; bytes as usize];
+        device.read(rows, &mut read)?;
+        return Ok(sum(&read).into());
+    };
+    // So little that it need not be beside the work; and what comes next may use the rows again.
+    device.copy_out(Stream::Compute, rows, sheet.memory.at(0, bytes), bytes)?;
+    let (device, home) = (device.clone(), losses.home.clone());
+    let copied = device.fence(Stream::Compute)?;
+    Ok(Loss::Held(Arc::new(Pending { device, sheet: Some(sheet), copied, home })))
+}

@@ -1,0 +1,89 @@
+//! Sends what the device thread hands out. A boundary tensor that a device holds has to be waited for;
+//! from the first one on that is done by a thread of its own, and the device thread goes on telling the
+//! device what to do.
+//!
+//! All frames of a worker go the same way, so that they keep their order.
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use tokio::sync::mpsc;
+use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_transport::FrameSender;
+use zbelastic_types::NodeId;
+
+use super::device::{DeviceOutput, Over};
+use super::frames::{Outgoing, outgoing};
+
+/// Frames that wait for the courier. When there are more the device thread waits for it: a device that
+/// is so far ahead of its network has nothing to gain.
+const BAG_MAX: usize = 64;
+
+/// The way out of a worker.
+pub(super) struct Courier {
+    way: Way,
+    /// The thread's, once there is one.
+    bag: Option<SyncSender<(NodeId, PeerFrame)>>,
+}
+
+/// Where frames go to.
+#[derive(Clone)]
+struct Way {
+    frames: FrameSender,
+    outbox: mpsc::Sender<DeviceOutput>,
+}
+
+impl Courier {
+    /// No thread yet.
+    pub(super) const fn new(frames: FrameSender, outbox: mpsc::Sender<DeviceOutput>) -> Self {
+        Self { way: Way { frames, outbox }, bag: None }
+    }
+
+    /// Sends a frame, or has it sent.
+    ///
+    /// # Errors
+    /// If nobody listens any more.
+    pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
+        let is_held = matches!(&frame.body, PeerBody::Frame(frame) if frame.tensor.is_held());
+        if self.bag.is_none() && is_held {
+            self.bag = self.start();
+        }
+        match &self.bag {
+            Some(bag) => bag.send((to, frame)).map_err(|_| Over),
+            None => self.way.send(to, frame),
+        }
+    }
+
+    /// The bag of a new thread. Without one the device thread waits itself.
+    fn start(&self) -> Option<SyncSender<(NodeId, PeerFrame)>> {
+        let (bag, frames) = sync_channel(BAG_MAX);
+        let way = self.way.clone();
+        let carry = move || {
+            while let Ok((to, frame)) = frames.recv() {
+                if way.send(to, frame).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("courier".to_owned()).spawn(carry).ok().map(|_| bag)
+    }
+}
+
+impl Way {
+    fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
+        match outgoing(frame) {
+            Ok(Outgoing::Frames(frames)) => {
+                // Whoever cannot be reached is lost, or will be; its plan ends with it.
+                frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
+                Ok(())
+            }
+            Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),
+            Ok(Outgoing::Layer(offer)) => self.say(DeviceOutput::Offer { to, offer }),
+            Err(error) => self.say(DeviceOutput::Failed(error.into())),
+        }
+    }
+
+    fn say(&self, output: DeviceOutput) -> Result<(), Over> {
+        self.outbox.blocking_send(output).map_err(|_| Over)
+    }
+}
