@@ -25,7 +25,7 @@ fn log(device: DeviceKind, classes: &[DeviceClass]) -> Log {
 }
 
 fn admit(log: &mut Log, node: u64, class: DeviceClass) {
-    let (role, resources) = (Role::Worker, Resources { class: class, ..RESOURCES });
+    let (role, resources) = (Role::Worker, Resources { class, ..RESOURCES });
     let contact = Contact::of_node(NodeId(node));
     let change = MemberChange::Admit { node: NodeId(node), boot: 1, role, resources, contact };
     log.apply(Entry::Members(vec![change]));

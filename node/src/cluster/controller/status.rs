@@ -265,6 +265,13 @@ fn ranges(layers: &[u32]) -> String {
     text
 }
 
+const fn kind_text(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Processors => "processors",
+        DeviceKind::Cuda => "NVIDIA devices",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::ranges;
@@ -275,12 +282,5 @@ mod tests {
         assert_eq!(ranges(&[4]), "4");
         assert_eq!(ranges(&[0, 1, 2, 3]), "0-3");
         assert_eq!(ranges(&[0, 1, 6, 9, 10]), "0-1, 6, 9-10");
-    }
-}
-
-const fn kind_text(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Processors => "processors",
-        DeviceKind::Cuda => "NVIDIA devices",
     }
 }
