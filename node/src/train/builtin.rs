@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 49] = pages![
+const PAGES: [(&str, &str); 50] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -51,6 +51,7 @@ const PAGES: [(&str, &str); 49] = pages![
     "decisions/0029-device-kernels-run-on-processors-too.md",
     "decisions/0030-layers-links-and-verdicts-are-timed.md",
     "decisions/0031-a-layer-of-two-replicas-has-one-owner.md",
+    "decisions/0032-a-job-runs-on-one-class-of-devices.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
