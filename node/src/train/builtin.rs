@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 50] = pages![
+const PAGES: [(&str, &str); 53] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -51,7 +51,10 @@ const PAGES: [(&str, &str); 50] = pages![
     "decisions/0029-device-kernels-run-on-processors-too.md",
     "decisions/0030-layers-links-and-verdicts-are-timed.md",
     "decisions/0031-a-layer-of-two-replicas-has-one-owner.md",
+    "decisions/0032-a-job-runs-on-one-class-of-devices.md",
     "decisions/0033-tensors-stay-on-devices-behind-moments.md",
+    "decisions/0034-a-candidate-is-the-form-that-products-read.md",
+    "decisions/0035-what-a-device-is-told-again-is-a-graph.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

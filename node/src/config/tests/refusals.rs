@@ -266,7 +266,7 @@ fn halves_need_a_device_that_has_them() {
         "[train]\nprecision = \"bf16\"\n",
         "
   run.toml:4: train.precision: bf16 on processors
-  why: processors compute in f32 only
+  why: processors compute in f32 only; train.device = \"cpu\" (default)
   try: train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"",
     );
     let text = "[model]\npreset = \"tiny\"\n[train]\nprecision = \"bf16\"\ndevice = \"cuda\"\n";
