@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
@@ -32,6 +33,7 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
     let batch = builder.batch();
     if let Some((model, _)) = &model {
         builder.check_boundary(model, &batch);
+        builder.check_limits(model, &batch);
     }
     builder.check_chunks();
     builder.check_precision();
@@ -76,6 +78,28 @@ fn run_config(
         memory: memory(reader),
         checkpoint: checkpoint(reader),
         elastic: elastic(reader),
+    }
+}
+
+/// Slices of a sequence, or how many the schedule has when nobody says.
+fn slice_count(reader: &Reader<'_>) -> u32 {
+    match reader.size(Key::Slices) {
+        0 => reader.choice::<ScheduleChoice>(Key::Schedule).slice_count(),
+        slices => slices,
+    }
+}
+
+/// A pass as kernels see it. Slices may have any lengths: the whole sequence is the longest there can be.
+fn pass_shape(model: &ModelConfig, batch: &BatchShape, slices: u32) -> limits::PassShape {
+    limits::PassShape {
+        sequences: batch.microbatch.sequences,
+        sequence_len: batch.microbatch.sequence_len,
+        slices: slices as usize,
+        width: model.width as usize,
+        heads: model.heads as usize,
+        kv_heads: model.kv_heads as usize,
+        head_width: model.head_width as usize,
+        mlp_width: model.mlp_width as usize,
     }
 }
 
@@ -196,6 +220,25 @@ impl Builder<'_> {
         }
     }
 
+    /// What kernels of a device cannot count or hold.
+    fn check_limits(&mut self, model: &ModelConfig, batch: &BatchShape) {
+        let reader = self.reader;
+        if reader.choice::<DeviceKind>(Key::Device) != DeviceKind::Cuda {
+            return;
+        }
+        let shape = pass_shape(model, batch, slice_count(&reader));
+        let Err(error) = limits::check(&shape) else { return };
+        let keys: &[Key] = match error {
+            LimitError::HeadWidth { .. } => &[Key::HeadDim, Key::Heads, Key::Width, Key::Device],
+            LimitError::Slices { .. } => &[Key::Slices, Key::Schedule, Key::Device],
+            LimitError::SequenceHeads { .. }
+            | LimitError::Tokens { .. }
+            | LimitError::Threads { .. } => &[Key::Microbatch, Key::SeqLen, Key::Device],
+        };
+        let settings = reader.settings;
+        self.report(keys, |key, beside| Problem::Limit { at: settings.origin(key), error, beside });
+    }
+
     /// A schedule that is named says how many chunks there may be; with auto, the numbers that one
     /// schedule or another has are those from 1 on.
     fn check_chunks(&mut self) {
@@ -230,10 +273,7 @@ impl Builder<'_> {
     fn check_slices(&mut self, batch: &BatchShape) {
         let reader = self.reader;
         let schedule: ScheduleChoice = reader.choice(Key::Schedule);
-        let slices = match reader.size(Key::Slices) {
-            0 => schedule.slice_count(),
-            slices => slices,
-        };
+        let slices = slice_count(&reader);
         let settings = reader.settings;
         let is_cut = matches!(schedule, ScheduleChoice::Kind(kind) if kind.is_sliced());
         let (by, sequence_len) = (batch.cut_by, batch.microbatch.sequence_len);

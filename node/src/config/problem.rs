@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::ModelError;
@@ -117,6 +118,15 @@ pub enum Problem {
         tokens: u64,
         /// The model's width.
         width: u32,
+        /// The other values that matter, if somebody else set them.
+        beside: Vec<Given>,
+    },
+    /// Kernels of a device cannot count or hold it.
+    Limit {
+        /// Where.
+        at: Origin,
+        /// What is beyond which limit.
+        error: LimitError,
         /// The other values that matter, if somebody else set them.
         beside: Vec<Given>,
     },
@@ -245,6 +255,7 @@ impl Problem {
             Self::Boundary { at, tokens, width, beside } => {
                 wording::boundary(at, *tokens, *width, beside)
             }
+            Self::Limit { at, error, beside } => wording::limit(at, error, beside),
             Self::Precision { at, beside } => wording::precision(at, beside),
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
 use zbelastic_trainer::plan::{CutBy, PlanError, SLICES_OF_EQUAL_TIME_MAX};
@@ -210,6 +211,12 @@ pub(super) fn boundary(at: &Origin, tokens: u64, width: u32, beside: &[Given]) -
         .at(at.to_string())
         .why(with_given("what a stage hands to the next is one frame", beside))
         .hint("a smaller train.microbatch or train.seq_len")
+}
+
+pub(super) fn limit(at: &Origin, error: &LimitError, beside: &[Given]) -> Detail {
+    Detail::new(format!("train.device: {error}"))
+        .at(at.to_string())
+        .why(with_given("kernels of NVIDIA devices count and hold no more", beside))
 }
 
 pub(super) fn precision(at: &Origin, beside: &[Given]) -> Detail {

@@ -260,6 +260,22 @@ fn what_passes_between_stages_is_bounded() {
     assert!(failure.contains("a smaller train.microbatch or train.seq_len"), "{failure}");
 }
 
+/// Processors have limits of their own.
+#[test]
+fn what_kernels_of_a_device_cannot_hold_is_refused_there() {
+    let text = |device: &str| {
+        format!(
+            "[model]\nfamily = \"llama\"\nlayers = 2\nwidth = 64\nheads = 4\n[train]\n\
+             device = \"{device}\"\nseq_len = 128\nglobal_batch = 20000\nmicrobatch = 20000\n"
+        )
+    };
+    assert!(load_text(&text("cpu")).is_ok());
+    let failure = load_text(&text("cuda")).expect_err("80,000 heads").to_string();
+    let expected = "train.device: a microbatch has 80000 heads in all its sequences, the device takes \
+                    at most 65535; lower train.microbatch";
+    assert!(failure.contains(expected), "{failure}");
+}
+
 #[test]
 fn halves_need_a_device_that_has_them() {
     check_tiny(
