@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 53] = pages![
+const PAGES: [(&str, &str); 54] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -55,6 +55,7 @@ const PAGES: [(&str, &str); 53] = pages![
     "decisions/0033-tensors-stay-on-devices-behind-moments.md",
     "decisions/0034-a-candidate-is-the-form-that-products-read.md",
     "decisions/0035-what-a-device-is-told-again-is-a-graph.md",
+    "decisions/0036-attention-on-devices-is-our-own-kernel.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
