@@ -21,7 +21,9 @@ pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::initial_weights;
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
-pub use layer_times::{LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Spent};
+pub use layer_times::{
+    LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Span, Spent, Timed,
+};
 pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{PassStash, left_parts, left_spaces, put_left, settle, take_left};

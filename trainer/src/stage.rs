@@ -16,6 +16,7 @@ mod partial;
 mod pass_pool;
 mod passes;
 mod reductions;
+mod running;
 mod slots;
 mod store;
 mod updates;

@@ -199,8 +199,8 @@ fn every_part_of_every_layer_is_timed_once_and_no_bit_is_another() {
             bench.commit(order);
         }
         assert!(bench.images() == untimed.images(), "{kind}");
-        assert_eq!(untimed.layer_times(), None);
-        let times = bench.layer_times().expect("there is a clock");
+        assert_eq!(untimed.times().layers, None);
+        let times = bench.times().layers.expect("there is a clock");
         let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
         for class in LayerClass::ALL {
             let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;

@@ -24,7 +24,7 @@ use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
-use zbelastic_trainer::model::{LayerClock, LayerTimes};
+use zbelastic_trainer::model::{LayerClock, LayerTimes, Timed};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
 use zbelastic_transport::FrameSender;
@@ -41,7 +41,9 @@ use crate::config::{OffloadStore, ScheduleChoice};
 use crate::device::{code_of, code_of_fault};
 use crate::failure::FailureCode;
 use crate::second_store::FileStore;
-use crate::train::timing::{ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice};
+use crate::train::timing::{
+    ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice, SliceLog, Sliced,
+};
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
 /// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
@@ -243,6 +245,7 @@ impl DeviceHandle {
             host: None,
             assembly: Assembly::default(),
             step: StepTime::default(),
+            slices: SliceLog::default(),
             reported: Instant::now(),
             waits_since: None,
             clock: Clock::of_day(),
@@ -281,6 +284,7 @@ struct DeviceThread<M: Machine> {
     /// Frames of which some pieces are here.
     assembly: Assembly,
     step: StepTime,
+    slices: SliceLog,
     reported: Instant,
     /// Since when there is nothing to run before a verdict, and before which.
     waits_since: Option<(Instant, Turn)>,
@@ -322,7 +326,7 @@ impl<M: Machine> DeviceThread<M> {
             Some(Progress::Ran(activity)) => {
                 if let Some((since, turn)) = self.waits_since.take() {
                     self.step.waited += began - since;
-                    self.log(Doing::Waited(turn), since, began);
+                    self.log(Some(Doing::Waited(turn)), since, began);
                 }
                 self.note(activity, began);
                 true
@@ -350,25 +354,26 @@ impl<M: Machine> DeviceThread<M> {
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
-        match activity {
+        let is_drawn = match activity {
             Activity::Op {
                 op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
                 ..
             } => {
                 self.step.busy += now - began;
-                self.log(Doing::Ran(activity), began, now);
+                true
             }
-            Activity::Op { op: Op::Transfer(..), .. } => {}
-            Activity::Evaluation { .. } | Activity::Settled { .. } => {
-                self.log(Doing::Ran(activity), began, now);
-            }
-        }
+            Activity::Op { op: Op::Transfer(..), .. } => false,
+            Activity::Evaluation { .. } | Activity::Settled { .. } => true,
+        };
+        self.log(is_drawn.then_some(Doing::Ran(activity)), began, now);
     }
 
-    fn log(&mut self, doing: Doing, start: Instant, end: Instant) {
-        if self.step.slices.len() < SLICES_TOLD_MAX {
-            let (start_us, end_us) = (self.clock.at_us(start), self.clock.at_us(end));
-            self.step.slices.push(Slice { doing, start_us, end_us });
+    fn log(&mut self, doing: Option<Doing>, start: Instant, end: Instant) {
+        let (start_us, end_us) = (self.clock.at_us(start), self.clock.at_us(end));
+        let has_room = self.slices.count() < SLICES_TOLD_MAX;
+        let slice = doing.filter(|_| has_room).map(|doing| Slice { doing, start_us, end_us });
+        if let Some(station) = self.host.as_ref().and_then(Host::station) {
+            self.slices.push(station.engine().bench(), slice);
         }
     }
 
@@ -425,7 +430,7 @@ impl<M: Machine> DeviceThread<M> {
         match output {
             HostOutput::News(news) => {
                 if let News::Reported { report, .. } = &news {
-                    self.step.layers = self.layer_times().map(|times| (report.turn, times));
+                    self.close_step(report.turn);
                     let now = Instant::now();
                     self.step.span = now - std::mem::replace(&mut self.reported, now);
                     let step = std::mem::take(&mut self.step);
@@ -445,10 +450,17 @@ impl<M: Machine> DeviceThread<M> {
         }
     }
 
-    /// What layers took since this was last asked, if the host stands at a stage.
-    fn layer_times(&self) -> Option<Box<LayerTimes>> {
-        let station = self.host.as_ref()?.station()?;
-        station.engine().bench().layer_times().map(Box::new)
+    /// What the step took that is about to be reported, if the host stands at a stage.
+    fn close_step(&mut self, turn: Turn) {
+        let station = self.host.as_ref().and_then(Host::station);
+        let Some(bench) = station.map(|station| station.engine().bench()) else { return };
+        let Timed { layers, spans } = bench.times();
+        let Sliced { slices, device_us } = self.slices.take(bench, &spans, &self.clock);
+        self.step.layers = layers.map(|times| (turn, Box::new(times)));
+        self.step.slices = slices;
+        if let Some(us) = device_us {
+            self.step.busy = Duration::from_secs_f64(us.max(0.0) / 1e6);
+        }
     }
 
     fn say(&self, output: DeviceOutput) -> Result<(), Over> {

@@ -7,10 +7,12 @@ use zbelastic_kernels::AllocateError;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, Graphs};
+use zbelastic_trainer::model::LayerTimer;
 use zbelastic_trainer::stage::{Bench, StageSetup};
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::outfit::{Outfit, downloaded, stored_bench};
+use super::timing::Clock;
 use crate::device;
 use crate::failure::Failure;
 
@@ -56,7 +58,10 @@ impl<D: Device + Send + Sync> Outfit for Devices<D> {
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
         let (_, device) = self.of(stage);
         let backend = CudaBackend::with_graphs(device.clone(), self.graphs);
-        stored_bench(setup, stage, backend, self.scratch.as_deref())
+        let bench = stored_bench(setup, stage, backend, self.scratch.as_deref())?;
+        // Of a device the clock is not read: it has its own.
+        let clock = Clock::start();
+        Ok(bench.with_timer(LayerTimer::new(Box::new(move || clock.now_us()))))
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {

@@ -9,11 +9,13 @@
 mod arrivals;
 mod causes;
 mod measure;
+mod slice_log;
 
 pub use arrivals::{ARRIVALS_TOLD_MAX, Arrival, Arrived};
 pub use causes::Causes;
 use causes::Profile;
 pub use measure::StepMeasure;
+pub use slice_log::{SliceLog, Sliced};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use zbelastic_types::StageIndex;
 
 use super::mail::{Evaluated, Mail, Message, StageResult};
 use super::outfit::Outfit;
-use super::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice};
+use super::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice, SliceLog, Sliced};
 
 type Engine<O> = StageEngine<<O as Outfit>::Bench, Arc<Corpus>>;
 
@@ -69,7 +69,7 @@ impl<O: Outfit> Worker<'_, O> {
     }
 
     fn drive(&self, mut engine: Engine<O>) {
-        let mut slices = Vec::new();
+        let mut slices = SliceLog::default();
         loop {
             if self.take_mail(&mut engine) == Course::Abort {
                 return;
@@ -77,7 +77,7 @@ impl<O: Outfit> Worker<'_, O> {
             let start_us = self.clock.now_us();
             let progress = engine.run_next();
             if let &Progress::Ran(activity) = &progress {
-                self.log(&mut slices, Doing::Ran(activity), start_us);
+                self.log(&mut slices, &engine, Doing::Ran(activity), start_us);
             }
             self.deliver(&mut engine, &mut slices);
             match progress {
@@ -95,11 +95,11 @@ impl<O: Outfit> Worker<'_, O> {
                 Progress::Faulted(fault) => return self.tell_fault(fault),
                 Progress::Finished => break,
             }
-            if slices.len() >= SLICES_TOLD_MAX {
-                self.tell_slices(&mut slices);
+            if slices.count() >= SLICES_TOLD_MAX {
+                self.tell_slices(&engine, &mut slices);
             }
         }
-        self.tell_slices(&mut slices);
+        self.tell_slices(&engine, &mut slices);
         let result = result::<O>(&engine);
         // What was read of a device that gave up meanwhile is no result.
         if let Some(fault) = engine.bench().fault() {
@@ -111,22 +111,23 @@ impl<O: Outfit> Worker<'_, O> {
     }
 
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
-    fn log(&self, slices: &mut Vec<Slice>, doing: Doing, start_us: f64) {
-        if let Doing::Ran(Activity::Op { op, .. }) = doing
-            && category(op).is_none()
-        {
-            return;
-        }
-        slices.push(Slice { doing, start_us, end_us: self.clock.now_us() });
+    fn log(&self, slices: &mut SliceLog, engine: &Engine<O>, doing: Doing, start_us: f64) {
+        let is_drawn = match doing {
+            Doing::Ran(Activity::Op { op, .. }) => category(op).is_some(),
+            Doing::Ran(Activity::Evaluation { .. } | Activity::Settled { .. })
+            | Doing::Waited(_) => true,
+        };
+        let slice = is_drawn.then(|| Slice { doing, start_us, end_us: self.clock.now_us() });
+        slices.push(engine.bench(), slice);
     }
 
     /// Notes a wait for a verdict or for the sums before it. To wait for a neighbour is the
     /// bubble, and shows as what is between slices.
-    fn log_wait(&self, slices: &mut Vec<Slice>, engine: &Engine<O>, wait: Wait, start_us: f64) {
+    fn log_wait(&self, slices: &mut SliceLog, engine: &Engine<O>, wait: Wait, start_us: f64) {
         match wait {
             Wait::Frame { .. } | Wait::Partial { .. } => {}
-            Wait::Prefix => self.log(slices, Doing::Waited(engine.turn()), start_us),
-            Wait::Seal(turn) => self.log(slices, Doing::Waited(turn), start_us),
+            Wait::Prefix => self.log(slices, engine, Doing::Waited(engine.turn()), start_us),
+            Wait::Seal(turn) => self.log(slices, engine, Doing::Waited(turn), start_us),
         }
     }
 
@@ -147,7 +148,7 @@ impl<O: Outfit> Worker<'_, O> {
         }
     }
 
-    fn deliver(&self, engine: &mut Engine<O>, slices: &mut Vec<Slice>) {
+    fn deliver(&self, engine: &mut Engine<O>, slices: &mut SliceLog) {
         while let Some(output) = engine.poll_output() {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
@@ -156,7 +157,7 @@ impl<O: Outfit> Worker<'_, O> {
                 Output::Gradients { .. } => unreachable!("this run keeps no copies"),
                 Output::Sealed { .. } => {}
                 Output::Report { report, .. } => {
-                    self.tell_slices(slices);
+                    self.tell_slices(engine, slices);
                     self.tell(Message::Report(report));
                 }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
@@ -177,8 +178,9 @@ impl<O: Outfit> Worker<'_, O> {
         }
     }
 
-    fn tell_slices(&self, slices: &mut Vec<Slice>) {
-        let slices = std::mem::take(slices);
+    fn tell_slices(&self, engine: &Engine<O>, slices: &mut SliceLog) {
+        let bench = engine.bench();
+        let Sliced { slices, .. } = slices.take(bench, &bench.spans(), &self.clock);
         self.tell(Message::Slices { stage: self.stage, slices });
     }
 

@@ -10,7 +10,7 @@ use zbelastic_node::failure::{Failure, FailureCode};
 use zbelastic_node::train::cluster::{Job, train_on};
 use zbelastic_node::train::devices::Devices;
 use zbelastic_node::train::interrupt::Interrupt;
-use zbelastic_node::train::news::News;
+use zbelastic_node::train::news::{News, StepRecord};
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::digest::StateDigest;
 
@@ -23,7 +23,7 @@ const STEPS: u64 = 3;
 fn run(
     toml: &str,
     devices: &[Arc<Emulated>],
-    mut observe: impl FnMut(u64),
+    mut observe: impl FnMut(&StepRecord),
 ) -> Result<StateDigest, Failure> {
     let (setup, corpus) = setup(toml, ScheduleKind::ZbH1, 3);
     let policy = GuardPolicy {
@@ -42,7 +42,7 @@ fn run(
         Devices { opened, scratch: Some(scratch.path().to_owned()), graphs: Graphs::PLAIN };
     let outcome = train_on(&devices, &job, &mut |news| {
         if let News::Step(record) = news {
-            observe(record.step.0);
+            observe(record);
         }
         ControlFlow::Continue(())
     });
@@ -68,8 +68,8 @@ fn a_device_that_gives_up_ends_the_run_and_is_named() {
     let broken = emulated(Precision::F32, Order::Forwards);
     let (Some(healthy), Some(broken)) = (healthy, broken) else { return };
     let sealed = std::cell::Cell::new(0);
-    let failure = run(&toml(STEPS, Precision::F32), &[healthy, broken.clone()], |step| {
-        sealed.set(step + 1);
+    let failure = run(&toml(STEPS, Precision::F32), &[healthy, broken.clone()], |record| {
+        sealed.set(record.step.0 + 1);
         broken.give_up();
     });
     let failure = failure.expect_err("stage 1 has no device any more");
@@ -96,4 +96,22 @@ fn a_device_without_room_says_what_helps() {
     for word in ["are free", "train.microbatch", "memory.recompute", "memory.offload"] {
         assert!(text.contains(word), "no {word} in: {text}");
     }
+}
+
+/// The clock of an emulated device goes a microsecond on each time that it is read, so shares of a step are
+/// those of whole numbers. By the host's clock they would not be.
+#[test]
+fn bubbles_are_those_of_the_devices_clock() {
+    const STEP_US_MAX: u32 = 2000;
+    let Some(device) = emulated(Precision::F32, Order::Forwards) else { return };
+    let mut bubbles = Vec::new();
+    run(&toml(STEPS, Precision::F32), &[device], |record| bubbles.push(record.bubbles.measured))
+        .expect("nothing goes wrong");
+    let is_share_of_us = |bubble: &f64| {
+        (1..STEP_US_MAX).any(|step_us| {
+            let waited_us = bubble * f64::from(step_us);
+            (waited_us - waited_us.round()).abs() < 1e-7
+        })
+    };
+    assert!(bubbles.len() as u64 == STEPS && bubbles.iter().all(is_share_of_us), "{bubbles:?}");
 }

@@ -140,21 +140,52 @@ impl LayerTimes {
 /// Tells microseconds since some moment, and never goes back.
 pub type LayerClock = Box<dyn Fn() -> f64 + Send>;
 
-/// A layer's part that ended at a moment; none if it is where the first one began.
-type Ended = Option<(LayerClass, LayerPart)>;
+/// From when to when something was done, by the device's own clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// When it began, in microseconds.
+    pub start_us: f64,
+    /// When it ended.
+    pub end_us: f64,
+}
 
-/// Of a device that is behind: turns at the beginning that are timed, and after them one of so many.
+/// What was timed since somebody last asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timed {
+    /// What layers took; none without a clock, and of a device that is behind if this turn was not timed.
+    pub layers: Option<LayerTimes>,
+    /// Operations of a device that is behind.
+    pub spans: Vec<Span>,
+}
+
+/// What a device has noted a moment for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Noted {
+    /// An operation begins; what it reads is there.
+    Begin,
+    /// A layer's part has ended.
+    Layer(LayerClass, LayerPart),
+    /// An operation has ended.
+    End,
+}
+
+/// Of a device that is behind: turns at the beginning whose layers are timed, and after them one of so
+/// many.
 const FIRST_TURNS: u32 = 8;
 const TURNS_BETWEEN: u32 = 16;
 
-/// Times the layers of a stage.
+/// Times the layers of a stage, and its operations where the host's clock shows nothing of them.
 #[derive(Default)]
 pub struct LayerTimer {
     clock: Option<LayerClock>,
     border_us: Cell<f64>,
     times: RefCell<LayerTimes>,
-    /// What ended at the moments that a device has noted.
-    noted: RefCell<Vec<Ended>>,
+    /// What a device has noted moments for.
+    noted: RefCell<Vec<Noted>>,
+    /// Whether an operation has begun there.
+    is_open: Cell<bool>,
+    /// Those that have ended.
+    spans: Cell<usize>,
     /// Turns that are over.
     turns: Cell<u32>,
 }
@@ -166,13 +197,13 @@ impl LayerTimer {
         Self { clock: Some(clock), ..Self::default() }
     }
 
-    /// A layer's part begins.
+    /// A layer's part begins. The first one of an operation begins it: what it reads has come.
     pub fn begin<B: Backend>(&self, backend: &B) {
         let Some(clock) = &self.clock else { return };
-        if backend.is_behind() {
-            self.note(backend, None);
-        } else {
+        if !backend.is_behind() {
             self.border_us.set(clock());
+        } else if !self.is_open.get() {
+            self.is_open.set(self.note(backend, Noted::Begin));
         }
     }
 
@@ -180,7 +211,9 @@ impl LayerTimer {
     pub fn pass<B: Backend>(&self, backend: &B, kind: LayerKind, part: LayerPart) {
         let (Some(clock), class) = (&self.clock, LayerClass::of(kind)) else { return };
         if backend.is_behind() {
-            self.note(backend, Some((class, part)));
+            if self.is_timed() {
+                self.note(backend, Noted::Layer(class, part));
+            }
             return;
         }
         let now_us = clock();
@@ -188,18 +221,37 @@ impl LayerTimer {
         self.times.borrow_mut().add(class, part, took_us);
     }
 
-    /// What layers took since this was last asked, which is once a turn. None without a clock, and of a
-    /// device that is behind if this turn was not timed.
-    pub fn take<B: Backend>(&self, backend: &B) -> Option<LayerTimes> {
-        self.clock.as_ref()?;
+    /// An operation has ended.
+    pub fn end<B: Backend>(&self, backend: &B) {
+        if self.is_open.replace(false) && self.note(backend, Noted::End) {
+            self.spans.set(self.spans.get() + 1);
+        }
+    }
+
+    /// Operations that ended since [`Self::take`], on a device that is behind.
+    pub fn spans_noted(&self) -> usize {
+        self.spans.get()
+    }
+
+    /// What was timed since this was last asked, which is once a turn.
+    pub fn take<B: Backend>(&self, backend: &B) -> Timed {
+        if self.clock.is_none() {
+            return Timed::default();
+        }
         if !backend.is_behind() {
-            return Some(self.times.take());
+            return Timed { layers: Some(self.times.take()), spans: Vec::new() };
         }
         let is_timed = self.is_timed();
         self.turns.set(self.turns.get().wrapping_add(1));
         let (noted, moments) = (self.noted.take(), backend.stamps());
+        self.spans.set(0);
+        self.is_open.set(false);
         // Of a device that failed there are fewer, and nothing to be learned.
-        (is_timed && noted.len() == moments.len()).then(|| between(&noted, &moments))
+        if noted.len() != moments.len() {
+            return Timed::default();
+        }
+        let layers = is_timed.then(|| layers_between(&noted, &moments));
+        Timed { layers, spans: spans_between(&noted, &moments) }
     }
 
     fn is_timed(&self) -> bool {
@@ -207,22 +259,39 @@ impl LayerTimer {
         turn < FIRST_TURNS || turn.is_multiple_of(TURNS_BETWEEN)
     }
 
-    fn note<B: Backend>(&self, backend: &B, ended: Ended) {
-        if self.is_timed() && backend.stamp() {
-            self.noted.borrow_mut().push(ended);
+    /// Whether the device noted it.
+    fn note<B: Backend>(&self, backend: &B, noted: Noted) -> bool {
+        let is_noted = backend.stamp();
+        if is_noted {
+            self.noted.borrow_mut().push(noted);
         }
+        is_noted
     }
 }
 
 /// What lies between each moment and the one before it, where a layer's part ended.
-fn between(noted: &[Ended], moments: &[f64]) -> LayerTimes {
+fn layers_between(noted: &[Noted], moments: &[f64]) -> LayerTimes {
     let mut times = LayerTimes::default();
-    for (ended, pair) in noted.iter().skip(1).zip(moments.windows(2)) {
-        if let Some((class, part)) = ended {
-            times.add(*class, *part, pair[1] - pair[0]);
+    for (noted, pair) in noted.iter().skip(1).zip(moments.windows(2)) {
+        match noted {
+            Noted::Layer(class, part) => times.add(*class, *part, pair[1] - pair[0]),
+            Noted::Begin | Noted::End => {}
         }
     }
     times
+}
+
+/// From each begin to the end behind it.
+fn spans_between(noted: &[Noted], moments: &[f64]) -> Vec<Span> {
+    let (mut spans, mut start_us) = (Vec::new(), f64::NAN);
+    for (noted, moment) in noted.iter().zip(moments) {
+        match noted {
+            Noted::Begin => start_us = *moment,
+            Noted::Layer(..) => {}
+            Noted::End => spans.push(Span { start_us, end_us: *moment }),
+        }
+    }
+    spans
 }
 
 #[cfg(test)]
@@ -231,7 +300,7 @@ mod tests {
 
     use zbelastic_kernels::CpuBackend;
 
-    use super::{LayerClass, LayerKind, LayerPart, LayerTimer, LayerTimes, Spent};
+    use super::{LayerClass, LayerKind, LayerPart, LayerTimer, LayerTimes, Spent, Timed};
 
     #[test]
     fn what_lies_between_two_borders_is_the_layers() {
@@ -247,13 +316,13 @@ mod tests {
         timer.pass(&cpu, LayerKind::Mlp { block: 0 }, LayerPart::Forward);
         timer.begin(&cpu);
         timer.pass(&cpu, LayerKind::Mlp { block: 1 }, LayerPart::Forward);
-        let times = timer.take(&cpu).expect("there is a clock");
+        let times = timer.take(&cpu).layers.expect("there is a clock");
         let spent = |class| times.spent(class, LayerPart::Forward);
         assert_eq!(spent(LayerClass::Embed), Spent { count: 1, us: 2.0 });
         assert_eq!(spent(LayerClass::Mlp), Spent { count: 2, us: 8.0 });
         assert_eq!(spent(LayerClass::Mlp).mean_us(), Some(4.0));
         assert_eq!(spent(LayerClass::Head).mean_us(), None);
-        assert_eq!(timer.take(&cpu), Some(LayerTimes::default()), "each time is told once");
+        assert_eq!(timer.take(&cpu).layers, Some(LayerTimes::default()), "each time is told once");
     }
 
     #[test]
@@ -262,7 +331,7 @@ mod tests {
         let timer = LayerTimer::default();
         timer.begin(&cpu);
         timer.pass(&cpu, LayerKind::Head, LayerPart::Remake);
-        assert_eq!(timer.take(&cpu), None);
+        assert_eq!(timer.take(&cpu), Timed::default());
     }
 
     #[test]

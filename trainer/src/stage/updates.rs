@@ -238,6 +238,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     fn carry_out(&mut self, pending: Pending) {
         self.follow_order(pending);
         self.commit_moments(pending);
+        self.bench.flush();
     }
 
     /// Sends the gradient to who keeps this stage's copy, or follows its layers.

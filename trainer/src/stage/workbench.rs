@@ -10,6 +10,7 @@ use super::injection::Injection;
 use super::store::StoreError;
 use crate::data::Batch;
 use crate::elastic::{LayerImage, layer_digest};
+use crate::model::Span;
 
 /// An optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +48,23 @@ pub trait Workbench {
 
     /// The end of an operation: what was put off to be told to a device at once is told.
     fn flush(&mut self) {}
+
+    /// Operations whose times [`Self::spans`] would tell: of a device that does later what it is told, and
+    /// is timed by its own clock.
+    fn spans_noted(&self) -> usize {
+        0
+    }
+
+    /// Their times since this was last asked, in order. Waits for them.
+    fn spans(&self) -> Vec<Span> {
+        Vec::new()
+    }
+
+    /// What the device's clock shows once all that was told is done, if there is one. Nothing may be
+    /// untold of [`Self::spans`].
+    fn device_now_us(&self) -> Option<f64> {
+        None
+    }
 
     /// Frees what a dropped turn left.
     fn drop_passes(&mut self);

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::model::{
-    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, Spent, model_layers,
+    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, Span, Spent, model_layers,
 };
 use zbelastic_trainer::stage::{Bench, Progress, StageEngine, UpdateOrder, Workbench};
 use zbelastic_types::{StageIndex, Step};
@@ -37,7 +37,7 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
     let Some([one, _]) = two(Precision::F32) else { return };
     let mut bench = bench_after_a_step(one);
     bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
-    let times = bench.layer_times().expect("the first turn is timed");
+    let times = bench.times().layers.expect("the first turn is timed");
     let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
     for class in LayerClass::ALL {
         let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;
@@ -55,6 +55,30 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
     }
 }
 
+/// The host's clock shows when a pass was told, and the device's when it was done.
+#[test]
+fn every_operation_has_a_span_of_its_devices_clock() {
+    let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some([one, _]) = two(Precision::F32) else { return };
+    let mut bench = bench_after_a_step(one);
+    let model = tiny_model(Family::Llama);
+    let program = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero).program;
+    let is_computed = |op: &&Op| matches!(op, Op::Compute(..));
+    let count = program.ops(StageIndex(0)).iter().filter(is_computed).count();
+    assert_eq!(bench.spans_noted(), count);
+    let spans = bench.spans();
+    assert_eq!((spans.len(), bench.spans_noted()), (count, 0));
+    let is_in_order = |pair: &[Span]| pair[0].end_us <= pair[1].start_us;
+    assert!(spans.windows(2).all(is_in_order), "one stream: {spans:?}");
+    // Each layer that is timed lies between the two moments, and a moment takes a microsecond here.
+    assert!(spans.iter().all(|span| span.end_us - span.start_us >= 2.0), "{spans:?}");
+    let now_us = bench.device_now_us().expect("it has a clock");
+    assert!(now_us > spans[count - 1].end_us);
+    bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+    bench.flush();
+    assert_eq!(bench.spans().len(), 1, "each is told once");
+}
+
 /// Each moment is a little work for a device: most turns go without.
 #[test]
 fn after_the_first_turns_one_of_many_is_timed() {
@@ -63,7 +87,7 @@ fn after_the_first_turns_one_of_many_is_timed() {
     let mut bench = bench_after_a_step(one);
     let mut turn = || {
         bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
-        let times = bench.layer_times();
+        let times = bench.times().layers;
         times.map(|times| times.spent(LayerClass::Head, LayerPart::Candidate).count)
     };
     let told: Vec<_> = (0..34).map(|_| turn()).collect();

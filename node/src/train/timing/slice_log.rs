@@ -1,0 +1,68 @@
+//! The slices of a stage on their way to whoever draws and compares them.
+//!
+//! On a device that does later what it is told, the host's clock shows when a pass was told. Its slices get
+//! the device's times when they are taken, moved by what the two clocks are apart.
+
+use zbelastic_trainer::model::Span;
+use zbelastic_trainer::stage::Workbench;
+
+use super::{Clock, Slice};
+
+/// What a stage did since this was last taken.
+#[derive(Debug, Default)]
+pub struct SliceLog {
+    slices: Vec<Slice>,
+    /// Which of them the device's spans belong to, in order; none for what is not drawn.
+    of_spans: Vec<Option<usize>>,
+    /// What the host's clock is ahead of the device's, once it is known.
+    ahead_us: Option<f64>,
+}
+
+/// What was taken.
+#[derive(Debug, Default)]
+pub struct Sliced {
+    /// In the order in which it was told.
+    pub slices: Vec<Slice>,
+    /// What all of it took on a device that has a clock of its own.
+    pub device_us: Option<f64>,
+}
+
+impl SliceLog {
+    /// How many.
+    pub const fn count(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// Adds a slice, if what was done is drawn, by the host's clock for now.
+    pub fn push<W: Workbench>(&mut self, bench: &W, slice: Option<Slice>) {
+        let noted = bench.spans_noted();
+        if noted < self.of_spans.len() {
+            // Another bench has taken the place of the one that noted these.
+            self.of_spans.clear();
+        }
+        if noted > self.of_spans.len() {
+            self.of_spans.push(slice.map(|_| self.slices.len()));
+        }
+        self.slices.extend(slice);
+    }
+
+    /// All of it, with the spans that `bench` noted.
+    pub fn take<W: Workbench>(&mut self, bench: &W, spans: &[Span], clock: &Clock) -> Sliced {
+        let of_spans = std::mem::take(&mut self.of_spans);
+        let mut slices = std::mem::take(&mut self.slices);
+        if spans.is_empty() {
+            return Sliced { slices, device_us: None };
+        }
+        if self.ahead_us.is_none() {
+            self.ahead_us = bench.device_now_us().map(|device_us| clock.now_us() - device_us);
+        }
+        for (place, Span { start_us, end_us }) in of_spans.iter().zip(spans) {
+            if let (Some(place), Some(ahead_us)) = (*place, self.ahead_us) {
+                slices[place].start_us = start_us + ahead_us;
+                slices[place].end_us = end_us + ahead_us;
+            }
+        }
+        let device_us = spans.iter().map(|span| span.end_us - span.start_us).sum();
+        Sliced { slices, device_us: Some(device_us) }
+    }
+}

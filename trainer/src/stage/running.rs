@@ -1,0 +1,98 @@
+//! The operations of a program, each told to the workbench.
+
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_kernels::Parcel;
+use zbelastic_schedule::{Compute, Flow, Memory, Pass, Transfer};
+use zbelastic_types::{MicrobatchIndex, Step};
+
+use super::engine::{StageEngine, Wait};
+use super::frame::{Frame, Lap};
+use super::store::StoreError;
+use super::workbench::Workbench;
+use crate::data::{Batch, BatchSource};
+
+impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+        let is_again = mutant::is(Mutant::M7CursorMoves) && self.replayed.0 == step;
+        let ahead = if is_again { u64::from(self.replayed.1) } else { 0 };
+        self.source.training(Step(step.0 + ahead), microbatch)
+    }
+
+    /// The operand of a pass, if it comes from another chunk.
+    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Parcel> {
+        let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
+        let before = self.setup.plan.placement().chunk_before(pass.chunk, flow);
+        assert_eq!(operand.is_none(), before.is_none(), "the operand of {pass:?} was received");
+        operand
+    }
+
+    pub(super) fn run_pass(&mut self, compute: Compute, pass: Pass) {
+        let batch = self.training_batch(self.turn.step, pass.microbatch);
+        match compute {
+            Compute::F => {
+                let input = self.take_operand(Flow::Forward, pass);
+                let loss = self.bench.forward(pass, &batch, input);
+                if loss.is_some() {
+                    let slices = self.setup.plan.program.slice_count as usize;
+                    self.losses[pass.microbatch.index() * slices + pass.slice.index()] = loss;
+                }
+            }
+            Compute::B => {
+                let gradient = self.take_operand(Flow::Backward, pass);
+                self.bench.backward_input(pass, &batch, gradient);
+            }
+            Compute::R => self.bench.recompute(pass, &batch),
+            Compute::WE => self.bench.head_weights(pass),
+            Compute::W => self.bench.backward_weights(pass, &batch),
+            Compute::BW => {
+                let gradient = self.take_operand(Flow::Backward, pass);
+                self.bench.backward_input(pass, &batch, gradient);
+                self.bench.backward_weights(pass, &batch);
+            }
+        }
+    }
+
+    /// What the second store refuses is tried again when the engine is asked again.
+    pub(super) fn run_memory(&mut self, memory: Memory, pass: Pass) -> Result<(), StoreError> {
+        match memory {
+            Memory::Offload => self.bench.offload(pass),
+            Memory::Reload => self.bench.reload(pass),
+            Memory::Drop => {
+                self.bench.drop_activations(pass);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn run_transfer(
+        &mut self,
+        transfer: Transfer,
+        flow: Flow,
+        pass: Pass,
+    ) -> Option<Wait> {
+        let reader = || {
+            let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
+            Pass { chunk: after.expect("a result that is passed on has a reader"), ..pass }
+        };
+        match transfer {
+            Transfer::Receive => {
+                let is_here = self.inbox.has(self.turn, Lap::Training, flow, pass);
+                return (!is_here).then_some(Wait::Frame { flow, pass });
+            }
+            Transfer::Send => {
+                let reader = reader();
+                let tensor = self.bench.take_result(flow, pass);
+                self.send_frame(flow, reader, Lap::Training, tensor);
+            }
+            Transfer::Local => {
+                let reader = reader();
+                let tensor = self.bench.take_result(flow, pass);
+                let frame =
+                    Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, tensor };
+                let kept = self.inbox.insert(self.turn, frame);
+                assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+            }
+        }
+        None
+    }
+}
