@@ -58,7 +58,7 @@ pub use error::{
 };
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
-pub use parcel::ROOMS_MAX;
+pub use parcel::{ROOMS_MAX, ROOMS_ROTATED};
 pub use probe::{Probe, compile_kernels, probe};
 pub use products::Pin;
 pub use recorder::{GraphCounts, Graphs};

@@ -78,7 +78,7 @@ pub enum DeviceFault {
 }
 
 /// CUresults after which a context is lost, by the driver's documentation.
-const STICKY: [u32; 10] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 719];
+const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 impl DeviceFault {
     /// The fault behind a driver's code that is not success.

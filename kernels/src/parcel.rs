@@ -8,6 +8,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::fault::DeviceFault;
+
 /// Numbers on the host, in the type that they are computed with.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Numbers {
@@ -50,8 +52,11 @@ pub trait Held: Any + Send + Sync {
     /// How many numbers.
     fn count(&self) -> usize;
 
-    /// The numbers, which are waited for. NaN if the device has failed.
+    /// The numbers, which are waited for. NaN if they could not be had; then [`Self::fault`] says why.
     fn numbers(&self) -> Numbers;
+
+    /// What has ended the device that holds it, if anything has: then its numbers are no result.
+    fn fault(&self) -> Option<DeviceFault>;
 }
 
 /// A tensor on its way.
@@ -83,6 +88,15 @@ impl Parcel {
     #[must_use]
     pub const fn is_held(&self) -> bool {
         matches!(self, Self::Held(_))
+    }
+
+    /// Who holds it, if a device does.
+    #[must_use]
+    pub fn held(&self) -> Option<Arc<dyn Held>> {
+        match self {
+            Self::Here(_) => None,
+            Self::Held(held) => Some(held.clone()),
+        }
     }
 
     /// The numbers. Those that a device holds are waited for.

@@ -25,7 +25,7 @@ use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, Order};
-use zbelastic_kernels::DeviceFault;
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
@@ -151,6 +151,8 @@ pub struct Host<M: ComputeModel, S> {
     writing: VecDeque<Writing>,
     /// The version that there was no room to write.
     left_out: Option<Step>,
+    /// Why there was no room for the stage of the last plan, until somebody asks.
+    refusal: Option<AllocateError>,
     outbox: VecDeque<HostOutput>,
 }
 
@@ -168,6 +170,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             following: None,
             writing: VecDeque::new(),
             left_out: None,
+            refusal: None,
             outbox: VecDeque::new(),
         }
     }
@@ -196,6 +199,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             self.outbox.clear();
         }
         self.outbox.pop_front()
+    }
+
+    /// Why there was no room for a stage, if there was none since this was last asked. The cluster is told
+    /// that there was none; this is for who looks after the machine.
+    pub fn take_refusal(&mut self) -> Option<AllocateError> {
+        self.refusal.take()
     }
 
     /// What ended the device, if anything did. Only another process may go on.

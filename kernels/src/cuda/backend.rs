@@ -32,7 +32,7 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// Told once, of all backends that share the device: none of them has it any more.
     fault: Arc<OnceLock<DeviceFault>>,
     stamps: Stamps,
-    staging: Staging<D>,
+    staging: Arc<Staging<D>>,
     /// For what goes to others, and for what comes.
     rooms: [Rooms<D>; 2],
     losses: Losses<D>,
@@ -58,19 +58,21 @@ impl<D: Device> CudaBackend<D> {
     #[must_use]
     pub fn with_graphs(device: Arc<D>, graphs: Graphs) -> Self {
         let device = Arc::new(Recorder::new(device, graphs));
-        Self::on(device, Arc::new(Arena::new()), Arc::default())
+        Self::on(device, Arc::new(Arena::new()), Arc::default(), Arc::new(Staging::new()))
     }
 
     /// Another one on the same device, which shares its stream, its regions of memory and its end.
     #[must_use]
     pub fn beside(&self) -> Self {
-        Self::on(self.device.clone(), self.arena.clone(), self.fault.clone())
+        let Self { device, arena, fault, staging, .. } = self;
+        Self::on(device.clone(), arena.clone(), fault.clone(), staging.clone())
     }
 
     fn on(
         device: Arc<Recorder<D>>,
         arena: Arc<Arena<D>>,
         fault: Arc<OnceLock<DeviceFault>>,
+        staging: Arc<Staging<D>>,
     ) -> Self {
         Self {
             device,
@@ -78,7 +80,7 @@ impl<D: Device> CudaBackend<D> {
             scratch: Scratch::new(),
             fault,
             stamps: Stamps::default(),
-            staging: Staging::new(),
+            staging,
             rooms: [Rooms::new(), Rooms::new()],
             losses: Losses::new(),
             copies: Cell::new(0),
@@ -104,6 +106,10 @@ impl<D: Device> CudaBackend<D> {
 
     pub(super) fn shared_device(&self) -> &Arc<Recorder<D>> {
         &self.device
+    }
+
+    pub(super) fn shared_fault(&self) -> Arc<OnceLock<DeviceFault>> {
+        self.fault.clone()
     }
 
     /// Copies from the host, which may reuse its memory at once.

@@ -15,14 +15,6 @@ use super::listing::check;
 /// made anew, which costs microseconds.
 const EVENTS_KEPT_MAX: usize = 4096;
 
-/// Whether a call that turns something on found it on.
-const fn is_done(result: sys::CUresult) -> bool {
-    matches!(
-        result,
-        sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-    )
-}
-
 /// A device's streams.
 pub(super) struct Streams([sys::CUstream; Stream::ALL.len()]);
 
@@ -226,8 +218,10 @@ impl Peers {
         if can != 0 {
             // SAFETY: the other context lives as long as its device, which the caller holds.
             let result = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
-            if !is_done(result) {
-                check("cuCtxEnablePeerAccess", result)?;
+            // A machine may have more devices than may see each other: then the driver goes by the host.
+            if let Err(fault @ DeviceFault::Sticky { .. }) = check("cuCtxEnablePeerAccess", result)
+            {
+                return Err(fault);
             }
         }
         Ok(())

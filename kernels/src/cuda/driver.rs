@@ -185,10 +185,9 @@ impl CudaDevice {
     /// # Errors
     /// As the driver says, about anything before.
     pub fn wait(&self) -> Result<(), DeviceFault> {
-        // A stream that is being captured cannot be waited for.
-        let _alone = self.enter()?;
-        // SAFETY: the stream lives as long as this.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream()) })
+        // Nobody is kept from telling the device more meanwhile: the courier of what is done, above all.
+        let fence = self.fence(Stream::Compute)?;
+        self.reach(&fence)
     }
 
     /// The algorithms of products so far, to be kept with a run.
@@ -249,11 +248,11 @@ impl Drop for CudaDevice {
         // Nothing can be done about a failure here, and a device that gave up fails every call.
         let _current = self.make_current();
         let stream = self.stream();
+        let _done = self.streams.wait();
         self.graphs.get_mut().unwrap_or_else(PoisonError::into_inner).clear(stream);
         if let Some(products) = self.products.take() {
             self.free(products.workspace());
         }
-        let _done = self.streams.wait();
         self.streams.destroy();
         // SAFETY: each handle is given back once, and nothing uses it afterwards.
         unsafe {
@@ -289,9 +288,10 @@ impl Device for CudaDevice {
 
     fn free(&self, address: Address) {
         // A device that gave up has lost its memory anyway.
-        let _current = self.make_current();
-        // SAFETY: the address is from `allocate` and given back once; the driver waits for what
-        // still uses it.
+        let _alone = self.enter();
+        let _done = self.streams.wait();
+        // SAFETY: the address is from `allocate` and given back once; no stream of this device uses it any
+        // more.
         let _freed = unsafe { sys::cuMemFree_v2(address.0) };
     }
 
@@ -311,8 +311,8 @@ impl Device for CudaDevice {
     }
 
     fn free_host(&self, address: Address) {
-        // A device that gave up uses nothing any more.
-        let _current = self.make_current();
+        // A device that gave up uses nothing any more. A stream that is captured cannot be waited for.
+        let _alone = self.enter();
         let _done = self.streams.wait();
         copies::free_host(address);
     }
@@ -328,15 +328,18 @@ impl Device for CudaDevice {
     }
 
     fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
-        if !to.is_empty() {
-            let _alone = self.enter()?;
-            // SAFETY: the memory is the caller's, and is waited for below.
-            let result = unsafe {
-                sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream())
-            };
-            check("cuMemcpyDtoHAsync", result)?;
+        self.wait()?;
+        if to.is_empty() {
+            return Ok(());
         }
-        self.wait()
+        let _alone = self.enter()?;
+        // SAFETY: the memory is the caller's, and is waited for below.
+        let result = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream())
+        };
+        check("cuMemcpyDtoHAsync", result)?;
+        // SAFETY: the stream lives as long as this, and nobody captures it now.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream()) })
     }
 
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {

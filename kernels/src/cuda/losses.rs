@@ -2,8 +2,8 @@
 //! host then.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 
 use super::backend::CudaBackend;
 use super::device::{Address, Device, Stream};
@@ -54,6 +54,8 @@ impl<D: Device> Losses<D> {
 /// A loss whose rows are on their way.
 struct Pending<D: Device> {
     device: Arc<Recorder<D>>,
+    /// Its backend's, told before a loss that is none is passed on.
+    fault: Arc<OnceLock<DeviceFault>>,
     /// There until this is dropped.
     sheet: Option<Sheet<D>>,
     /// When they have arrived.
@@ -64,8 +66,9 @@ struct Pending<D: Device> {
 impl<D: Device> HeldLoss for Pending<D> {
     fn wait(&self) -> f64 {
         let sheet = self.sheet.as_ref().expect("there until this is dropped");
-        // Its backend finds the fault as well, and ends the process.
-        if self.device.reach(&self.copied).is_err() {
+        if let Err(fault) = self.device.reach(&self.copied) {
+            // Only the first one counts.
+            let _kept = self.fault.set(fault);
             return f64::NAN;
         }
         let mut bytes = vec![0; sheet.bytes as usize];
@@ -105,6 +108,6 @@ pub(super) fn hold<D: Device>(
     // So little that it need not be beside the work; and what comes next may use the rows again.
     device.copy_out(Stream::Compute, rows, sheet.memory.at(0, bytes), bytes)?;
     let (device, home) = (device.clone(), losses.home.clone());
-    let copied = device.fence(Stream::Compute)?;
-    Ok(Loss::Held(Arc::new(Pending { device, sheet: Some(sheet), copied, home })))
+    let (copied, fault) = (device.fence(Stream::Compute)?, backend.shared_fault());
+    Ok(Loss::Held(Arc::new(Pending { device, fault, sheet: Some(sheet), copied, home })))
 }

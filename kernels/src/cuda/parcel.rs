@@ -13,7 +13,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::backend::CudaBackend;
 use super::device::{Address, Device, Stream};
@@ -25,9 +25,12 @@ use super::transfer::{bytes_of, numbers_of};
 use crate::backend::{View, ViewMut};
 use crate::parcel::{Held, Numbers, Parcel};
 
-/// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes by way of the host: then its neighbours
-/// have left twice as many unread as any schedule leaves whose microbatches fit into memory.
+/// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes by way
+/// of the host: then its neighbours have left twice as many unread as any schedule leaves whose microbatches
+/// fit into memory.
 pub const ROOMS_MAX: usize = 64;
+/// Rooms of a form that are free before one of them is used again, where there are as many.
+pub const ROOMS_ROTATED: usize = 4;
 
 /// Memory for one boundary tensor.
 struct Room<D: Device> {
@@ -75,29 +78,39 @@ impl<D: Device> Rooms<D> {
         Self { made: Cell::new(0), free: RefCell::default(), returned, home }
     }
 
-    /// A room of this form. The one that has been free for longest comes first.
-    fn take(&self, backend: &CudaBackend<D>, element: Element, len: usize) -> Option<Room<D>> {
+    /// A room of this form; none if there is none left. Some take turns: who fills the only one there is
+    /// would wait for the reader of the tensor before. The one that has been free for longest comes first.
+    fn take(
+        &self,
+        backend: &CudaBackend<D>,
+        element: Element,
+        len: usize,
+    ) -> Result<Option<Room<D>>, DeviceFault> {
         let mut free = self.free.borrow_mut();
         free.extend(self.returned.try_iter());
         let fits = |room: &Room<D>| room.buffer.element() == element && room.buffer.len() == len;
-        if let Some(place) = free.iter().position(fits) {
-            return free.remove(place);
+        let first = |free: &mut VecDeque<Room<D>>| {
+            free.iter().position(fits).and_then(|place| free.remove(place))
+        };
+        if free.iter().filter(|room| fits(room)).count() >= ROOMS_ROTATED
+            || self.made.get() == ROOMS_MAX
+        {
+            return Ok(first(&mut free));
         }
-        if self.made.get() == ROOMS_MAX {
-            return None;
-        }
-        let buffer = backend.buffer(element, len).ok()?;
-        self.made.set(self.made.get() + 1);
+        let Ok(buffer) = backend.buffer(element, len) else { return Ok(first(&mut free)) };
         // Its zeros come first, whichever stream fills it.
-        let read = Vec::from_iter(backend.device().fence(Stream::Compute));
+        let read = vec![backend.device().fence(Stream::Compute)?];
+        self.made.set(self.made.get() + 1);
         let device = backend.shared_device().clone();
-        Some(Room { device, buffer, host: None, read, host_read: None })
+        Ok(Some(Room { device, buffer, host: None, read, host_read: None }))
     }
 }
 
 /// A tensor in a room.
 struct Boundary<D: Device> {
     device: Arc<Recorder<D>>,
+    /// Its backend's, told before numbers that are none leave.
+    fault: Arc<OnceLock<DeviceFault>>,
     /// There until this is dropped. Locked while somebody takes from it.
     room: Mutex<Option<Room<D>>>,
     filled: D::Fence,
@@ -142,9 +155,16 @@ impl<D: Device> Held for Boundary<D> {
     fn numbers(&self) -> Numbers {
         match self.fetch() {
             Ok(bytes) => numbers_of(&bytes, self.element, self.device.precision()),
-            // Its backend finds the fault as well, and ends the process.
-            Err(_) => Numbers::Floats(vec![f32::NAN; self.len]),
+            Err(fault) => {
+                // Only the first one counts.
+                let _kept = self.fault.set(fault);
+                Numbers::Floats(vec![f32::NAN; self.len])
+            }
         }
+    }
+
+    fn fault(&self) -> Option<DeviceFault> {
+        self.fault.get().cloned()
     }
 }
 
@@ -166,7 +186,7 @@ pub(super) fn pack<D: Device>(
 ) -> Result<Option<Parcel>, DeviceFault> {
     let (element, len) = (from.buffer.element(), from.range.len());
     assert!(from.range.end <= from.buffer.len(), "a view lies within its buffer");
-    let Some(mut room) = rooms.take(backend, element, len) else { return Ok(None) };
+    let Some(mut room) = rooms.take(backend, element, len)? else { return Ok(None) };
     let device = backend.shared_device();
     for read in room.read.drain(..) {
         device.follow(Stream::Compute, &read)?;
@@ -176,8 +196,9 @@ pub(super) fn pack<D: Device>(
     device.flush()?;
     device.copy(from.buffer.at(from.range.start), room.buffer.at(0), bytes)?;
     let filled = device.fence(Stream::Compute)?;
-    let (device, room, home) = (device.clone(), Mutex::new(Some(room)), rooms.home.clone());
-    Ok(Some(Parcel::Held(Arc::new(Boundary { device, room, filled, len, element, home }))))
+    let (device, fault) = (device.clone(), backend.shared_fault());
+    let (room, home) = (Mutex::new(Some(room)), rooms.home.clone());
+    Ok(Some(Parcel::Held(Arc::new(Boundary { device, fault, room, filled, len, element, home }))))
 }
 
 /// Takes a parcel of a device of this kind; gives back one that is of another.
@@ -213,11 +234,18 @@ pub(super) fn receive<D: Device>(
     numbers: Numbers,
 ) -> Result<Parcel, DeviceFault> {
     let (element, len) = (Element::Row, numbers.len());
-    let found = if len > 0 { rooms.take(backend, element, len) } else { None };
+    let found = if len > 0 { rooms.take(backend, element, len)? } else { None };
     let Some(mut room) = found else { return Ok(Parcel::Here(numbers)) };
     let device = backend.shared_device();
+    let at = match room.twin(element.bytes(device.precision()) * len as u64) {
+        // Without such memory the numbers go the plain way, when they are used.
+        Err(DeviceFault::OutOfHostMemory { .. }) => {
+            rooms.free.borrow_mut().push_back(room);
+            return Ok(Parcel::Here(numbers));
+        }
+        at => at?,
+    };
     let bytes = bytes_of(numbers, element, device.precision());
-    let at = room.twin(bytes.len() as u64)?;
     // Passed long ago, unless neighbours are a whole pool of rooms ahead.
     if let Some(read) = room.host_read.take() {
         device.reach(&read)?;
@@ -229,6 +257,7 @@ pub(super) fn receive<D: Device>(
     device.copy_in(Stream::In, at, room.buffer.at(0), bytes.len() as u64)?;
     let filled = device.fence(Stream::In)?;
     room.host_read = Some(filled.clone());
-    let (device, room, home) = (device.clone(), Mutex::new(Some(room)), rooms.home.clone());
-    Ok(Parcel::Held(Arc::new(Boundary { device, room, filled, len, element, home })))
+    let (device, fault) = (device.clone(), backend.shared_fault());
+    let (room, home) = (Mutex::new(Some(room)), rooms.home.clone());
+    Ok(Parcel::Held(Arc::new(Boundary { device, fault, room, filled, len, element, home })))
 }

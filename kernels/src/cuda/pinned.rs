@@ -1,7 +1,6 @@
 //! Memory of the host that a device copies by itself, and what is written to a device through it.
 
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
@@ -38,9 +37,10 @@ impl<D: Device> Drop for Pinned<D> {
 const SEGMENT_BYTES: u64 = 1 << 20;
 const SEGMENT_COUNT: usize = 16;
 
-/// A ring through which the host writes to a device: it waits only where it is a lap ahead.
+/// A ring through which the host writes to a device, the same for all backends of one stream: it waits only where it is a lap ahead.
 pub(super) struct Staging<D: Device> {
-    ring: RefCell<Option<Ring<D>>>,
+    /// Held for the few instructions of a copy into it.
+    ring: Mutex<Option<Ring<D>>>,
 }
 
 struct Ring<D: Device> {
@@ -53,7 +53,7 @@ struct Ring<D: Device> {
 
 impl<D: Device> Staging<D> {
     pub(super) const fn new() -> Self {
-        Self { ring: RefCell::new(None) }
+        Self { ring: Mutex::new(None) }
     }
 
     /// Copies to the device, in its order of work. What is copied may change at once.
@@ -63,7 +63,7 @@ impl<D: Device> Staging<D> {
         bytes: &[u8],
         to: Address,
     ) -> Result<(), DeviceFault> {
-        let mut ring = self.ring.borrow_mut();
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = match &mut *ring {
             Some(ring) => ring,
             none @ None => none.insert(Ring::new(device)?),

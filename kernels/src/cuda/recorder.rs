@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::{Address, Command, Device, Product, Stream};
 use super::error::DeviceFault;
-use super::kernel::Launch;
+use super::kernel::{Kernel, Launch};
 use super::segments::{Decision, Limits, Segments};
 use super::source::Precision;
 
@@ -125,7 +125,14 @@ impl State {
     }
 
     fn tell<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
-        if let Some((segments, _)) = &mut self.graphs {
+        // A moment that is noted has a place of its own, and most turns go without: no graph is worth it.
+        let is_timed = |command: &Command| match command {
+            Command::Launch(launch) => launch.kernel == Kernel::Stamp,
+            Command::Multiply(_) | Command::Copy { .. } => false,
+        };
+        if let Some((segments, _)) = &mut self.graphs
+            && !commands.iter().any(is_timed)
+        {
             let mut words = Vec::new();
             commands.iter().for_each(|command| command.write_words(&mut words));
             match segments.decide(commands.len(), &words) {

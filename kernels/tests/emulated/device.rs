@@ -87,7 +87,15 @@ impl Emulated {
         self.graphs.lock().expect("no panic while it is held").len()
     }
 
-    /// From now on launches fail as after an illegal address.
+    fn check(&self, call: &'static str) -> Result<(), DeviceFault> {
+        if self.has_given_up.load(Ordering::Relaxed) {
+            let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
+            return Err(DeviceFault::of_code(call, 700, name));
+        }
+        Ok(())
+    }
+
+    /// From now on launches, and waits for what was launched, fail as after an illegal address.
     pub fn give_up(&self) {
         self.has_given_up.store(true, Ordering::Relaxed);
     }
@@ -195,6 +203,7 @@ impl Device for Emulated {
     }
 
     fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+        self.check("cuMemHostAlloc")?;
         Ok(self.take(bytes))
     }
 
@@ -270,14 +279,11 @@ impl Device for Emulated {
     }
 
     fn reach(&self, _fence: &()) -> Result<(), DeviceFault> {
-        Ok(())
+        self.check("cuEventSynchronize")
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        if self.has_given_up.load(Ordering::Relaxed) {
-            let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
-            return Err(DeviceFault::of_code("cuLaunchKernel", 700, name));
-        }
+        self.check("cuLaunchKernel")?;
         let mut pointers = launch.arguments.pointers();
         let is_reversed = self.order == Order::Backwards;
         let entry = self.entries[&launch.kernel];

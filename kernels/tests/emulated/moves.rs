@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::{CudaBackend, ROOMS_MAX};
-use zbelastic_kernels::{Backend, CpuBackend, Parcel, View, ViewMut};
+use zbelastic_kernels::cuda::{CudaBackend, ROOMS_MAX, ROOMS_ROTATED};
+use zbelastic_kernels::{Backend, CpuBackend, DeviceFault, Parcel, View, ViewMut};
 
 use crate::device::{Emulated, Order};
 use crate::races::{Log, Recorded, first_race, waits};
@@ -76,23 +76,25 @@ fn devices_of_two_precisions_exchange_numbers() {
 fn rooms_are_few_and_used_again() {
     let Some(([one, other], log)) = two(Precision::Bf16) else { return };
     let mut arrived = rows(&other, &[-1.0; 4]);
-    for round in 0..3u8 {
+    let rounds = ROOMS_ROTATED as u8 + 2;
+    for round in 0..rounds {
         let parcel = one.pack(View::new(&rows(&one, &[f32::from(round); 4]), 0..4));
         other.unpack(parcel, ViewMut::new(&mut arrived, 0..4));
     }
-    assert_eq!(other.download(View::new(&arrived, 0..4)), [2.0; 4]);
+    assert_eq!(other.download(View::new(&arrived, 0..4)), [f32::from(rounds - 1); 4]);
     let calls = log.calls();
     assert_eq!(first_race(&calls, |_| false), None);
     let others = |kind: &(usize, _)| matches!(kind, (_, (_, _, true)));
     let between: Vec<usize> = waits(&calls).into_iter().filter(others).map(|(at, _)| at).collect();
-    assert_eq!(between.len(), 5, "each reader waits, and each writer but the first");
+    let expected = 2 * usize::from(rounds) - ROOMS_ROTATED;
+    assert_eq!(between.len(), expected, "each reader waits, and each writer of a room used again");
     for wait in between {
         assert!(first_race(&calls, |at| at == wait).is_some(), "call {wait} is needed");
     }
     let x = rows(&one, &FLOATS);
     let all: Vec<Parcel> = (0..=ROOMS_MAX).map(|_| one.pack(View::new(&x, 0..5))).collect();
     let held = all.iter().filter(|parcel| matches!(parcel, Parcel::Held(_))).count();
-    assert_eq!(held, ROOMS_MAX - 1, "one room is of another length");
+    assert_eq!(held, ROOMS_MAX - ROOMS_ROTATED, "some rooms are of another length");
     assert!(all.into_iter().all(|parcel| parcel.into_floats() == FLOATS));
     assert!(matches!(one.pack(View::new(&x, 0..5)), Parcel::Held(_)), "they have come back");
 }
@@ -120,4 +122,20 @@ fn what_the_host_writes_is_read_before_its_place_is_written_again() {
     let waits: Vec<usize> = waits(&calls).into_iter().map(|(at, _)| at).collect();
     assert_eq!(waits.len(), 36 - 16, "36 MiB through 16");
     assert!(first_race(&calls, |at| waits.contains(&at)).is_some(), "the waits are needed");
+}
+
+/// Numbers of a device that gave up are none, and whoever asked for them is told: they may be asked for on
+/// another thread than its backend's, which has reported by then.
+#[test]
+fn numbers_that_could_not_be_had_are_told_from_results() {
+    let Some(device) = Emulated::new(Precision::Bf16, Order::Forwards, 1 << 30) else { return };
+    let backend = CudaBackend::new(device.clone());
+    let parcel = backend.pack(View::new(&rows(&backend, &FLOATS), 0..5));
+    let held = parcel.held().expect("it lies in a room");
+    assert_eq!(held.fault(), None);
+    device.give_up();
+    assert_eq!(backend.fault(), None, "nobody has asked the device for anything");
+    assert!(parcel.into_floats().iter().all(|x| x.is_nan()));
+    assert!(matches!(held.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", held.fault());
+    assert_eq!(backend.fault(), held.fault(), "its backend knows before it says anything else");
 }

@@ -12,7 +12,7 @@ use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_transport::FrameSender;
 use zbelastic_types::NodeId;
 
-use super::device::{DeviceOutput, Over};
+use super::device::{DeviceOutput, DeviceTrouble, Over};
 use super::frames::{Outgoing, outgoing};
 
 /// Frames that wait for the courier. When there are more the device thread waits for it: a device that
@@ -31,12 +31,18 @@ pub(super) struct Courier {
 struct Way {
     frames: FrameSender,
     outbox: mpsc::Sender<DeviceOutput>,
+    /// What the device is called.
+    device: String,
 }
 
 impl Courier {
     /// No thread yet.
-    pub(super) const fn new(frames: FrameSender, outbox: mpsc::Sender<DeviceOutput>) -> Self {
-        Self { way: Way { frames, outbox }, bag: None }
+    pub(super) const fn new(
+        frames: FrameSender,
+        outbox: mpsc::Sender<DeviceOutput>,
+        device: String,
+    ) -> Self {
+        Self { way: Way { frames, outbox, device }, bag: None }
     }
 
     /// Sends a frame, or has it sent.
@@ -71,7 +77,25 @@ impl Courier {
 
 impl Way {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
-        match outgoing(frame) {
+        let held = match &frame.body {
+            PeerBody::Frame(frame) => frame.tensor.held(),
+            PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
+            | PeerBody::Gradients { .. }
+            | PeerBody::Fetch { .. }
+            | PeerBody::Layer(_)
+            | PeerBody::Follow { .. }
+            | PeerBody::Update { .. }
+            | PeerBody::Ahead { .. } => None,
+        };
+        let sent = outgoing(frame);
+        if let Some(fault) = held.and_then(|held| held.fault()) {
+            // What a device that gave up was read as is no result: nobody may take it for one.
+            let device = self.device.clone();
+            self.say(DeviceOutput::Failed(DeviceTrouble::Fault { device, fault }))?;
+            return Err(Over);
+        }
+        match sent {
             Ok(Outgoing::Frames(frames)) => {
                 // Whoever cannot be reached is lost, or will be; its plan ends with it.
                 frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));

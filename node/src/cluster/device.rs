@@ -164,6 +164,8 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     Took(StepTime),
+    /// There was no room for a stage. The seat has told the cluster.
+    NoRoom(AllocateError),
     /// The device cannot be had, or has given up.
     Failed(DeviceTrouble),
 }
@@ -237,9 +239,9 @@ impl DeviceHandle {
         let told = gauge.clone();
         // Made where it lives: what a device makes need not move between threads.
         let begin = move || DeviceThread {
-            machine,
             inbox: orders,
-            courier: Courier::new(frames, outbox.clone()),
+            courier: Courier::new(frames, outbox.clone(), machine.name()),
+            machine,
             outbox,
             gauge: told,
             host: None,
@@ -419,6 +421,9 @@ impl<M: Machine> DeviceThread<M> {
     fn deliver(&mut self) -> Result<(), Over> {
         while let Some(output) = self.host.as_mut().and_then(Host::poll_output) {
             self.perform(output)?;
+        }
+        if let Some(error) = self.host.as_mut().and_then(Host::take_refusal) {
+            self.say(DeviceOutput::NoRoom(error))?;
         }
         let Some(fault) = self.host.as_ref().and_then(Host::fault) else { return Ok(()) };
         self.host = None;

@@ -8,7 +8,7 @@ use zbelastic_types::Bytes;
 use super::start::WorkerMeans;
 use crate::args::{Device, JoinArgs, RoleArg};
 use crate::device::{compile, look_at};
-use crate::failure::Failure;
+use crate::failure::{Detail, Failure};
 use crate::machine::{core_count, memory_total};
 
 /// What a worker brings, and what it computes with: processors, or the device that was found.
@@ -38,8 +38,10 @@ pub fn threads_of(args: &JoinArgs) -> usize {
 /// The class of a device as it is agreed on.
 fn device_name(probe: &Probe) -> DeviceName {
     let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
-    let text: String = probe.class().chars().map(printable).take(DEVICE_NAME_BYTES_MAX).collect();
-    DeviceName::new(&text).expect("a class has a comma at least")
+    let text: String = probe.class().chars().map(printable).collect();
+    // A name that is too long is cut at its beginning: what tells classes apart stands at the end.
+    let end = &text[text.len().saturating_sub(DEVICE_NAME_BYTES_MAX)..];
+    DeviceName::new(end).expect("a class has a comma at least")
 }
 
 /// Looks at the device that was named, before anything is asked of a cluster.
@@ -48,7 +50,13 @@ fn device_name(probe: &Probe) -> DeviceName {
 /// If it cannot be used.
 pub fn probe_of(args: &JoinArgs) -> Result<Option<Probe>, Failure> {
     match (args.device, args.role) {
-        (Device::Cpu, _) | (Device::Cuda(_), Some(RoleArg::Controller)) => Ok(None),
+        (Device::Cpu, _) => Ok(None),
+        (Device::Cuda(_), Some(RoleArg::Controller)) => {
+            let detail = Detail::new(format!("--device {} for a controller", args.device))
+                .why("controllers compute nothing")
+                .hint("leave out --device, or --role worker");
+            Err(Failure::usage("the command line", vec![detail]))
+        }
         (Device::Cuda(index), Some(RoleArg::Worker) | None) => {
             let probe = look_at(index)?;
             compile(&probe)?;

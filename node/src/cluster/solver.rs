@@ -21,7 +21,7 @@ use zbelastic_types::{Bytes, LayerRange, NodeId};
 use super::document::{JobDocument, NamedJob};
 use super::pace::{Known, Seated};
 use super::tick::ticks_of_seconds;
-use crate::config::Resort;
+use crate::config::{DeviceKind, Resort};
 pub use review::{Review, Reviewed};
 
 /// Requests that wait at once: a leader asks for one at a time, and gives up those before it.
@@ -305,7 +305,13 @@ fn op_ticks_max(document: &JobDocument, chunks: &[LayerRange], nodes: &[Seated])
     let work = layer_work(&config.model, config.batch.microbatch);
     let of_chunk =
         |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
-    let largest = chunks.iter().map(of_chunk).fold(0.0, f64::max);
+    let of_pass = chunks.iter().map(of_chunk).fold(0.0, f64::max);
+    // A device does later what it is told: who reads what it did waits for all of a step.
+    let passes = match config.arithmetic.device {
+        DeviceKind::Cpu => 1,
+        DeviceKind::Cuda => config.batch.microbatch_count,
+    };
+    let largest = of_pass * f64::from(passes);
     let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
     let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;
     ticks_of_seconds(OP_SECONDS_MIN + PATIENCE * largest / (REFERENCE_FLOP_PER_S * speed))

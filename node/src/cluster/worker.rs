@@ -345,6 +345,9 @@ impl Worker {
                 self.tell_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::Took(step) => self.tell_step_time(step),
+            DeviceOutput::NoRoom(error) => {
+                self.journal.warn(format!("its memory did not hold its stage: {error}"));
+            }
             DeviceOutput::Failed(error) => {
                 self.ending = Some(error.ending());
             }

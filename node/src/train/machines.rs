@@ -65,7 +65,8 @@ impl Machines {
             let is_here =
                 |stage: &usize| probes[stage % probes.len()].info.index == probe.info.index;
             let own = (0..stages.len()).filter(is_here);
-            let needed = own.map(|stage| stages[stage].device()).sum();
+            // Copies, and rooms for what is under way, lie on the device as well.
+            let needed = own.map(|stage| stages[stage].total()).sum();
             if needed > Bytes(probe.free_bytes) {
                 return Err(device_failure(probe, needed));
             }

@@ -57,5 +57,7 @@ fn times_and_numbers_out_of_range_are_refused() {
     check(&["token", "create", "--ttl", "4000d"], "longer than ten years");
     check(&["token", "create", "--uses", "0"], "0 is not in");
     check(&["join", "--cluster", "a", "--device", "cuda:x"], "expected cuda:N");
+    let controller = ["join", "--cluster", "a", "--role", "controller", "--device", "cuda:0"];
+    check(&controller, "controllers compute nothing");
     check(&["ckpt", "restore", "-1", "--yes"], "-1");
 }

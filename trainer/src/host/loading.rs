@@ -8,7 +8,6 @@ use zbelastic_consensus::message::LoadFault;
 use zbelastic_consensus::plan::LayerSource;
 use zbelastic_consensus::seat::{LoadOrder, News};
 use zbelastic_consensus::state::copied_layers;
-use zbelastic_kernels::AllocateError;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
 use super::peers::{PeerBody, PeerFrame, PeerRefusal};
@@ -308,7 +307,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     self.write(version);
                 }
             }
-            Err(AllocateError { .. }) => {
+            Err(error) => {
+                self.refusal = Some(error);
                 let (layer, cause) = (own[0], LoadFault::Memory);
                 self.tell(News::LoadFailed { generation, layer, cause });
             }

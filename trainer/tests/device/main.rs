@@ -23,8 +23,10 @@ use std::sync::Arc;
 use common::{Cluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
 use device::{Emulated, Order, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, LibraryError, OpenError};
 use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
 use zbelastic_schedule::{Memory, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
@@ -47,6 +49,46 @@ fn serial<B: Backend>(model: &ModelConfig, plan: Plan, backend: B) -> (StateDige
     (run.digest(), losses)
 }
 
+/// Where devices come from.
+trait Place {
+    type Device: Device;
+
+    /// Two of them, or none with a line that says why.
+    fn two(precision: Precision) -> Option<[CudaBackend<Self::Device>; 2]>;
+}
+
+/// This machine's processors, in opposite orders.
+struct Emulation;
+
+impl Place for Emulation {
+    type Device = Emulated;
+
+    fn two(precision: Precision) -> Option<[CudaBackend<Emulated>; 2]> {
+        two(precision)
+    }
+}
+
+/// The first device of this machine, opened twice.
+struct Machine;
+
+impl Place for Machine {
+    type Device = CudaDevice;
+
+    fn two(precision: Precision) -> Option<[CudaBackend; 2]> {
+        let open = || CudaDevice::open(0, precision, &Cache::of_environment());
+        match open().and_then(|first| Ok([first, open()?])) {
+            Ok(opened) => Some(opened.map(|opened| CudaBackend::new(opened.device))),
+            Err(
+                error @ (OpenError::Library(LibraryError::DriverMissing) | OpenError::NoDevice),
+            ) => {
+                println!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 /// Two devices that run everything in opposite orders; none where there is no C++ compiler.
 fn two(precision: Precision) -> Option<[CudaBackend<Emulated>; 2]> {
     devices(precision).try_into().ok()
@@ -57,11 +99,15 @@ fn alone(model: &ModelConfig) -> Plan {
 }
 
 /// The digest of a cluster whose stages run everything in opposite orders.
-fn piped(model: &ModelConfig, plan: Plan, (precision, seed): (Precision, u64)) -> StateDigest {
+fn piped<P: Place>(
+    model: &ModelConfig,
+    plan: Plan,
+    (precision, seed): (Precision, u64),
+) -> StateDigest {
     let setup = setup(model.clone(), plan, STEPS);
     let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
     let backend = |stage: StageIndex| {
-        let [one, other] = two(precision).expect("there was a compiler");
+        let [one, other] = P::two(precision).expect("they were there before");
         if stage.0.is_multiple_of(2) { one } else { other }
     };
     let cluster = Cluster::on_backends(&setup, policy, seed, corpus(), backend);
@@ -69,9 +115,9 @@ fn piped(model: &ModelConfig, plan: Plan, (precision, seed): (Precision, u64)) -
     if seed % 2 == 1 { cluster.apart().run().digest } else { cluster.run().digest }
 }
 
-fn check(family: Family, precision: Precision, tolerance: f64) {
+fn check<P: Place>(family: Family, precision: Precision, tolerance: f64) {
     let model = tiny_model(family);
-    let Some([one, other]) = two(precision) else { return };
+    let Some([one, other]) = P::two(precision) else { return };
     let (expected, losses) = serial(&model, alone(&model), one);
     assert_eq!(serial(&model, alone(&model), other), (expected, losses.clone()), "in any order");
     let processor = CpuBackend::new(1).expect("one thread");
@@ -87,21 +133,31 @@ fn check(family: Family, precision: Precision, tolerance: f64) {
         (ScheduleKind::ZbV, 2, Window::One),
     ];
     for (seed, (kind, stage_count, window)) in (0..).zip(orders) {
-        let found = piped(&model, plan(&model, kind, stage_count, window), (precision, seed));
+        let found = piped::<P>(&model, plan(&model, kind, stage_count, window), (precision, seed));
         assert_eq!(found, expected, "{family:?} {precision:?} {kind} {stage_count}");
     }
 }
 
 #[test]
 fn floats_train_to_the_bits_of_one_device() {
-    check(Family::Gpt2, Precision::F32, 1e-5);
-    check(Family::Llama, Precision::F32, 1e-5);
+    check::<Emulation>(Family::Gpt2, Precision::F32, 1e-5);
+    check::<Emulation>(Family::Llama, Precision::F32, 1e-5);
 }
 
 #[test]
 fn halves_train_to_the_bits_of_one_device() {
-    check(Family::Gpt2, Precision::Bf16, 1e-2);
-    check(Family::Llama, Precision::Bf16, 1e-2);
+    check::<Emulation>(Family::Gpt2, Precision::Bf16, 1e-2);
+    check::<Emulation>(Family::Llama, Precision::Bf16, 1e-2);
+}
+
+/// All of it on a device, if there is one.
+#[test]
+fn a_device_of_this_machine_trains_to_its_own_bits() {
+    for family in [Family::Gpt2, Family::Llama] {
+        check::<Machine>(family, Precision::F32, 1e-4);
+        check::<Machine>(family, Precision::Bf16, 2e-2);
+    }
+    give_up_make_again_and_cut::<Machine>();
 }
 
 /// Verdicts that drop candidates put the state's weights back in force, and those that clip compute them
@@ -159,12 +215,16 @@ fn optimism_takes_no_memory_for_matrices() {
     }
 }
 
-/// Passes that are made again or leave give up activations and get them back as they were; slices read
-/// keys and values of others.
 #[test]
 fn halves_are_given_up_made_again_and_cut() {
+    give_up_make_again_and_cut::<Emulation>();
+}
+
+/// Passes that are made again or leave give up activations and get them back as they were; slices read
+/// keys and values of others.
+fn give_up_make_again_and_cut<P: Place>() {
     let (model, precision) = (tiny_model(Family::Llama), Precision::Bf16);
-    let Some([one, other]) = two(precision) else { return };
+    let Some([one, other]) = P::two(precision) else { return };
     let (expected, _) = serial(&model, alone(&model), one);
     let of_kind = |kind| plan(&model, kind, 2, Window::One);
     let of_four = |kind| plan_of_chunks(&model, kind, Some(2), 4, Window::One);
@@ -176,10 +236,10 @@ fn halves_are_given_up_made_again_and_cut() {
         of_kind(ScheduleKind::PoHalf),
     ];
     for (seed, plan) in (0..).zip(plans) {
-        assert_eq!(piped(&model, plan, (precision, seed)), expected, "{seed}");
+        assert_eq!(piped::<P>(&model, plan, (precision, seed)), expected, "{seed}");
     }
     for precision in Precision::ALL {
-        let Some([one, _]) = two(precision) else { return };
+        let Some([one, _]) = P::two(precision) else { return };
         let (expected, _) = serial(&model, alone(&model), one);
         let some = Recompute::Selective(some);
         let plans = [
@@ -193,12 +253,12 @@ fn halves_are_given_up_made_again_and_cut() {
             let kind = plan.program.kind;
             let copies = plan.program.passes_with(Memory::Offload).count();
             assert!(copies > 0, "{kind}");
-            assert_eq!(piped(&model, plan, (precision, 4)), expected, "{precision:?} {kind}");
+            assert_eq!(piped::<P>(&model, plan, (precision, 4)), expected, "{precision:?} {kind}");
         }
     }
     let sliced = of_kind(ScheduleKind::Seq1F1B);
     let (expected, _) = serial(&model, sliced.clone(), other);
-    assert_eq!(piped(&model, sliced, (precision, 3)), expected);
+    assert_eq!(piped::<P>(&model, sliced, (precision, 3)), expected);
 }
 
 /// Operations of the only stage of a run before its device gives up, and what left it since.

@@ -37,7 +37,9 @@ fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
         MemberStanding::Draining | MemberStanding::Lost { .. } => false,
     };
     let workers = status.members.iter();
-    let workers = workers.filter(|member| member.role == MemberRole::Worker);
+    // Who computes on something else than the job's others has no stage of it.
+    let workers =
+        workers.filter(|member| member.role == MemberRole::Worker && member.left_out.is_none());
     let mut workers: Vec<_> = workers.filter(|member| is_there(&member.standing)).collect();
     workers.sort_by_key(|member| (member.stage.is_none(), member.stage, member.id));
     if workers.is_empty() {

@@ -22,8 +22,9 @@ use crate::train::folder::CLUSTER;
 
 /// A process that ends so often without having lived for a while is not started again.
 const DEATHS_MAX: u32 = 5;
-/// For a while: longer than any start.
+/// For a while: longer than any start, which takes longer on a device.
 const LIVED: Duration = Duration::from_secs(5);
+const LIVED_ON_DEVICE: Duration = Duration::from_secs(60);
 /// The folder of the controller, and its name.
 const CONTROLLER: &str = "controller";
 /// Processes of a run that was killed let go of its port within this.
@@ -199,7 +200,9 @@ impl Children {
             let process = self.processes.get_mut(&name).expect("it was listed");
             // What cannot be asked about is as good as running.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
-            let has_lived = process.started.elapsed() > LIVED;
+            let is_on_device = process.arguments.iter().any(|argument| argument == "--device");
+            let lived = if is_on_device { LIVED_ON_DEVICE } else { LIVED };
+            let has_lived = process.started.elapsed() > lived;
             let deaths = if has_lived { 1 } else { process.deaths + 1 };
             if deaths > DEATHS_MAX {
                 let what = format!("the process of {name} ends again and again ({status})");
