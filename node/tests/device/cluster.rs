@@ -96,7 +96,10 @@ fn workers_of_one_class_train_to_the_bits_of_one_device_whoever_gives_up() {
     assert_eq!(found, HexDigest(Digest(expected)));
     let failure = workers.remove(1).join().expect("no panic").expect("its device gave up");
     assert_eq!(failure.code, FailureCode::OutOfResource, "{failure}");
-    assert!(failure.to_string().contains("cuda:0: cuLaunchKernel: "), "{failure}");
+    // A launch finds it, or the thread that waits for a tensor to be sent.
+    let text = failure.to_string();
+    let is_named = text.contains("cuda:0: cu") && text.contains("CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert!(is_named, "{failure}");
     let status = cluster.status().expect("an answer");
     let member = |name: &str| {
         let found = status.members.iter().find(|member| member.name == name);
