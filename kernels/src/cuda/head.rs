@@ -45,18 +45,24 @@ impl Places {
     }
 }
 
-fn check<D: Device>(
+/// Where the head's tensors begin, and its targets on the device.
+fn places<D: Device>(
+    device: &CudaBackend<D>,
     matrix: &CudaMatrix<D>,
     targets: &[u32],
-    logits: &CudaBuffer<D>,
-    features: &CudaBuffer<D>,
-    log_sums: &CudaBuffer<D>,
-) {
+    [logits, features, log_sums]: [&CudaBuffer<D>; 3],
+) -> Result<Places, DeviceFault> {
     let rows = targets.len();
     assert_eq!(features.len(), rows * matrix.shape.inputs);
     assert_eq!(logits.len(), rows * matrix.shape.outputs);
     assert_eq!(log_sums.len(), rows);
     assert!(targets.iter().all(|target| (*target as usize) < matrix.shape.outputs));
+    Ok(Places {
+        logits: logits.rows(),
+        features: features.rows(),
+        targets: list(device, targets)?,
+        log_sums: log_sums.floats(0),
+    })
 }
 
 /// Logits and logarithms of sums; where the losses of the rows are.
@@ -68,16 +74,10 @@ fn losses<D: Device>(
     logits: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<Address, DeviceFault> {
-    check(matrix, targets, logits, x, log_sums);
+    let places = places(device, matrix, targets, [logits, x, log_sums])?;
     let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
     let size = device.precision().bytes();
     let losses = device.scratch(Slot::Results, targets.len() * 8)?;
-    let places = Places {
-        logits: logits.rows(),
-        features: x.rows(),
-        targets: list(device, targets)?,
-        log_sums: log_sums.floats(0),
-    };
     for rows in chunks(targets.len(), outputs * size) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         device.device().multiply(&Product {
@@ -137,15 +137,10 @@ pub(super) fn backward<D: Device>(
     logits_then_gradient: &mut CudaBuffer<D>,
     gradient: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    check(matrix, targets, logits_then_gradient, gradient, log_sums);
+    let tensors = [&*logits_then_gradient, &*gradient, log_sums];
+    let places = places(device, matrix, targets, tensors)?;
     let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
     let size = device.precision().bytes();
-    let places = Places {
-        logits: logits_then_gradient.rows(),
-        features: gradient.rows(),
-        targets: list(device, targets)?,
-        log_sums: log_sums.floats(0),
-    };
     for rows in chunks(targets.len(), outputs * size) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         let arguments = Arguments::new()

@@ -327,12 +327,27 @@ impl Products {
 
     /// The library's first choice.
     fn best(&self, key: &Key, plan: &Plan) -> Result<sys::cublasLtMatmulAlgo_t, DeviceFault> {
-        let preference = preference(key, UNSPLIT)?;
+        match self.proposals::<1>(plan, &preference(key, UNSPLIT)?)?.first() {
+            Some(found) => Ok(found.algo),
+            None => Err(DeviceFault::NoAlgorithm {
+                product: key.text(),
+                library_version: self.version,
+                workspace_bytes: WORKSPACE_BYTES,
+            }),
+        }
+    }
+
+    /// What the library proposes for a plan, the likeliest first, `COUNT` at most.
+    fn proposals<const COUNT: usize>(
+        &self,
+        plan: &Plan,
+        preference: &Handle<sys::cublasLtMatmulPreference_t>,
+    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>, DeviceFault> {
         let mut count = 0;
-        let mut found: sys::cublasLtMatmulHeuristicResult_t =
-            // SAFETY: a structure of numbers, which the library fills in.
+        // SAFETY: structures of numbers, which the library fills in.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; COUNT] =
             unsafe { std::mem::zeroed() };
-        // SAFETY: live handles, and room for one result.
+        // SAFETY: live handles, and room for as many results as are asked for.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.library.raw,
@@ -342,20 +357,16 @@ impl Products {
                 plan.result.raw,
                 plan.result.raw,
                 preference.raw,
-                1,
-                &mut found,
+                COUNT as i32,
+                found.as_mut_ptr(),
                 &mut count,
             )
         };
-        if count == 0 || status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
-            return Err(DeviceFault::NoAlgorithm {
-                product: key.text(),
-                library_version: self.version,
-                workspace_bytes: WORKSPACE_BYTES,
-            });
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(Vec::new());
         }
         check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        Ok(found.algo)
+        Ok(found.into_iter().take(usize::try_from(count).unwrap_or(0)).collect())
     }
 
     pub(super) fn multiply(

@@ -180,7 +180,7 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         rows.push(row);
     }
     agree(&rows, precision)?;
-    let goals = goals::goals(&operations, &rows);
+    let goals = goals::goals(&operations, optimism, &rows);
     tell.line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
     goals.iter().try_for_each(|goal| tell.line(&goal.line()))?;
     Ok(OfType { activations, bytes_per_s, flop_per_s, operations, optimism, models: rows, goals })

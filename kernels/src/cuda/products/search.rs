@@ -1,11 +1,9 @@
 //! The fastest that the library can do for a product, whatever bits it gives: what the algorithm that a
 //! product really gets is measured against. Nothing is kept of it.
 
-use std::ptr;
-
 use cudarc::cublaslt::sys;
 
-use super::{Key, Plan, Products, WORKSPACE_BYTES, check, preference};
+use super::{Key, Plan, Products, WORKSPACE_BYTES, preference};
 use crate::cuda::device::{Device, Product};
 use crate::cuda::driver::CudaDevice;
 use crate::cuda::error::DeviceFault;
@@ -47,28 +45,7 @@ impl Products {
     /// The algorithms that fit into the workspace.
     fn all(&self, key: &Key, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, DeviceFault> {
         let any = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK;
-        let preference = preference(key, any)?;
-        let mut count = 0;
-        // SAFETY: structures of numbers, which the library fills in.
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; TRIED_MAX] =
-            unsafe { std::mem::zeroed() };
-        // SAFETY: live handles, and room for as many results as are asked for.
-        let status = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
-                self.library.raw,
-                plan.description.raw,
-                plan.first.raw,
-                plan.second.raw,
-                plan.result.raw,
-                plan.result.raw,
-                preference.raw,
-                TRIED_MAX as i32,
-                ptr::from_mut(&mut found).cast(),
-                &mut count,
-            )
-        };
-        check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        let found = found.into_iter().take(usize::try_from(count).unwrap_or(0));
+        let found = self.proposals::<TRIED_MAX>(plan, &preference(key, any)?)?.into_iter();
         let works = found.filter(|result| {
             result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
                 && result.workspaceSize <= WORKSPACE_BYTES as usize
