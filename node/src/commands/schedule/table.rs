@@ -44,6 +44,8 @@ const COLUMNS: [&str; 22] = [
 ];
 /// Columns that it must have.
 const NEEDED: [&str; 2] = ["p", "m"];
+/// Those of times that a row has if the table does.
+const TIMES: [&str; 3] = ["f", "b", "w"];
 /// Columns of results.
 const RESULTS: &str = "solved,makespan,cost,bubble_span,bubble_sync,step_time,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
 /// Bytes of a table at most.
@@ -148,6 +150,13 @@ impl<'a> Table<'a> {
                 let what = format!("expected {} cells, found {}", names.len(), found.len());
                 details.push(Detail::new(what).at(place(number)));
                 continue;
+            }
+            for (name, _) in names.iter().zip(&found).filter(|(_, cell)| cell.is_empty()) {
+                if TIMES.contains(name) {
+                    let at = format!("{}, {name}", place(number));
+                    let hint = "a time, or a table without this column: then it is 1 for all rows";
+                    details.push(Detail::new("a time is missing").at(at).hint(hint));
+                }
             }
             let cell = |column: &str| {
                 let index = names.iter().position(|name| *name == column)?;
@@ -414,6 +423,8 @@ mod tests {
         let wrong = |text: &str| solved(text).expect_err("it is wrong").join("\n");
         assert!(wrong("").contains("no line of names"));
         assert!(wrong("p,f\n1,2\n").contains("FILE: line 1: column `m` is missing"));
+        let missing = wrong("p,m,f,b\n4,8,1,2\n4,8,1,\n");
+        assert!(missing.contains("FILE: line 3, b: a time is missing"), "{missing}");
         assert!(wrong("p,m,x\n").contains("column `x` is unknown"));
         let rows = wrong("p,m,f\n2,3,-1\n2,3\n0,3,1\nq,1,1\n");
         assert!(rows.contains("FILE: line 3: expected 3 cells, found 2"), "{rows}");
