@@ -7,6 +7,8 @@
 pub mod memory;
 pub mod product;
 mod streams;
+#[cfg(test)]
+mod tests;
 pub mod work;
 
 use std::collections::BTreeMap;
