@@ -2,7 +2,7 @@
 
 use zbelastic_emulator::{Part, Settings};
 
-use crate::common::refusal;
+use crate::common::{refusal, text, zbelastic};
 use crate::{Place, digest, toolkit};
 
 #[test]
@@ -52,6 +52,26 @@ fn libraries_that_are_not_there_are_named() {
             assert!(said.contains(word), "no {word} in: {said}");
         }
     }
+}
+
+/// Who asks first what this machine can do is told the same.
+#[test]
+fn the_doctor_names_devices_and_what_stands_in_their_way() {
+    let place = Place::new();
+    let gpu = |settings| {
+        let mut command = zbelastic(&["doctor"]);
+        place.toolkit.equip(command.current_dir(place.folder.path()), settings);
+        let said = text(&command.output().expect("it runs").stdout);
+        let lines: Vec<&str> = said.lines().skip_while(|line| !line.contains(" gpu ")).collect();
+        lines[..3].join(" ")
+    };
+    let two = gpu(Settings { devices: 2, ..Settings::PLAIN });
+    assert!(two.starts_with("ok ") && two.contains("cuda:1, Emulated device, sm_90"), "{two}");
+    assert!(two.contains("GiB free; join --device cuda:0"), "{two}");
+    let old = gpu(Settings { driver: 12_040, ..Settings::PLAIN });
+    assert!(old.starts_with("warning ") && old.contains("update the driver"), "{old}");
+    let cards = gpu(Settings { capability: 75, ..Settings::PLAIN });
+    assert!(cards.contains("none can be used") && cards.contains("cuda:0: Emulated"), "{cards}");
 }
 
 /// A folder for kernels that is none costs time, and is spoken of once.

@@ -126,14 +126,21 @@ pub struct Room {
 }
 
 /// Graphics cards of NVIDIA's.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GpuFacts {
-    /// Whether their driver is loaded.
-    pub has_driver: bool,
-    /// What the driver calls them.
-    pub models: Vec<String>,
-    /// Devices that this process can see, as in `/dev/nvidia0`.
-    pub devices: Vec<String>,
+    /// Devices of the system that this process can see, as in `/dev/nvidia0`.
+    pub visible: Vec<String>,
+    /// What the driver finds, or why it cannot be used. No driver finds nothing.
+    pub cards: Result<Vec<Card>, String>,
+}
+
+/// A card as the driver sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// As a person names it: `cuda:0`.
+    pub name: String,
+    /// What it is, and what of its memory is free; or why nothing can be computed on it.
+    pub found: Result<(String, Bytes), String>,
 }
 
 /// What came of trying to reach a cluster.

@@ -11,11 +11,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
+use zbelastic_kernels::cuda::{self, DeviceInfo, Probe, probe};
 use zbelastic_types::Bytes;
 
 use super::facts::{
-    ClockFacts, DiskFacts, FolderState, GpuFacts, Ipv6, LimitFacts, MemoryFacts, NetworkFacts, Room,
+    Card, ClockFacts, DiskFacts, FolderState, GpuFacts, Ipv6, LimitFacts, MemoryFacts,
+    NetworkFacts, Room,
 };
+use crate::args::Device;
+
 use super::parse::{filesystem_of, group_limit_files, is_card, is_routable, value_of};
 
 /// Most bytes of a file that are looked at.
@@ -105,18 +109,20 @@ pub(super) fn clock(folder: &Path) -> ClockFacts {
     }
 }
 
+/// Asks the driver, if there is one, for all that computing on each card needs.
 pub(super) fn gpu() -> GpuFacts {
-    let models = entries("/proc/driver/nvidia/gpus").into_iter().filter_map(|card| {
-        let text = read(card.join("information"))?;
-        value_of(&text, "Model:").map(str::to_owned)
-    });
     let devices = entries("/dev")
         .into_iter()
         .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_card));
+    let card = |device: DeviceInfo| {
+        let found = probe(device.index).map_err(|error| error.to_string());
+        let told = |probe: Probe| (probe.class(), Bytes(probe.free_bytes));
+        Card { name: Device::Cuda(device.index).to_string(), found: found.map(told) }
+    };
+    let cards = cuda::devices().map(|found| found.into_iter().map(card).collect());
     GpuFacts {
-        has_driver: Path::new("/proc/driver/nvidia/version").exists(),
-        models: models.collect(),
-        devices: devices.map(|path| path.display().to_string()).collect(),
+        visible: devices.map(|path| path.display().to_string()).collect(),
+        cards: cards.map_err(|error| error.to_string()),
     }
 }
 

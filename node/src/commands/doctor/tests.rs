@@ -45,7 +45,7 @@ fn good() -> Facts {
             sync_times: Ok(vec![Duration::from_micros(300); 20]),
         },
         permissions: Vec::new(),
-        gpu: GpuFacts::default(),
+        gpu: GpuFacts { visible: Vec::new(), cards: Ok(Vec::new()) },
         cluster: None,
     }
 }
@@ -55,7 +55,7 @@ fn a_good_machine_is_told_so() {
     let expected = "\
 ok       cores          8 cores
 ok       memory         32.0 GiB
-ok       gpu            none visible; this version computes on the CPU
+ok       gpu            none; a node computes on processors
 ok       open-files     65536 may be open at once
 ok       address-space  unlimited
 ok       udp-buffer     a socket gets up to 8.00 MiB
@@ -85,7 +85,7 @@ fn a_poor_machine_is_told_what_to_do() {
     let expected = "\
 ok       cores          8 cores
 ok       memory         32.0 GiB
-ok       gpu            none visible; this version computes on the CPU
+ok       gpu            none; a node computes on processors
 error    open-files     63 may be open at once
   why: log, checkpoints and connections need up to 1024
   try: ulimit -n 1024

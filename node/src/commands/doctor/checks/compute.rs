@@ -2,7 +2,7 @@
 
 use zbelastic_types::Bytes;
 
-use crate::commands::doctor::facts::{GpuFacts, MemoryFacts};
+use crate::commands::doctor::facts::{Card, GpuFacts, MemoryFacts};
 use crate::commands::doctor::finding::{Check, Finding, Level, level_of};
 
 /// Below this not even the smallest model trains: the process itself, its threads and a window of
@@ -49,26 +49,45 @@ pub(super) fn check_memory(facts: &MemoryFacts) -> Finding {
 }
 
 pub(super) fn check_gpu(facts: &GpuFacts) -> Finding {
-    let on_cpu = "this version computes on the CPU";
-    let GpuFacts { has_driver, models, devices } = facts;
-    if !devices.is_empty() {
-        let names = if models.is_empty() { devices } else { models };
-        let what = format!("{} visible and not used", names.join(", "));
-        return Finding::new(Check::Gpu, Level::Note, what).why(on_cpu);
+    let GpuFacts { visible, cards } = facts;
+    let unused = |what: String| {
+        Finding::new(Check::Gpu, Level::Warning, what)
+            .hint("until then a node computes on processors")
+    };
+    match cards {
+        Err(reason) => unused("the driver cannot be used".to_owned()).why(reason.clone()),
+        Ok(cards) if cards.is_empty() && visible.is_empty() => {
+            Finding::fine(Check::Gpu, "none; a node computes on processors")
+        }
+        Ok(cards) if cards.is_empty() => {
+            unused(format!("{} visible, and no driver finds it", visible.join(", ")))
+                .why("libcuda.so belongs to the driver, and a container must be given both")
+        }
+        Ok(cards) => check_cards(cards, &unused),
     }
-    if *has_driver {
-        let what = "a driver is loaded, and no device is visible";
-        return Finding::new(Check::Gpu, Level::Note, what)
-            .why(format!("a container needs to be given its devices; but {on_cpu}"));
+}
+
+/// Those that can be used, or what stands in the way of the first that cannot.
+fn check_cards(cards: &[Card], unused: &dyn Fn(String) -> Finding) -> Finding {
+    let usable = |card: &Card| {
+        let (what, free) = card.found.as_ref().ok()?;
+        Some(format!("{}, {what}, {free} free", card.name))
+    };
+    let told: Vec<String> = cards.iter().filter_map(usable).collect();
+    let told = if told.is_empty() { "none can be used".to_owned() } else { told.join("; ") };
+    let refused =
+        cards.iter().find_map(|card| Some((card.name.as_str(), card.found.as_ref().err()?)));
+    match refused {
+        None => Finding::fine(Check::Gpu, format!("{told}; join --device {}", cards[0].name)),
+        Some((name, reason)) => unused(told).why(format!("{name}: {reason}")),
     }
-    Finding::fine(Check::Gpu, format!("none visible; {on_cpu}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, Finding, GpuFacts, Level, MEMORY_ENOUGH, MEMORY_LEAST, MemoryFacts, check_cores,
-        check_gpu, check_memory,
+        Bytes, Card, Finding, GpuFacts, Level, MEMORY_ENOUGH, MEMORY_LEAST, MemoryFacts,
+        check_cores, check_gpu, check_memory,
     };
     use crate::commands::doctor::finding::Obstacle;
 
@@ -113,18 +132,27 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_told_and_not_used() {
-        let gpu = |has_driver, models: &[&str], devices: &[&str]| {
-            let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-            check_gpu(&GpuFacts { has_driver, models: owned(models), devices: owned(devices) })
+    fn cards_are_told_with_what_is_missing() {
+        let gpu = |visible: &[&str], cards| {
+            let visible = visible.iter().map(|text| (*text).to_owned()).collect();
+            check_gpu(&GpuFacts { visible, cards })
         };
-        assert_eq!(gpu(false, &[], &[]).level, Level::Fine);
-        assert_eq!(gpu(true, &[], &[]).level, Level::Note);
-        let named = gpu(true, &["NVIDIA H200"], &["/dev/nvidia0"]);
-        assert_eq!(
-            (named.level, named.what.as_str()),
-            (Level::Note, "NVIDIA H200 visible and not used")
-        );
-        assert_eq!(gpu(false, &[], &["/dev/nvidia0"]).what, "/dev/nvidia0 visible and not used");
+        let card = |index: usize, found: Result<&str, &str>| Card {
+            name: format!("cuda:{index}"),
+            found: found.map(|what| (what.to_owned(), Bytes(139 << 30))).map_err(str::to_owned),
+        };
+        assert_eq!(gpu(&[], Ok(Vec::new())).level, Level::Fine);
+        let without = gpu(&["/dev/nvidia0"], Ok(Vec::new()));
+        assert_eq!(without.level, Level::Warning);
+        assert_eq!(without.what, "/dev/nvidia0 visible, and no driver finds it");
+        let old = gpu(&[], Err("update the driver".to_owned()));
+        assert_eq!((old.level, old.why.as_deref()), (Level::Warning, Some("update the driver")));
+        let whole = gpu(&["/dev/nvidia0"], Ok(vec![card(0, Ok("H200, sm_90"))]));
+        assert_eq!(whole.level, Level::Fine);
+        assert_eq!(whole.what, "cuda:0, H200, sm_90, 139.0 GiB free; join --device cuda:0");
+        let half = gpu(&[], Ok(vec![card(0, Ok("H200, sm_90")), card(1, Err("too old"))]));
+        assert_eq!((half.level, half.why.as_deref()), (Level::Warning, Some("cuda:1: too old")));
+        assert_eq!(half.what, "cuda:0, H200, sm_90, 139.0 GiB free");
+        assert_eq!(gpu(&[], Ok(vec![card(0, Err("too old"))])).what, "none can be used");
     }
 }

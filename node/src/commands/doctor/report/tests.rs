@@ -6,8 +6,8 @@ use crate::commands::doctor::Check;
 fn mixed() -> Vec<Finding> {
     vec![
         Finding::fine(Check::Cores, "8 cores"),
-        Finding::new(Check::Gpu, Level::Note, "NVIDIA H200 visible and not used")
-            .why("this version computes on the CPU"),
+        Finding::new(Check::Gpu, Level::Note, "/dev/nvidia0 visible, and no driver finds it")
+            .why("libcuda.so belongs to the driver"),
         Finding::new(Check::OpenFiles, Level::Warning, "256 may be open at once")
             .why("log, checkpoints and connections need up to 1024")
             .hint("ulimit -n 1024"),
@@ -20,8 +20,8 @@ fn mixed() -> Vec<Finding> {
 fn a_person_reads_a_line_each_and_what_to_do() {
     let expected = "\
 ok       cores          8 cores
-note     gpu            NVIDIA H200 visible and not used
-  why: this version computes on the CPU
+note     gpu            /dev/nvidia0 visible, and no driver finds it
+  why: libcuda.so belongs to the driver
 warning  open-files     256 may be open at once
   why: log, checkpoints and connections need up to 1024
   try: ulimit -n 1024
