@@ -13,6 +13,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fault;
+pub mod fingerprint;
 mod parcel;
 mod precision;
 pub mod reference;
@@ -27,6 +28,7 @@ pub use backend::{
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;
+pub use fingerprint::{HeldSums, StateSums};
 pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
 pub use precision::Precision;
 pub use sizes::{ByteCounts, DeviceSizes};

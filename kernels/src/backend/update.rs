@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::fingerprint::StateSums;
+
 /// A sum of squares over a tensor, in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquareSum {
@@ -92,4 +94,15 @@ pub trait FormOptimizer<B, M> {
     /// Weights and moments after the same step, in place: the bits of [`super::Backend::adamw_in_place`], whose
     /// forms are there already.
     fn commit(&self, runs: &[AdamWRun], g: &B, w: &mut B, m: &mut B, v: &mut B);
+
+    /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass. Runs cover
+    /// `w`, `m` and `v` to their ends.
+    fn commit_and_sum(
+        &self,
+        runs: &[AdamWRun],
+        g: &B,
+        w: &mut B,
+        m: &mut B,
+        v: &mut B,
+    ) -> StateSums;
 }

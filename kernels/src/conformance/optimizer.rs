@@ -215,7 +215,7 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
     }
 }
 
-fn numbers_of(run: usize) -> AdamWNumbers {
+pub(super) fn numbers_of(run: usize) -> AdamWNumbers {
     let decay = 1.0 - 0.01 * (run % 7) as f32;
     let step = -0.1 - 0.01 * run as f32;
     AdamWNumbers {

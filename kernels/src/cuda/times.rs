@@ -321,8 +321,11 @@ impl<D: Timed> Table<'_, D> {
         self.time("sum of squares", Work::of_bytes(4 * len), |device| {
             let _sum = device.sum_squares(View::new(&g, all()));
         })?;
-        self.time("fingerprint", Work::of_bytes(4 * len), |device| {
-            let _fingerprint = device.fingerprint(View::new(&g, all()));
+        self.time("adamw commit and fingerprint", Work::of_bytes(28 * len), |device| {
+            let _sums = FormOptimizer::commit_and_sum(device, &runs, &g, &mut w, &mut m, &mut v);
+        })?;
+        self.time("fingerprint", Work::of_bytes(12 * len), |device| {
+            let _sums = device.state_sums(&w, &m, &v);
         })?;
         Ok(())
     }
