@@ -7,7 +7,7 @@ use zbelastic_kernels::{AdamWRun, Backend, SquareSum, View};
 use zbelastic_types::Step;
 
 use super::config::OptimizerConfig;
-use crate::model::LayerState;
+use crate::model::{AfterCommit, LayerState};
 
 /// The sum of squares of each tensor's gradient, layer after layer. The device is asked once.
 pub fn square_sums<'a, B: Backend + 'a>(
@@ -73,10 +73,16 @@ pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
 ///
 /// # Panics
 /// If the layer is not at `step` (rule R8), or the candidate is not in force.
-pub fn commit<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
+pub fn commit<B: Backend>(
+    backend: &B,
+    layer: &mut LayerState<B>,
+    update: &Update<'_>,
+    step: Step,
+    then: AfterCommit,
+) {
     layer.advance_from(step);
     let runs = numbered_runs(layer, update);
-    layer.commit_candidate(backend, &runs);
+    layer.commit_candidate(backend, &runs, then);
 }
 
 /// Takes an update whose verdict is known: one pass, and the bits of candidate and commit.

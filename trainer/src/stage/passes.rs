@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel, View, ViewMut};
+use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
+use zbelastic_kernels::{
+    AllocateError, Backend, DeviceFault, Loss, Parcel, StateSums, View, ViewMut,
+};
 use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, SliceIndex, StageIndex, Step};
 
@@ -19,8 +21,8 @@ use super::workbench::{UpdateOrder, Workbench};
 use crate::data::Batch;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerPart, LayerState, LayerTimer, MicrobatchShape, ModelConfig, Recompute,
-    Scratch, Sizes, Space, Span, Timed, slice_angles,
+    AfterCommit, Chunk, Context, LayerPart, LayerState, LayerTimer, MicrobatchShape, ModelConfig,
+    Recompute, Scratch, Sizes, Space, Span, Timed, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
@@ -300,9 +302,11 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn commit(&mut self, order: UpdateOrder) {
-        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
-            commit(backend, layer, update, order.step);
-        });
+        self.commit_then(order, AfterCommit::Nothing);
+    }
+
+    fn commit_to_attest(&mut self, order: UpdateOrder) {
+        self.commit_then(order, AfterCommit::Attest);
     }
 
     fn skip(&mut self, step: Step) {
@@ -328,6 +332,14 @@ impl<B: Backend> Workbench for Bench<B> {
 
     fn twin_images(&self) -> Vec<LayerImage> {
         self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
+    }
+
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        let told = [|replica| replica == 0, |replica| replica > 0].map(|is_it| self.told(is_it));
+        let tell = |(layer, sums): &(&LayerState<B>, StateSums)| {
+            (layer.spec.layer, layer.fingerprint_of(sums))
+        };
+        told.iter().flatten().map(tell).collect()
     }
 
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
@@ -476,6 +488,21 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
+    fn commit_then(&mut self, order: UpdateOrder, then: AfterCommit) {
+        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
+            commit(backend, layer, update, order.step, then);
+        });
+    }
+
+    /// Layers with the sums of their states, in the order of layers. Nobody waits for the sums yet.
+    fn told(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
+        let layers = self.layers_of_replica(is_it);
+        let told = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
+        let mut told: Vec<_> = told.collect();
+        told.sort_unstable_by_key(|(layer, _)| layer.spec.layer);
+        told
+    }
+
     fn gradient_of(&self, layer: &LayerState<B>) -> Vec<f32> {
         self.backend.download(View::new(&layer.g, 0..layer.spec.len()))
     }

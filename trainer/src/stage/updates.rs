@@ -51,8 +51,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         });
         let report = self.half.report(self.stage, sums, loss_sum);
         self.tell_gradients(setup.copies_wanted || self.is_followed);
-        let attests = setup.attest_every > 0 && step.0.is_multiple_of(setup.attest_every);
-        let state = if attests { self.bench.attested() } else { Vec::new() };
+        let state = if setup.attests(step) { self.bench.attested() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
     }
@@ -271,7 +270,12 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let step = seal.turn.step;
         match application.commit {
             Some(clip) => {
-                self.bench.commit(UpdateOrder { step, number: seal.updates_after, clip });
+                let order = UpdateOrder { step, number: seal.updates_after, clip };
+                if self.setup.attests(step.next()) {
+                    self.bench.commit_to_attest(order);
+                } else {
+                    self.bench.commit(order);
+                }
             }
             None if seal.verdict.is_final() => self.bench.skip(step),
             None => return,
