@@ -51,13 +51,9 @@ DEVICE u64 place(const Stretch &s) {
     return (u64(blockIdx.x - s.first_block) * blockDim.x + threadIdx.x) * 4;
 }
 
-// The weights after the step, beside the state.
-KERNEL adamw_candidate(Stretches stretches) {
-    const Stretch s = stretches.here();
-    const u64 at = place(s);
-    const u32 here = within(at, s.count);
-    if (here == 0) return;
-    const Four gs = load_four(s.g + at, here);
+// Some weights after the step, beside the state. `s` is a stretch, or a tensor.
+template <typename S>
+DEVICE void candidate(const S &s, const Four &gs, u64 at, u32 here) {
     const Four ms = load_four(s.m + at, here);
     const Four vs = load_four(s.v + at, here);
     Four ws = load_four(s.w + at, here);
@@ -69,6 +65,14 @@ KERNEL adamw_candidate(Stretches stretches) {
     }
     if (s.to) store_four(s.to + at, ws, here);
     if (s.form) store_four(s.form + at, ws, here);
+}
+
+KERNEL adamw_candidate(Stretches stretches) {
+    const Stretch s = stretches.here();
+    const u64 at = place(s);
+    const u32 here = within(at, s.count);
+    if (here == 0) return;
+    candidate(s, load_four(s.g + at, here), at, here);
 }
 
 // The moments of a thread's elements after the same step in place, and their weights as well where there
@@ -135,7 +139,8 @@ DEVICE Squares block_squares(Squares own) {
 
 // The tensor that a piece is of: the last one that begins no later. One without elements has no piece,
 // and the one behind it begins at the same.
-DEVICE Tensor tensor_of(const Tensor *tensors, u32 count, u64 piece) {
+template <typename T>
+DEVICE T tensor_of(const T *tensors, u32 count, u64 piece) {
     u32 low = 0;
     u32 high = count;
     while (high - low > 1) {
@@ -149,29 +154,79 @@ DEVICE Tensor tensor_of(const Tensor *tensors, u32 count, u64 piece) {
     return tensors[low];
 }
 
-// The sum of squares of each piece in f64, in an order that follows from the tensor's length alone:
-// element i of a piece is added to chain i % 1024, four chains a thread, one after the other.
-KERNEL piece_squares(const Tensor *tensors, u32 count, Squares *pieces) {
-    const Tensor tensor = tensor_of(tensors, count, blockIdx.x);
-    const u64 first = (blockIdx.x - tensor.first_piece) * PIECE;
-    const u64 left = tensor.count - first;
-    const u32 end = left < PIECE ? u32(left) : PIECE;
-    const float *start = tensor.start + first;
-    double sums[4] = {0.0, 0.0, 0.0, 0.0};
-    u32 nonfinite = 0;
-#pragma unroll 4
-    for (u32 at = threadIdx.x * 4; at < end; at += SQUARE_THREADS * 4) {
-        // Beyond the end there are zeros, which change no bit of a sum of squares.
-        const Four x = load_four(start + at, u32(within(at, end)));
+// A thread's part of a piece: element i of a piece is added to chain i % 1024, four chains a thread, one
+// after the other. Beyond the end there are zeros, which change no bit of a sum of squares.
+struct Chains {
+    double sums[4];
+    u32 nonfinite;
+
+    DEVICE void add(const Four &x) {
         for (u32 i = 0; i < 4; ++i) {
             nonfinite += (__float_as_uint(x.x[i]) & 0x7f800000u) == 0x7f800000u;
             sums[i] += double(x.x[i]) * double(x.x[i]);
         }
     }
-    Squares own;
-    own.sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    own.nonfinite = nonfinite;
-    own = block_squares(own);
+
+    DEVICE Squares squares() const {
+        Squares own;
+        own.sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        own.nonfinite = nonfinite;
+        return own;
+    }
+};
+
+// Where a piece of a tensor begins and how many elements it has.
+struct Extent {
+    u64 first;
+    u32 end;
+};
+
+template <typename T>
+DEVICE Extent extent(const T &tensor) {
+    Extent piece;
+    piece.first = (blockIdx.x - tensor.first_piece) * PIECE;
+    const u64 left = tensor.count - piece.first;
+    piece.end = left < PIECE ? u32(left) : PIECE;
+    return piece;
+}
+
+// The sum of squares of each piece in f64, in an order that follows from the tensor's length alone.
+KERNEL piece_squares(const Tensor *tensors, u32 count, Squares *pieces) {
+    const Tensor tensor = tensor_of(tensors, count, blockIdx.x);
+    const Extent piece = extent(tensor);
+    const float *start = tensor.start + piece.first;
+    Chains chains = {{0.0, 0.0, 0.0, 0.0}, 0};
+#pragma unroll 4
+    for (u32 at = threadIdx.x * 4; at < piece.end; at += SQUARE_THREADS * 4)
+        chains.add(load_four(start + at, u32(within(at, piece.end))));
+    const Squares own = block_squares(chains.squares());
+    if (threadIdx.x == 0) pieces[blockIdx.x] = own;
+}
+
+// A tensor whose candidate is computed with its sum of squares, as a stretch.
+struct SteppedTensor {
+    const float *w, *m, *v, *g;
+    float *to;
+    row_t *form;
+    u64 count;
+    u64 first_piece;
+    AdamW numbers;
+    u32 nothing;
+};
+
+// `piece_squares`, and the weights after the step from the same read of the gradient.
+KERNEL piece_squares_stepped(const SteppedTensor *tensors, u32 count, Squares *pieces) {
+    const SteppedTensor tensor = tensor_of(tensors, count, blockIdx.x);
+    const Extent piece = extent(tensor);
+    Chains chains = {{0.0, 0.0, 0.0, 0.0}, 0};
+#pragma unroll 2
+    for (u32 at = threadIdx.x * 4; at < piece.end; at += SQUARE_THREADS * 4) {
+        const u32 here = u32(within(at, piece.end));
+        const Four gs = load_four(tensor.g + piece.first + at, here);
+        chains.add(gs);
+        candidate(tensor, gs, piece.first + at, here);
+    }
+    const Squares own = block_squares(chains.squares());
     if (threadIdx.x == 0) pieces[blockIdx.x] = own;
 }
 

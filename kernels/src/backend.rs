@@ -19,7 +19,8 @@ use std::ops::Range;
 mod update;
 
 pub use self::update::{
-    AdamWNumbers, AdamWRun, FormOptimizer, MatrixPart, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
+    AdamWNumbers, AdamWRun, FormOptimizer, LayerCandidate, MatrixPart, SQUARE_SUM_CHUNK, SquareSum,
+    UpdateState,
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;

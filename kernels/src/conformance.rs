@@ -18,6 +18,7 @@ mod norm;
 mod optimizer;
 mod probe;
 mod slices;
+mod stepped;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
@@ -31,6 +32,7 @@ pub use optimizer::{
 };
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
+pub use stepped::candidates_with_squares;
 
 use crate::backend::Backend;
 
@@ -51,7 +53,8 @@ macro_rules! conformance {
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole,
-            candidates_that_are_forms, state_sums, commits_sum_what_they_leave
+            candidates_that_are_forms, state_sums, commits_sum_what_they_leave,
+            candidates_with_squares
         }
     };
     (@list (); $($test:ident),*) => {

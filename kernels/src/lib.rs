@@ -22,9 +22,9 @@ mod sizes;
 
 pub use backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
-    MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, UpdateState, View,
-    ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
+    MatrixPart, MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn,
+    UpdateState, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;

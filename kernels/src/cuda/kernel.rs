@@ -43,6 +43,7 @@ pub enum Kernel {
     AdamwInPlace,
     AdamwInPlaceSummed,
     PieceSquares,
+    PieceSquaresStepped,
     TensorSquares,
     StateSums,
     AddStateSums,
@@ -51,7 +52,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -86,6 +87,7 @@ impl Kernel {
         Self::AdamwInPlace,
         Self::AdamwInPlaceSummed,
         Self::PieceSquares,
+        Self::PieceSquaresStepped,
         Self::TensorSquares,
         Self::StateSums,
         Self::AddStateSums,
@@ -129,6 +131,7 @@ impl Kernel {
             Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
             Self::AdamwInPlaceSummed => ("adamw_in_place_summed", File::Optimizer),
             Self::PieceSquares => ("piece_squares", File::Optimizer),
+            Self::PieceSquaresStepped => ("piece_squares_stepped", File::Optimizer),
             Self::TensorSquares => ("tensor_squares", File::Optimizer),
             Self::StateSums => ("state_sums", File::Optimizer),
             Self::AddStateSums => ("add_state_sums", File::Optimizer),

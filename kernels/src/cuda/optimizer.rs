@@ -8,7 +8,7 @@ use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::state_sums::Parts;
-use crate::backend::{AdamWNumbers, AdamWRun, MatrixPart, UpdateState};
+use crate::backend::{AdamWNumbers, AdamWRun, LayerCandidate, MatrixPart, UpdateState};
 use crate::fingerprint::StateSums;
 
 /// STRETCHES_MAX of `optimizer.cu`, and the threads of a block, which are its STATE_THREADS.
@@ -35,15 +35,15 @@ fn words(numbers: AdamWNumbers) -> [u32; 9] {
 }
 
 /// The structure `Stretch` of `optimizer.cu`, but for the number of its first block.
-struct Stretch {
+pub(super) struct Stretch {
     w: Option<Address>,
     m: Address,
     v: Address,
-    g: Address,
+    pub(super) g: Address,
     to: Option<Address>,
     form: Option<Address>,
     /// Of its layer.
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
     numbers: AdamWNumbers,
 }
 
@@ -62,6 +62,13 @@ impl Stretch {
         all[16..25].copy_from_slice(&words(*numbers));
         all[25] = first_block;
         all
+    }
+
+    /// The structure `SteppedTensor`: a stretch whose third number is that of its first piece.
+    pub(super) fn tensor_words(&self, first_piece: u64) -> [u32; Self::WORDS] {
+        let mut words = self.words(0);
+        (words[14], words[15]) = (first_piece as u32, (first_piece >> 32) as u32);
+        words
     }
 
     fn blocks(&self) -> usize {
@@ -192,6 +199,43 @@ pub(super) fn candidate<D: Device>(
     };
     let stretches: Vec<Stretch> = pieces(runs, matrices).into_iter().map(stretch).collect();
     launch(device, Kernel::AdamwCandidate, &stretches)
+}
+
+/// The tensors of a layer, each with its numbers and where its candidate goes.
+pub(super) fn stepped<D: Device>(
+    device: &CudaBackend<D>,
+    layer: &LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>,
+) -> Vec<Stretch> {
+    let LayerCandidate { runs, state: UpdateState { w, m, v, g }, rest, matrices, tensors } = layer;
+    assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
+    assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the layer");
+    let (mut runs, mut matrices) = (runs.iter().peekable(), matrices.iter().peekable());
+    let (mut done, mut rest_done) = (0, 0);
+    let element = device.precision().bytes();
+    let stretch = |range: &Range<usize>| {
+        assert_eq!(range.start, done, "tensors lie one behind the other");
+        done = range.end;
+        while runs.next_if(|run| run.range.end <= range.start).is_some() {}
+        while matrices.next_if(|part| part.range.end <= range.start).is_some() {}
+        let run = runs.peek().expect("runs cover every tensor");
+        assert!(range.end <= run.range.end, "a tensor lies in one run");
+        let part = matrices.peek().filter(|part| part.range.start <= range.start);
+        let form = part.map(|part| {
+            assert!(range.end <= part.range.end, "a tensor lies in one matrix");
+            let before = (range.start - part.range.start) * element;
+            Address(part.matrix.form.rows().0 + before as u64)
+        });
+        let to = form.is_none().then(|| {
+            let start = rest_done;
+            rest_done += range.len();
+            assert!(rest_done <= rest.len(), "there is room for what lies in no matrix");
+            rest.floats(start)
+        });
+        let [w, m, v, g] = [w, m, v, g].map(|part| part.floats(range.start));
+        let (w, range) = (Some(w), range.clone());
+        Stretch { w, m, v, g, to, form, range, numbers: run.numbers }
+    };
+    tensors.iter().map(stretch).collect()
 }
 
 /// What is updated in place.

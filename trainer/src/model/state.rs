@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRun, AllocateError, Backend, MatrixPart, StateSums, UpdateState, View, ViewMut,
+    AdamWRun, AllocateError, Backend, LayerCandidate, MatrixPart, StateSums, UpdateState, View,
+    ViewMut,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
@@ -67,6 +68,9 @@ pub struct LayerState<B: Backend> {
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
     live: Live,
+    /// The update whose candidate lies in forms and was not asked for yet. While it does, nobody may read
+    /// them: [`Self::undo_unasked`].
+    unasked: Option<Vec<AdamWRun>>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
     sums: Option<StateSums>,
@@ -105,9 +109,22 @@ impl<B: Backend> LayerState<B> {
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
-        let (live, version, sums) = (Live::State, Step(0), None);
-        let mut state =
-            Self { spec, parts, w, candidate, rest, m, v, g, matrices, live, version, sums };
+        let (live, unasked, version, sums) = (Live::State, None, Step(0), None);
+        let mut state = Self {
+            spec,
+            parts,
+            w,
+            candidate,
+            rest,
+            m,
+            v,
+            g,
+            matrices,
+            live,
+            unasked,
+            version,
+            sums,
+        };
         state.put_state_in_force(backend);
         Ok(state)
     }
@@ -176,15 +193,19 @@ impl<B: Backend> LayerState<B> {
 
     /// Puts the state's weights in force: a candidate is dropped.
     pub fn put_state_in_force(&mut self, backend: &B) {
-        self.live = Live::State;
+        (self.live, self.unasked) = (Live::State, None);
         for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
             backend.load_matrix(View::new(&self.w, linear.weight.clone()), matrix);
         }
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
-    /// layer, each with its numbers.
+    /// layer, each with its numbers. One that was computed before anybody asked is there already.
     pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
+        self.live = Live::Candidate;
+        if self.unasked.take().is_some_and(|unasked| unasked == runs) {
+            return;
+        }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
         if let Some(optimizer) = backend.form_optimizer() {
             let state = UpdateState { w, m, v, g };
@@ -194,7 +215,30 @@ impl<B: Backend> LayerState<B> {
                 backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
             });
         }
-        self.live = Live::Candidate;
+    }
+
+    /// What a device needs to compute the candidate with the sums of squares, before it is asked for. Once
+    /// it has, forms are no longer those of the state.
+    ///
+    /// # Panics
+    /// If a candidate is in force.
+    pub(crate) fn candidate_unasked(
+        &mut self,
+        runs: Vec<AdamWRun>,
+    ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
+        assert_eq!(self.live, Live::State, "a candidate in force is not computed again");
+        let Self { spec, parts, w, candidate, m, v, g, matrices, unasked, .. } = self;
+        let tensors = spec.tensors.iter().map(|tensor| tensor.range.clone()).collect();
+        let (runs, state) = (&*unasked.insert(runs), UpdateState { w, m, v, g });
+        let matrices = placed(parts, matrices);
+        LayerCandidate { runs, state, rest: candidate, matrices, tensors }
+    }
+
+    /// Undoes a candidate that nobody asked for: before passes read weights.
+    pub(crate) fn undo_unasked(&mut self, backend: &B) {
+        if self.unasked.is_some() {
+            self.put_state_in_force(backend);
+        }
     }
 
     /// Updates weights and moments in place, as a trainer without validation does. `runs` cover
@@ -204,7 +248,7 @@ impl<B: Backend> LayerState<B> {
     /// If a candidate is in force.
     pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRun]) {
         assert_eq!(self.live, Live::State, "there is nothing to validate");
-        self.sums = None;
+        (self.unasked, self.sums) = (None, None);
         let Self { parts, w, m, v, g, matrices, .. } = self;
         for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);

@@ -257,6 +257,8 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) turn: Turn,
     /// The step that was replayed last, and how often.
     pub(super) replayed: (Step, u32),
+    /// Whether this stage's last gate was: the next one probably is.
+    pub(super) was_gate_open: bool,
     pub(super) phase: Phase,
     pub(super) inbox: Inbox,
     pub(super) partials: Partials,
@@ -348,6 +350,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             bench,
             turn,
             replayed: (turn.step, 0),
+            was_gate_open: true,
             phase,
             inbox,
             partials: Partials::default(),

@@ -26,6 +26,7 @@ use crate::model::{
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
+    square_sums_ahead,
 };
 use crate::plan::{AwayPlaces, SliceCut, away_places, stage_memory};
 
@@ -290,6 +291,20 @@ impl<B: Backend> Workbench for Bench<B> {
         square_sums(&self.backend, self.layers())
     }
 
+    /// Not where updates are timed: each part is timed alone.
+    fn square_sums_ahead(&mut self, order: UpdateOrder) -> Vec<TensorSum> {
+        if self.backend.form_optimizer().is_none() || self.timer.is_timed() {
+            return self.square_sums();
+        }
+        let config = self.optimizer.clone();
+        let update = self.update(&config, order);
+        let Self { backend, chunks, placement, .. } = self;
+        let optimizer = backend.form_optimizer().expect("asked above");
+        let own = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
+        let layers = own.flat_map(|(_, bench)| bench.chunk.layers_mut());
+        square_sums_ahead::<B>(optimizer, layers, &update)
+    }
+
     fn compute_candidate(&mut self, order: UpdateOrder) {
         self.with_update(order, LayerPart::Candidate, |backend, layer, update| {
             compute_candidate(backend, layer, update);
@@ -349,6 +364,9 @@ impl<B: Backend> Workbench for Bench<B> {
     /// F; yields the loss if the chunk has the head.
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let batch = &self.part_of(batch, pass);
+        let (backend, chunks) = (&self.backend, &mut self.chunks);
+        let layers = chunks.get_mut(&pass.chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
+        layers.for_each(|layer| layer.undo_unasked(backend));
         let (context, bench, _) = self.context(pass);
         bench.open(part(pass));
         let Working { chunk, stash, earlier, logits } = bench.working(context.backend, part(pass));
@@ -522,16 +540,19 @@ impl<B: Backend> Bench<B> {
         }
     }
 
+    fn update<'c>(&self, config: &'c OptimizerConfig, order: UpdateOrder) -> Update<'c> {
+        let UpdateOrder { step, number, clip } = order;
+        Update { config, lr: config.lr_at(step, self.step_count), number, clip }
+    }
+
     fn with_update(
         &mut self,
         order: UpdateOrder,
         part: LayerPart,
         mut change: impl FnMut(&B, &mut LayerState<B>, &Update<'_>),
     ) {
-        let UpdateOrder { step, number, clip } = order;
-        let lr = self.optimizer.lr_at(step, self.step_count);
         let config = self.optimizer.clone();
-        let update = Update { config: &config, lr, number, clip };
+        let update = self.update(&config, order);
         let timer = std::mem::take(&mut self.timer);
         let (backend, layers) = self.update_layers();
         timer.begin(backend);

@@ -137,6 +137,12 @@ pub trait Workbench {
     /// state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
+    /// The same, where an open gate would ask for the candidate of `order` next: a device that gains by it
+    /// computes it as well. It is in force when it is asked for, and not before.
+    fn square_sums_ahead(&mut self, _order: UpdateOrder) -> Vec<TensorSum> {
+        self.square_sums()
+    }
+
     /// Computes candidate weights from the untouched state and puts them in force.
     fn compute_candidate(&mut self, order: UpdateOrder);
 

@@ -14,9 +14,9 @@ use super::super::{
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, Loss, MatrixPart,
-    MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, StateSums, Turn, UpdateState, View,
-    ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
+    Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, StateSums, Turn,
+    UpdateState, View, ViewMut,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -402,6 +402,16 @@ impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
     ) {
         let to = optimizer::Candidate::Rest(rest);
         self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
+    }
+
+    fn candidates_and_squares(
+        &self,
+        layers: Vec<LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>>,
+    ) -> Vec<SquareSum> {
+        let tensors = layers.iter().flat_map(|layer| &layer.tensors);
+        let lost = tensors.map(|range| SquareSum { sum: f64::NAN, nonfinite: range.len() as u64 });
+        let nothing: Vec<SquareSum> = lost.collect();
+        self.ask(nothing, || squares::with_candidates(self, &layers))
     }
 
     fn commit(
