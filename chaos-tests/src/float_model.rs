@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::{Seal, TensorSum};
+use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
 use zbelastic_kernels::{AllocateError, CpuBackend, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Batch, Corpus};
@@ -188,6 +188,10 @@ impl Workbench for FloatBench {
         self.bench.commit(order);
     }
 
+    fn commit_to_attest(&mut self, order: UpdateOrder) {
+        self.bench.commit_to_attest(order);
+    }
+
     fn skip(&mut self, step: Step) {
         self.bench.skip(step);
     }
@@ -202,6 +206,10 @@ impl Workbench for FloatBench {
 
     fn twin_images(&self) -> Vec<LayerImage> {
         self.bench.twin_images()
+    }
+
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        self.bench.attested()
     }
 
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
-    Bytes, ClusterId, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
-    TensorIndex,
+    Bytes, ClusterId, Digest, Fingerprint, Generation, LayerId, LayerRange, NodeId, StageIndex,
+    Step, TensorIndex,
 };
 
 use crate::access::{AccessRole, Credential};
@@ -20,7 +20,9 @@ use crate::job::{JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
 use crate::state::{Change, EntryRefusal, State, copied_layers};
-use crate::validation::{GuardPolicy, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict};
+use crate::validation::{
+    GuardPolicy, LayerFingerprint, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict,
+};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
 pub(crate) const LAYERS: u32 = 4;
@@ -100,6 +102,15 @@ pub(crate) fn digest(layer: u32, version: u64) -> Digest {
 
 pub(crate) fn digests(layers: impl IntoIterator<Item = LayerId>, version: u64) -> Vec<LayerDigest> {
     layers.into_iter().map(|layer| (layer, digest(layer.0, version))).collect()
+}
+
+/// The state of layers at a version, as it is attested.
+pub(crate) fn fingerprints(
+    layers: impl IntoIterator<Item = LayerId>,
+    version: u64,
+) -> Vec<LayerFingerprint> {
+    let fingerprint = |layer: LayerId| Fingerprint([version, u64::from(layer.0)]);
+    layers.into_iter().map(|layer| (layer, fingerprint(layer))).collect()
 }
 
 pub(crate) fn all_layers() -> impl Iterator<Item = LayerId> {

@@ -61,7 +61,7 @@ pub struct JobSpec {
     pub checkpoint_every: u64,
     /// Checkpoints kept.
     pub checkpoints_kept: u32,
-    /// Owners and copies compare their state's digests at every so many steps; 0 never.
+    /// Owners and copies compare their state's fingerprints at every so many steps; 0 never.
     pub attest_every: u64,
     /// The kind of devices that it computes on. Its class is that of the first node that has a part in
     /// it, until it ends.

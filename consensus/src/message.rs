@@ -16,7 +16,7 @@ use crate::member::{Holder, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::raft::RaftMessage;
 use crate::rehearsal::Rehearsal;
-use crate::validation::{Report, Seal, TensorSum, Turn};
+use crate::validation::{LayerFingerprint, Report, Seal, TensorSum, Turn};
 
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -59,8 +59,8 @@ pub struct HeldUpdate {
     pub of: StageIndex,
     /// One sum for each of its tensors.
     pub sums: Vec<TensorSum>,
-    /// Digests of the state that the update begins with, if this step attests.
-    pub state: Vec<LayerDigest>,
+    /// Fingerprints of the state that the update begins with, if this step attests.
+    pub state: Vec<LayerFingerprint>,
 }
 
 /// What a worker needs to know of what is agreed. One with a higher index replaces it.
@@ -135,8 +135,8 @@ pub enum Message {
         holder: Holder,
         /// The sums.
         report: Report,
-        /// Digests of the state that the step begins with, if this step attests.
-        state: Vec<LayerDigest>,
+        /// Fingerprints of the state that the step begins with, if this step attests.
+        state: Vec<LayerFingerprint>,
     },
     /// An update is held elsewhere.
     Held {

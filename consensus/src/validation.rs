@@ -24,7 +24,7 @@ mod verdict;
 
 pub use leader::{Leader, Proposal};
 pub use ledger::{Ledger, NORM_WINDOW};
-pub use report::{Prefix, Report, TensorSum};
+pub use report::{LayerFingerprint, Prefix, Report, TensorSum};
 pub use seal::{Seal, SealRefusal, Turn};
 pub use stage::{Application, CandidateOrder, StageHalf};
 pub use tally::{ReportRefusal, Summary, Tally};

@@ -19,10 +19,12 @@ use std::ops::Range;
 mod update;
 
 pub use self::update::{
-    AdamWNumbers, AdamWRun, FormOptimizer, MatrixPart, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
+    AdamWNumbers, AdamWRun, FormOptimizer, LayerCandidate, MatrixPart, SQUARE_SUM_CHUNK, SquareSum,
+    UpdateState,
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
+pub use crate::fingerprint::StateSums;
 pub use crate::parcel::{Loss, Parcel};
 pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
 use crate::sizes::ByteCounts;
@@ -432,6 +434,10 @@ pub trait Backend: ByteCounts {
             |x: &View<'_, Self::Buffer>| self.sum_squares(View::new(x.buffer, x.range.clone()));
         tensors.iter().map(sum).collect()
     }
+
+    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`, which are of
+    /// equal length. A device may leave them to be waited for when somebody reads them.
+    fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer) -> StateSums;
 
     /// How an update ahead of its verdict is computed where candidates are forms; nothing where they lie
     /// beside the state, as [`Backend::adamw_candidate`] leaves them.

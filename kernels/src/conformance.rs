@@ -11,16 +11,19 @@
 mod activation;
 mod attention;
 mod embed;
+mod fingerprint;
 mod head;
 mod linear;
 mod norm;
 mod optimizer;
 mod probe;
 mod slices;
+mod stepped;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
 pub use embed::embedding;
+pub use fingerprint::{commits_sum_what_they_leave, state_sums};
 pub use head::{head, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use norm::norms;
@@ -29,6 +32,7 @@ pub use optimizer::{
 };
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
+pub use stepped::candidates_with_squares;
 
 use crate::backend::Backend;
 
@@ -49,7 +53,8 @@ macro_rules! conformance {
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole,
-            candidates_that_are_forms
+            candidates_that_are_forms, state_sums, commits_sum_what_they_leave,
+            candidates_with_squares
         }
     };
     (@list (); $($test:ident),*) => {

@@ -9,6 +9,7 @@ mod attention;
 mod backend;
 mod buffer;
 mod embed;
+mod fingerprint;
 mod head;
 mod lanes;
 mod linear;

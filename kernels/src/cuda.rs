@@ -43,6 +43,7 @@ mod segments;
 pub mod source;
 mod squares;
 mod stamps;
+mod state_sums;
 pub mod times;
 mod transfer;
 

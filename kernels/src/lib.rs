@@ -13,6 +13,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fault;
+pub mod fingerprint;
 mod parcel;
 mod precision;
 pub mod reference;
@@ -21,12 +22,13 @@ mod sizes;
 
 pub use backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart,
-    MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn, UpdateState, View,
-    ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
+    MatrixPart, MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn,
+    UpdateState, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
 pub use fault::DeviceFault;
+pub use fingerprint::{HeldSums, StateSums};
 pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
 pub use precision::Precision;
 pub use sizes::{ByteCounts, DeviceSizes};

@@ -5,11 +5,13 @@
 //! compared with them element by element.
 
 mod attention;
+mod fingerprint;
 mod head;
 mod layers;
 mod optimizer;
 
 pub use attention::{attention_backward, attention_forward, rotate};
+pub use fingerprint::state_sums;
 pub use head::{HeadGradients, HeadResult, head_backward, head_forward};
 pub use layers::{
     NormGradients, embed_backward, embed_forward, gelu, gelu_slope, linear_backward_input,

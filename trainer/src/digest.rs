@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use zbelastic_types::Digest;
+use zbelastic_kernels::fingerprint::mix;
+use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 use crate::elastic::LayerImage;
 
@@ -29,6 +30,23 @@ pub(crate) fn image_digest(image: &LayerImage) -> Digest {
         hash_floats(&mut hasher, part);
     }
     Digest(*hasher.finalize().as_bytes())
+}
+
+/// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats each:
+/// wherever those were added up.
+///
+/// Layer, version and length give a number, and each sum is mixed with it. So of one layer at one version
+/// equal fingerprints mean equal sums.
+pub(crate) fn fingerprint(
+    layer: LayerId,
+    version: Step,
+    len: usize,
+    sums: [u64; 2],
+) -> Fingerprint {
+    let name = [u64::from(layer.0), version.0, len as u64];
+    let name = name.into_iter().fold(0, |name, word| mix(name ^ mix(word.wrapping_add(1))));
+    let [first, second] = sums;
+    Fingerprint([mix(first ^ name), mix(second ^ mix(name ^ 1))])
 }
 
 /// Feeds floats to a hash, least significant byte first. Whole slices where that is how they lie:

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, DeviceFault};
-use zbelastic_types::{Digest, LayerId, StageIndex, Step};
+use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
-pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest};
+pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 
 /// A layer's gradient on its way to who keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +75,11 @@ pub trait LayerCopy {
 
     /// The digest of its state.
     fn digest(&self) -> Digest;
+
+    /// The fingerprint of its state.
+    fn fingerprint(&self) -> Fingerprint {
+        layer_fingerprint(&self.image())
+    }
 }
 
 /// What a worker computes with: makes stages and copies from layers.

@@ -29,6 +29,6 @@ pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{PassStash, left_parts, left_spaces, put_left, settle, take_left};
 pub use recompute::{Recompute, RecomputedOps, RemadeParts};
 pub use space::Space;
-pub use state::LayerState;
+pub use state::{AfterCommit, LayerState};
 pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};
 pub use zbelastic_types::LayerRange;

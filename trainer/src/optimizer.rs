@@ -6,5 +6,5 @@ mod update;
 pub use config::{DecayOn, LrDecay, OptimizerConfig};
 pub use update::{
     Update, clip_coefficient, commit, compute_candidate, drop_candidate, replay, skip, square_sums,
-    update_in_place,
+    square_sums_ahead, update_in_place,
 };

@@ -10,7 +10,7 @@ use zbelastic_types::Step;
 
 use crate::data::Batch;
 use crate::model::{
-    Chunk, Context, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState, Logits,
+    AfterCommit, Chunk, Context, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState, Logits,
     MicrobatchShape, ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, left_parts,
     model_layers, put_left, rotary_angles, take_left,
 };
@@ -167,7 +167,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         let update = timed(&mut || {
             for layer in chunk.layers_mut() {
                 compute_candidate(*backend, layer, &update);
-                commit(*backend, layer, &update, step);
+                commit(*backend, layer, &update, step, AfterCommit::Nothing);
             }
         });
         let work = LayerWork { f, b, w: w_early + late, w_early };

@@ -269,8 +269,10 @@ impl Pair {
         let bench = self.owner.station().expect("it trains").engine().bench();
         let (version, expected) = (bench.version(), bench.digests());
         let expected: BTreeMap<LayerId, Digest> = expected.into_iter().collect();
+        let attested: BTreeMap<_, _> = bench.attested().into_iter().collect();
         for copy in self.follower.followed().filter(|copy| copy.version() == version) {
             assert_eq!(copy.digest(), expected[&copy.layer()], "at version {version}");
+            assert_eq!(copy.fingerprint(), attested[&copy.layer()], "at version {version}");
         }
     }
 

@@ -4,11 +4,13 @@
 //! mean is written in `docs/glossary.md`; a word that is not there does not belong here.
 
 mod digest;
+mod fingerprint;
 mod ids;
 mod layers;
 mod units;
 
 pub use digest::Digest;
+pub use fingerprint::Fingerprint;
 pub use ids::{
     Attempt, ChunkIndex, ClusterId, Generation, Incarnation, LayerId, MicrobatchIndex, NodeId,
     SliceIndex, StageIndex, Step, TensorIndex,

@@ -6,10 +6,11 @@ use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Holder, MemberChange, Resources, Role};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
 use zbelastic_consensus::state::State;
-use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, TensorSum};
+use zbelastic_consensus::validation::{GuardPolicy, LayerFingerprint, NonfinitePolicy, TensorSum};
 use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
-    Bytes, ClusterId, Digest, LayerId, LayerRange, NodeId, StageIndex, Step, TensorIndex,
+    Bytes, ClusterId, Digest, Fingerprint, LayerId, LayerRange, NodeId, StageIndex, Step,
+    TensorIndex,
 };
 
 use super::Bounds;
@@ -80,6 +81,17 @@ pub(super) fn digests(layers: impl Iterator<Item = LayerId>, version: Step) -> V
     let mut layers: Vec<LayerId> = layers.collect();
     layers.sort_unstable();
     layers.into_iter().map(|layer| (layer, digest(layer, version))).collect()
+}
+
+/// Fingerprints in model order.
+pub(super) fn fingerprints(
+    layers: impl Iterator<Item = LayerId>,
+    version: Step,
+) -> Vec<LayerFingerprint> {
+    let fingerprint = |layer: LayerId| Fingerprint([version.0, u64::from(layer.0)]);
+    let mut layers: Vec<LayerId> = layers.collect();
+    layers.sort_unstable();
+    layers.into_iter().map(|layer| (layer, fingerprint(layer))).collect()
 }
 
 /// The plan over these workers, as the product's leader makes it: who stays keeps its place, who

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::entry::ReadyRecord;
 use zbelastic_consensus::message::{HeldLayer, HeldUpdate};
 use zbelastic_consensus::plan::{LayerSource, PlanRecord};
 use zbelastic_consensus::state::{PlanPhase, State, copied_layers};
 use zbelastic_consensus::validation::{
-    CandidateOrder, Gate, Prefix, Report, Seal, StageHalf, Turn,
+    CandidateOrder, Gate, LayerFingerprint, Prefix, Report, Seal, StageHalf, Turn,
 };
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
@@ -52,7 +51,7 @@ pub(super) struct Station {
     pub half: StageHalf,
     pub version: Step,
     /// What was reported on the open turn, with the state it began with.
-    pub told: Option<Arc<(Report, Vec<LayerDigest>)>>,
+    pub told: Option<Arc<(Report, Vec<LayerFingerprint>)>>,
     /// The turn for which there is a candidate.
     pub candidate: Option<Turn>,
     pub copy: Option<Copied>,
@@ -283,7 +282,7 @@ impl Station {
         if self.half.gate(&Prefix::of(&report, Some(&received))) == Gate::Open {
             self.candidate = Some(turn);
         }
-        let state = entries::digests(self.plan.layers_of(self.stage), self.version);
+        let state = entries::fingerprints(self.plan.layers_of(self.stage), self.version);
         self.told = Some(Arc::new((report, state)));
         Ok(())
     }
@@ -341,7 +340,12 @@ impl Copied {
     pub(super) fn update(&self, plan: &PlanRecord) -> HeldUpdate {
         let (turn, of) = (self.open, self.of);
         let sums = entries::sums(plan.layers_of(of), turn.step);
-        HeldUpdate { turn, of, sums, state: entries::digests(plan.layers_of(of), self.version) }
+        HeldUpdate {
+            turn,
+            of,
+            sums,
+            state: entries::fingerprints(plan.layers_of(of), self.version),
+        }
     }
 
     /// Applies a seal, if its gradient is here. Otherwise the copy stays behind for good.

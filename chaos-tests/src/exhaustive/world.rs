@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::message::HeldUpdate;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::State;
-use zbelastic_consensus::validation::{Report, Turn};
+use zbelastic_consensus::validation::{LayerFingerprint, Report, Turn};
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::book::{EntryId, StateId};
@@ -43,7 +42,7 @@ pub(super) struct Flying {
 /// What a leader heard about the open turn since its election.
 #[derive(Clone, Default)]
 pub(super) struct Heard {
-    pub reports: BTreeMap<StageIndex, Arc<(Report, Vec<LayerDigest>)>>,
+    pub reports: BTreeMap<StageIndex, Arc<(Report, Vec<LayerFingerprint>)>>,
     pub held: BTreeMap<StageIndex, Arc<HeldUpdate>>,
 }
 

@@ -14,7 +14,7 @@ use crate::message::{HeldLayer, HeldUpdate, LoadFault, Pulse};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason};
 use crate::state::{PlanPhase, State};
-use crate::validation::{Report, TensorSum, Turn};
+use crate::validation::{LayerFingerprint, Report, TensorSum, Turn};
 
 /// Versions of one layer that a worker may hold: at its stage, as a copy and on the shelf there is
 /// one each, and one more is on its way.
@@ -93,7 +93,7 @@ impl Duties {
         state: &State,
         holder: Holder,
         report: &Report,
-        attested: Vec<LayerDigest>,
+        attested: Vec<LayerFingerprint>,
     ) -> Result<(), InputRefusal> {
         if !mutant::is(Mutant::M12FencedAccepted) {
             check_live(state, holder)?;

@@ -5,7 +5,6 @@ use std::fmt;
 
 use zbelastic_types::{LayerId, StageIndex, Step};
 
-use crate::checkpoint::LayerDigest;
 use crate::history::History;
 use crate::job::JobSpec;
 use crate::member::Holder;
@@ -14,7 +13,8 @@ use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
 use crate::state::{PlanPhase, State};
 use crate::validation::{
-    Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, TensorSum, Turn, Verdict,
+    LayerFingerprint, Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, TensorSum,
+    Turn, Verdict,
 };
 
 /// How often a step that was sealed before is run again if it does not come out the same: a device
@@ -100,7 +100,7 @@ pub struct Sealing {
     turn: Turn,
     leader: Leader,
     proposal: Option<Proposal>,
-    reports: BTreeMap<StageIndex, (Report, Vec<LayerDigest>)>,
+    reports: BTreeMap<StageIndex, (Report, Vec<LayerFingerprint>)>,
     held: BTreeMap<(StageIndex, Holder), HeldUpdate>,
 }
 
@@ -109,7 +109,7 @@ pub struct Sealing {
 struct Telling<'a> {
     by: Holder,
     sums: &'a [TensorSum],
-    state: &'a [LayerDigest],
+    state: &'a [LayerFingerprint],
 }
 
 impl Sealing {
@@ -135,7 +135,7 @@ impl Sealing {
         &mut self,
         state: &State,
         report: &Report,
-        attested: Vec<LayerDigest>,
+        attested: Vec<LayerFingerprint>,
     ) -> Result<(), ReportRefusal> {
         let proposal = self.leader.handle_report(state.ledger(), report)?;
         self.proposal = self.proposal.or(proposal);
@@ -254,8 +254,8 @@ fn check_states(
 fn attested<'a>(
     plan: &PlanRecord,
     stage: StageIndex,
-    state: &'a [LayerDigest],
-) -> (&'a [LayerDigest], &'a [LayerDigest]) {
+    state: &'a [LayerFingerprint],
+) -> (&'a [LayerFingerprint], &'a [LayerFingerprint]) {
     state.split_at(plan.layers_of(stage).count().min(state.len()))
 }
 

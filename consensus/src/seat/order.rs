@@ -10,7 +10,7 @@ use crate::member::Holder;
 use crate::message::{HeldLayer, HeldUpdate, LoadFault};
 use crate::plan::PlanRecord;
 use crate::rehearsal::Rehearsal;
-use crate::validation::{Report, Seal, Turn};
+use crate::validation::{LayerFingerprint, Report, Seal, Turn};
 
 /// A stage to be made ready.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,8 +91,8 @@ pub enum News {
     Reported {
         /// Its sums.
         report: Report,
-        /// Digests of the state it was computed from, if this step attests.
-        state: Vec<LayerDigest>,
+        /// Fingerprints of the state it was computed from, if this step attests.
+        state: Vec<LayerFingerprint>,
     },
     /// An update of another stage is held.
     Held(HeldUpdate),

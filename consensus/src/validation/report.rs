@@ -2,7 +2,10 @@
 
 use super::seal::Turn;
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{StageIndex, TensorIndex};
+use zbelastic_types::{Fingerprint, LayerId, StageIndex, TensorIndex};
+
+/// A layer with the fingerprint of its state, as who holds it attests it.
+pub type LayerFingerprint = (LayerId, Fingerprint);
 
 /// One parameter tensor's gradient in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::fingerprint::StateSums;
+
 /// A sum of squares over a tensor, in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquareSum {
@@ -73,6 +75,21 @@ pub struct UpdateState<'a, B> {
     pub g: &'a B,
 }
 
+/// A layer's candidate, computed with the sums of squares of its gradient.
+#[derive(Debug)]
+pub struct LayerCandidate<'a, B, M> {
+    /// The numbers of its update. They cover the layer from its beginning.
+    pub runs: &'a [AdamWRun],
+    /// What it is computed from.
+    pub state: UpdateState<'a, B>,
+    /// Receives what lies in no matrix.
+    pub rest: &'a mut B,
+    /// Its matrices, in order.
+    pub matrices: Vec<MatrixPart<'a, M>>,
+    /// Its tensors, one behind the other: each lies in one run, and in one matrix or in none.
+    pub tensors: Vec<Range<usize>>,
+}
+
 /// AdamW in halves on a device where a matrix's form is its weights, rounded to what products read, and
 /// takes no more room than these. There the candidate of a matrix is its form: a step before the verdict
 /// takes memory for what lies in no matrix, and for nothing else.
@@ -89,7 +106,22 @@ pub trait FormOptimizer<B, M> {
         matrices: &mut [MatrixPart<'_, M>],
     );
 
+    /// The same for many layers, and the sum of squares of the gradient of each of their tensors, from one
+    /// read of it: the bits of [`Self::candidate`] and of [`super::Backend::sum_squares`].
+    fn candidates_and_squares(&self, layers: Vec<LayerCandidate<'_, B, M>>) -> Vec<SquareSum>;
+
     /// Weights and moments after the same step, in place: the bits of [`super::Backend::adamw_in_place`], whose
     /// forms are there already.
     fn commit(&self, runs: &[AdamWRun], g: &B, w: &mut B, m: &mut B, v: &mut B);
+
+    /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass. Runs cover
+    /// `w`, `m` and `v` to their ends.
+    fn commit_and_sum(
+        &self,
+        runs: &[AdamWRun],
+        g: &B,
+        w: &mut B,
+        m: &mut B,
+        v: &mut B,
+    ) -> StateSums;
 }

@@ -215,7 +215,7 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
     }
 }
 
-fn numbers_of(run: usize) -> AdamWNumbers {
+pub(super) fn numbers_of(run: usize) -> AdamWNumbers {
     let decay = 1.0 - 0.01 * (run % 7) as f32;
     let step = -0.1 - 0.01 * run as f32;
     AdamWNumbers {
@@ -231,13 +231,17 @@ fn numbers_of(run: usize) -> AdamWNumbers {
     }
 }
 
-fn place<'a, M>(forms: &'a mut [M], starts: &[usize], lens: &[usize]) -> Vec<MatrixPart<'a, M>> {
+pub(super) fn place<'a, M>(
+    forms: &'a mut [M],
+    starts: &[usize],
+    lens: &[usize],
+) -> Vec<MatrixPart<'a, M>> {
     let ranges = starts.iter().zip(lens).map(|(start, len)| *start..start + len);
     forms.iter_mut().zip(ranges).map(|(matrix, range)| MatrixPart { range, matrix }).collect()
 }
 
 /// What a matrix does to one row on its way forward and one on its way back.
-fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec<f32> {
+pub(super) fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec<f32> {
     let x = upload_rows(device, &floats(shape.inputs, 5));
     let dy = upload_rows(device, &floats(shape.outputs, 6));
     let mut y = poisoned_rows(device, shape.outputs);
@@ -248,7 +252,7 @@ fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec
     [download(device, &y), download(device, &gradient)].concat()
 }
 
-fn same_bits(found: &[f32], expected: &[f32]) {
+pub(super) fn same_bits(found: &[f32], expected: &[f32]) {
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert_eq!(found.to_bits(), expected.to_bits(), "element {i}: {found}, {expected}");
     }

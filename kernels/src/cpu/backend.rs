@@ -7,11 +7,13 @@ use super::buffer::{Arena, CpuBuffer};
 use super::lanes::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, PairWriter, outer_product};
 use super::threads::Threads;
-use super::{activation, attention, embed, head, linear, norm, optimizer, probe, rotate};
+use super::{
+    activation, attention, embed, fingerprint, head, linear, norm, optimizer, probe, rotate,
+};
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SquareSum, Turn, View, ViewMut,
+    NormGradient, Rows, SquareSum, StateSums, Turn, View, ViewMut,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -446,6 +448,10 @@ impl Backend for CpuBackend {
 
     fn sum_squares(&self, x: View<'_, CpuBuffer>) -> SquareSum {
         optimizer::sum_squares(self, read(&x))
+    }
+
+    fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> StateSums {
+        fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
     }
 
     fn adamw_candidate(

@@ -15,7 +15,6 @@ use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::losses::Losses;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
-use super::optimizer;
 use super::parcel::Rooms;
 use super::pinned::Staging;
 use super::recorder::{GraphCounts, Graphs, Recorder};
@@ -86,12 +85,6 @@ impl<D: Device> CudaBackend<D> {
             copies: Cell::new(0),
             settled: Cell::new(0),
         }
-    }
-
-    /// A fingerprint of floats: equal bits have equal ones, and a changed bit shows.
-    #[must_use]
-    pub fn fingerprint(&self, x: View<'_, CudaBuffer<D>>) -> u64 {
-        self.ask(0, || optimizer::fingerprint(self, &x))
     }
 
     /// How the device was told what to do.

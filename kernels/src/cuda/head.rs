@@ -125,7 +125,7 @@ pub(super) fn forward_later<D: Device>(
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<Loss, DeviceFault> {
     let rows = losses(device, x, matrix, targets, logits, log_sums)?;
-    hold(device, device.losses(), (rows, targets.len()))
+    hold(device, (rows, targets.len()))
 }
 
 pub(super) fn backward<D: Device>(

@@ -41,15 +41,18 @@ pub enum Kernel {
     FlashBackwardKeys128,
     AdamwCandidate,
     AdamwInPlace,
+    AdamwInPlaceSummed,
     PieceSquares,
+    PieceSquaresStepped,
     TensorSquares,
-    Fingerprint,
+    StateSums,
+    AddStateSums,
     Stamp,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 39] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -82,9 +85,12 @@ impl Kernel {
         Self::FlashBackwardKeys128,
         Self::AdamwCandidate,
         Self::AdamwInPlace,
+        Self::AdamwInPlaceSummed,
         Self::PieceSquares,
+        Self::PieceSquaresStepped,
         Self::TensorSquares,
-        Self::Fingerprint,
+        Self::StateSums,
+        Self::AddStateSums,
         Self::Stamp,
     ];
 
@@ -123,9 +129,12 @@ impl Kernel {
             Self::FlashBackwardKeys128 => ("flash_backward_keys_128", File::Flash),
             Self::AdamwCandidate => ("adamw_candidate", File::Optimizer),
             Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
+            Self::AdamwInPlaceSummed => ("adamw_in_place_summed", File::Optimizer),
             Self::PieceSquares => ("piece_squares", File::Optimizer),
+            Self::PieceSquaresStepped => ("piece_squares_stepped", File::Optimizer),
             Self::TensorSquares => ("tensor_squares", File::Optimizer),
-            Self::Fingerprint => ("fingerprint", File::Optimizer),
+            Self::StateSums => ("state_sums", File::Optimizer),
+            Self::AddStateSums => ("add_state_sums", File::Optimizer),
             Self::Stamp => ("stamp", File::Clock),
         }
     }

@@ -1,5 +1,5 @@
-//! Losses that wait on a device until somebody reads them: an F of the last stage does not stop the
-//! host then.
+//! Losses, and sums of fingerprints, that wait on a device until somebody reads them: an F of the last
+//! stage does not stop the host then, nor does a COMMIT.
 
 use std::cell::{Cell, RefCell};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -10,13 +10,16 @@ use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
 use super::pinned::Pinned;
 use super::recorder::Recorder;
+use crate::fingerprint::{HeldSums, StateSums};
 use crate::parcel::{HeldLoss, Loss};
 
-/// Losses of a backend that nobody has read: those of the largest step, and of one before that was
-/// dropped. One more is waited for at once.
+/// Losses and sums of a backend that nobody has read: those of the largest step, and of one before that
+/// was dropped. One more is waited for at once.
 const LOSSES_MAX: usize = 1 << 13;
+/// The two sums of a state.
+const SUMS_BYTES: usize = 16;
 
-/// Memory for the losses of a pass's rows.
+/// Memory for the losses of a pass's rows, or for two sums.
 struct Sheet<D: Device> {
     memory: Pinned<D>,
     bytes: u64,
@@ -51,10 +54,10 @@ impl<D: Device> Losses<D> {
     }
 }
 
-/// A loss whose rows are on their way.
+/// Numbers on their way.
 struct Pending<D: Device> {
     device: Arc<Recorder<D>>,
-    /// Its backend's, told before a loss that is none is passed on.
+    /// Its backend's, told before a number that is none is passed on.
     fault: Arc<OnceLock<DeviceFault>>,
     /// There until this is dropped.
     sheet: Option<Sheet<D>>,
@@ -63,17 +66,30 @@ struct Pending<D: Device> {
     home: SyncSender<Sheet<D>>,
 }
 
-impl<D: Device> HeldLoss for Pending<D> {
-    fn wait(&self) -> f64 {
+impl<D: Device> Pending<D> {
+    /// The bytes, which are waited for; nothing if the device has failed.
+    fn bytes(&self) -> Option<Vec<u8>> {
         let sheet = self.sheet.as_ref().expect("there until this is dropped");
         if let Err(fault) = self.device.reach(&self.copied) {
             // Only the first one counts.
             let _kept = self.fault.set(fault);
-            return f64::NAN;
+            return None;
         }
         let mut bytes = vec![0; sheet.bytes as usize];
         self.device.read_host(sheet.memory.at(0, sheet.bytes), &mut bytes);
-        sum(&bytes)
+        Some(bytes)
+    }
+}
+
+impl<D: Device> HeldLoss for Pending<D> {
+    fn wait(&self) -> f64 {
+        self.bytes().map_or(f64::NAN, |bytes| sum(&bytes))
+    }
+}
+
+impl<D: Device> HeldSums for Pending<D> {
+    fn wait(&self) -> [u64; 2] {
+        self.bytes().map_or([0; 2], |bytes| pair(&bytes))
     }
 }
 
@@ -93,21 +109,55 @@ pub(super) fn sum(bytes: &[u8]) -> f64 {
     losses.iter().map(|loss| f64::from_le_bytes(*loss)).sum()
 }
 
+fn pair(bytes: &[u8]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    std::array::from_fn(|i| u64::from_le_bytes(words[i]))
+}
+
 /// The loss of these rows, later; at once if too many were left unread.
 pub(super) fn hold<D: Device>(
     backend: &CudaBackend<D>,
-    losses: &Losses<D>,
     (rows, count): (Address, usize),
 ) -> Result<Loss, DeviceFault> {
-    let (device, bytes) = (backend.shared_device(), count as u64 * 8);
-    let Some(sheet) = losses.take(device, bytes) else {
-        let mut read = vec![0; bytes as usize];
-        device.read(rows, &mut read)?;
-        return Ok(sum(&read).into());
-    };
-    // So little that it need not be beside the work; and what comes next may use the rows again.
-    device.copy_out(Stream::Compute, rows, sheet.memory.at(0, bytes), bytes)?;
+    let bytes = count * 8;
+    Ok(match send(backend, rows, bytes)? {
+        Some(pending) => Loss::Held(pending),
+        None => sum(&read(backend, rows, bytes)?).into(),
+    })
+}
+
+/// The two sums that lie there, later; at once if too many were left unread.
+pub(super) fn hold_sums<D: Device>(
+    backend: &CudaBackend<D>,
+    sums: Address,
+) -> Result<StateSums, DeviceFault> {
+    Ok(match send(backend, sums, SUMS_BYTES)? {
+        Some(pending) => StateSums::Held(pending),
+        None => pair(&read(backend, sums, SUMS_BYTES)?).into(),
+    })
+}
+
+fn read<D: Device>(
+    backend: &CudaBackend<D>,
+    from: Address,
+    bytes: usize,
+) -> Result<Vec<u8>, DeviceFault> {
+    let mut found = vec![0; bytes];
+    backend.device().read(from, &mut found)?;
+    Ok(found)
+}
+
+/// Sends numbers on their way, if there is a sheet for them.
+fn send<D: Device>(
+    backend: &CudaBackend<D>,
+    from: Address,
+    bytes: usize,
+) -> Result<Option<Arc<Pending<D>>>, DeviceFault> {
+    let (device, losses, bytes) = (backend.shared_device(), backend.losses(), bytes as u64);
+    let Some(sheet) = losses.take(device, bytes) else { return Ok(None) };
+    // So little that it need not be beside the work; and what comes next may use the memory again.
+    device.copy_out(Stream::Compute, from, sheet.memory.at(0, bytes), bytes)?;
     let (device, home) = (device.clone(), losses.home.clone());
     let (copied, fault) = (device.fence(Stream::Compute)?, backend.shared_fault());
-    Ok(Loss::Held(Arc::new(Pending { device, fault, sheet: Some(sheet), copied, home })))
+    Ok(Some(Arc::new(Pending { device, fault, sheet: Some(sheet), copied, home })))
 }

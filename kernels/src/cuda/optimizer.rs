@@ -1,41 +1,21 @@
-//! AdamW in halves, a launch a layer, and fingerprints.
+//! AdamW in halves, a launch a layer, and the fingerprint of what it leaves.
 
 use std::ops::Range;
 
-use super::backend::{CudaBackend, CudaMatrix, floats};
+use super::backend::{CudaBackend, CudaMatrix};
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
-use crate::backend::{AdamWNumbers, AdamWRun, MatrixPart, UpdateState, View};
+use super::memory::CudaBuffer;
+use super::state_sums::Parts;
+use crate::backend::{AdamWNumbers, AdamWRun, LayerCandidate, MatrixPart, UpdateState};
+use crate::fingerprint::StateSums;
 
-/// FINGERPRINT_THREADS and CHUNK of `optimizer.cu`.
-const FINGERPRINT_THREADS: usize = 256;
-const FINGERPRINT_CHUNK: usize = 65_536;
-/// STRETCHES_MAX of `optimizer.cu`, and the threads of a block.
+/// STRETCHES_MAX of `optimizer.cu`, and the threads of a block, which are its STATE_THREADS.
 const STRETCHES_MAX: usize = 16;
 const STRETCH_THREADS: usize = 256;
 /// Elements that a block of [`STRETCH_THREADS`] takes.
 const STRETCH_BLOCK: usize = 4 * STRETCH_THREADS;
-
-pub(super) fn fingerprint<D: Device>(
-    device: &CudaBackend<D>,
-    x: &View<'_, CudaBuffer<D>>,
-) -> Result<u64, DeviceFault> {
-    let len = x.range.len();
-    let count = len.div_ceil(FINGERPRINT_CHUNK);
-    let mut bytes = vec![0u8; count * 8];
-    if count > 0 {
-        let sums = device.scratch(Slot::Results, bytes.len())?;
-        let arguments = Arguments::new().address(floats(x)).address(sums).count(len);
-        let grid = [count, 1];
-        let launch = Launch::blocks(Kernel::Fingerprint, grid, FINGERPRINT_THREADS, arguments);
-        device.launch(&launch)?;
-        device.device().read(sums, &mut bytes)?;
-    }
-    let (sums, _) = bytes.as_chunks::<8>();
-    Ok(sums.iter().fold(0, |total: u64, sum| total.wrapping_add(u64::from_le_bytes(*sum))))
-}
 
 /// The structure `AdamW` of `optimizer.cu`.
 fn words(numbers: AdamWNumbers) -> [u32; 9] {
@@ -55,32 +35,58 @@ fn words(numbers: AdamWNumbers) -> [u32; 9] {
 }
 
 /// The structure `Stretch` of `optimizer.cu`, but for the number of its first block.
-struct Stretch {
+pub(super) struct Stretch {
     w: Option<Address>,
     m: Address,
     v: Address,
-    g: Address,
+    pub(super) g: Address,
     to: Option<Address>,
     form: Option<Address>,
-    count: usize,
+    /// Of its layer.
+    pub(super) range: Range<usize>,
     numbers: AdamWNumbers,
 }
 
 impl Stretch {
-    const WORDS: usize = 24;
+    const WORDS: usize = 26;
 
     fn words(&self, first_block: u32) -> [u32; Self::WORDS] {
-        let Self { w, m, v, g, to, form, count, numbers } = self;
+        let Self { w, m, v, g, to, form, range, numbers } = self;
         let addresses = [*w, Some(*m), Some(*v), Some(*g), *to, *form];
         let long = addresses.map(|address| address.map_or(0, |address| address.0));
         let mut all = [0; Self::WORDS];
-        for (pair, long) in all.chunks_mut(2).zip(long.into_iter().chain([*count as u64])) {
+        let place = [range.len() as u64, range.start as u64];
+        for (pair, long) in all.chunks_mut(2).zip(long.into_iter().chain(place)) {
             (pair[0], pair[1]) = (long as u32, (long >> 32) as u32);
         }
-        all[14..23].copy_from_slice(&words(*numbers));
-        all[23] = first_block;
+        all[16..25].copy_from_slice(&words(*numbers));
+        all[25] = first_block;
         all
     }
+
+    /// The structure `SteppedTensor`: a stretch whose third number is that of its first piece.
+    pub(super) fn tensor_words(&self, first_piece: u64) -> [u32; Self::WORDS] {
+        let mut words = self.words(0);
+        (words[14], words[15]) = (first_piece as u32, (first_piece >> 32) as u32);
+        words
+    }
+
+    fn blocks(&self) -> usize {
+        self.range.len().div_ceil(STRETCH_BLOCK)
+    }
+}
+
+/// What one launch takes of stretches, and how many blocks it has.
+fn table(stretches: &[Stretch]) -> (Vec<u32>, usize) {
+    let mut blocks = 0;
+    let mut table = Vec::with_capacity(STRETCHES_MAX * Stretch::WORDS);
+    for stretch in stretches {
+        table.extend(stretch.words(u32::try_from(blocks).expect("blocks fit in 32 bits")));
+        blocks += stretch.blocks();
+    }
+    // No block is behind the last one.
+    table.resize(STRETCHES_MAX * Stretch::WORDS, u32::MAX);
+    (table, blocks)
 }
 
 /// One launch for as many stretches as it takes.
@@ -90,18 +96,30 @@ fn launch<D: Device>(
     stretches: &[Stretch],
 ) -> Result<(), DeviceFault> {
     for some in stretches.chunks(STRETCHES_MAX) {
-        let mut blocks = 0;
-        let mut table = Vec::with_capacity(STRETCHES_MAX * Stretch::WORDS);
-        for stretch in some {
-            table.extend(stretch.words(u32::try_from(blocks).expect("blocks fit in 32 bits")));
-            blocks += stretch.count.div_ceil(STRETCH_BLOCK);
-        }
-        // No block is behind the last one.
-        table.resize(STRETCHES_MAX * Stretch::WORDS, u32::MAX);
+        let (table, blocks) = table(some);
         let arguments = Arguments::new().structure(&table);
         device.launch(&Launch::blocks(kernel, [blocks, 1], STRETCH_THREADS, arguments))?;
     }
     Ok(())
+}
+
+/// The step in place, and the sums of the state that it leaves.
+fn launch_summed<D: Device>(
+    device: &CudaBackend<D>,
+    stretches: &[Stretch],
+) -> Result<StateSums, DeviceFault> {
+    let blocks = stretches.iter().map(Stretch::blocks).sum();
+    let parts = Parts::new(device, blocks)?;
+    let mut done = 0;
+    for some in stretches.chunks(STRETCHES_MAX) {
+        let (table, blocks) = table(some);
+        let arguments = Arguments::new().structure(&table).address(parts.from(done));
+        let grid = [blocks, 1];
+        let kernel = Kernel::AdamwInPlaceSummed;
+        device.launch(&Launch::blocks(kernel, grid, STRETCH_THREADS, arguments))?;
+        done += blocks;
+    }
+    parts.add(device)
 }
 
 /// Part of a layer: a matrix, with its form if somebody wants it, or what lies between.
@@ -176,11 +194,48 @@ pub(super) fn candidate<D: Device>(
             }
         };
         let [m, v, g] = [m, v, g].map(|part| part.floats(range.start));
-        let (w, count) = (Some(w.floats(range.start)), range.len());
-        Stretch { w, m, v, g, to, form, count, numbers: *numbers }
+        let w = Some(w.floats(range.start));
+        Stretch { w, m, v, g, to, form, range, numbers: *numbers }
     };
     let stretches: Vec<Stretch> = pieces(runs, matrices).into_iter().map(stretch).collect();
     launch(device, Kernel::AdamwCandidate, &stretches)
+}
+
+/// The tensors of a layer, each with its numbers and where its candidate goes.
+pub(super) fn stepped<D: Device>(
+    device: &CudaBackend<D>,
+    layer: &LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>,
+) -> Vec<Stretch> {
+    let LayerCandidate { runs, state: UpdateState { w, m, v, g }, rest, matrices, tensors } = layer;
+    assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
+    assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the layer");
+    let (mut runs, mut matrices) = (runs.iter().peekable(), matrices.iter().peekable());
+    let (mut done, mut rest_done) = (0, 0);
+    let element = device.precision().bytes();
+    let stretch = |range: &Range<usize>| {
+        assert_eq!(range.start, done, "tensors lie one behind the other");
+        done = range.end;
+        while runs.next_if(|run| run.range.end <= range.start).is_some() {}
+        while matrices.next_if(|part| part.range.end <= range.start).is_some() {}
+        let run = runs.peek().expect("runs cover every tensor");
+        assert!(range.end <= run.range.end, "a tensor lies in one run");
+        let part = matrices.peek().filter(|part| part.range.start <= range.start);
+        let form = part.map(|part| {
+            assert!(range.end <= part.range.end, "a tensor lies in one matrix");
+            let before = (range.start - part.range.start) * element;
+            Address(part.matrix.form.rows().0 + before as u64)
+        });
+        let to = form.is_none().then(|| {
+            let start = rest_done;
+            rest_done += range.len();
+            assert!(rest_done <= rest.len(), "there is room for what lies in no matrix");
+            rest.floats(start)
+        });
+        let [w, m, v, g] = [w, m, v, g].map(|part| part.floats(range.start));
+        let (w, range) = (Some(w), range.clone());
+        Stretch { w, m, v, g, to, form, range, numbers: run.numbers }
+    };
+    tensors.iter().map(stretch).collect()
 }
 
 /// What is updated in place.
@@ -191,6 +246,25 @@ pub(super) struct InPlace<'a, D: Device> {
     pub(super) v: &'a CudaBuffer<D>,
 }
 
+impl<D: Device> InPlace<'_, D> {
+    fn stretches(
+        &self,
+        runs: &[AdamWRun],
+        g: &CudaBuffer<D>,
+        matrices: &[MatrixPart<'_, CudaMatrix<D>>],
+    ) -> Vec<Stretch> {
+        let Self { w, m, v } = self;
+        let all = [*m, *v, g].into_iter().chain(*w);
+        assert!(all.into_iter().all(|part| end(runs) <= part.len()));
+        let stretch = |Piece { range, form, numbers }: Piece<'_>| {
+            let [m, v, g] = [*m, *v, g].map(|part| part.floats(range.start));
+            let w = w.map(|w| w.floats(range.start));
+            Stretch { w, m, v, g, to: None, form, range, numbers: *numbers }
+        };
+        pieces(runs, matrices).into_iter().map(stretch).collect()
+    }
+}
+
 pub(super) fn in_place<D: Device>(
     device: &CudaBackend<D>,
     runs: &[AdamWRun],
@@ -198,16 +272,19 @@ pub(super) fn in_place<D: Device>(
     state: &InPlace<'_, D>,
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
 ) -> Result<(), DeviceFault> {
-    let InPlace { w, m, v } = state;
-    let all = [*m, *v, g].into_iter().chain(*w);
-    assert!(all.into_iter().all(|part| end(runs) <= part.len()));
-    let stretch = |Piece { range, form, numbers }: Piece<'_>| {
-        let [m, v, g] = [*m, *v, g].map(|part| part.floats(range.start));
-        let w = w.map(|w| w.floats(range.start));
-        Stretch { w, m, v, g, to: None, form, count: range.len(), numbers: *numbers }
-    };
-    let stretches: Vec<Stretch> = pieces(runs, matrices).into_iter().map(stretch).collect();
-    launch(device, Kernel::AdamwInPlace, &stretches)
+    launch(device, Kernel::AdamwInPlace, &state.stretches(runs, g, matrices))
+}
+
+/// The same without matrices, and the sums of the state that it leaves.
+pub(super) fn in_place_summed<D: Device>(
+    device: &CudaBackend<D>,
+    runs: &[AdamWRun],
+    g: &CudaBuffer<D>,
+    state: &InPlace<'_, D>,
+) -> Result<StateSums, DeviceFault> {
+    let parts = [state.m, state.v].into_iter().chain(state.w);
+    assert!(parts.into_iter().all(|part| end(runs) == part.len()), "runs cover the state");
+    launch_summed(device, &state.stretches(runs, g, &[]))
 }
 
 /// `range` as one run.

@@ -9,8 +9,8 @@ use super::device::{Product, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    Rows, Turn, UpdateState, View, ViewMut,
+    EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient, MatrixPart,
+    MatrixShape, Norm, Rows, Turn, UpdateState, View, ViewMut,
 };
 
 /// The sizes of what is timed.
@@ -318,11 +318,29 @@ impl<D: Timed> Table<'_, D> {
             let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
             device.adamw_in_place(all(), &g, NUMBERS, &mut w, &mut m, &mut v, &mut parts);
         })?;
+        self.time(
+            "adamw candidate and squares",
+            Work::of_bytes((16 + form_bytes) * len),
+            |device| {
+                let part = MatrixPart { range: all(), matrix: &mut matrix };
+                let layer = LayerCandidate {
+                    runs: &runs,
+                    state: UpdateState { w: &w, m: &m, v: &v, g: &g },
+                    rest: &mut nothing,
+                    matrices: vec![part],
+                    tensors: vec![all()],
+                };
+                let _sums = FormOptimizer::candidates_and_squares(device, vec![layer]);
+            },
+        )?;
         self.time("sum of squares", Work::of_bytes(4 * len), |device| {
             let _sum = device.sum_squares(View::new(&g, all()));
         })?;
-        self.time("fingerprint", Work::of_bytes(4 * len), |device| {
-            let _fingerprint = device.fingerprint(View::new(&g, all()));
+        self.time("adamw commit and fingerprint", Work::of_bytes(28 * len), |device| {
+            let _sums = FormOptimizer::commit_and_sum(device, &runs, &g, &mut w, &mut m, &mut v);
+        })?;
+        self.time("fingerprint", Work::of_bytes(12 * len), |device| {
+            let _sums = device.state_sums(&w, &m, &v);
         })?;
         Ok(())
     }

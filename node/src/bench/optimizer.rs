@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use zbelastic_kernels::{Backend, CpuBackend, ViewMut};
-use zbelastic_trainer::model::{LayerState, model_layers};
+use zbelastic_trainer::model::{AfterCommit, LayerState, model_layers};
 use zbelastic_trainer::optimizer::{Update, commit, compute_candidate, update_in_place};
 use zbelastic_types::Step;
 
@@ -62,7 +62,7 @@ impl<'a> OptimizerBench<'a> {
         }
         for layer in &mut self.layers {
             let version = layer.version();
-            commit(&self.backend, layer, &update, version);
+            commit(&self.backend, layer, &update, version, AfterCommit::Nothing);
         }
         began.elapsed()
     }

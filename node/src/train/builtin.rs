@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 54] = pages![
+const PAGES: [(&str, &str); 56] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -56,6 +56,8 @@ const PAGES: [(&str, &str); 54] = pages![
     "decisions/0034-a-candidate-is-the-form-that-products-read.md",
     "decisions/0035-what-a-device-is-told-again-is-a-graph.md",
     "decisions/0036-attention-on-devices-is-our-own-kernel.md",
+    "decisions/0037-attested-states-are-told-by-fingerprints.md",
+    "decisions/0038-sums-and-candidates-share-a-read.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, ViewMut};
-use zbelastic_types::{Bytes, Digest, LayerId, StageIndex, Step};
+use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
@@ -180,5 +180,9 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
 
     fn digest(&self) -> Digest {
         layer_digest(&self.image())
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.layer.fingerprint_of(&self.layer.state_sums(&self.backend))
     }
 }

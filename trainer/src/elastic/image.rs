@@ -1,6 +1,7 @@
 //! A layer as it travels and as it lies in a checkpoint.
 
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_kernels::reference::state_sums;
+use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 /// The version of the form.
 const FORMAT_VERSION: u8 = 1;
@@ -130,4 +131,12 @@ fn extend_with_floats(bytes: &mut Vec<u8>, floats: &[f32]) {
 #[must_use]
 pub fn layer_digest(image: &LayerImage) -> Digest {
     crate::digest::image_digest(image)
+}
+
+/// The fingerprint of a layer at a version: what its holders compare. Slow: a device adds it up where the
+/// layer lies.
+#[must_use]
+pub fn layer_fingerprint(image: &LayerImage) -> Fingerprint {
+    let LayerImage { layer, version, w, m, v } = image;
+    crate::digest::fingerprint(*layer, *version, w.len(), state_sums([w, m, v]))
 }

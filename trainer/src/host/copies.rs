@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::message::HeldUpdate;
-use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_consensus::validation::{LayerFingerprint, Seal, Turn};
 use zbelastic_types::StageIndex;
 
 use super::peers::PeerRefusal;
@@ -39,9 +38,9 @@ impl<C: LayerCopy> StageCopy<C> {
         &self.layers
     }
 
-    /// Digests of the state, in model order.
-    pub(super) fn digests(&self) -> Vec<LayerDigest> {
-        self.layers.iter().map(|copy| (copy.layer(), copy.digest())).collect()
+    /// Fingerprints of the state, in model order.
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        self.layers.iter().map(|copy| (copy.layer(), copy.fingerprint())).collect()
     }
 
     /// Takes a gradient; yields what is to be told once it is held.
@@ -76,7 +75,7 @@ impl<C: LayerCopy> StageCopy<C> {
             sums.extend(copy.hold(gradient).map_err(|_| refusal())?);
         }
         self.held = Some(turn);
-        let state = if attests { self.digests() } else { Vec::new() };
+        let state = if attests { self.attested() } else { Vec::new() };
         Ok(HeldUpdate { turn, of: self.of, sums, state })
     }
 

@@ -254,9 +254,11 @@ impl LayerTimer {
         Timed { layers, spans: spans_between(&noted, &moments) }
     }
 
-    fn is_timed(&self) -> bool {
+    /// Whether layers of this turn are timed on a device that is behind: then each part of theirs is to be
+    /// done alone.
+    pub fn is_timed(&self) -> bool {
         let turn = self.turns.get();
-        turn < FIRST_TURNS || turn.is_multiple_of(TURNS_BETWEEN)
+        self.clock.is_some() && (turn < FIRST_TURNS || turn.is_multiple_of(TURNS_BETWEEN))
     }
 
     /// Whether the device noted it.

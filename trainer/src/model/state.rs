@@ -2,12 +2,16 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{AdamWRun, AllocateError, Backend, MatrixPart, UpdateState, View, ViewMut};
-use zbelastic_types::{Bytes, Step};
+use zbelastic_kernels::{
+    AdamWRun, AllocateError, Backend, LayerCandidate, MatrixPart, StateSums, UpdateState, View,
+    ViewMut,
+};
+use zbelastic_types::{Bytes, Fingerprint, Step};
 
 use super::config::ModelConfig;
 use super::parts::{LayerParts, Rest};
 use super::tensors::LayerSpec;
+use crate::digest::fingerprint;
 use crate::elastic::LayerImage;
 
 /// Which weights the passes read.
@@ -28,6 +32,15 @@ enum Room {
     Replayed,
     /// Passes alone: weights and matrices.
     Frozen,
+}
+
+/// What comes of a state that a commit leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterCommit {
+    /// Nothing that its commit needs to know.
+    Nothing,
+    /// It is attested.
+    Attest,
 }
 
 /// Weights, candidate, moments and gradient of one layer on a device.
@@ -55,7 +68,12 @@ pub struct LayerState<B: Backend> {
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
     live: Live,
+    /// The update whose candidate lies in forms and was not asked for yet. While it does, nobody may read
+    /// them: [`Self::undo_unasked`].
+    unasked: Option<Vec<AdamWRun>>,
     version: Step,
+    /// Those of the state's fingerprint, if the pass that wrote the state left them.
+    sums: Option<StateSums>,
 }
 
 impl<B: Backend> LayerState<B> {
@@ -91,8 +109,22 @@ impl<B: Backend> LayerState<B> {
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
-        let (live, version) = (Live::State, Step(0));
-        let mut state = Self { spec, parts, w, candidate, rest, m, v, g, matrices, live, version };
+        let (live, unasked, version, sums) = (Live::State, None, Step(0), None);
+        let mut state = Self {
+            spec,
+            parts,
+            w,
+            candidate,
+            rest,
+            m,
+            v,
+            g,
+            matrices,
+            live,
+            unasked,
+            version,
+            sums,
+        };
         state.put_state_in_force(backend);
         Ok(state)
     }
@@ -139,6 +171,7 @@ impl<B: Backend> LayerState<B> {
     /// Puts other weights in force; moments and gradient stay.
     pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
         backend.upload(weights, ViewMut::new(&mut self.w, 0..self.spec.len()));
+        self.sums = None;
         self.put_state_in_force(backend);
     }
 
@@ -160,15 +193,19 @@ impl<B: Backend> LayerState<B> {
 
     /// Puts the state's weights in force: a candidate is dropped.
     pub fn put_state_in_force(&mut self, backend: &B) {
-        self.live = Live::State;
+        (self.live, self.unasked) = (Live::State, None);
         for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
             backend.load_matrix(View::new(&self.w, linear.weight.clone()), matrix);
         }
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
-    /// layer, each with its numbers.
+    /// layer, each with its numbers. One that was computed before anybody asked is there already.
     pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
+        self.live = Live::Candidate;
+        if self.unasked.take().is_some_and(|unasked| unasked == runs) {
+            return;
+        }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
         if let Some(optimizer) = backend.form_optimizer() {
             let state = UpdateState { w, m, v, g };
@@ -178,7 +215,30 @@ impl<B: Backend> LayerState<B> {
                 backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
             });
         }
-        self.live = Live::Candidate;
+    }
+
+    /// What a device needs to compute the candidate with the sums of squares, before it is asked for. Once
+    /// it has, forms are no longer those of the state.
+    ///
+    /// # Panics
+    /// If a candidate is in force.
+    pub(crate) fn candidate_unasked(
+        &mut self,
+        runs: Vec<AdamWRun>,
+    ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
+        assert_eq!(self.live, Live::State, "a candidate in force is not computed again");
+        let Self { spec, parts, w, candidate, m, v, g, matrices, unasked, .. } = self;
+        let tensors = spec.tensors.iter().map(|tensor| tensor.range.clone()).collect();
+        let (runs, state) = (&*unasked.insert(runs), UpdateState { w, m, v, g });
+        let matrices = placed(parts, matrices);
+        LayerCandidate { runs, state, rest: candidate, matrices, tensors }
+    }
+
+    /// Undoes a candidate that nobody asked for: before passes read weights.
+    pub(crate) fn undo_unasked(&mut self, backend: &B) {
+        if self.unasked.is_some() {
+            self.put_state_in_force(backend);
+        }
     }
 
     /// Updates weights and moments in place, as a trainer without validation does. `runs` cover
@@ -188,6 +248,7 @@ impl<B: Backend> LayerState<B> {
     /// If a candidate is in force.
     pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRun]) {
         assert_eq!(self.live, Live::State, "there is nothing to validate");
+        (self.unasked, self.sums) = (None, None);
         let Self { parts, w, m, v, g, matrices, .. } = self;
         for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);
@@ -229,27 +290,49 @@ impl<B: Backend> LayerState<B> {
         {
             backend.upload(floats, ViewMut::new(buffer, 0..len));
         }
-        self.version = image.version;
+        (self.version, self.sums) = (image.version, None);
         self.put_state_in_force(backend);
     }
 
     /// The candidate becomes the state's weights, and the moments of the same step the state's; what the
     /// passes read stays what it was. `runs` are those that the candidate was computed of.
     ///
+    /// Where a state is attested next, the device adds up its fingerprint in the same pass if it can.
+    ///
     /// # Panics
     /// If the candidate is not in force.
-    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
+    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRun], then: AfterCommit) {
         assert_eq!(self.live, Live::Candidate, "only a candidate in force is committed");
         let Self { spec, w, candidate, m, v, g, .. } = self;
-        if let Some(optimizer) = backend.form_optimizer() {
-            optimizer.commit(runs, g, w, m, v);
-        } else {
-            let first = runs.first().expect("a layer has parameters");
-            // Moments are the same whether weights decay or not: one pass for all runs.
-            backend.adamw_commit(0..spec.len(), g, first.numbers, m, v);
-            std::mem::swap(w, candidate);
-        }
+        self.sums = match (backend.form_optimizer(), then) {
+            (Some(optimizer), AfterCommit::Attest) => {
+                Some(optimizer.commit_and_sum(runs, g, w, m, v))
+            }
+            (Some(optimizer), AfterCommit::Nothing) => {
+                optimizer.commit(runs, g, w, m, v);
+                None
+            }
+            (None, _) => {
+                let first = runs.first().expect("a layer has parameters");
+                // Moments are the same whether weights decay or not: one pass for all runs.
+                backend.adamw_commit(0..spec.len(), g, first.numbers, m, v);
+                std::mem::swap(w, candidate);
+                None
+            }
+        };
         self.live = Live::State;
+    }
+
+    /// The sums of the sealed state's fingerprint; never the candidate's. Those that a commit left are
+    /// there; otherwise the device goes over the state.
+    pub(crate) fn state_sums(&self, backend: &B) -> StateSums {
+        let Self { w, m, v, .. } = self;
+        self.sums.clone().unwrap_or_else(|| backend.state_sums(w, m, v))
+    }
+
+    /// The fingerprint of the sealed state from its sums, which are waited for.
+    pub(crate) fn fingerprint_of(&self, sums: &StateSums) -> Fingerprint {
+        fingerprint(self.spec.layer, self.version, self.spec.len(), sums.wait())
     }
 }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AdamWRun, Backend, SquareSum, View};
-use zbelastic_types::Step;
+use zbelastic_kernels::{AdamWRun, Backend, FormOptimizer, SquareSum, View};
+use zbelastic_types::{Step, TensorIndex};
 
 use super::config::OptimizerConfig;
-use crate::model::LayerState;
+use crate::model::{AfterCommit, LayerState};
 
 /// The sum of squares of each tensor's gradient, layer after layer. The device is asked once.
 pub fn square_sums<'a, B: Backend + 'a>(
@@ -19,10 +19,29 @@ pub fn square_sums<'a, B: Backend + 'a>(
         tensors.map(move |tensor| (tensor.index, View::new(&layer.g, tensor.range.clone())))
     };
     let (indices, parts): (Vec<_>, Vec<_>) = layers.into_iter().flat_map(of_layer).unzip();
-    let sums = indices.into_iter().zip(backend.sum_squares_of_each(&parts));
+    told(indices, backend.sum_squares_of_each(&parts))
+}
+
+/// The same, and the candidates that an open gate asks for, from one read of the gradient. They are not in
+/// force before [`compute_candidate`] asks for the same update.
+pub fn square_sums_ahead<'a, B: Backend + 'a>(
+    optimizer: &dyn FormOptimizer<B::Buffer, B::Matrix>,
+    layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
+    update: &Update<'_>,
+) -> Vec<TensorSum> {
+    let mut indices = Vec::new();
+    let candidate = |layer: &'a mut LayerState<B>| {
+        indices.extend(layer.spec.tensors.iter().map(|tensor| tensor.index));
+        layer.candidate_unasked(numbered_runs(layer, update))
+    };
+    let candidates = layers.into_iter().map(candidate).collect();
+    told(indices, optimizer.candidates_and_squares(candidates))
+}
+
+fn told(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {
     let sum =
         |(tensor, SquareSum { sum, nonfinite })| TensorSum { tensor, square_sum: sum, nonfinite };
-    sums.map(sum).collect()
+    indices.into_iter().zip(sums).map(sum).collect()
 }
 
 /// What a gradient of this norm is multiplied with, where nobody has to agree on it.
@@ -73,10 +92,16 @@ pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
 ///
 /// # Panics
 /// If the layer is not at `step` (rule R8), or the candidate is not in force.
-pub fn commit<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
+pub fn commit<B: Backend>(
+    backend: &B,
+    layer: &mut LayerState<B>,
+    update: &Update<'_>,
+    step: Step,
+    then: AfterCommit,
+) {
     layer.advance_from(step);
     let runs = numbered_runs(layer, update);
-    layer.commit_candidate(backend, &runs);
+    layer.commit_candidate(backend, &runs, then);
 }
 
 /// Takes an update whose verdict is known: one pass, and the bits of candidate and commit.

@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{
-    Application, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
+    Application, LayerFingerprint, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
@@ -48,11 +47,16 @@ pub struct StageSetup {
     pub injections: Vec<Injection>,
     /// Whether gradients are sent to who keeps a copy.
     pub copies_wanted: bool,
-    /// At every so many steps a report tells the digests of the state; 0 never.
+    /// At every so many steps a report tells the fingerprints of the state; 0 never.
     pub attest_every: u64,
 }
 
 impl StageSetup {
+    /// Whether the state that `step` begins with is told.
+    pub(super) fn attests(&self, step: Step) -> bool {
+        self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
+    }
+
     /// Whether held-out text is read at this version.
     fn evaluates_at(&self, version: Step) -> bool {
         let (done, every) = (version.0, self.evaluate_every);
@@ -129,8 +133,8 @@ pub enum Output {
     Report {
         /// The sums.
         report: Report,
-        /// Digests of the state that the step began with, if this step attests.
-        state: Vec<LayerDigest>,
+        /// Fingerprints of the state that the step began with, if this step attests.
+        state: Vec<LayerFingerprint>,
     },
     /// A verdict was carried out: the state is this version, until the next is (rule R5).
     Sealed {
@@ -253,6 +257,8 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) turn: Turn,
     /// The step that was replayed last, and how often.
     pub(super) replayed: (Step, u32),
+    /// Whether this stage's last gate was: the next one probably is.
+    pub(super) was_gate_open: bool,
     pub(super) phase: Phase,
     pub(super) inbox: Inbox,
     pub(super) partials: Partials,
@@ -344,6 +350,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             bench,
             turn,
             replayed: (turn.step, 0),
+            was_gate_open: true,
             phase,
             inbox,
             partials: Partials::default(),

@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel, View, ViewMut};
+use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
+use zbelastic_kernels::{
+    AllocateError, Backend, DeviceFault, Loss, Parcel, StateSums, View, ViewMut,
+};
 use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, SliceIndex, StageIndex, Step};
 
@@ -19,11 +21,12 @@ use super::workbench::{UpdateOrder, Workbench};
 use crate::data::Batch;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, Context, LayerPart, LayerState, LayerTimer, MicrobatchShape, ModelConfig, Recompute,
-    Scratch, Sizes, Space, Span, Timed, slice_angles,
+    AfterCommit, Chunk, Context, LayerPart, LayerState, LayerTimer, MicrobatchShape, ModelConfig,
+    Recompute, Scratch, Sizes, Space, Span, Timed, slice_angles,
 };
 use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
+    square_sums_ahead,
 };
 use crate::plan::{AwayPlaces, SliceCut, away_places, stage_memory};
 
@@ -288,6 +291,20 @@ impl<B: Backend> Workbench for Bench<B> {
         square_sums(&self.backend, self.layers())
     }
 
+    /// Not where updates are timed: each part is timed alone.
+    fn square_sums_ahead(&mut self, order: UpdateOrder) -> Vec<TensorSum> {
+        if self.backend.form_optimizer().is_none() || self.timer.is_timed() {
+            return self.square_sums();
+        }
+        let config = self.optimizer.clone();
+        let update = self.update(&config, order);
+        let Self { backend, chunks, placement, .. } = self;
+        let optimizer = backend.form_optimizer().expect("asked above");
+        let own = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
+        let layers = own.flat_map(|(_, bench)| bench.chunk.layers_mut());
+        square_sums_ahead::<B>(optimizer, layers, &update)
+    }
+
     fn compute_candidate(&mut self, order: UpdateOrder) {
         self.with_update(order, LayerPart::Candidate, |backend, layer, update| {
             compute_candidate(backend, layer, update);
@@ -300,9 +317,11 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn commit(&mut self, order: UpdateOrder) {
-        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
-            commit(backend, layer, update, order.step);
-        });
+        self.commit_then(order, AfterCommit::Nothing);
+    }
+
+    fn commit_to_attest(&mut self, order: UpdateOrder) {
+        self.commit_then(order, AfterCommit::Attest);
     }
 
     fn skip(&mut self, step: Step) {
@@ -330,6 +349,14 @@ impl<B: Backend> Workbench for Bench<B> {
         self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        let told = [|replica| replica == 0, |replica| replica > 0].map(|is_it| self.told(is_it));
+        let tell = |(layer, sums): &(&LayerState<B>, StateSums)| {
+            (layer.spec.layer, layer.fingerprint_of(sums))
+        };
+        told.iter().flatten().map(tell).collect()
+    }
+
     fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
         self.layers().map(|layer| (layer.spec.layer, self.gradient_of(layer))).collect()
     }
@@ -337,6 +364,9 @@ impl<B: Backend> Workbench for Bench<B> {
     /// F; yields the loss if the chunk has the head.
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let batch = &self.part_of(batch, pass);
+        let (backend, chunks) = (&self.backend, &mut self.chunks);
+        let layers = chunks.get_mut(&pass.chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
+        layers.for_each(|layer| layer.undo_unasked(backend));
         let (context, bench, _) = self.context(pass);
         bench.open(part(pass));
         let Working { chunk, stash, earlier, logits } = bench.working(context.backend, part(pass));
@@ -476,6 +506,21 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
+    fn commit_then(&mut self, order: UpdateOrder, then: AfterCommit) {
+        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
+            commit(backend, layer, update, order.step, then);
+        });
+    }
+
+    /// Layers with the sums of their states, in the order of layers. Nobody waits for the sums yet.
+    fn told(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
+        let layers = self.layers_of_replica(is_it);
+        let told = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
+        let mut told: Vec<_> = told.collect();
+        told.sort_unstable_by_key(|(layer, _)| layer.spec.layer);
+        told
+    }
+
     fn gradient_of(&self, layer: &LayerState<B>) -> Vec<f32> {
         self.backend.download(View::new(&layer.g, 0..layer.spec.len()))
     }
@@ -495,16 +540,19 @@ impl<B: Backend> Bench<B> {
         }
     }
 
+    fn update<'c>(&self, config: &'c OptimizerConfig, order: UpdateOrder) -> Update<'c> {
+        let UpdateOrder { step, number, clip } = order;
+        Update { config, lr: config.lr_at(step, self.step_count), number, clip }
+    }
+
     fn with_update(
         &mut self,
         order: UpdateOrder,
         part: LayerPart,
         mut change: impl FnMut(&B, &mut LayerState<B>, &Update<'_>),
     ) {
-        let UpdateOrder { step, number, clip } = order;
-        let lr = self.optimizer.lr_at(step, self.step_count);
         let config = self.optimizer.clone();
-        let update = Update { config: &config, lr, number, clip };
+        let update = self.update(&config, order);
         let timer = std::mem::take(&mut self.timer);
         let (backend, layers) = self.update_layers();
         timer.begin(backend);

@@ -1,6 +1,6 @@
 //! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
 
-use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, Turn};
+use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, TensorSum, Turn};
 use zbelastic_schedule::{Update, Window};
 use zbelastic_types::{StageIndex, Step};
 
@@ -41,7 +41,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
             self.bench.inject(injection);
         }
-        let sums = self.bench.square_sums();
+        let sums = self.sum_squares();
         // Where there are two heads, the second replica's tells the first one's.
         let has_loss = self.bench.has_chunk(setup.plan.placement().last_chunk());
         let loss_sum = has_loss.then(|| {
@@ -51,10 +51,25 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         });
         let report = self.half.report(self.stage, sums, loss_sum);
         self.tell_gradients(setup.copies_wanted || self.is_followed);
-        let attests = setup.attest_every > 0 && step.0.is_multiple_of(setup.attest_every);
-        let state = if attests { self.bench.attested() } else { Vec::new() };
+        let state = if setup.attests(step) { self.bench.attested() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
+    }
+
+    /// The sums to report. Where the gate of the step before was open, this one's is taken to open as well:
+    /// it does not depend on that whether a candidate is in force, only whether it is there already.
+    fn sum_squares(&mut self) -> Vec<TensorSum> {
+        let is_ahead = self.setup.plan.program.window == Some(Window::One) && self.seal.is_none();
+        if is_ahead && self.was_gate_open {
+            self.bench.square_sums_ahead(self.order_ahead())
+        } else {
+            self.bench.square_sums()
+        }
+    }
+
+    /// The update that an open gate asks for.
+    fn order_ahead(&self) -> UpdateOrder {
+        UpdateOrder { step: self.turn.step, number: self.half.updates() + 1, clip: 1.0 }
     }
 
     fn step(&mut self) -> Option<Wait> {
@@ -90,10 +105,11 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         if to.0 < self.setup.plan.placement().stage_count() {
             self.outbox.push_back(Output::Prefix { to, prefix });
         }
-        match self.half.gate(&prefix) {
+        let gate = self.half.gate(&prefix);
+        self.was_gate_open = gate == Gate::Open;
+        match gate {
             Gate::Open => {
-                let (step, number) = (self.turn.step, self.half.updates() + 1);
-                self.bench.compute_candidate(UpdateOrder { step, number, clip: 1.0 });
+                self.bench.compute_candidate(self.order_ahead());
                 None
             }
             Gate::ClosedLarge | Gate::ClosedNonfinite => Some(Wait::Seal(self.half.open_turn())),
@@ -271,7 +287,12 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let step = seal.turn.step;
         match application.commit {
             Some(clip) => {
-                self.bench.commit(UpdateOrder { step, number: seal.updates_after, clip });
+                let order = UpdateOrder { step, number: seal.updates_after, clip };
+                if self.setup.attests(step.next()) {
+                    self.bench.commit_to_attest(order);
+                } else {
+                    self.bench.commit(order);
+                }
             }
             None if seal.verdict.is_final() => self.bench.skip(step),
             None => return,

@@ -1,7 +1,7 @@
 //! What an engine computes with.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
-use zbelastic_consensus::validation::TensorSum;
+use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
 use zbelastic_kernels::{DeviceFault, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
@@ -9,7 +9,7 @@ use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 use super::injection::Injection;
 use super::store::StoreError;
 use crate::data::Batch;
-use crate::elastic::{LayerImage, layer_digest};
+use crate::elastic::{LayerImage, layer_digest, layer_fingerprint};
 use crate::model::Span;
 
 /// An optimizer update.
@@ -137,6 +137,12 @@ pub trait Workbench {
     /// state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
+    /// The same, where an open gate would ask for the candidate of `order` next: a device that gains by it
+    /// computes it as well. It is in force when it is asked for, and not before.
+    fn square_sums_ahead(&mut self, _order: UpdateOrder) -> Vec<TensorSum> {
+        self.square_sums()
+    }
+
     /// Computes candidate weights from the untouched state and puts them in force.
     fn compute_candidate(&mut self, order: UpdateOrder);
 
@@ -145,6 +151,11 @@ pub trait Workbench {
 
     /// Makes the candidate the state: moments, then weights; one version on.
     fn commit(&mut self, order: UpdateOrder);
+
+    /// The same, where the state that it leaves is told by [`Self::attested`] in the next step.
+    fn commit_to_attest(&mut self, order: UpdateOrder) {
+        self.commit(order);
+    }
 
     /// Leaves the state as it is, one version on.
     fn skip(&mut self, step: Step);
@@ -179,12 +190,19 @@ pub trait Workbench {
     }
 
     /// What is told of the state now and then: of the layers that this stage speaks for, then of the
-    /// others.
-    fn attested(&self) -> Vec<LayerDigest> {
-        let mut digests = self.digests();
-        digests.extend(self.twin_digests());
-        digests
+    /// others, each in their order.
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        let mut attested = fingerprints_of(&self.images());
+        attested.extend(fingerprints_of(&self.twin_images()));
+        attested
     }
+}
+
+fn fingerprints_of(images: &[LayerImage]) -> Vec<LayerFingerprint> {
+    let mut fingerprints: Vec<LayerFingerprint> =
+        images.iter().map(|image| (image.layer, layer_fingerprint(image))).collect();
+    fingerprints.sort_unstable_by_key(|(layer, _)| *layer);
+    fingerprints
 }
 
 fn digests_of(images: &[LayerImage]) -> Vec<LayerDigest> {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{
-    GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
+    GuardPolicy, LayerFingerprint, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
 };
 use zbelastic_kernels::{Backend, CpuBackend, Parcel};
 use zbelastic_schedule::{
@@ -16,15 +16,17 @@ use zbelastic_schedule::{
 };
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
-use zbelastic_trainer::elastic::layer_digest;
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
+use zbelastic_trainer::elastic::{
+    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerCopy, layer_digest, layer_fingerprint,
+};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
 use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::stage::{
     Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup, Workbench,
 };
-use zbelastic_types::{Generation, StageIndex, Step};
+use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 /// A model small enough to train hundreds of times in a test.
 pub fn tiny_model(family: Family) -> ModelConfig {
@@ -168,6 +170,10 @@ pub struct Outcome {
     pub refusals: usize,
     /// Layers of second replicas, each equal to the first one's.
     pub twins: usize,
+    /// Fingerprints that stages told, each that of the state as it lay there.
+    pub attested: usize,
+    /// Those that a processor's copy of the layer had as well.
+    pub witnessed: usize,
 }
 
 impl Outcome {
@@ -187,6 +193,7 @@ pub struct Cluster<B: Backend = CpuBackend> {
     drawn: u64,
     halt_after: Option<u64>,
     is_apart: bool,
+    copies: BTreeMap<LayerId, BackendCopy<CpuBackend>>,
 }
 
 enum Wire {
@@ -231,7 +238,27 @@ impl<B: Backend> Cluster<B> {
         let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
         let draws = Stream::new(seed, Purpose::Sampling, 7);
         let wires = BTreeMap::new();
-        Self { engines, wires, ledger, leader, draws, drawn: 0, halt_after: None, is_apart: false }
+        let (drawn, halt_after, is_apart, copies) = (0, None, false, BTreeMap::new());
+        Self { engines, wires, ledger, leader, draws, drawn, halt_after, is_apart, copies }
+    }
+
+    /// A processor keeps a copy of each layer. The setup is that of the stages, which tell gradients.
+    pub fn witnessed(mut self, setup: &StageSetup) -> Self {
+        assert!(setup.copies_wanted, "copies follow gradients");
+        let device = |_: DeviceUse| CpuBackend::new(1).expect("one thread");
+        let model = BackendModel {
+            model: setup.model.clone(),
+            optimizer: setup.optimizer.clone(),
+            step_count: setup.step_count,
+            weights: setup.weights.clone(),
+            device,
+            store: None,
+            clock: None,
+        };
+        let layers = (0..model_layers(&setup.model).len() as u32).map(LayerId);
+        let copy = |layer| (layer, model.copy(&model.initial(layer)).expect("memory"));
+        self.copies = layers.map(copy).collect();
+        self
     }
 
     /// Ends the run after so many steps.
@@ -264,6 +291,8 @@ impl<B: Backend> Cluster<B> {
             rollbacks: 0,
             refusals: 0,
             twins: 0,
+            attested: 0,
+            witnessed: 0,
         };
         let mut idle = 0;
         loop {
@@ -318,11 +347,42 @@ impl<B: Backend> Cluster<B> {
                 Output::Partial { to, partial } => {
                     self.send(from, to.0, Wire::Event(Event::Partial(partial)));
                 }
-                Output::Report { report, .. } => self.send(from, LEADER, Wire::Report(report)),
-                Output::Gradients { .. } | Output::Sealed { .. } => {}
+                Output::Report { report, state } => {
+                    self.check_attested(stage, &state, outcome);
+                    self.send(from, LEADER, Wire::Report(report));
+                }
+                Output::Gradients { gradients, .. } => {
+                    for gradient in &gradients {
+                        if let Some(copy) = self.copies.get_mut(&gradient.layer) {
+                            copy.hold(gradient).expect("of the open turn");
+                        }
+                    }
+                }
+                Output::Sealed { .. } => {}
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outcome.evaluations.push((steps_done, loss_sum / token_count as f64));
                 }
+            }
+        }
+    }
+
+    /// What a stage tells is the state as it lies there, word for word, and what copies have.
+    fn check_attested(&self, stage: usize, told: &[LayerFingerprint], outcome: &mut Outcome) {
+        if told.is_empty() {
+            return;
+        }
+        let bench = self.engines[stage].bench();
+        let mut images = bench.images();
+        images.sort_unstable_by_key(|image| image.layer);
+        images.extend(bench.twin_images());
+        assert_eq!(told.len(), images.len(), "all layers are told");
+        for ((layer, found), image) in told.iter().zip(&images) {
+            let version = image.version;
+            assert_eq!((*layer, *found), (image.layer, layer_fingerprint(image)), "at {version}");
+            outcome.attested += 1;
+            if let Some(copy) = self.copies.get(layer) {
+                assert_eq!(copy.fingerprint(), *found, "a copy of {layer} at {version}");
+                outcome.witnessed += 1;
             }
         }
     }
@@ -339,6 +399,9 @@ impl<B: Backend> Cluster<B> {
                 let Some(proposal) = counted.expect("reports are in turn") else { return };
                 self.ledger.apply(&proposal.seal).expect("in turn");
                 outcome.seals.push(proposal.seal);
+                for copy in self.copies.values_mut() {
+                    copy.apply(&proposal.seal).expect("it holds the gradient");
+                }
                 let is_kept = proposal.seal.verdict == Verdict::Keep;
                 outcome.rollbacks += usize::from(proposal.went_ahead && !is_kept);
                 for stage in 0..self.engines.len() as u32 {

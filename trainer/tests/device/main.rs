@@ -6,6 +6,7 @@
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
+mod attest;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../../../kernels/tests/emulated/compile.rs"]

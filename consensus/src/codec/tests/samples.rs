@@ -7,7 +7,7 @@ use zbelastic_types::{Generation, Incarnation, LayerId, NodeId, StageIndex, Step
 use crate::access::{AccessChange, AccessRole, TokenId, TokenTerms};
 use crate::entry::Entry;
 use crate::fixture::{
-    CLUSTER, Log, RESOURCES, admit, contact, digest, digests, lost, spec, sum, turn,
+    CLUSTER, Log, RESOURCES, admit, contact, digest, digests, fingerprints, lost, spec, sum, turn,
 };
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
@@ -182,7 +182,8 @@ pub(super) fn messages() -> Vec<Message> {
     let (stage, generation) = (StageIndex(0), Generation(1));
     let sums = vec![sum(layer(0), 0.25), sum(layer(1), f64::INFINITY)];
     let report = Report { turn: turn(3, 1), stage, sums: sums.clone(), loss_sum: Some(2.5) };
-    let state = digests([layer(0), layer(1)], 3);
+    let layers = [layer(0), layer(1)];
+    let (state, saved) = (fingerprints(layers, 3), digests(layers, 3));
     let update = HeldUpdate { turn: turn(3, 1), of: stage, sums, state: state.clone() };
     let held = HeldLayer { layer: layer(2), version: Step(3), digest: digest(2, 3) };
     let hello = Hello { boot: 2, life: 1 << 40, term: 3, last_index: 300 };
@@ -190,12 +191,12 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Raft(RaftMessage::Hello(hello)),
         Message::Join { boot: 300, role: Role::Worker, resources: RESOURCES, contact: contact(1) },
         Message::Beat { holder, known: 300, generation, contacts: 299, pulse: pulse() },
-        Message::Report { holder, report, state: state.clone() },
+        Message::Report { holder, report, state },
         Message::Held { holder, update },
         Message::Inventory { holder, index: 300, layers: vec![held] },
         Message::Ready(log.ready(0)),
         Message::LoadFailed { holder, generation, layer: layer(3), cause: LoadFault::Memory },
-        Message::Saved { holder, version: Step(4), generation, layers: state },
+        Message::Saved { holder, version: Step(4), generation, layers: saved },
         Message::Following { holder, generation, layers: vec![layer(0), layer(300)] },
         Message::Drain { holder },
         Message::Leave { holder },

@@ -2,7 +2,7 @@
 
 use zbelastic_types::{LayerId, StageIndex};
 
-use crate::fixture::{digest, digests, sum};
+use crate::fixture::{digest, digests, fingerprints, sum};
 use crate::message::{HeldLayer, HeldUpdate};
 use crate::seat::{LoadOrder, News, Order};
 use crate::state::copied_layers;
@@ -105,7 +105,7 @@ impl Host {
             return Vec::new();
         }
         let state = |of: StageIndex| match spec.attests(turn.step) {
-            true => digests(plan.layers_of(of), turn.step.0),
+            true => fingerprints(plan.layers_of(of), turn.step.0),
             false => Vec::new(),
         };
         let sums = |of: StageIndex| -> Vec<TensorSum> {

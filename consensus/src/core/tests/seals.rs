@@ -4,7 +4,7 @@ use zbelastic_types::{LayerId, StageIndex, Step};
 
 use super::super::{Core, Input, Output};
 use super::pump::{leader, persist};
-use crate::fixture::{CLUSTER, Log, all_layers, digests, spec, sum};
+use crate::fixture::{CLUSTER, Log, all_layers, digests, fingerprints, spec, sum};
 use crate::message::{Envelope, HeldUpdate, Message, Pulse};
 use crate::raft::PersistToken;
 use crate::validation::{Report, Seal};
@@ -16,7 +16,7 @@ fn report_all(core: &mut Core, log: &Log) {
     for stage in plan.stage_indices() {
         let layers: Vec<LayerId> = plan.layers_of(stage).collect();
         let sums: Vec<_> = layers.iter().map(|layer| sum(*layer, 0.125)).collect();
-        let state = digests(layers, turn.step.0);
+        let state = fingerprints(layers, turn.step.0);
         let loss_sum = (stage == StageIndex(1)).then_some(2.0);
         let report = Report { turn, stage, sums: sums.clone(), loss_sum };
         let (holder, copy) = (plan.stages[stage.index()], plan.copy_holders(stage).next());

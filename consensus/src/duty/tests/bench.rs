@@ -7,12 +7,12 @@ use crate::duty::{
     Action, Duties, DutyTiming, InputRefusal, Need, NoPlan, SolveRequest, Unsolvable,
 };
 use crate::entry::Entry;
-use crate::fixture::{Log, digest, digests, solution, sum};
+use crate::fixture::{Log, digest, fingerprints, solution, sum};
 use crate::job::JobSpec;
 use crate::member::Holder;
 use crate::message::{HeldLayer, HeldUpdate, Pulse};
 use crate::plan::PlanRecord;
-use crate::validation::{Report, TensorSum};
+use crate::validation::{LayerFingerprint, Report, TensorSum};
 
 pub const TIMING: DutyTiming = DutyTiming {
     // Not what the job says: where there is one, it is heeded.
@@ -126,8 +126,8 @@ impl Bench {
         layers.map(|layer| sum(layer, scale * 0.01 * f64::from(layer.0 + 1))).collect()
     }
 
-    fn attested(&self, stage: usize, version: u64) -> Vec<crate::checkpoint::LayerDigest> {
-        digests(self.plan().layers_of(StageIndex(stage as u32)), version)
+    fn attested(&self, stage: usize, version: u64) -> Vec<LayerFingerprint> {
+        fingerprints(self.plan().layers_of(StageIndex(stage as u32)), version)
     }
 
     /// Who stands at a stage tells its sums of the open turn.
@@ -139,7 +139,7 @@ impl Bench {
         let report = Report { turn, stage: StageIndex(stage as u32), sums, loss_sum };
         let (holder, mut attested) = (self.plan().stages[stage], self.attested(stage, turn.step.0));
         let twins = self.plan().twins_at(StageIndex(stage as u32));
-        attested.extend(digests(twins, self.twin_version.unwrap_or(turn.step.0)));
+        attested.extend(fingerprints(twins, self.twin_version.unwrap_or(turn.step.0)));
         self.duties.handle_report(&self.log.state, holder, &report, attested)
     }
 

@@ -4,7 +4,7 @@ use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::bench::{Bench, CONTROLLERS, TIMING, Told, briefing};
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{Log, digest, digests, spec, sum};
+use crate::fixture::{Log, digest, digests, fingerprints, spec, sum};
 use crate::member::MemberChange;
 use crate::message::{Briefing, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
 use crate::seat::{News, SeatInput};
@@ -38,7 +38,7 @@ fn check_told(bench: &mut Bench, news: News, expected: &Message) {
 fn reports_and_held_updates_are_told_until_their_turn_is_sealed() {
     let (mut log, mut bench) = running();
     let (holder, turn) = (log.holder(1), log.state.open_turn());
-    let (report, state) = (report(turn), digests([LayerId(0)], 0));
+    let (report, state) = (report(turn), fingerprints([LayerId(0)], 0));
     let reported = Message::Report { holder, report: report.clone(), state: state.clone() };
     check_told(&mut bench, News::Reported { report, state }, &reported);
     let update = held(turn);

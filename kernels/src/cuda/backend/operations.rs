@@ -9,13 +9,14 @@ use super::super::memory::{CudaBuffer, Element};
 use super::super::source::Precision;
 use super::super::{
     activation, attention, away, embed, head, linear, norm, optimizer, parcel, squares, stamps,
-    transfer,
+    state_sums, transfer,
 };
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, Loss, MatrixPart,
-    MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
+    Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, StateSums, Turn,
+    UpdateState, View, ViewMut,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -339,6 +340,10 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.ask(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
     }
 
+    fn state_sums(&self, w: &CudaBuffer<D>, m: &CudaBuffer<D>, v: &CudaBuffer<D>) -> StateSums {
+        self.ask([0; 2].into(), || state_sums::of_state(self, [w, m, v]))
+    }
+
     fn form_optimizer(&self) -> Option<&dyn FormOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
         Some(self)
     }
@@ -399,6 +404,16 @@ impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
         self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
     }
 
+    fn candidates_and_squares(
+        &self,
+        layers: Vec<LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>>,
+    ) -> Vec<SquareSum> {
+        let tensors = layers.iter().flat_map(|layer| &layer.tensors);
+        let lost = tensors.map(|range| SquareSum { sum: f64::NAN, nonfinite: range.len() as u64 });
+        let nothing: Vec<SquareSum> = lost.collect();
+        self.ask(nothing, || squares::with_candidates(self, &layers))
+    }
+
     fn commit(
         &self,
         runs: &[AdamWRun],
@@ -409,5 +424,17 @@ impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
     ) {
         let state = optimizer::InPlace { w: Some(w), m, v };
         self.run(|| optimizer::in_place(self, runs, g, &state, &[]));
+    }
+
+    fn commit_and_sum(
+        &self,
+        runs: &[AdamWRun],
+        g: &CudaBuffer<D>,
+        w: &mut CudaBuffer<D>,
+        m: &mut CudaBuffer<D>,
+        v: &mut CudaBuffer<D>,
+    ) -> StateSums {
+        let state = optimizer::InPlace { w: Some(w), m, v };
+        self.ask([0; 2].into(), || optimizer::in_place_summed(self, runs, g, &state))
     }
 }

@@ -1,0 +1,63 @@
+//! The sums of a state's fingerprint: each block leaves its part, and one block adds the parts up.
+//!
+//! They are sums of integers modulo 2^64, so no order matters. The host is told them behind the pass and
+//! reads them when it wants them.
+
+use super::backend::CudaBackend;
+use super::device::{Address, Device};
+use super::error::DeviceFault;
+use super::kernel::{Arguments, Kernel, Launch};
+use super::losses;
+use super::memory::{CudaBuffer, Slot};
+use crate::fingerprint::StateSums;
+
+/// STATE_THREADS of `optimizer.cu`.
+const THREADS: usize = 256;
+/// Places that a block adds up.
+const BLOCK: usize = 4 * THREADS;
+/// Bytes of the structure `StateSums`.
+const SUMS_BYTES: usize = 16;
+
+/// Room for what blocks leave.
+pub(super) struct Parts {
+    start: Address,
+    count: usize,
+}
+
+impl Parts {
+    pub(super) fn new<D: Device>(
+        device: &CudaBackend<D>,
+        count: usize,
+    ) -> Result<Self, DeviceFault> {
+        Ok(Self { start: device.scratch(Slot::Sums, count.max(1) * SUMS_BYTES)?, count })
+    }
+
+    /// Where the blocks behind `done` others begin.
+    pub(super) fn from(&self, done: usize) -> Address {
+        Address(self.start.0 + (done * SUMS_BYTES) as u64)
+    }
+
+    /// The sum of all parts, later.
+    pub(super) fn add<D: Device>(self, device: &CudaBackend<D>) -> Result<StateSums, DeviceFault> {
+        let sums = device.scratch(Slot::Results, SUMS_BYTES)?;
+        let arguments = Arguments::new().address(self.start).count(self.count).address(sums);
+        device.launch(&Launch::blocks(Kernel::AddStateSums, [1, 1], THREADS, arguments))?;
+        losses::hold_sums(device, sums)
+    }
+}
+
+/// The sums of a state as it lies.
+pub(super) fn of_state<D: Device>(
+    device: &CudaBackend<D>,
+    state: [&CudaBuffer<D>; 3],
+) -> Result<StateSums, DeviceFault> {
+    let count = state[0].len();
+    assert!(state.iter().all(|part| part.len() == count), "moments are as long as weights");
+    let blocks = count.div_ceil(BLOCK);
+    let parts = Parts::new(device, blocks)?;
+    let start = Arguments::new();
+    let arguments = state.iter().fold(start, |told, part| told.address(part.floats(0)));
+    let arguments = arguments.count(count).address(parts.from(0));
+    device.launch(&Launch::blocks(Kernel::StateSums, [blocks, 1], THREADS, arguments))?;
+    parts.add(device)
+}
