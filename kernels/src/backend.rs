@@ -478,4 +478,37 @@ pub trait Backend: ByteCounts {
         v: &mut Self::Buffer,
         matrices: &mut [MatrixPart<'_, Self::Matrix>],
     );
+
+    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps ahead as
+    /// `step` is large. This and the operations that follow are of whole buffers of one length, and meet the
+    /// bits of [`crate::reference`].
+    fn adam_ahead(
+        &self,
+        w: &Self::Buffer,
+        m: &Self::Buffer,
+        v: &Self::Buffer,
+        numbers: AdamWNumbers,
+        to: &mut Self::Buffer,
+    );
+
+    /// `to = w - rate * direction`.
+    fn weights_along(
+        &self,
+        w: &Self::Buffer,
+        direction: &Self::Buffer,
+        rate: f32,
+        to: &mut Self::Buffer,
+    );
+
+    /// `change = decay * change + (1 - decay) * (after - before)`.
+    fn track_change(
+        &self,
+        before: &Self::Buffer,
+        after: &Self::Buffer,
+        decay: f32,
+        change: &mut Self::Buffer,
+    );
+
+    /// `w` and `reference` move towards each other, each by `alpha` of what lies between them.
+    fn pull_together(&self, alpha: f32, w: &mut Self::Buffer, reference: &mut Self::Buffer);
 }

@@ -17,6 +17,7 @@ mod norm;
 mod optimizer;
 mod probe;
 mod slices;
+mod versions;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
@@ -29,6 +30,7 @@ pub use optimizer::{
 };
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
+pub use versions::versions_meet_the_bits;
 
 use crate::backend::Backend;
 
@@ -49,7 +51,7 @@ macro_rules! conformance {
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole,
-            candidates_that_are_forms
+            candidates_that_are_forms, versions_meet_the_bits
         }
     };
     (@list (); $($test:ident),*) => {

@@ -45,6 +45,7 @@ mod squares;
 mod stamps;
 pub mod times;
 mod transfer;
+mod versions;
 
 pub use architecture::Architecture;
 pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};

@@ -8,6 +8,7 @@ mod attention;
 mod head;
 mod layers;
 mod optimizer;
+mod versions;
 
 pub use attention::{attention_backward, attention_forward, rotate};
 pub use head::{HeadGradients, HeadResult, head_backward, head_forward};
@@ -17,6 +18,7 @@ pub use layers::{
     swiglu_forward,
 };
 pub use optimizer::{AdamWState, adamw};
+pub use versions::{adam_ahead, pull_together, track_change, weights_along};
 
 #[cfg(test)]
 mod tests;

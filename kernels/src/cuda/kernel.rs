@@ -45,11 +45,15 @@ pub enum Kernel {
     TensorSquares,
     Fingerprint,
     Stamp,
+    AdamAhead,
+    WeightsAlong,
+    TrackChange,
+    PullTogether,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 40] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -86,6 +90,10 @@ impl Kernel {
         Self::TensorSquares,
         Self::Fingerprint,
         Self::Stamp,
+        Self::AdamAhead,
+        Self::WeightsAlong,
+        Self::TrackChange,
+        Self::PullTogether,
     ];
 
     /// Its name and the file it is in.
@@ -127,6 +135,10 @@ impl Kernel {
             Self::TensorSquares => ("tensor_squares", File::Optimizer),
             Self::Fingerprint => ("fingerprint", File::Optimizer),
             Self::Stamp => ("stamp", File::Clock),
+            Self::AdamAhead => ("adam_ahead", File::Versions),
+            Self::WeightsAlong => ("weights_along", File::Versions),
+            Self::TrackChange => ("track_change", File::Versions),
+            Self::PullTogether => ("pull_together", File::Versions),
         }
     }
 

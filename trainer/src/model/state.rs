@@ -142,6 +142,13 @@ impl<B: Backend> LayerState<B> {
         self.put_state_in_force(backend);
     }
 
+    /// Puts the weights of another layer like this one in force, without a wait for a device.
+    pub(crate) fn copy_weights(&mut self, backend: &B, of: &Self) {
+        let all = 0..self.spec.len();
+        backend.copy(View::new(&of.w, all.clone()), ViewMut::new(&mut self.w, all));
+        self.put_state_in_force(backend);
+    }
+
     /// A parameter that the passes read, and that is of no matrix.
     #[must_use]
     pub fn view(&self, range: &Range<usize>) -> View<'_, B::Buffer> {

@@ -6,6 +6,7 @@
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
+mod asynchronous;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../../../kernels/tests/emulated/compile.rs"]
@@ -16,6 +17,9 @@ mod device;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;
+#[path = "../common/asynchronous.rs"]
+#[allow(dead_code)]
+mod runs;
 mod times;
 
 use std::sync::Arc;

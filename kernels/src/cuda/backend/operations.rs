@@ -9,7 +9,7 @@ use super::super::memory::{CudaBuffer, Element};
 use super::super::source::Precision;
 use super::super::{
     activation, attention, away, embed, head, linear, norm, optimizer, parcel, squares, stamps,
-    transfer,
+    transfer, versions,
 };
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
@@ -384,6 +384,41 @@ impl<D: Device> Backend for CudaBackend<D> {
         let state = optimizer::InPlace { w: Some(w), m, v };
         let runs = optimizer::run(range, numbers);
         self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
+    }
+
+    fn adam_ahead(
+        &self,
+        w: &CudaBuffer<D>,
+        m: &CudaBuffer<D>,
+        v: &CudaBuffer<D>,
+        numbers: AdamWNumbers,
+        to: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::adam_ahead(self, [w, m, v], numbers, to));
+    }
+
+    fn weights_along(
+        &self,
+        w: &CudaBuffer<D>,
+        direction: &CudaBuffer<D>,
+        rate: f32,
+        to: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::weights_along(self, w, direction, rate, to));
+    }
+
+    fn track_change(
+        &self,
+        before: &CudaBuffer<D>,
+        after: &CudaBuffer<D>,
+        decay: f32,
+        change: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::track_change(self, before, after, decay, change));
+    }
+
+    fn pull_together(&self, alpha: f32, w: &mut CudaBuffer<D>, reference: &mut CudaBuffer<D>) {
+        self.run(|| versions::pull_together(self, alpha, w, reference));
     }
 }
 
