@@ -214,12 +214,12 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
 
         self.load(k, replica, Side::Forward);
-        let forward = context(&setup, &self.backend, &self.angles);
+        let forward = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits) = (&mut self.stash, &mut self.logits);
         let loss = self.model.forward(&forward, &batch, stash, Some(logits));
 
         self.load(k, replica, Side::Backward);
-        let context = context(&setup, &self.backend, &self.angles);
+        let context = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let scaled = (&batch, setup.loss_scale());
         self.model.backward_input(&context, scaled, stash, Some(logits), scratch);

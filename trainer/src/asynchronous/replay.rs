@@ -141,7 +141,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         if let Some(input) = input {
             part.chunk.set_input(self.backend, &input, &mut stash);
         }
-        let context = context(self.setup, self.backend, &self.angles);
+        let context = context(self.setup, self.backend, &self.angles, None);
         part.chunk.forward(&context, &batch, &mut stash, logits.as_mut());
         let next = Pass::new(pass.chunk.0 + 1, pass.microbatch.0);
         if logits.is_none() {
@@ -163,7 +163,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         if let Some(gradient) = gradient {
             part.chunk.set_gradient(self.backend, &gradient, &mut stash);
         }
-        let context = context(self.setup, self.backend, &self.angles);
+        let context = context(self.setup, self.backend, &self.angles, None);
         let loss = (&batch, self.setup.loss_scale());
         part.chunk.backward_input(&context, loss, &mut stash, logits.as_mut(), &mut self.scratch);
         if let Some(before) = pass.chunk.0.checked_sub(1) {

@@ -9,8 +9,8 @@ use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
 use super::line::change_bytes;
 use crate::model::{
-    Context, Family, LayerRange, LayerSpec, ModelConfig, PassStash, Sizes, SlicePlace, count_bytes,
-    frozen_bytes, layer_bytes, model_layers,
+    Context, Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassStash, Sizes, SlicePlace,
+    count_bytes, frozen_bytes, layer_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
@@ -243,8 +243,9 @@ pub(super) fn context<'c, B: Backend>(
     setup: &'c AsyncSetup,
     backend: &'c B,
     angles: &'c Option<B::Buffer>,
+    timer: Option<&'c LayerTimer>,
 ) -> Context<'c, B> {
     let shape = setup.plan.batch.microbatch;
     let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
-    Context { backend, model: &setup.model, shape, place, angles, timer: None }
+    Context { backend, model: &setup.model, shape, place, angles, timer }
 }

@@ -17,7 +17,9 @@ use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::{Batch, BatchSource};
-use crate::model::{Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles};
+use crate::model::{
+    LayerTimer, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
+};
 use crate::stage::Slots;
 
 /// A boundary tensor on its way from stage to stage.
@@ -114,6 +116,9 @@ pub struct AsyncStage<B: Backend, S> {
     losses: VecDeque<(MicrobatchIndex, Loss)>,
     course: Course,
     outbox: VecDeque<AsyncOutput>,
+    /// Of a device that does later what it is told: its clock, and what passes took by it so far.
+    timer: LayerTimer,
+    worked_us: f64,
 }
 
 impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
@@ -167,6 +172,9 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let claim = plan.stage_memory(&backend, model, stage).device();
         assert_eq!(allocated, claim, "the plan claims what is allocated");
         let course = first_course(&plan.program, stage);
+        // A device that is behind has a clock of its own, and this one is not read.
+        let clock = backend.is_behind().then(|| LayerTimer::new(Box::new(|| 0.0)));
+        let timer = clock.unwrap_or_default();
         Ok(Self {
             stage,
             backend,
@@ -182,6 +190,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             losses: VecDeque::new(),
             course,
             outbox: VecDeque::new(),
+            timer,
+            worked_us: 0.0,
             setup,
         })
     }
@@ -206,6 +216,13 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         self.backend.fault()
+    }
+
+    /// What passes took by the device's own clock, as far as updates have waited for them. Nothing where
+    /// an operation is done when it returns.
+    #[must_use]
+    pub fn worked_us(&self) -> Option<f64> {
+        self.backend.is_behind().then_some(self.worked_us)
     }
 
     /// What should happen elsewhere, in order. Nothing leaves a device that gave up.
@@ -243,6 +260,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         if self.is_finished() {
             self.tell_losses();
         }
+        self.timer.end(&self.backend);
         self.backend.flush();
         AsyncProgress::Ran(op)
     }
@@ -309,6 +327,9 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 self.pass_on(flow, pass);
             }
             AsyncOp::Step(chunk, version) => {
+                // The update waits for the same passes.
+                let spans = self.timer.take(&self.backend).spans;
+                self.worked_us += spans.iter().map(|span| span.end_us - span.start_us).sum::<f64>();
                 let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
                 let updated = line.step(&self.setup, &self.backend);
                 assert_eq!(updated.version, version, "versions are counted one by one");
@@ -353,7 +374,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     fn forward(&mut self, pass: Pass, version: Version) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Forward, pass)));
-        let context = context(&self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
         let chunk = self.lines[&(pass.chunk, version.replica)].reading(version);
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.acquire(pass.microbatch);
@@ -377,7 +398,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     fn backward(&mut self, pass: Pass, version: Version) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Backward, pass)));
-        let context = context(&self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
         let line = self.lines.get_mut(&(pass.chunk, version.replica)).expect("a line here");
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.get(pass.microbatch);
