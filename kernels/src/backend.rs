@@ -22,6 +22,7 @@ pub use self::update::{
     AdamWNumbers, AdamWRun, FormOptimizer, MatrixPart, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
 };
 pub use crate::allocate::AllocateError;
+pub use crate::arriving::HostFloats;
 use crate::fault::DeviceFault;
 pub use crate::parcel::{Loss, Parcel};
 pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
@@ -191,6 +192,13 @@ pub trait Backend: ByteCounts {
     /// whatever that does.
     fn receive(&self, parcel: Parcel) -> Parcel {
         parcel
+    }
+
+    /// The floats of a buffer on their way to the host, beside whatever the device does next. Whoever reads
+    /// them first waits. The buffer may be read meanwhile; it is settled before it is written
+    /// ([`Backend::settle`]).
+    fn carry(&self, from: &mut Self::Buffer) -> HostFloats {
+        self.download(View::new(from, 0..self.len(from))).into()
     }
 
     /// Room for what leaves the device's memory for a while, taken once. `None` if the device's

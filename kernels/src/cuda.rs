@@ -26,6 +26,7 @@ mod error;
 mod graphs;
 mod head;
 pub mod kernel;
+mod leaving;
 pub mod library;
 pub mod limits;
 mod linear;
@@ -40,6 +41,7 @@ mod probe;
 mod products;
 mod recorder;
 mod segments;
+mod sheets;
 pub mod source;
 mod squares;
 mod stamps;
@@ -57,6 +59,7 @@ pub use driver::{CudaDevice, MemoryInfo, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
 };
+pub use leaving::{LEAVING_BYTES_MAX, LEAVING_MAX};
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
 pub use parcel::{ROOMS_MAX, ROOMS_ROTATED};

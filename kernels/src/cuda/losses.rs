@@ -1,54 +1,23 @@
 //! Losses that wait on a device until somebody reads them: an F of the last stage does not stop the
 //! host then.
 
-use std::cell::{Cell, RefCell};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
 
 use super::backend::CudaBackend;
 use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
-use super::pinned::Pinned;
 use super::recorder::Recorder;
+use super::sheets::{Sheet, Sheets};
 use crate::parcel::{HeldLoss, Loss};
 
 /// Losses of a backend that nobody has read: those of the largest step, and of one before that was
 /// dropped. One more is waited for at once.
 const LOSSES_MAX: usize = 1 << 13;
 
-/// Memory for the losses of a pass's rows.
-struct Sheet<D: Device> {
-    memory: Pinned<D>,
-    bytes: u64,
-}
-
-/// The sheets of a backend, used again when their losses have been read or dropped.
-pub(super) struct Losses<D: Device> {
-    made: Cell<usize>,
-    free: RefCell<Vec<Sheet<D>>>,
-    returned: Receiver<Sheet<D>>,
-    home: SyncSender<Sheet<D>>,
-}
-
-impl<D: Device> Losses<D> {
-    pub(super) fn new() -> Self {
-        let (home, returned) = sync_channel(LOSSES_MAX);
-        Self { made: Cell::new(0), free: RefCell::default(), returned, home }
-    }
-
-    fn take(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Option<Sheet<D>> {
-        let mut free = self.free.borrow_mut();
-        free.extend(self.returned.try_iter());
-        if let Some(place) = free.iter().position(|sheet| sheet.bytes == bytes) {
-            return Some(free.swap_remove(place));
-        }
-        if self.made.get() == LOSSES_MAX {
-            return None;
-        }
-        let memory = Pinned::new(device, bytes).ok()?;
-        self.made.set(self.made.get() + 1);
-        Some(Sheet { memory, bytes })
-    }
+/// The sheets for them. How many bytes a loss takes follows from the rows of a microbatch.
+pub(super) fn sheets<D: Device>() -> Sheets<D> {
+    Sheets::new((LOSSES_MAX, u64::MAX))
 }
 
 /// A loss whose rows are on their way.
@@ -71,8 +40,8 @@ impl<D: Device> HeldLoss for Pending<D> {
             let _kept = self.fault.set(fault);
             return f64::NAN;
         }
-        let mut bytes = vec![0; sheet.bytes as usize];
-        self.device.read_host(sheet.memory.at(0, sheet.bytes), &mut bytes);
+        let mut bytes = vec![0; sheet.bytes() as usize];
+        self.device.read_host(sheet.start(), &mut bytes);
         sum(&bytes)
     }
 }
@@ -96,7 +65,7 @@ pub(super) fn sum(bytes: &[u8]) -> f64 {
 /// The loss of these rows, later; at once if too many were left unread.
 pub(super) fn hold<D: Device>(
     backend: &CudaBackend<D>,
-    losses: &Losses<D>,
+    losses: &Sheets<D>,
     (rows, count): (Address, usize),
 ) -> Result<Loss, DeviceFault> {
     let (device, bytes) = (backend.shared_device(), count as u64 * 8);
@@ -106,8 +75,8 @@ pub(super) fn hold<D: Device>(
         return Ok(sum(&read).into());
     };
     // So little that it need not be beside the work; and what comes next may use the rows again.
-    device.copy_out(Stream::Compute, rows, sheet.memory.at(0, bytes), bytes)?;
-    let (device, home) = (device.clone(), losses.home.clone());
+    device.copy_out(Stream::Compute, rows, sheet.start(), bytes)?;
+    let (device, home) = (device.clone(), losses.home());
     let (copied, fault) = (device.fence(Stream::Compute)?, backend.shared_fault());
     Ok(Loss::Held(Arc::new(Pending { device, fault, sheet: Some(sheet), copied, home })))
 }

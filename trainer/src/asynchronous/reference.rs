@@ -15,7 +15,7 @@ use std::sync::Arc;
 use zbelastic_kernels::reference::{
     AdamWState, adam_ahead, adamw, pull_together, track_change, weights_along,
 };
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostFloats, View};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 use zbelastic_types::{LayerId, MicrobatchIndex, Step};
 
@@ -375,6 +375,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
                 let layers = range.layers().zip(&newest.layers);
                 state.layers.extend(layers.map(|(layer, floats)| {
                     let LayerFloats { w, m, v, .. } = floats.clone();
+                    let [w, m, v] = [w, m, v].map(HostFloats::from);
                     (replica, LayerImage { layer, version, w, m, v })
                 }));
             }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostFloats};
 use zbelastic_schedule::asynchronous::{AsyncOp, AsyncProgram};
 use zbelastic_schedule::{Compute, Pass};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -197,6 +197,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             for (layer, floats) in part.chunk.layers().iter().zip(&part.floats.layers) {
                 let LayerFloats { w, m, v, .. } = floats.clone();
                 let (layer, version) = (layer.spec.layer, Step(part.number.into()));
+                let [w, m, v] = [w, m, v].map(HostFloats::from);
                 state.layers.push((0, LayerImage { layer, version, w, m, v }));
             }
         }

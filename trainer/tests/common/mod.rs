@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{
-    GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
+    GuardPolicy, Leader, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
 use zbelastic_kernels::{Backend, CpuBackend, Parcel};
 use zbelastic_schedule::{
@@ -16,7 +16,7 @@ use zbelastic_schedule::{
 };
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
-use zbelastic_trainer::elastic::layer_digest;
+use zbelastic_trainer::elastic::{LayerGradient, layer_digest};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
 use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
@@ -24,7 +24,7 @@ use zbelastic_trainer::random::{Purpose, Stream};
 use zbelastic_trainer::stage::{
     Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup, Workbench,
 };
-use zbelastic_types::{Generation, StageIndex, Step};
+use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 /// A model small enough to train hundreds of times in a test.
 pub fn tiny_model(family: Family) -> ModelConfig {
@@ -168,6 +168,8 @@ pub struct Outcome {
     pub refusals: usize,
     /// Layers of second replicas, each equal to the first one's.
     pub twins: usize,
+    /// The bits of each gradient that was sent to who keeps copies.
+    pub gradients: BTreeMap<(Turn, LayerId), Vec<u32>>,
 }
 
 impl Outcome {
@@ -187,6 +189,8 @@ pub struct Cluster<B: Backend = CpuBackend> {
     drawn: u64,
     halt_after: Option<u64>,
     is_apart: bool,
+    /// By stage, the gradients that were sent last, which nobody has read.
+    carried: BTreeMap<usize, Vec<LayerGradient>>,
 }
 
 enum Wire {
@@ -231,7 +235,17 @@ impl<B: Backend> Cluster<B> {
         let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
         let draws = Stream::new(seed, Purpose::Sampling, 7);
         let wires = BTreeMap::new();
-        Self { engines, wires, ledger, leader, draws, drawn: 0, halt_after: None, is_apart: false }
+        Self {
+            engines,
+            wires,
+            ledger,
+            leader,
+            draws,
+            drawn: 0,
+            halt_after: None,
+            is_apart: false,
+            carried: BTreeMap::new(),
+        }
     }
 
     /// Ends the run after so many steps.
@@ -264,6 +278,7 @@ impl<B: Backend> Cluster<B> {
             rollbacks: 0,
             refusals: 0,
             twins: 0,
+            gradients: BTreeMap::new(),
         };
         let mut idle = 0;
         loop {
@@ -287,6 +302,7 @@ impl<B: Backend> Cluster<B> {
             }
             assert!(idle < 10_000, "the cluster stands still");
         }
+        (0..self.engines.len()).for_each(|stage| self.read_gradients(stage, &mut outcome));
         let told: Vec<_> =
             self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
         let layers: BTreeMap<_, _> = told.iter().copied().collect();
@@ -319,11 +335,24 @@ impl<B: Backend> Cluster<B> {
                     self.send(from, to.0, Wire::Event(Event::Partial(partial)));
                 }
                 Output::Report { report, .. } => self.send(from, LEADER, Wire::Report(report)),
-                Output::Gradients { .. } | Output::Sealed { .. } => {}
+                Output::Gradients { turn, gradients } => {
+                    self.read_gradients(stage, outcome);
+                    assert!(gradients.iter().all(|gradient| gradient.turn == turn));
+                    self.carried.insert(stage, gradients);
+                }
+                Output::Sealed { .. } => {}
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outcome.evaluations.push((steps_done, loss_sum / token_count as f64));
                 }
             }
+        }
+    }
+
+    /// Reads what a stage sent a step ago: as late as a courier may be.
+    fn read_gradients(&mut self, stage: usize, outcome: &mut Outcome) {
+        for LayerGradient { layer, turn, g } in self.carried.remove(&stage).into_iter().flatten() {
+            let bits = g.iter().map(|x| x.to_bits()).collect();
+            outcome.gradients.insert((turn, layer), bits);
         }
     }
 

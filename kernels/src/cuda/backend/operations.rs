@@ -8,14 +8,15 @@ use super::super::error::DeviceFault;
 use super::super::memory::{CudaBuffer, Element};
 use super::super::source::Precision;
 use super::super::{
-    activation, attention, away, embed, head, linear, norm, optimizer, parcel, squares, stamps,
-    transfer, versions,
+    activation, attention, away, embed, head, leaving, linear, norm, optimizer, parcel, squares,
+    stamps, transfer, versions,
 };
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, Loss, MatrixPart,
-    MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, HostFloats, LinearGradient, Loss,
+    MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View,
+    ViewMut,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -90,6 +91,11 @@ impl<D: Device> Backend for CudaBackend<D> {
         let Parcel::Here(numbers) = parcel else { return parcel };
         let nothing = Parcel::from(Vec::new());
         self.ask(nothing, || parcel::receive(self, &self.rooms[1], numbers))
+    }
+
+    fn carry(&self, from: &mut CudaBuffer<D>) -> HostFloats {
+        let carried = self.ask(None, || leaving::carry(self, &self.leaving, from));
+        carried.unwrap_or_else(|| self.download(View::new(from, 0..from.len())).into())
     }
 
     fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
