@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
@@ -378,8 +378,8 @@ impl Workbench for DigestBench {
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
 
-    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
-        self.layers().map(|layer| (layer.id, layer.g.floats())).collect()
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
     }
 }
 

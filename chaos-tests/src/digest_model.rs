@@ -180,7 +180,7 @@ impl LayerNumbers {
     /// As it travels.
     #[must_use]
     pub fn image(&self, layer: LayerId, version: Step) -> LayerImage {
-        let floats = |hash| pack(hash, 0.0);
+        let floats = |hash| pack(hash, 0.0).into();
         LayerImage { layer, version, w: floats(self.w), m: floats(self.m), v: floats(self.v) }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, CpuBackend, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Batch, Corpus};
 use zbelastic_trainer::elastic::{
@@ -212,7 +212,7 @@ impl Workbench for FloatBench {
         self.bench.attested()
     }
 
-    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
         self.bench.gradients()
     }
 }

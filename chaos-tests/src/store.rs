@@ -158,7 +158,8 @@ mod tests {
     fn bytes() -> Vec<u8> {
         let floats = || vec![1.0; 3];
         let (layer, version) = (LayerId(0), Step(3));
-        LayerImage { layer, version, w: floats(), m: floats(), v: floats() }.encode()
+        LayerImage { layer, version, w: floats().into(), m: floats().into(), v: floats().into() }
+            .encode()
     }
 
     #[test]

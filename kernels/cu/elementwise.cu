@@ -2,11 +2,6 @@
 //
 // A thread takes four neighbours.
 
-#define FOUR(count) \
-    const u64 at = thread_index() * 4; \
-    const u32 here = within(at, count); \
-    if (here == 0) return
-
 // y += bias
 KERNEL finish_plain(const float *bias, row_t *y, u32 rows, u32 width) {
     const u32 pieces = (width + 3) / 4;

@@ -132,6 +132,12 @@ DEVICE u32 within(u64 at, u64 end) { return at >= end ? 0 : end - at < 4 ? u32(e
 // The index of this thread in the grid.
 DEVICE u64 thread_index() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+// Four neighbours a thread: `here` of them begin at `at`.
+#define FOUR(count) \
+    const u64 at = thread_index() * 4; \
+    const u32 here = within(at, count); \
+    if (here == 0) return
+
 // A sum over the lanes of a warp, in all of them: halves are added to halves.
 DEVICE float warp_sum(float x) {
     for (u32 step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);

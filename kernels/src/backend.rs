@@ -23,6 +23,7 @@ pub use self::update::{
     UpdateState,
 };
 pub use crate::allocate::AllocateError;
+pub use crate::arriving::HostFloats;
 use crate::fault::DeviceFault;
 pub use crate::fingerprint::StateSums;
 pub use crate::parcel::{Loss, Parcel};
@@ -193,6 +194,13 @@ pub trait Backend: ByteCounts {
     /// whatever that does.
     fn receive(&self, parcel: Parcel) -> Parcel {
         parcel
+    }
+
+    /// The floats of a buffer on their way to the host, beside whatever the device does next. Whoever reads
+    /// them first waits. The buffer may be read meanwhile; it is settled before it is written
+    /// ([`Backend::settle`]).
+    fn carry(&self, from: &mut Self::Buffer) -> HostFloats {
+        self.download(View::new(from, 0..self.len(from))).into()
     }
 
     /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
@@ -484,4 +492,37 @@ pub trait Backend: ByteCounts {
         v: &mut Self::Buffer,
         matrices: &mut [MatrixPart<'_, Self::Matrix>],
     );
+
+    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps ahead as
+    /// `step` is large. This and the operations that follow are of whole buffers of one length, and meet the
+    /// bits of [`crate::reference`].
+    fn adam_ahead(
+        &self,
+        w: &Self::Buffer,
+        m: &Self::Buffer,
+        v: &Self::Buffer,
+        numbers: AdamWNumbers,
+        to: &mut Self::Buffer,
+    );
+
+    /// `to = w - rate * direction`.
+    fn weights_along(
+        &self,
+        w: &Self::Buffer,
+        direction: &Self::Buffer,
+        rate: f32,
+        to: &mut Self::Buffer,
+    );
+
+    /// `change = decay * change + (1 - decay) * (after - before)`.
+    fn track_change(
+        &self,
+        before: &Self::Buffer,
+        after: &Self::Buffer,
+        decay: f32,
+        change: &mut Self::Buffer,
+    );
+
+    /// `w` and `reference` move towards each other, each by `alpha` of what lies between them.
+    fn pull_together(&self, alpha: f32, w: &mut Self::Buffer, reference: &mut Self::Buffer);
 }

@@ -19,6 +19,7 @@ mod optimizer;
 mod probe;
 mod slices;
 mod stepped;
+mod versions;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
@@ -33,6 +34,7 @@ pub use optimizer::{
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
 pub use stepped::candidates_with_squares;
+pub use versions::versions_meet_the_bits;
 
 use crate::backend::Backend;
 
@@ -54,7 +56,7 @@ macro_rules! conformance {
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole,
             candidates_that_are_forms, state_sums, commits_sum_what_they_leave,
-            candidates_with_squares
+            candidates_with_squares, versions_meet_the_bits
         }
     };
     (@list (); $($test:ident),*) => {

@@ -21,6 +21,7 @@ mod probe;
 mod rotate;
 mod shared;
 mod threads;
+mod versions;
 
 pub use attention::HEAD_WIDTH_MAX;
 pub(crate) use backend::matrix_bytes;

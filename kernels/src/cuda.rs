@@ -26,6 +26,7 @@ mod error;
 mod graphs;
 mod head;
 pub mod kernel;
+mod leaving;
 pub mod library;
 pub mod limits;
 mod linear;
@@ -40,12 +41,14 @@ mod probe;
 mod products;
 mod recorder;
 mod segments;
+mod sheets;
 pub mod source;
 mod squares;
 mod stamps;
 mod state_sums;
 pub mod times;
 mod transfer;
+mod versions;
 
 pub use architecture::Architecture;
 pub use attention::{HEAD_WIDTH_MAX, SLICES_MAX};
@@ -57,6 +60,7 @@ pub use driver::{CudaDevice, MemoryInfo, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
 };
+pub use leaving::{LEAVING_BYTES_MAX, LEAVING_MAX};
 pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
 pub use parcel::{ROOMS_MAX, ROOMS_ROTATED};

@@ -7,6 +7,7 @@
 //! This package knows no pipeline, no microbatch and no network.
 
 mod allocate;
+mod arriving;
 mod backend;
 pub mod conformance;
 mod cpu;
@@ -20,6 +21,7 @@ pub mod reference;
 mod shapes;
 mod sizes;
 
+pub use arriving::{Arriving, HostFloats};
 pub use backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,

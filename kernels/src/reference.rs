@@ -9,6 +9,7 @@ mod fingerprint;
 mod head;
 mod layers;
 mod optimizer;
+mod versions;
 
 pub use attention::{attention_backward, attention_forward, rotate};
 pub use fingerprint::state_sums;
@@ -19,6 +20,7 @@ pub use layers::{
     swiglu_forward,
 };
 pub use optimizer::{AdamWState, adamw};
+pub use versions::{adam_ahead, pull_together, track_change, weights_along};
 
 #[cfg(test)]
 mod tests;

@@ -39,6 +39,7 @@ fn main() {
         let by_digest = rate(len, || {
             let read = |buffer| device.download(View::new(buffer, 0..len));
             let [w, m, v] = [&w, &m, &v].map(read);
+            let [w, m, v] = [w, m, v].map(Into::into);
             let image = LayerImage { layer: LayerId(0), version: Step(0), w, m, v };
             std::hint::black_box(layer_digest(&image));
         });

@@ -4,7 +4,7 @@
 //! thread, and the coordinator decides ([`cluster`]); what happens is told as it happens
 //! ([`reporter`]) and kept in the run folder ([`folder`]).
 
-mod asynchronous;
+pub mod asynchronous;
 pub mod builtin;
 pub mod cluster;
 mod coordinator;
@@ -51,7 +51,7 @@ use interrupt::Interrupt;
 use line::LineContext;
 use machines::Machines;
 use news::News;
-use outfit::Processors;
+use outfit::{BackendOutfit, Processors};
 use prepare::{PlanOfRun, Prepared, prepare};
 use processes::{Submission, Told};
 use reporter::{Reader, Reporter};
@@ -109,23 +109,17 @@ fn train_into(
         PlanOfRun::Synchronous(_) => threads_only,
         PlanOfRun::Asynchronous { .. } => true,
     };
-    let trained = match &prepared.plan {
-        PlanOfRun::Asynchronous { plan, .. } => {
-            asynchronous::train(prepared, plan, &mut |news| reporter.observe(news))
-        }
-        PlanOfRun::Synchronous(_) if in_threads => {
-            let scratch = scratch(&prepared.config, &reporter.folder_path());
-            train_in_threads(prepared, scratch, &mut |news| reporter.observe(news))
-        }
-        PlanOfRun::Synchronous(_) => {
-            let submission = submission(prepared)?;
-            let place = reporter.folder_path();
-            processes::train(prepared, &submission, &place, &mut |told| match told {
-                Told::News(news) => reporter.observe(&news),
-                Told::Rollback(rollback) => reporter.observe_rollback(rollback),
-                Told::Event(event) => reporter.observe_event(event),
-            })
-        }
+    let trained = if in_threads {
+        let scratch = scratch(&prepared.config, &reporter.folder_path());
+        train_in_threads(prepared, scratch, &mut |news| reporter.observe(news))
+    } else {
+        let submission = submission(prepared)?;
+        let place = reporter.folder_path();
+        processes::train(prepared, &submission, &place, &mut |told| match told {
+            Told::News(news) => reporter.observe(&news),
+            Told::Rollback(rollback) => reporter.observe_rollback(rollback),
+            Told::Event(event) => reporter.observe_event(event),
+        })
     };
     let reporter::Closing { final_loss, causes, stop } = reporter.finish();
     let outcome = trained?;
@@ -150,17 +144,30 @@ fn train_in_threads(
     scratch: Option<PathBuf>,
     observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
 ) -> Result<Outcome, Failure> {
-    let job = &prepared.job;
     match &prepared.machines {
         Machines::Processors => {
-            let outfit = Processors { threads: job.threads, scratch };
-            cluster::train_on(&outfit, job, observe)
+            let outfit = Processors { threads: prepared.job.threads, scratch };
+            train_with(&outfit, prepared, observe)
         }
         Machines::Devices(_) => {
             let precision = prepared.config.arithmetic.precision();
             let indices = prepared.machines.indices();
             let opened = Devices::open(&indices, prepared.worker_count, precision)?;
-            cluster::train_on(&Devices { opened, scratch, graphs: Graphs::PLAIN }, job, observe)
+            train_with(&Devices { opened, scratch, graphs: Graphs::PLAIN }, prepared, observe)
+        }
+    }
+}
+
+/// Trains in this process with what `outfit` makes.
+fn train_with<O: BackendOutfit>(
+    outfit: &O,
+    prepared: &Prepared,
+    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    match &prepared.plan {
+        PlanOfRun::Synchronous(_) => cluster::train_on(outfit, &prepared.job, observe),
+        PlanOfRun::Asynchronous { plan, .. } => {
+            asynchronous::train(outfit, prepared, plan, observe)
         }
     }
 }

@@ -9,7 +9,7 @@ mod image;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_kernels::{AllocateError, DeviceFault, HostFloats};
 use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
@@ -24,8 +24,17 @@ pub struct LayerGradient {
     pub layer: LayerId,
     /// The turn it was computed in.
     pub turn: Turn,
-    /// The gradient, in the layer's order.
-    pub g: Vec<f32>,
+    /// The gradient, in the layer's order. That of a device may still be on its way.
+    pub g: HostFloats,
+}
+
+impl LayerGradient {
+    /// Waits until it is here. What has ended the device that copied it, if anything has: then it is none.
+    #[must_use]
+    pub fn wait(&self) -> Option<DeviceFault> {
+        let _here: &[f32] = &self.g;
+        self.g.fault()
+    }
 }
 
 /// Why a copy does not take something in. It stays as it was.

@@ -485,7 +485,7 @@ fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
     let (layer, version, open) = (image.layer, image.version, *open);
     let (expected, found) = (GENERATION, GENERATION.next());
     let mut shorter = (**image).clone();
-    shorter.w.pop();
+    shorter.w = shorter.w[1..].to_vec().into();
     let body = PeerBody::Ahead { open, image: Arc::new(shorter) };
     let refused = [
         (

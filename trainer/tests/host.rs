@@ -181,7 +181,7 @@ fn a_layer_that_nobody_asked_that_sender_for_is_not_taken_in() {
     let (layer, version, later) = (image.layer, image.version, image.version.next());
     let unasked = |sender, version| PeerRefusal::Unasked { layer, version, sender };
     let (expected, found) = (Generation(2), Generation(1));
-    let w = image.w[1..].to_vec();
+    let w = image.w[1..].to_vec().into();
     let refused = [
         (
             PeerFrame { generation: found, ..good.clone() },

@@ -1,5 +1,6 @@
 //! A layer's bytes, as they travel and lie in a checkpoint: fixed, and refused when damaged.
 
+use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::elastic::{FLOATS_MAX, ImageError, LayerImage};
 use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
 use zbelastic_types::{LayerId, Step};
@@ -8,6 +9,7 @@ mod common;
 
 fn image() -> LayerImage {
     let (w, m, v) = (vec![1.0, -2.5], vec![0.0, f32::MIN_POSITIVE], vec![0.25, 3e38]);
+    let [w, m, v] = [w, m, v].map(HostFloats::from);
     LayerImage { layer: LayerId(258), version: Step(77), w, m, v }
 }
 
@@ -25,7 +27,8 @@ fn the_bytes_of_a_layer_do_not_change() {
     let found: String = image().encode().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(found, expected.concat());
     assert_eq!(LayerImage::decode(&image().encode()), Ok(image()));
-    let empty = LayerImage { w: vec![], m: vec![], v: vec![], ..image() };
+    let none = || HostFloats::from(Vec::new());
+    let empty = LayerImage { w: none(), m: none(), v: none(), ..image() };
     assert_eq!(LayerImage::decode(&empty.encode()), Ok(empty));
 }
 

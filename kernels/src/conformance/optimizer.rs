@@ -1,6 +1,8 @@
 //! Sums of squares and AdamW.
 
-use super::probe::{download, floats, matrix, poisoned, poisoned_rows, upload, upload_rows};
+use super::probe::{
+    download, floats, matrix, poisoned, poisoned_rows, same_bits, upload, upload_rows,
+};
 use crate::backend::{
     AdamWNumbers, AdamWRun, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
     SQUARE_SUM_CHUNK, UpdateState, View,
@@ -250,10 +252,4 @@ pub(super) fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Mat
     let to = BackwardEpilogue::Plain { gradient: &mut gradient };
     device.linear_backward_input(1, &dy, form, to);
     [download(device, &y), download(device, &gradient)].concat()
-}
-
-pub(super) fn same_bits(found: &[f32], expected: &[f32]) {
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert_eq!(found.to_bits(), expected.to_bits(), "element {i}: {found}, {expected}");
-    }
 }

@@ -106,3 +106,10 @@ pub(super) fn check<B: Backend>(
         }
     }
 }
+
+/// Checks that both are the same to the last bit.
+pub(super) fn same_bits(found: &[f32], expected: &[f32]) {
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found.to_bits(), expected.to_bits(), "element {i}: {found}, {expected}");
+    }
+}

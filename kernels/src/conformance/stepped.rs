@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::optimizer::{numbers_of, place, products, same_bits};
+use super::optimizer::{numbers_of, place, products};
+use super::probe::same_bits;
 use super::probe::{download, floats, poisoned, upload};
 use crate::backend::{
     AdamWRun, Backend, FormOptimizer, LayerCandidate, MatrixShape, SquareSum, UpdateState, View,

@@ -9,6 +9,7 @@ use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, PairWriter, outer_pr
 use super::threads::Threads;
 use super::{
     activation, attention, embed, fingerprint, head, linear, norm, optimizer, probe, rotate,
+    versions,
 };
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
@@ -503,5 +504,34 @@ impl Backend for CpuBackend {
         let g = &g.as_slice()[range.clone()];
         let [w, m, v] = [w, m, v].map(|buffer| &mut buffer.as_mut_slice()[range.clone()]);
         optimizer::in_place(self, g, numbers, [w, m, v], &matrices);
+    }
+
+    fn adam_ahead(
+        &self,
+        w: &CpuBuffer,
+        m: &CpuBuffer,
+        v: &CpuBuffer,
+        numbers: AdamWNumbers,
+        to: &mut CpuBuffer,
+    ) {
+        versions::adam_ahead([w, m, v].map(CpuBuffer::as_slice), numbers, to.as_mut_slice());
+    }
+
+    fn weights_along(&self, w: &CpuBuffer, direction: &CpuBuffer, rate: f32, to: &mut CpuBuffer) {
+        versions::weights_along(w.as_slice(), direction.as_slice(), rate, to.as_mut_slice());
+    }
+
+    fn track_change(
+        &self,
+        before: &CpuBuffer,
+        after: &CpuBuffer,
+        decay: f32,
+        change: &mut CpuBuffer,
+    ) {
+        versions::track_change(before.as_slice(), after.as_slice(), decay, change.as_mut_slice());
+    }
+
+    fn pull_together(&self, alpha: f32, w: &mut CpuBuffer, reference: &mut CpuBuffer) {
+        versions::pull_together(alpha, w.as_mut_slice(), reference.as_mut_slice());
     }
 }

@@ -34,6 +34,12 @@ pub(super) struct Guard<F> {
     number: u64,
 }
 
+impl<F> Guard<F> {
+    pub(super) const fn new(fence: F, number: u64) -> Self {
+        Self { fence, number }
+    }
+}
+
 impl<F: Clone> Clone for Guard<F> {
     fn clone(&self) -> Self {
         Self { fence: self.fence.clone(), number: self.number }
@@ -117,15 +123,18 @@ fn copy<D: Device>(
     Ok(())
 }
 
-/// Has the device wait for the copy that still uses a buffer.
+/// Has the device wait for the copies that still use a buffer: one that it left or came back with, and
+/// one that reads it.
 pub(super) fn settle<D: Device>(
     backend: &CudaBackend<D>,
     buffer: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    let Some(Guard { fence, number }) = buffer.take_guard() else { return Ok(()) };
-    // The parts of a pass went together: one wait is enough.
-    if backend.is_first_after_copy(number) {
-        backend.device().follow(Stream::Compute, &fence)?;
+    let guards = [buffer.take_guard(), buffer.take_reader()];
+    for Guard { fence, number } in guards.into_iter().flatten() {
+        // The parts of a pass went together: one wait is enough.
+        if backend.is_first_after_copy(number) {
+            backend.device().follow(Stream::Compute, &fence)?;
+        }
     }
     Ok(())
 }

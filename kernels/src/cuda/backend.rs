@@ -13,11 +13,13 @@ use super::device::{Address, Device};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
-use super::losses::Losses;
+use super::leaving;
+use super::losses;
 use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
 use super::parcel::Rooms;
 use super::pinned::Staging;
 use super::recorder::{GraphCounts, Graphs, Recorder};
+use super::sheets::Sheets;
 use super::source::Precision;
 use super::stamps::Stamps;
 use crate::backend::{AllocateError, Backend, MatrixShape, View};
@@ -34,7 +36,9 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     staging: Arc<Staging<D>>,
     /// For what goes to others, and for what comes.
     rooms: [Rooms<D>; 2],
-    losses: Losses<D>,
+    losses: Sheets<D>,
+    /// For what leaves for the host.
+    leaving: Sheets<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
     settled: Cell<u64>,
@@ -81,7 +85,8 @@ impl<D: Device> CudaBackend<D> {
             stamps: Stamps::default(),
             staging,
             rooms: [Rooms::new(), Rooms::new()],
-            losses: Losses::new(),
+            losses: losses::sheets(),
+            leaving: Sheets::new(leaving::LIMITS),
             copies: Cell::new(0),
             settled: Cell::new(0),
         }
@@ -110,7 +115,7 @@ impl<D: Device> CudaBackend<D> {
         self.staging.write(&self.device, bytes, to)
     }
 
-    pub(super) fn losses(&self) -> &Losses<D> {
+    pub(super) fn losses(&self) -> &Sheets<D> {
         &self.losses
     }
 

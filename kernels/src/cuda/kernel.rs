@@ -48,11 +48,15 @@ pub enum Kernel {
     StateSums,
     AddStateSums,
     Stamp,
+    AdamAhead,
+    WeightsAlong,
+    TrackChange,
+    PullTogether,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 43] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -92,6 +96,10 @@ impl Kernel {
         Self::StateSums,
         Self::AddStateSums,
         Self::Stamp,
+        Self::AdamAhead,
+        Self::WeightsAlong,
+        Self::TrackChange,
+        Self::PullTogether,
     ];
 
     /// Its name and the file it is in.
@@ -136,6 +144,10 @@ impl Kernel {
             Self::StateSums => ("state_sums", File::Optimizer),
             Self::AddStateSums => ("add_state_sums", File::Optimizer),
             Self::Stamp => ("stamp", File::Clock),
+            Self::AdamAhead => ("adam_ahead", File::Versions),
+            Self::WeightsAlong => ("weights_along", File::Versions),
+            Self::TrackChange => ("track_change", File::Versions),
+            Self::PullTogether => ("pull_together", File::Versions),
         }
     }
 

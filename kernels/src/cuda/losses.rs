@@ -1,15 +1,14 @@
 //! Losses, and sums of fingerprints, that wait on a device until somebody reads them: an F of the last
 //! stage does not stop the host then, nor does a COMMIT.
 
-use std::cell::{Cell, RefCell};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
 
 use super::backend::CudaBackend;
 use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
-use super::pinned::Pinned;
 use super::recorder::Recorder;
+use super::sheets::{Sheet, Sheets};
 use crate::fingerprint::{HeldSums, StateSums};
 use crate::parcel::{HeldLoss, Loss};
 
@@ -19,39 +18,9 @@ const LOSSES_MAX: usize = 1 << 13;
 /// The two sums of a state.
 const SUMS_BYTES: usize = 16;
 
-/// Memory for the losses of a pass's rows, or for two sums.
-struct Sheet<D: Device> {
-    memory: Pinned<D>,
-    bytes: u64,
-}
-
-/// The sheets of a backend, used again when their losses have been read or dropped.
-pub(super) struct Losses<D: Device> {
-    made: Cell<usize>,
-    free: RefCell<Vec<Sheet<D>>>,
-    returned: Receiver<Sheet<D>>,
-    home: SyncSender<Sheet<D>>,
-}
-
-impl<D: Device> Losses<D> {
-    pub(super) fn new() -> Self {
-        let (home, returned) = sync_channel(LOSSES_MAX);
-        Self { made: Cell::new(0), free: RefCell::default(), returned, home }
-    }
-
-    fn take(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Option<Sheet<D>> {
-        let mut free = self.free.borrow_mut();
-        free.extend(self.returned.try_iter());
-        if let Some(place) = free.iter().position(|sheet| sheet.bytes == bytes) {
-            return Some(free.swap_remove(place));
-        }
-        if self.made.get() == LOSSES_MAX {
-            return None;
-        }
-        let memory = Pinned::new(device, bytes).ok()?;
-        self.made.set(self.made.get() + 1);
-        Some(Sheet { memory, bytes })
-    }
+/// The sheets for them. How many bytes a loss takes follows from the rows of a microbatch.
+pub(super) fn sheets<D: Device>() -> Sheets<D> {
+    Sheets::new((LOSSES_MAX, u64::MAX))
 }
 
 /// Numbers on their way.
@@ -75,8 +44,8 @@ impl<D: Device> Pending<D> {
             let _kept = self.fault.set(fault);
             return None;
         }
-        let mut bytes = vec![0; sheet.bytes as usize];
-        self.device.read_host(sheet.memory.at(0, sheet.bytes), &mut bytes);
+        let mut bytes = vec![0; sheet.bytes() as usize];
+        self.device.read_host(sheet.start(), &mut bytes);
         Some(bytes)
     }
 }
@@ -156,8 +125,8 @@ fn send<D: Device>(
     let (device, losses, bytes) = (backend.shared_device(), backend.losses(), bytes as u64);
     let Some(sheet) = losses.take(device, bytes) else { return Ok(None) };
     // So little that it need not be beside the work; and what comes next may use the memory again.
-    device.copy_out(Stream::Compute, from, sheet.memory.at(0, bytes), bytes)?;
-    let (device, home) = (device.clone(), losses.home.clone());
+    device.copy_out(Stream::Compute, from, sheet.start(), bytes)?;
+    let (device, home) = (device.clone(), losses.home());
     let (copied, fault) = (device.fence(Stream::Compute)?, backend.shared_fault());
     Ok(Some(Arc::new(Pending { device, fault, sheet: Some(sheet), copied, home })))
 }

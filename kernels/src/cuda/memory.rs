@@ -59,6 +59,8 @@ pub struct CudaBuffer<D: Device> {
     element: Element,
     /// The copy beside the work that still uses it.
     guard: Option<Guard<D::Fence>>,
+    /// The last copy beside the work that reads it: until then it may be read, and not written.
+    reader: Option<Guard<D::Fence>>,
 }
 
 impl<D: Device> CudaBuffer<D> {
@@ -94,6 +96,15 @@ impl<D: Device> CudaBuffer<D> {
 
     pub(super) fn take_guard(&mut self) -> Option<Guard<D::Fence>> {
         self.guard.take()
+    }
+
+    /// Copies that read come one after the other: the last one is waited for.
+    pub(super) fn set_reader(&mut self, guard: Guard<D::Fence>) {
+        self.reader = Some(guard);
+    }
+
+    pub(super) fn take_reader(&mut self) -> Option<Guard<D::Fence>> {
+        self.reader.take()
     }
 
     /// Where it begins, as activations.
@@ -149,7 +160,7 @@ impl<D: Device> Arena<D> {
         let bytes = Self::bytes(device.precision(), element, len);
         let (region, offset_bytes) = self.cut(device, bytes)?;
         device.zero(region.start.plus(offset_bytes), bytes)?;
-        Ok(CudaBuffer { region, offset_bytes, len, element, guard: None })
+        Ok(CudaBuffer { region, offset_bytes, len, element, guard: None, reader: None })
     }
 
     fn cut(

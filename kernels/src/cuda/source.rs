@@ -36,6 +36,8 @@ pub enum File {
     Optimizer,
     /// The device's clock.
     Clock,
+    /// Arithmetic between versions of weights.
+    Versions,
 }
 
 /// What every source begins with.
@@ -43,7 +45,7 @@ pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
 impl File {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Embed,
         Self::Norm,
         Self::Elementwise,
@@ -53,6 +55,7 @@ impl File {
         Self::Flash,
         Self::Optimizer,
         Self::Clock,
+        Self::Versions,
     ];
 
     /// Its name under `kernels/cu/`.
@@ -68,6 +71,7 @@ impl File {
             Self::Flash => "flash.cu",
             Self::Optimizer => "optimizer.cu",
             Self::Clock => "clock.cu",
+            Self::Versions => "versions.cu",
         }
     }
 
@@ -84,6 +88,7 @@ impl File {
             Self::Flash => include_str!("../../cu/flash.cu"),
             Self::Optimizer => include_str!("../../cu/optimizer.cu"),
             Self::Clock => include_str!("../../cu/clock.cu"),
+            Self::Versions => include_str!("../../cu/versions.cu"),
         }
     }
 

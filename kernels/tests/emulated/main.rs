@@ -7,6 +7,7 @@ mod beyond;
 mod compile;
 mod device;
 mod graphs;
+mod leaving;
 mod moves;
 mod passes;
 mod races;

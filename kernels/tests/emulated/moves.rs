@@ -9,10 +9,10 @@ use zbelastic_kernels::{Backend, CpuBackend, DeviceFault, Parcel, View, ViewMut}
 use crate::device::{Emulated, Order};
 use crate::races::{Log, Recorded, first_race, waits};
 
-type Noted = CudaBackend<Recorded<Emulated>>;
+pub type Noted = CudaBackend<Recorded<Emulated>>;
 
 /// Two devices of one process and what they are told; none without a C++ compiler.
-fn two(precision: Precision) -> Option<([Noted; 2], Arc<Log>)> {
+pub fn two(precision: Precision) -> Option<([Noted; 2], Arc<Log>)> {
     let log = Arc::new(Log::default());
     let device = |number| {
         let inner = Emulated::new(precision, Order::Forwards, 8 << 30)?;

@@ -4,7 +4,7 @@
 //! and who waits for whom. [`first_race`] goes through it with a vector clock for each stream and one
 //! for the host: whatever reads must come after who wrote, and whatever writes after who wrote and
 //! after all who have read since. What happened to come in the right order on this machine does not
-//! count. A kernel counts as writing all buffers that it has a pointer to.
+//! count. A kernel counts as writing all buffers that it has a pointer to, save an update's operands.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use zbelastic_kernels::cuda::DeviceFault;
 use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind, Stream};
-use zbelastic_kernels::cuda::kernel::Launch;
+use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 
 type Bytes = Range<u64>;
@@ -228,9 +228,12 @@ impl<D: Device> Device for Recorded<D> {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        let words = launch.arguments.words().iter();
-        let touched = words.filter_map(|word| self.buffer_at(*word)).collect();
-        self.work(Stream::Compute, launch.kernel.name(), Vec::new(), touched);
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        for (index, word) in launch.arguments.words().iter().enumerate() {
+            let to = if is_read(launch.kernel, index) { &mut reads } else { &mut writes };
+            to.extend(self.buffer_at(*word));
+        }
+        self.work(Stream::Compute, launch.kernel.name(), reads, writes);
         self.inner.launch(launch)
     }
 
@@ -248,6 +251,14 @@ impl<D: Device> Device for Recorded<D> {
         self.work(Stream::Compute, "multiply", reads, vec![bytes(result, result_len as u64)]);
         self.inner.multiply(product)
     }
+}
+
+/// Whether a kernel only reads what this word of its arguments points to. An update does not write what
+/// it is computed from: a stretch of `optimizer.cu` is twelve words, of which the first are pointers to
+/// weights, both moments, the gradient, and where weights and forms go.
+fn is_read(kernel: Kernel, word: usize) -> bool {
+    (kernel == Kernel::AdamwCandidate && word % 12 < 4)
+        || (kernel == Kernel::AdamwInPlace && word % 12 == 3)
 }
 
 /// Two uses of the same bytes, the later one not after the earlier one.

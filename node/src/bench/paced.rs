@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::LayerImage;
@@ -197,15 +197,15 @@ impl Workbench for PacedBench {
         let image = |layer: &LayerSpec| LayerImage {
             layer: layer.layer,
             version: self.version,
-            w: Vec::new(),
-            m: Vec::new(),
-            v: Vec::new(),
+            w: Vec::new().into(),
+            m: Vec::new().into(),
+            v: Vec::new().into(),
         };
         self.layers().map(image).collect()
     }
 
-    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
-        self.layers().map(|layer| (layer.layer, Vec::new())).collect()
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+        self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
     }
 
     fn digests(&self) -> Vec<LayerDigest> {

@@ -1,6 +1,6 @@
-//! Sends what the device thread hands out. A boundary tensor that a device holds has to be waited for;
-//! from the first one on that is done by a thread of its own, and the device thread goes on telling the
-//! device what to do.
+//! Sends what the device thread hands out. A boundary tensor that a device holds, a gradient and a layer that
+//! it copies to the host have to be waited for; from the first one on that is done by a thread of its own,
+//! and the device thread goes on telling the device what to do.
 //!
 //! All frames of a worker go the same way, so that they keep their order.
 
@@ -8,6 +8,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
+use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_transport::FrameSender;
 use zbelastic_types::NodeId;
@@ -50,8 +51,7 @@ impl Courier {
     /// # Errors
     /// If nobody listens any more.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
-        let is_held = matches!(&frame.body, PeerBody::Frame(frame) if frame.tensor.is_held());
-        if self.bag.is_none() && is_held {
+        if self.bag.is_none() && is_held(&frame.body) {
             self.bag = self.start();
         }
         match &self.bag {
@@ -75,21 +75,36 @@ impl Courier {
     }
 }
 
+/// Whether what a frame says may have to be waited for.
+fn is_held(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Frame(frame) => frame.tensor.is_held(),
+        PeerBody::Gradients { gradients, .. } | PeerBody::Update { gradients, .. } => {
+            gradients.iter().any(|gradient| gradient.g.is_held())
+        }
+        PeerBody::Layer(image) | PeerBody::Ahead { image, .. } => image.is_held(),
+        PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Fetch { .. }
+        | PeerBody::Follow { .. } => false,
+    }
+}
+
 impl Way {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
-        let held = match &frame.body {
-            PeerBody::Frame(frame) => frame.tensor.held(),
+        let (held, fault) = match &frame.body {
+            PeerBody::Frame(frame) => (frame.tensor.held(), None),
+            PeerBody::Gradients { gradients, .. } | PeerBody::Update { gradients, .. } => {
+                (None, gradients.iter().find_map(LayerGradient::wait))
+            }
+            PeerBody::Layer(image) | PeerBody::Ahead { image, .. } => (None, image.wait()),
             PeerBody::Prefix(_)
             | PeerBody::Partial(_)
-            | PeerBody::Gradients { .. }
             | PeerBody::Fetch { .. }
-            | PeerBody::Layer(_)
-            | PeerBody::Follow { .. }
-            | PeerBody::Update { .. }
-            | PeerBody::Ahead { .. } => None,
+            | PeerBody::Follow { .. } => (None, None),
         };
         let sent = outgoing(frame);
-        if let Some(fault) = held.and_then(|held| held.fault()) {
+        if let Some(fault) = fault.or_else(|| held.and_then(|held| held.fault())) {
             // What a device that gave up was read as is no result: nobody may take it for one.
             let device = self.device.clone();
             self.say(DeviceOutput::Failed(DeviceTrouble::Fault { device, fault }))?;

@@ -262,7 +262,7 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         }
         PeerBody::Partial(partial) => {
             let (turn, chunk, losses) = (partial.turn, partial.chunk, partial.losses.len() as u32);
-            let run = Arc::new(vec![LayerGradient { layer: RUN, turn, g: run_of(partial) }]);
+            let run = Arc::new(vec![LayerGradient { layer: RUN, turn, g: run_of(partial).into() }]);
             let cut = pieces(&run).map(|(piece, parts)| {
                 let body = HeadBody::Partial { turn, chunk, losses, piece };
                 let floats = Floats::Gradients(run.clone(), parts);

@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn layer_is_read_anywhere_as_it_is_encoded() {
-        let floats = |start: u32| (start..start + 5).map(|i| i as f32 * 0.5).collect::<Vec<_>>();
+        let floats = |start: u32| (start..start + 5).map(|i| i as f32 * 0.5).collect();
         let (w, m, v) = (floats(1), floats(100), floats(1000));
         let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
         let bytes = image.encode();

@@ -4,7 +4,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
-use super::{DeviceKind, OffloadMode, RecomputeMode, RunConfig, WindowChoice};
+use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{Detail, Failure};
 
 /// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job for
@@ -53,14 +53,6 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
                 "schedule.window",
                 "no verdict is waited for, so nothing can run ahead of one",
                 "--window auto",
-            ),
-        ),
-        (
-            config.arithmetic.device == DeviceKind::Cuda,
-            refused(
-                "train.device",
-                "stages without steps compute on processors only, so far",
-                "--device cpu, or a schedule with steps such as zb-h1",
             ),
         ),
         (
@@ -137,6 +129,13 @@ mod tests {
             "train.eval_every",
         ];
         assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));
+    }
+
+    #[test]
+    fn stages_without_steps_compute_on_devices() {
+        let text = "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nprecision = \"bf16\"\n";
+        let config = load_text(text).expect("legal").config;
+        assert_eq!(check_needs_no_steps(&config, AsyncKind::PipeDream), Ok(()));
     }
 
     #[test]

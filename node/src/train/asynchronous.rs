@@ -25,18 +25,21 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::asynchronous::AsyncOp;
 use zbelastic_trainer::asynchronous::{
     AsyncKnobs, AsyncOutput, AsyncSetup, AsyncState, frames_max,
 };
+use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
 use zbelastic_types::StageIndex;
 
 use super::coordinator::Outcome;
+use super::interrupt::Interrupt;
 use super::mail::{Evaluated, MESSAGES_PER_WORKER};
 use super::news::News;
+use super::outfit::BackendOutfit;
 use super::prepare::Prepared;
 use crate::failure::{Failure, FailureCode};
 use conductor::Conductor;
@@ -71,6 +74,15 @@ pub enum Told {
         /// What was asked for.
         error: String,
     },
+    /// Its device gave up.
+    Faulted {
+        /// The stage.
+        stage: StageIndex,
+        /// What it computed on.
+        device: String,
+        /// What ended that.
+        fault: DeviceFault,
+    },
     /// Its thread panicked.
     Died {
         /// The stage.
@@ -78,17 +90,51 @@ pub enum Told {
     },
 }
 
-/// Trains to the end, or until `observe` breaks or the run is interrupted: then every stage stops
-/// where it is, and what it has is the model.
+/// A run without steps.
+pub struct AsyncJob<'a> {
+    /// What all stages are told.
+    pub setup: Arc<AsyncSetup>,
+    /// The model in one stage, as it is evaluated at the end.
+    pub whole: &'a StageSetup,
+    /// Where batches come from.
+    pub corpus: Arc<Corpus>,
+    /// Whether the run should end.
+    pub interrupt: &'a Interrupt,
+    /// The share of the time in which the busiest stage should wait.
+    pub bubble: f64,
+}
+
+/// Trains what was prepared with what `outfit` makes for each stage.
 ///
 /// # Errors
-/// If memory could not be had, or a stage panicked.
-pub fn train(
+/// As [`train_on`].
+pub fn train<O: BackendOutfit>(
+    outfit: &O,
     prepared: &Prepared,
     choice: &AsyncChoice,
     observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
 ) -> Result<Outcome, Failure> {
-    let setup = Arc::new(setup(prepared, choice));
+    let job = AsyncJob {
+        setup: Arc::new(setup(prepared, choice)),
+        whole: &prepared.job.setup,
+        corpus: prepared.job.corpus.clone(),
+        interrupt: &prepared.job.interrupt,
+        bubble: choice.bubble,
+    };
+    train_on(outfit, &job, observe)
+}
+
+/// Trains to the end, or until `observe` breaks or the run is interrupted: then every stage stops
+/// where it is, and what it has is the model.
+///
+/// # Errors
+/// If memory could not be had, a device gave up, or a stage panicked.
+pub fn train_on<O: BackendOutfit>(
+    outfit: &O,
+    job: &AsyncJob<'_>,
+    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    let setup = &job.setup;
     let program = &setup.plan.program;
     let stages = || (0..program.placement.stage_count()).map(StageIndex);
     let boxes = stages().map(|stage| sync_channel(frames_max(program, stage)));
@@ -100,8 +146,8 @@ pub fn train(
             let worker = Worker {
                 stage,
                 setup: setup.clone(),
-                corpus: prepared.job.corpus.clone(),
-                threads: prepared.job.threads,
+                corpus: job.corpus.clone(),
+                outfit,
                 mailbox,
                 mailboxes: mailboxes.clone(),
                 conductor: conductor.clone(),
@@ -111,12 +157,11 @@ pub fn train(
         }
         // Who waits for a frame that nobody sends any more is woken by the last sender's end.
         drop((conductor, mailboxes));
-        Conductor::new(&setup, &prepared.job.interrupt, choice.bubble, &stop, observe)
-            .conduct(&messages)
+        Conductor::new(setup, job.interrupt, job.bubble, &stop, observe).conduct(&messages)
     })?;
     let layers = conducted.state.weights();
-    let is_whole = conducted.steps_done == prepared.config.steps;
-    let held_out = if is_whole { held_out_loss(prepared, &layers)? } else { None };
+    let is_whole = conducted.steps_done == u64::from(program.minibatch_count);
+    let held_out = if is_whole { held_out_loss(outfit, job, &layers)? } else { None };
     let held_out = held_out.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
     if let Some(held_out) = held_out {
         // The run is over; that nobody listens any more changes nothing.
@@ -153,14 +198,18 @@ fn setup(prepared: &Prepared, choice: &AsyncChoice) -> AsyncSetup {
     }
 }
 
-/// The loss of the model as a whole on held-out text.
-fn held_out_loss(prepared: &Prepared, layers: &[Vec<f32>]) -> Result<Option<f64>, Failure> {
+/// The loss of the model as a whole on held-out text, on what the first stage computed with.
+fn held_out_loss<O: BackendOutfit>(
+    outfit: &O,
+    job: &AsyncJob<'_>,
+    layers: &[Vec<f32>],
+) -> Result<Option<f64>, Failure> {
     let no_memory = |error: zbelastic_kernels::AllocateError| {
         Failure::new(FailureCode::OutOfResource, format!("no memory to evaluate: {error}"))
     };
-    let backend = CpuBackend::new(prepared.job.threads).map_err(no_memory)?;
+    let backend = outfit.backend(StageIndex(0)).map_err(no_memory)?;
     let weights = InitialWeights::Given(Arc::new(layers.to_vec()));
-    let setup = StageSetup { weights, ..(*prepared.job.setup).clone() };
-    let whole = Reference::new(&setup, backend, prepared.job.corpus.clone());
+    let setup = StageSetup { weights, ..job.whole.clone() };
+    let whole = Reference::new(&setup, backend, job.corpus.clone());
     Ok(whole.map_err(no_memory)?.held_out_loss(HELD_OUT_MAX))
 }

@@ -11,7 +11,7 @@ use zbelastic_trainer::model::LayerTimer;
 use zbelastic_trainer::stage::{Bench, StageSetup};
 use zbelastic_types::{LayerId, StageIndex};
 
-use super::outfit::{Outfit, downloaded, stored_bench};
+use super::outfit::{BackendOutfit, Outfit, downloaded, stored_bench};
 use super::timing::Clock;
 use crate::device;
 use crate::failure::Failure;
@@ -56,9 +56,7 @@ impl<D: Device + Send + Sync> Outfit for Devices<D> {
     type Bench = Bench<CudaBackend<D>>;
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        let (_, device) = self.of(stage);
-        let backend = CudaBackend::with_graphs(device.clone(), self.graphs);
-        let bench = stored_bench(setup, stage, backend, self.scratch.as_deref())?;
+        let bench = stored_bench(setup, stage, self.backend(stage)?, self.scratch.as_deref())?;
         // Of a device the clock is not read: it has its own.
         let clock = Clock::start();
         Ok(bench.with_timer(LayerTimer::new(Box::new(move || clock.now_us()))))
@@ -70,5 +68,14 @@ impl<D: Device + Send + Sync> Outfit for Devices<D> {
 
     fn name(&self, stage: StageIndex) -> String {
         self.of(stage).0.clone()
+    }
+}
+
+impl<D: Device + Send + Sync> BackendOutfit for Devices<D> {
+    type Backend = CudaBackend<D>;
+
+    fn backend(&self, stage: StageIndex) -> Result<CudaBackend<D>, AllocateError> {
+        let (_, device) = self.of(stage);
+        Ok(CudaBackend::with_graphs(device.clone(), self.graphs))
     }
 }

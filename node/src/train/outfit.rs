@@ -28,6 +28,18 @@ pub trait Outfit: Sync {
     fn name(&self, stage: StageIndex) -> String;
 }
 
+/// An outfit whose workbenches are backends: what stages without steps compute with.
+pub trait BackendOutfit: Outfit {
+    /// What it makes.
+    type Backend: Backend;
+
+    /// The backend of a stage, and of the evaluation at the end of such a run.
+    ///
+    /// # Errors
+    /// If threads cannot be had.
+    fn backend(&self, stage: StageIndex) -> Result<Self::Backend, AllocateError>;
+}
+
 /// Processors, with so many threads a worker.
 #[derive(Clone, Debug)]
 pub struct Processors {
@@ -41,7 +53,7 @@ impl Outfit for Processors {
     type Bench = Bench<CpuBackend>;
 
     fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        stored_bench(setup, stage, CpuBackend::new(self.threads)?, self.scratch.as_deref())
+        stored_bench(setup, stage, self.backend(stage)?, self.scratch.as_deref())
     }
 
     fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
@@ -50,6 +62,14 @@ impl Outfit for Processors {
 
     fn name(&self, _: StageIndex) -> String {
         Device::Cpu.to_string()
+    }
+}
+
+impl BackendOutfit for Processors {
+    type Backend = CpuBackend;
+
+    fn backend(&self, _: StageIndex) -> Result<CpuBackend, AllocateError> {
+        CpuBackend::new(self.threads)
     }
 }
 

@@ -4,6 +4,7 @@
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
+mod asynchronous;
 mod cluster;
 #[path = "../common/mod.rs"]
 mod common;

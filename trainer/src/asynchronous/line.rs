@@ -1,15 +1,16 @@
 //! A line of weight versions: a chunk's newest weights with all that trains them, and what is kept
 //! beside them.
+//!
+//! Versions are kept, predicted, corrected and averaged in the device's memory, in the order of its
+//! work: the host waits for nothing but the sums of squares of an update.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_kernels::{AllocateError, Backend, View};
+use zbelastic_kernels::{AllocateError, Backend, ByteCounts, View, ViewMut};
 use zbelastic_schedule::asynchronous::{Prediction, Shift, Version};
 use zbelastic_types::{Bytes, Step};
 
-use super::rules::{
-    adam_ahead, annealed_share, delta_back, delta_decay, momentum_ahead, pull_together, track_delta,
-};
+use super::rules::{annealed_share, delta_decay};
 use super::setup::AsyncSetup;
 use super::stage::Updated;
 use crate::model::{Chunk, LayerSpec, LayerState};
@@ -28,10 +29,45 @@ pub(super) struct Line<B: Backend> {
     kept: BTreeMap<Version, Chunk<B>>,
     /// Memory for as many more versions as the plan claims.
     free: Vec<Chunk<B>>,
-    /// What the weights of each layer change by in an update, in the mean (PipeMare); else empty.
-    deltas: Vec<Vec<f32>>,
+    /// What corrections are made of (PipeMare).
+    changes: Option<Changes<B::Buffer>>,
     /// How far back the correction goes, in updates; 0 if there is none.
     delay: f64,
+}
+
+/// What the weights of a chunk change by.
+struct Changes<T> {
+    /// In an update, in the mean, layer by layer.
+    means: Vec<T>,
+    /// By the layer's length, its weights before an update.
+    before: BTreeMap<usize, T>,
+}
+
+impl<T> Changes<T> {
+    fn new<B: Backend<Buffer = T>>(
+        backend: &B,
+        specs: &[LayerSpec],
+    ) -> Result<Self, AllocateError> {
+        let means = specs.iter().map(|spec| backend.allocate(spec.len()));
+        let means = means.collect::<Result<_, _>>()?;
+        let before = lens(specs).map(|len| Ok((len, backend.allocate(len)?)));
+        Ok(Self { means, before: before.collect::<Result<_, _>>()? })
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &T> {
+        self.means.iter().chain(self.before.values())
+    }
+}
+
+/// The different lengths of layers.
+fn lens(specs: &[LayerSpec]) -> impl Iterator<Item = usize> {
+    specs.iter().map(LayerSpec::len).collect::<BTreeSet<_>>().into_iter()
+}
+
+/// What a chunk of these layers takes for what corrections are made of.
+pub(super) fn change_bytes<B: ByteCounts>(backend: &B, specs: &[LayerSpec]) -> Bytes {
+    let all = specs.iter().map(LayerSpec::len).chain(lens(specs));
+    Bytes(all.map(|len| backend.buffer_bytes(len)).sum())
 }
 
 /// What a line is made of.
@@ -60,14 +96,10 @@ impl<B: Backend> Line<B> {
             Ok(Chunk::new(layers.collect::<Result<_, _>>()?))
         };
         let free = (0..kept_max).map(|_| frozen()).collect::<Result<_, _>>()?;
-        let deltas = if delay > 0.0 {
-            specs.iter().map(|spec| vec![0.0; spec.len()]).collect()
-        } else {
-            Vec::new()
-        };
+        let changes = (delay > 0.0).then(|| Changes::new(backend, specs)).transpose()?;
         let version = Version { replica, ..Version::new(0) };
         let kept = BTreeMap::new();
-        Ok(Self { newest, version, updates: 0, accumulated: 0, kept, free, deltas, delay })
+        Ok(Self { newest, version, updates: 0, accumulated: 0, kept, free, changes, delay })
     }
 
     /// The weights that a pass reads.
@@ -83,9 +115,11 @@ impl<B: Backend> Line<B> {
 
     /// Keeps the newest version beside.
     pub(super) fn stash(&mut self, backend: &B) {
-        let weights = |layer: &LayerState<B>| read(backend, layer, &layer.w);
-        let weights = self.newest.layers().iter().map(weights).collect();
-        self.keep(backend, self.version, weights);
+        let mut chunk = self.take_free();
+        for (kept, layer) in chunk.layers_mut().iter_mut().zip(self.newest.layers()) {
+            kept.copy_weights(backend, layer);
+        }
+        self.keep(self.version, chunk);
     }
 
     /// Makes a temporary version of the newest.
@@ -102,30 +136,37 @@ impl<B: Backend> Line<B> {
             Shift::Back(_) => self.delay,
             Shift::None => unreachable!("a temporary version lies somewhere else"),
         };
-        let predicted = |(index, layer): (usize, &LayerState<B>)| {
-            let w = read(backend, layer, &layer.w);
+        let mut chunk = self.take_free();
+        let layers = chunk.layers_mut().iter_mut().zip(self.newest.layers());
+        for (index, (predicted, layer)) in layers.enumerate() {
+            let LayerState { w, m, v, .. } = layer;
+            let to = &mut predicted.w;
             match rule {
-                Prediction::Adam if self.updates == 0 => w,
+                // Without an update there is no state to predict from.
+                Prediction::Adam if self.updates == 0 => {
+                    predicted.copy_weights(backend, layer);
+                    continue;
+                }
                 Prediction::Adam => {
                     let numbers = setup.optimizer.numbers(lr * distance, self.updates, 1.0, false);
-                    let (m, v) = (read(backend, layer, &layer.m), read(backend, layer, &layer.v));
-                    adam_ahead(&w, &m, &v, numbers)
+                    backend.adam_ahead(w, m, v, numbers, to);
                 }
-                Prediction::Momentum => {
-                    momentum_ahead(&w, &read(backend, layer, &layer.m), (lr * distance) as f32)
+                Prediction::Momentum => backend.weights_along(w, m, (lr * distance) as f32, to),
+                Prediction::Delta => {
+                    let changes = self.changes.as_ref().expect("a correction has a delay");
+                    backend.weights_along(w, &changes.means[index], distance as f32, to);
                 }
-                Prediction::Delta => delta_back(&w, &self.deltas[index], distance as f32),
             }
-        };
-        let weights = self.newest.layers().iter().enumerate().map(predicted).collect();
-        self.keep(backend, version, weights);
+            predicted.put_state_in_force(backend);
+        }
+        self.keep(version, chunk);
     }
 
-    fn keep(&mut self, backend: &B, version: Version, weights: Vec<Vec<f32>>) {
-        let mut chunk = self.free.pop().expect("the plan claims what is kept");
-        for (layer, weights) in chunk.layers_mut().iter_mut().zip(&weights) {
-            layer.set_weights(backend, weights);
-        }
+    fn take_free(&mut self) -> Chunk<B> {
+        self.free.pop().expect("the plan claims what is kept")
+    }
+
+    fn keep(&mut self, version: Version, chunk: Chunk<B>) {
         let before = self.kept.insert(version, chunk);
         assert!(before.is_none(), "version {version} is made once");
     }
@@ -155,9 +196,7 @@ impl<B: Backend> Line<B> {
             let update = Update { config: &setup.optimizer, lr, number: self.updates, clip };
             self.take(backend, &update, at);
         } else {
-            self.newest.layers_mut().iter_mut().for_each(|layer| skip(layer, at));
-            let unchanged: Vec<Vec<f32>> = self.weights(backend);
-            self.track(&unchanged, &unchanged);
+            self.leave_out(backend, at);
         }
         self.accumulated = 0;
         self.version.base += 1;
@@ -174,43 +213,55 @@ impl<B: Backend> Line<B> {
     }
 
     fn take(&mut self, backend: &B, update: &Update<'_>, at: Step) {
-        let before = if self.deltas.is_empty() { Vec::new() } else { self.weights(backend) };
-        for layer in self.newest.layers_mut() {
+        let decay = delta_decay(self.delay);
+        for (index, layer) in self.newest.layers_mut().iter_mut().enumerate() {
+            let Some(changes) = &mut self.changes else {
+                replay(backend, layer, update, at);
+                continue;
+            };
+            let len = layer.spec.len();
+            let before = changes.before.get_mut(&len).expect("there is one for each length");
+            backend.copy(View::new(&layer.w, 0..len), ViewMut::new(before, 0..len));
             replay(backend, layer, update, at);
+            backend.track_change(before, &layer.w, decay, &mut changes.means[index]);
         }
-        let after = if self.deltas.is_empty() { Vec::new() } else { self.weights(backend) };
-        self.track(&before, &after);
     }
 
-    fn track(&mut self, before: &[Vec<f32>], after: &[Vec<f32>]) {
-        for ((delta, before), after) in self.deltas.iter_mut().zip(before).zip(after) {
-            track_delta(delta, before, after, delta_decay(self.delay));
+    fn leave_out(&mut self, backend: &B, at: Step) {
+        let decay = delta_decay(self.delay);
+        for (index, layer) in self.newest.layers_mut().iter_mut().enumerate() {
+            skip(layer, at);
+            if let Some(changes) = &mut self.changes {
+                backend.track_change(&layer.w, &layer.w, decay, &mut changes.means[index]);
+            }
         }
     }
 
     /// Pulls the newest version and a reference model together.
-    pub(super) fn average(&mut self, backend: &B, reference: &mut [Vec<f32>], alpha: f32) {
+    pub(super) fn average(&mut self, backend: &B, reference: &mut [B::Buffer], alpha: f32) {
         for (layer, reference) in self.newest.layers_mut().iter_mut().zip(reference) {
-            let mut weights = read(backend, layer, &layer.w);
-            pull_together(&mut weights, reference, alpha);
-            layer.set_weights(backend, &weights);
+            backend.pull_together(alpha, &mut layer.w, reference);
+            layer.put_state_in_force(backend);
         }
+    }
+
+    /// A model that the newest version and those of other lines pull, which begins as this one.
+    pub(super) fn reference(&self, backend: &B) -> Result<Vec<B::Buffer>, AllocateError> {
+        let copied = |layer: &LayerState<B>| {
+            let all = 0..layer.spec.len();
+            let mut copy = backend.allocate(all.len())?;
+            backend.copy(View::new(&layer.w, all.clone()), ViewMut::new(&mut copy, all));
+            Ok(copy)
+        };
+        self.newest.layers().iter().map(copied).collect()
     }
 
     /// What the line has taken, counted from what is there.
     pub(super) fn taken(&self, backend: &B) -> Bytes {
         let chunks = std::iter::once(&self.newest).chain(&self.free).chain(self.kept.values());
         let layers = chunks.flat_map(Chunk::layers);
-        let deltas = self.deltas.iter().map(|delta| Bytes::of_f32(delta.len()));
-        layers.map(|layer| layer.taken(backend)).chain(deltas).sum()
+        let changes = self.changes.iter().flat_map(Changes::buffers);
+        let changes = changes.map(|buffer| Bytes(backend.buffer_bytes(backend.len(buffer))));
+        layers.map(|layer| layer.taken(backend)).chain(changes).sum()
     }
-
-    /// The newest weights, layer by layer.
-    pub(super) fn weights(&self, backend: &B) -> Vec<Vec<f32>> {
-        self.newest.layers().iter().map(|layer| read(backend, layer, &layer.w)).collect()
-    }
-}
-
-fn read<B: Backend>(backend: &B, layer: &LayerState<B>, buffer: &B::Buffer) -> Vec<f32> {
-    backend.download(View::new(buffer, 0..layer.spec.len()))
 }

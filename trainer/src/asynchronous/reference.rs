@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use zbelastic_kernels::reference::{AdamWState, adamw};
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View};
+use zbelastic_kernels::reference::{
+    AdamWState, adam_ahead, adamw, pull_together, track_change, weights_along,
+};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostFloats, View};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 use zbelastic_types::{LayerId, MicrobatchIndex, Step};
 
-use super::rules::{
-    adam_ahead, annealed_share, delta_back, delta_decay, momentum_ahead, pull_together, track_delta,
-};
+use super::rules::{annealed_share, delta_decay};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::BatchSource;
@@ -214,12 +214,12 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
 
         self.load(k, replica, Side::Forward);
-        let forward = context(&setup, &self.backend, &self.angles);
+        let forward = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits) = (&mut self.stash, &mut self.logits);
         let loss = self.model.forward(&forward, &batch, stash, Some(logits));
 
         self.load(k, replica, Side::Backward);
-        let context = context(&setup, &self.backend, &self.angles);
+        let context = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let scaled = (&batch, setup.loss_scale());
         self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
@@ -280,7 +280,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
             (AsyncKind::PipeMare, Side::Backward) => {
                 let back = (f64::from(ahead) / m) as f32;
                 let layers = version(k / microbatches).layers.iter();
-                layers.map(|layer| delta_back(&layer.w, &layer.delta, back)).collect()
+                layers.map(|layer| weights_along(&layer.w, &layer.delta, back)).collect()
             }
             (AsyncKind::SpecTrain, Side::Forward) => {
                 let distance = (s / 2.0).floor() + p - s - 1.0;
@@ -312,7 +312,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         // Without a distance there is nothing to add, not even zero.
         let read = |layer: &LayerFloats| match distance {
             0.0 => layer.w.clone(),
-            _ => momentum_ahead(&layer.w, &layer.m, rate),
+            _ => weights_along(&layer.w, &layer.m, rate),
         };
         layers.map(read).collect()
     }
@@ -350,7 +350,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let mut next = newest.updated(&self.backend, layers, &update);
         if delay > 0.0 {
             for (after, before) in next.layers.iter_mut().zip(&newest.layers) {
-                track_delta(&mut after.delta, &before.w, &after.w, delta_decay(delay));
+                track_change(&mut after.delta, &before.w, &after.w, delta_decay(delay));
             }
         }
         if let Some(reference) = self.reference.get_mut(place.chunk) {
@@ -375,6 +375,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
                 let layers = range.layers().zip(&newest.layers);
                 state.layers.extend(layers.map(|(layer, floats)| {
                     let LayerFloats { w, m, v, .. } = floats.clone();
+                    let [w, m, v] = [w, m, v].map(HostFloats::from);
                     (replica, LayerImage { layer, version, w, m, v })
                 }));
             }

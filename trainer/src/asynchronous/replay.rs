@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostFloats};
 use zbelastic_schedule::asynchronous::{AsyncOp, AsyncProgram};
 use zbelastic_schedule::{Compute, Pass};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -141,7 +141,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         if let Some(input) = input {
             part.chunk.set_input(self.backend, &input, &mut stash);
         }
-        let context = context(self.setup, self.backend, &self.angles);
+        let context = context(self.setup, self.backend, &self.angles, None);
         part.chunk.forward(&context, &batch, &mut stash, logits.as_mut());
         let next = Pass::new(pass.chunk.0 + 1, pass.microbatch.0);
         if logits.is_none() {
@@ -163,7 +163,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         if let Some(gradient) = gradient {
             part.chunk.set_gradient(self.backend, &gradient, &mut stash);
         }
-        let context = context(self.setup, self.backend, &self.angles);
+        let context = context(self.setup, self.backend, &self.angles, None);
         let loss = (&batch, self.setup.loss_scale());
         part.chunk.backward_input(&context, loss, &mut stash, logits.as_mut(), &mut self.scratch);
         if let Some(before) = pass.chunk.0.checked_sub(1) {
@@ -197,6 +197,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             for (layer, floats) in part.chunk.layers().iter().zip(&part.floats.layers) {
                 let LayerFloats { w, m, v, .. } = floats.clone();
                 let (layer, version) = (layer.spec.layer, Step(part.number.into()));
+                let [w, m, v] = [w, m, v].map(HostFloats::from);
                 state.layers.push((0, LayerImage { layer, version, w, m, v }));
             }
         }

@@ -7,9 +7,10 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
+use super::line::change_bytes;
 use crate::model::{
-    Context, Family, LayerRange, ModelConfig, PassStash, Sizes, SlicePlace, count_bytes,
-    frozen_bytes, layer_bytes, model_layers,
+    Context, Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassStash, Sizes, SlicePlace,
+    count_bytes, frozen_bytes, layer_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
@@ -158,26 +159,26 @@ impl AsyncPlan {
         chunk: ChunkIndex,
         layers: LayerRange,
     ) -> Bytes {
-        let specs = model_layers(model);
+        let specs = &model_layers(model)[layers.ids().start as usize..layers.ids().end as usize];
         let kept = self.program.kept_max(chunk) as u64;
         let remembered = match self.program.kind {
-            AsyncKind::PipeMare => u64::from(self.program.ahead_of(chunk) > 0),
-            AsyncKind::AvgPipe => 1,
-            AsyncKind::PipeDream
+            AsyncKind::PipeMare if self.program.ahead_of(chunk) > 0 => change_bytes(backend, specs),
+            AsyncKind::AvgPipe => {
+                specs.iter().map(|spec| Bytes(backend.buffer_bytes(spec.len()))).sum()
+            }
+            AsyncKind::PipeMare
+            | AsyncKind::PipeDream
             | AsyncKind::PipeDream2Bw
             | AsyncKind::XPipe
             | AsyncKind::SpecTrain
             | AsyncKind::WPipe
-            | AsyncKind::AmpNet => 0,
+            | AsyncKind::AmpNet => Bytes(0),
         };
-        let of_layer = |layer: u32| {
-            let spec = &specs[layer as usize];
-            let trained = layer_bytes(backend, model, spec);
-            let frozen = frozen_bytes(backend, model, spec);
-            let line = trained + frozen * kept;
-            line * u64::from(self.program.replica_count) + Bytes::of_f32(spec.len()) * remembered
+        let of_layer = |spec: &LayerSpec| {
+            layer_bytes(backend, model, spec) + frozen_bytes(backend, model, spec) * kept
         };
-        layers.ids().map(of_layer).sum()
+        let line: Bytes = specs.iter().map(of_layer).sum();
+        line * u64::from(self.program.replica_count) + remembered
     }
 }
 
@@ -242,8 +243,9 @@ pub(super) fn context<'c, B: Backend>(
     setup: &'c AsyncSetup,
     backend: &'c B,
     angles: &'c Option<B::Buffer>,
+    timer: Option<&'c LayerTimer>,
 ) -> Context<'c, B> {
     let shape = setup.plan.batch.microbatch;
     let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
-    Context { backend, model: &setup.model, shape, place, angles, timer: None }
+    Context { backend, model: &setup.model, shape, place, angles, timer }
 }

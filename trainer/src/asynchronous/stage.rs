@@ -2,12 +2,13 @@
 //!
 //! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever taken
 //! back: it never blocks, whoever owns it moves its outputs, and the same program gives the same
-//! bits in whatever order frames arrive.
+//! bits in whatever order frames arrive. On a device it waits once an update, for sums of squares: what
+//! passes read is kept, predicted and averaged there, and boundary tensors go as parcels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, DeviceFault, Loss, Parcel, View};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram, Region, Version};
 use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
 use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
@@ -16,18 +17,20 @@ use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::{Batch, BatchSource};
-use crate::model::{Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles};
+use crate::model::{
+    LayerTimer, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
+};
 use crate::stage::Slots;
 
 /// A boundary tensor on its way from stage to stage.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct AsyncFrame {
     /// Activation or gradient.
     pub flow: Flow,
     /// The pass that reads it.
     pub pass: Pass,
     /// `rows` by `width`.
-    pub floats: Vec<f32>,
+    pub tensor: Parcel,
 }
 
 /// An update that a chunk made, or left out.
@@ -44,7 +47,7 @@ pub struct Updated {
 }
 
 /// What should happen elsewhere.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum AsyncOutput {
     /// A boundary tensor for another stage.
     Frame {
@@ -53,7 +56,8 @@ pub enum AsyncOutput {
         /// The tensor.
         frame: AsyncFrame,
     },
-    /// The sum of cross-entropies over a microbatch, from the stage with the head.
+    /// The sum of cross-entropies over a microbatch, from the stage with the head; of a device with the
+    /// next update, which is waited for anyway.
     Loss {
         /// The microbatch.
         microbatch: MicrobatchIndex,
@@ -65,7 +69,7 @@ pub enum AsyncOutput {
 }
 
 /// What came of running the next operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum AsyncProgress {
     /// It ran.
     Ran(AsyncOp),
@@ -73,6 +77,8 @@ pub enum AsyncProgress {
     Blocked,
     /// There is none.
     Finished,
+    /// The device gave up. Nothing that was computed since is a result, and nothing of it leaves.
+    Faulted(DeviceFault),
 }
 
 /// Where a stage stands.
@@ -99,15 +105,20 @@ pub struct AsyncStage<B: Backend, S> {
     lines: BTreeMap<(ChunkIndex, u32), Line<B>>,
     memory: BTreeMap<ChunkIndex, PassMemory<B::Buffer>>,
     /// The chunks' layers of the reference model (AvgPipe); else empty.
-    references: BTreeMap<ChunkIndex, Vec<Vec<f32>>>,
+    references: BTreeMap<ChunkIndex, Vec<B::Buffer>>,
     scratch: Scratch<B::Buffer>,
     angles: Option<B::Buffer>,
-    inbox: BTreeMap<(Flow, Pass), Vec<f32>>,
+    inbox: BTreeMap<(Flow, Pass), Parcel>,
     frames_max: usize,
     /// What the last F or BW left, until a transfer takes it.
-    result: Option<(Flow, Pass, Vec<f32>)>,
+    result: Option<(Flow, Pass, Parcel)>,
+    /// Losses that a device still computes: no more than microbatches are alive or in an update.
+    losses: VecDeque<(MicrobatchIndex, Loss)>,
     course: Course,
     outbox: VecDeque<AsyncOutput>,
+    /// Of a device that does later what it is told: its clock, and what passes took by it so far.
+    timer: LayerTimer,
+    worked_us: f64,
 }
 
 impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
@@ -148,7 +159,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 lines.insert((chunk, replica), Line::new(&backend, &line)?);
             }
             if plan.program.kind == AsyncKind::AvgPipe {
-                references.insert(chunk, lines[&(chunk, 0)].weights(&backend));
+                references.insert(chunk, lines[&(chunk, 0)].reference(&backend)?);
             }
         }
         let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
@@ -156,11 +167,14 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
         }
         allocated += lines.values().map(|line: &Line<B>| line.taken(&backend)).sum();
-        let floats = references.values().flatten().map(|layer: &Vec<f32>| layer.len()).sum();
-        allocated += Bytes::of_f32(floats);
+        let references_taken = references.values().flatten();
+        allocated += references_taken.map(|w| Bytes(backend.buffer_bytes(backend.len(w)))).sum();
         let claim = plan.stage_memory(&backend, model, stage).device();
         assert_eq!(allocated, claim, "the plan claims what is allocated");
         let course = first_course(&plan.program, stage);
+        // A device that is behind has a clock of its own, and this one is not read.
+        let clock = backend.is_behind().then(|| LayerTimer::new(Box::new(|| 0.0)));
+        let timer = clock.unwrap_or_default();
         Ok(Self {
             stage,
             backend,
@@ -173,8 +187,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             inbox: BTreeMap::new(),
             frames_max: frames_max(&setup.plan.program, stage),
             result: None,
+            losses: VecDeque::new(),
             course,
             outbox: VecDeque::new(),
+            timer,
+            worked_us: 0.0,
             setup,
         })
     }
@@ -185,23 +202,44 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// If it is not what the plan says that a neighbour sends here: frames of one process are our
     /// own.
     pub fn handle(&mut self, frame: AsyncFrame) {
-        let AsyncFrame { flow, pass, floats } = frame;
+        let AsyncFrame { flow, pass, tensor } = frame;
         let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
-        assert_eq!(floats.len(), sizes.residual(), "a frame is as long as the plan says");
+        assert_eq!(tensor.len(), sizes.residual(), "a frame is as long as the plan says");
         assert!(self.memory.contains_key(&pass.chunk), "{pass:?} is on this stage");
         let limit = self.frames_max;
         assert!(self.inbox.len() < limit, "no more than {limit} frames wait");
-        let before = self.inbox.insert((flow, pass), floats);
+        let before = self.inbox.insert((flow, pass), tensor);
         assert!(before.is_none(), "the operand of {pass:?} comes once");
     }
 
-    /// What should happen elsewhere, in order.
+    /// What ended the device, if anything did.
+    #[must_use]
+    pub fn fault(&self) -> Option<DeviceFault> {
+        self.backend.fault()
+    }
+
+    /// What passes took by the device's own clock, as far as updates have waited for them. Nothing where
+    /// an operation is done when it returns.
+    #[must_use]
+    pub fn worked_us(&self) -> Option<f64> {
+        self.backend.is_behind().then_some(self.worked_us)
+    }
+
+    /// What should happen elsewhere, in order. Nothing leaves a device that gave up.
     pub fn poll_output(&mut self) -> Option<AsyncOutput> {
+        if self.backend.fault().is_some() {
+            self.outbox.clear();
+        }
         self.outbox.pop_front()
     }
 
     /// Runs the next operation.
     pub fn run_next(&mut self) -> AsyncProgress {
+        let progress = self.run_course();
+        self.backend.fault().map_or(progress, AsyncProgress::Faulted)
+    }
+
+    fn run_course(&mut self) -> AsyncProgress {
         let Some(op) = self.next_op() else {
             return if self.is_finished() {
                 AsyncProgress::Finished
@@ -219,6 +257,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             Course::List(position) => *position += 1,
             Course::Found(region) => region.finish_op(),
         }
+        if self.is_finished() {
+            self.tell_losses();
+        }
+        self.timer.end(&self.backend);
+        self.backend.flush();
         AsyncProgress::Ran(op)
     }
 
@@ -248,9 +291,9 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             let images = line.newest.layers().iter().map(|layer| layer.image(&self.backend));
             let layers = images.map(|image| (*replica, image)).collect();
             let ids = self.setup.plan.chunks[chunk.index()].layers();
-            let weights = self.references.get(chunk).filter(|_| *replica == 0);
-            let weights = weights.cloned().unwrap_or_default();
-            let reference = ids.zip(weights).collect();
+            let reference = self.references.get(chunk).filter(|_| *replica == 0);
+            let whole = |w| self.backend.download(View::new(w, 0..self.backend.len(w)));
+            let reference = ids.zip(reference.into_iter().flatten().map(whole)).collect();
             state.extend(AsyncState { layers, reference, updates: line.updates });
         }
         state
@@ -284,9 +327,13 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 self.pass_on(flow, pass);
             }
             AsyncOp::Step(chunk, version) => {
+                // The update waits for the same passes.
+                let spans = self.timer.take(&self.backend).spans;
+                self.worked_us += spans.iter().map(|span| span.end_us - span.start_us).sum::<f64>();
                 let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
                 let updated = line.step(&self.setup, &self.backend);
                 assert_eq!(updated.version, version, "versions are counted one by one");
+                self.tell_losses();
                 self.outbox.push_back(AsyncOutput::Updated(updated));
             }
             AsyncOp::Predict(chunk, rule, version) => {
@@ -309,6 +356,15 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         }
     }
 
+    /// Tells losses that a device had not computed when they were asked for.
+    fn tell_losses(&mut self) {
+        let losses = self
+            .losses
+            .drain(..)
+            .map(|(microbatch, loss)| AsyncOutput::Loss { microbatch, loss_sum: loss.wait() });
+        self.outbox.extend(losses);
+    }
+
     fn batch(&self, microbatch: MicrobatchIndex) -> Batch {
         let program = &self.setup.plan.program;
         let step = Step(program.minibatch_of(microbatch).into());
@@ -318,21 +374,22 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     fn forward(&mut self, pass: Pass, version: Version) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Forward, pass)));
-        let context = context(&self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
         let chunk = self.lines[&(pass.chunk, version.replica)].reading(version);
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.acquire(pass.microbatch);
         if let Some(input) = operand {
-            chunk.set_input(&self.backend, &input, stash);
+            chunk.take_input(&self.backend, input, stash);
         }
         let logits = memory.logits.as_mut().map(|slots| slots.acquire(pass.microbatch));
-        match chunk.forward(&context, &batch, stash, logits) {
-            Some(loss_sum) => {
-                let microbatch = pass.microbatch;
+        let microbatch = pass.microbatch;
+        match chunk.forward_slice(&context, &batch, &[], stash, logits) {
+            Some(Loss::Known(loss_sum)) => {
                 self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
             }
+            Some(loss @ Loss::Held(_)) => self.losses.push_back((microbatch, loss)),
             None => {
-                let output = chunk.output(&self.backend, stash);
+                let output = chunk.send_output(&self.backend, stash);
                 self.result = Some((Flow::Forward, pass, output));
             }
         }
@@ -341,19 +398,19 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     fn backward(&mut self, pass: Pass, version: Version) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Backward, pass)));
-        let context = context(&self.setup, &self.backend, &self.angles);
+        let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
         let line = self.lines.get_mut(&(pass.chunk, version.replica)).expect("a line here");
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.get(pass.microbatch);
         let mut logits = memory.logits.as_mut().map(|slots| slots.get(pass.microbatch));
         let chunk = line.reading(version);
         if let Some(gradient) = operand {
-            chunk.set_gradient(&self.backend, &gradient, stash);
+            chunk.take_gradient(&self.backend, gradient, stash);
         }
         let loss = (&batch, self.setup.loss_scale());
         chunk.backward_input(&context, loss, stash, logits.as_deref_mut(), &mut self.scratch);
         if !chunk.has_embedding() {
-            let output = chunk.input_gradient(&self.backend, stash);
+            let output = chunk.send_gradient(&self.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
         }
         // The gradient of the weights reads operands alone, so it goes where the next update is.
@@ -370,7 +427,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     fn pass_on(&mut self, flow: Flow, pass: Pass) {
-        let (of_flow, of_pass, floats) = self.result.take().expect("a result is passed on at once");
+        let (of_flow, of_pass, tensor) = self.result.take().expect("a result is passed on at once");
         assert_eq!((of_flow, of_pass), (flow, pass), "the result that was made last");
         let neighbour = match flow {
             Flow::Forward => pass.chunk.0 + 1,
@@ -379,7 +436,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let pass = Pass { chunk: ChunkIndex(neighbour), ..pass };
         let placement = &self.setup.plan.program.placement;
         let to = placement.stage_of(pass.chunk).expect("a chunk of the model");
-        let frame = AsyncFrame { flow, pass, floats };
+        let frame = AsyncFrame { flow, pass, tensor };
         if to == self.stage {
             self.handle(frame);
         } else {

@@ -32,9 +32,9 @@ impl AsyncState {
         let reference = self.reference.iter().map(|(layer, w)| LayerImage {
             layer: *layer,
             version: Step(0),
-            w: w.clone(),
-            m: Vec::new(),
-            v: Vec::new(),
+            w: w.clone().into(),
+            m: Vec::new().into(),
+            v: Vec::new().into(),
         });
         let reference: Vec<LayerImage> = reference.collect();
         let images = self.layers.iter().map(|(_, image)| image).chain(&reference);
@@ -45,7 +45,7 @@ impl AsyncState {
     #[must_use]
     pub fn weights(&self) -> Vec<Vec<f32>> {
         if self.reference.is_empty() {
-            self.layers.iter().map(|(_, image)| image.w.clone()).collect()
+            self.layers.iter().map(|(_, image)| image.w.to_vec()).collect()
         } else {
             self.reference.iter().map(|(_, w)| w.clone()).collect()
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostFloats, ViewMut};
 use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
@@ -79,6 +79,7 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
         let spec = &model_layers(&self.model)[layer.index()];
         let w = self.weights.of_layer(spec).into_owned();
         let (m, v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
+        let [w, m, v] = [w, m, v].map(HostFloats::from);
         LayerImage { layer, version: Step(0), w, m, v }
     }
 

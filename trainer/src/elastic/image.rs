@@ -1,6 +1,7 @@
 //! A layer as it travels and as it lies in a checkpoint.
 
 use zbelastic_kernels::reference::state_sums;
+use zbelastic_kernels::{DeviceFault, HostFloats};
 use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 /// The version of the form.
@@ -16,7 +17,7 @@ pub const fn image_bytes(float_count: usize) -> u64 {
     HEADER_LEN as u64 + 12 * float_count as u64
 }
 
-/// A layer's sealed state.
+/// A layer's sealed state. That of a device may still be on its way: who reads it first waits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerImage {
     /// The layer.
@@ -24,11 +25,11 @@ pub struct LayerImage {
     /// Steps sealed before it.
     pub version: Step,
     /// Weights.
-    pub w: Vec<f32>,
+    pub w: HostFloats,
     /// First moments.
-    pub m: Vec<f32>,
+    pub m: HostFloats,
     /// Second moments.
-    pub v: Vec<f32>,
+    pub v: HostFloats,
 }
 
 /// Why bytes are no layer.
@@ -73,6 +74,24 @@ impl LayerImage {
         bytes
     }
 
+    /// Whether a device still copies it, as far as is known without a wait.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        [&self.w, &self.m, &self.v].into_iter().any(HostFloats::is_held)
+    }
+
+    /// Waits until all of it is here. What has ended the device that copied it, if anything has: then it
+    /// is no state.
+    #[must_use]
+    pub fn wait(&self) -> Option<DeviceFault> {
+        let parts = [&self.w, &self.m, &self.v];
+        let wait = |part: &HostFloats| {
+            let _here: &[f32] = part;
+            part.fault()
+        };
+        parts.into_iter().find_map(wait)
+    }
+
     /// What stands before its weights.
     #[must_use]
     pub fn header(&self) -> Vec<u8> {
@@ -107,11 +126,12 @@ impl LayerImage {
             return Err(ImageError::Length { expected, found });
         }
         let mut rest = &bytes[HEADER_LEN..];
-        let mut part = || -> Vec<f32> {
+        let mut part = || -> HostFloats {
             let (part, after) = rest.split_at(4 * len as usize);
             rest = after;
             let (floats, _) = part.as_chunks();
-            floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+            let floats = floats.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            floats.collect::<Vec<_>>().into()
         };
         let (w, m, v) = (part(), part(), part());
         Ok(Self { layer, version, w, m, v })

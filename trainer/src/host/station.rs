@@ -267,15 +267,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         }
         let open = self.engine.open_turn();
         for (holder, layer) in self.followers.take_waiting() {
-            let bench = self.engine.bench();
-            let Some(image) = bench.image(layer) else { continue };
-            let frozen = self.engine.has_frozen().then(|| bench.gradients());
+            let Some((image, frozen)) = self.engine.carry_layer(layer) else { continue };
             let image = Arc::new(image);
             outbox.push_back(self.to_node(holder.node, PeerBody::Ahead { open, image }));
-            let own = frozen.into_iter().flatten().filter(|(of, _)| *of == layer);
-            let own: Vec<_> =
-                own.map(|(layer, g)| LayerGradient { layer, turn: open, g }).collect();
-            if !own.is_empty() {
+            if let Some(g) = frozen {
+                let own = vec![LayerGradient { layer, turn: open, g }];
                 outbox.push_back(self.update(holder.node, open, own));
             }
         }

@@ -269,6 +269,7 @@ impl<B: Backend> Chunk<B> {
         for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
             let (before, after) = residuals.split_at_mut(index + 1);
             let (x, gradient) = (&mut before[index], &after[0]);
+            open(context, state, accumulate);
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
                 LayerStash::Attention(stash) => {
@@ -302,6 +303,7 @@ impl<B: Backend> Chunk<B> {
             (self.layers.last_mut(), stash.layers.last())
         {
             context.begin();
+            open(context, state, accumulate);
             stash.matrix_weights(context, state, logits, accumulate);
             context.pass(state.spec.kind, LayerPart::EarlyWeightGradient);
         }
@@ -319,6 +321,7 @@ impl<B: Backend> Chunk<B> {
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
             let gradient = &residuals[index + 1];
+            open(context, state, accumulate);
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
                 LayerStash::Attention(stash) => {
@@ -331,6 +334,14 @@ impl<B: Backend> Chunk<B> {
             }
             context.pass(state.spec.kind, LayerPart::WeightGradient);
         }
+    }
+}
+
+/// The first W of a step writes over a gradient that may still be on its way to somebody.
+fn open<B: Backend>(context: &Context<'_, B>, state: &mut LayerState<B>, accumulate: Accumulate) {
+    match accumulate {
+        Accumulate::Start => state.settle_gradient(context.backend),
+        Accumulate::Add => {}
     }
 }
 

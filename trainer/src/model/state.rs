@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRun, AllocateError, Backend, LayerCandidate, MatrixPart, StateSums, UpdateState, View,
-    ViewMut,
+    AdamWRun, AllocateError, Backend, HostFloats, LayerCandidate, MatrixPart, StateSums,
+    UpdateState, View, ViewMut,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
@@ -170,7 +170,17 @@ impl<B: Backend> LayerState<B> {
 
     /// Puts other weights in force; moments and gradient stay.
     pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
+        self.settle_state(backend);
         backend.upload(weights, ViewMut::new(&mut self.w, 0..self.spec.len()));
+        self.sums = None;
+        self.put_state_in_force(backend);
+    }
+
+    /// Puts the weights of another layer like this one in force, without a wait for a device.
+    pub(crate) fn copy_weights(&mut self, backend: &B, of: &Self) {
+        self.settle_state(backend);
+        let all = 0..self.spec.len();
+        backend.copy(View::new(&of.w, all.clone()), ViewMut::new(&mut self.w, all));
         self.sums = None;
         self.put_state_in_force(backend);
     }
@@ -249,6 +259,7 @@ impl<B: Backend> LayerState<B> {
     pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRun]) {
         assert_eq!(self.live, Live::State, "there is nothing to validate");
         (self.unasked, self.sums) = (None, None);
+        self.settle_state(backend);
         let Self { parts, w, m, v, g, matrices, .. } = self;
         for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);
@@ -273,9 +284,28 @@ impl<B: Backend> LayerState<B> {
     /// The sealed state as it travels; never the candidate.
     #[must_use]
     pub fn image(&self, backend: &B) -> LayerImage {
-        let read = |buffer: &B::Buffer| backend.download(View::new(buffer, 0..self.spec.len()));
+        let read = |buffer: &B::Buffer| -> HostFloats {
+            backend.download(View::new(buffer, 0..self.spec.len())).into()
+        };
         let (w, m, v) = (read(&self.w), read(&self.m), read(&self.v));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
+    }
+
+    /// The same on its way: a device goes on meanwhile.
+    #[must_use]
+    pub fn carried_image(&mut self, backend: &B) -> LayerImage {
+        let [w, m, v] = [&mut self.w, &mut self.m, &mut self.v].map(|part| backend.carry(part));
+        LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
+    }
+
+    /// What is written to the gradient from now on comes after the copy that still reads it.
+    pub(crate) fn settle_gradient(&mut self, backend: &B) {
+        backend.settle(&mut self.g);
+    }
+
+    /// What is written to weights and moments from now on comes after the copies that still read them.
+    fn settle_state(&mut self, backend: &B) {
+        [&mut self.w, &mut self.m, &mut self.v].into_iter().for_each(|part| backend.settle(part));
     }
 
     /// Takes the state that travelled here.
@@ -284,6 +314,7 @@ impl<B: Backend> LayerState<B> {
     /// If it is of another layer, or of another length.
     pub fn restore(&mut self, backend: &B, image: &LayerImage) {
         assert_eq!(self.spec.layer, image.layer, "a layer is restored as itself");
+        self.settle_state(backend);
         let len = self.spec.len();
         for (floats, buffer) in
             [(&image.w, &mut self.w), (&image.m, &mut self.m), (&image.v, &mut self.v)]
@@ -303,6 +334,7 @@ impl<B: Backend> LayerState<B> {
     /// If the candidate is not in force.
     pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRun], then: AfterCommit) {
         assert_eq!(self.live, Live::Candidate, "only a candidate in force is committed");
+        self.settle_state(backend);
         let Self { spec, w, candidate, m, v, g, .. } = self;
         self.sums = match (backend.form_optimizer(), then) {
             (Some(optimizer), AfterCommit::Attest) => {

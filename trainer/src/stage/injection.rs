@@ -186,6 +186,7 @@ impl Injection {
                 Corruption::BitFlip(bit) => f32::from_bits(x.to_bits() ^ 1 << bit),
             };
         }
+        layer.settle_gradient(backend);
         backend.upload(&floats, ViewMut::new(&mut layer.g, range));
     }
 }

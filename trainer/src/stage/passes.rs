@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
 use zbelastic_kernels::{
-    AllocateError, Backend, DeviceFault, Loss, Parcel, StateSums, View, ViewMut,
+    AllocateError, Backend, DeviceFault, HostFloats, Loss, Parcel, StateSums, View, ViewMut,
 };
 use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, SliceIndex, StageIndex, Step};
@@ -200,6 +200,13 @@ impl<B: Backend> Bench<B> {
         assert_eq!(count, images.len(), "as many layers as the stage has");
     }
 
+    /// The device, and the layers that this stage speaks for.
+    fn spoken_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
+        let Self { backend, chunks, placement, .. } = self;
+        let spoken = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
+        (backend, spoken.flat_map(|(_, bench)| bench.chunk.layers_mut()))
+    }
+
     /// The device, and the layers to be updated.
     fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
         let layers = self.chunks.values_mut().flat_map(|bench| bench.chunk.layers_mut());
@@ -340,9 +347,10 @@ impl<B: Backend> Workbench for Bench<B> {
         self.layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
-    fn image(&self, layer: LayerId) -> Option<LayerImage> {
-        let found = self.layers().find(|found| found.spec.layer == layer);
-        found.map(|layer| layer.image(&self.backend))
+    fn carried_image(&mut self, layer: LayerId) -> Option<LayerImage> {
+        let (backend, mut layers) = self.spoken_layers();
+        let found = layers.find(|found| found.spec.layer == layer);
+        found.map(|layer| layer.carried_image(backend))
     }
 
     fn twin_images(&self) -> Vec<LayerImage> {
@@ -357,8 +365,15 @@ impl<B: Backend> Workbench for Bench<B> {
         told.iter().flatten().map(tell).collect()
     }
 
-    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)> {
-        self.layers().map(|layer| (layer.spec.layer, self.gradient_of(layer))).collect()
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+        let (backend, layers) = self.spoken_layers();
+        layers.map(|layer| (layer.spec.layer, backend.carry(&mut layer.g))).collect()
+    }
+
+    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
+        let (backend, mut layers) = self.spoken_layers();
+        let found = layers.find(|found| found.spec.layer == layer);
+        found.map(|layer| backend.carry(&mut layer.g))
     }
 
     /// F; yields the loss if the chunk has the head.
@@ -483,6 +498,7 @@ impl<B: Backend> Workbench for Bench<B> {
         let mut start = 0;
         for layer in bench.chunk.layers_mut() {
             let end = start + layer.spec.len();
+            layer.settle_gradient(&self.backend);
             let to = ViewMut::new(&mut layer.g, 0..end - start);
             self.backend.upload(&sum[start..end], to);
             start = end;

@@ -1,14 +1,15 @@
 //! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
 
 use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, TensorSum, Turn};
+use zbelastic_kernels::HostFloats;
 use zbelastic_schedule::{Update, Window};
-use zbelastic_types::{StageIndex, Step};
+use zbelastic_types::{LayerId, StageIndex, Step};
 
 use super::engine::{Activity, Output, Pending, Phase, Progress, StageEngine, Wait};
 use super::evaluation::Evaluation;
 use super::workbench::{UpdateOrder, Workbench};
 use crate::data::BatchSource;
-use crate::elastic::LayerGradient;
+use crate::elastic::{LayerGradient, LayerImage};
 
 impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// The turn whose seal this stage applies next.
@@ -255,6 +256,17 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.follow_order(pending);
         self.commit_moments(pending);
         self.bench.flush();
+    }
+
+    /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent before
+    /// somebody asked.
+    pub(crate) fn carry_layer(
+        &mut self,
+        layer: LayerId,
+    ) -> Option<(LayerImage, Option<HostFloats>)> {
+        let image = self.bench.carried_image(layer)?;
+        let frozen = if self.has_frozen() { self.bench.gradient(layer) } else { None };
+        Some((image, frozen))
     }
 
     /// Sends the gradient to who keeps this stage's copy, or follows its layers.

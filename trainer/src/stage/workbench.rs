@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
-use zbelastic_kernels::{DeviceFault, Loss, Parcel};
+use zbelastic_kernels::{DeviceFault, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
@@ -166,8 +166,8 @@ pub trait Workbench {
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 
-    /// The sealed state of one layer, if it is here.
-    fn image(&self, layer: LayerId) -> Option<LayerImage> {
+    /// The sealed state of one layer, if it is here, on its way: whoever reads it first waits for it.
+    fn carried_image(&mut self, layer: LayerId) -> Option<LayerImage> {
         self.images().into_iter().find(|image| image.layer == layer)
     }
 
@@ -176,8 +176,13 @@ pub trait Workbench {
         Vec::new()
     }
 
-    /// The frozen gradient of each layer.
-    fn gradients(&self) -> Vec<(LayerId, Vec<f32>)>;
+    /// The frozen gradient of each layer, on its way: whoever reads it first waits for it.
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
+
+    /// That of one layer, if it is here.
+    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
+        self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
+    }
 
     /// The digest of each layer's sealed state, in the order of layers.
     fn digests(&self) -> Vec<LayerDigest> {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{
-    GuardPolicy, LayerFingerprint, Leader, Ledger, NonfinitePolicy, Seal, Verdict,
+    GuardPolicy, LayerFingerprint, Leader, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
 use zbelastic_kernels::{Backend, CpuBackend, Parcel};
 use zbelastic_schedule::{
@@ -17,7 +17,8 @@ use zbelastic_schedule::{
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerCopy, layer_digest, layer_fingerprint,
+    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, layer_digest,
+    layer_fingerprint,
 };
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
@@ -174,6 +175,8 @@ pub struct Outcome {
     pub attested: usize,
     /// Those that a processor's copy of the layer had as well.
     pub witnessed: usize,
+    /// The bits of each gradient that was sent to who keeps copies.
+    pub gradients: BTreeMap<(Turn, LayerId), Vec<u32>>,
 }
 
 impl Outcome {
@@ -194,6 +197,8 @@ pub struct Cluster<B: Backend = CpuBackend> {
     halt_after: Option<u64>,
     is_apart: bool,
     copies: BTreeMap<LayerId, BackendCopy<CpuBackend>>,
+    /// By stage, the gradients that were sent last, which nobody has read.
+    carried: BTreeMap<usize, Vec<LayerGradient>>,
 }
 
 enum Wire {
@@ -238,8 +243,18 @@ impl<B: Backend> Cluster<B> {
         let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
         let draws = Stream::new(seed, Purpose::Sampling, 7);
         let wires = BTreeMap::new();
-        let (drawn, halt_after, is_apart, copies) = (0, None, false, BTreeMap::new());
-        Self { engines, wires, ledger, leader, draws, drawn, halt_after, is_apart, copies }
+        Self {
+            engines,
+            wires,
+            ledger,
+            leader,
+            draws,
+            drawn: 0,
+            halt_after: None,
+            is_apart: false,
+            copies: BTreeMap::new(),
+            carried: BTreeMap::new(),
+        }
     }
 
     /// A processor keeps a copy of each layer. The setup is that of the stages, which tell gradients.
@@ -293,6 +308,7 @@ impl<B: Backend> Cluster<B> {
             twins: 0,
             attested: 0,
             witnessed: 0,
+            gradients: BTreeMap::new(),
         };
         let mut idle = 0;
         loop {
@@ -316,6 +332,7 @@ impl<B: Backend> Cluster<B> {
             }
             assert!(idle < 10_000, "the cluster stands still");
         }
+        (0..self.engines.len()).for_each(|stage| self.read_gradients(stage, &mut outcome));
         let told: Vec<_> =
             self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
         let layers: BTreeMap<_, _> = told.iter().copied().collect();
@@ -351,12 +368,15 @@ impl<B: Backend> Cluster<B> {
                     self.check_attested(stage, &state, outcome);
                     self.send(from, LEADER, Wire::Report(report));
                 }
-                Output::Gradients { gradients, .. } => {
+                Output::Gradients { turn, gradients } => {
+                    self.read_gradients(stage, outcome);
+                    assert!(gradients.iter().all(|gradient| gradient.turn == turn));
                     for gradient in &gradients {
                         if let Some(copy) = self.copies.get_mut(&gradient.layer) {
                             copy.hold(gradient).expect("of the open turn");
                         }
                     }
+                    self.carried.insert(stage, gradients);
                 }
                 Output::Sealed { .. } => {}
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
@@ -384,6 +404,14 @@ impl<B: Backend> Cluster<B> {
                 assert_eq!(copy.fingerprint(), *found, "a copy of {layer} at {version}");
                 outcome.witnessed += 1;
             }
+        }
+    }
+
+    /// Reads what a stage sent a step ago: as late as a courier may be.
+    fn read_gradients(&mut self, stage: usize, outcome: &mut Outcome) {
+        for LayerGradient { layer, turn, g } in self.carried.remove(&stage).into_iter().flatten() {
+            let bits = g.iter().map(|x| x.to_bits()).collect();
+            outcome.gradients.insert((turn, layer), bits);
         }
     }
 

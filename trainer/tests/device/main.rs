@@ -6,6 +6,7 @@
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
+mod asynchronous;
 mod attest;
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,6 +18,9 @@ mod device;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;
+#[path = "../common/asynchronous.rs"]
+#[allow(dead_code)]
+mod runs;
 mod times;
 
 use std::path::Path;

@@ -3,28 +3,44 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::device::Stream;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{LayerId, StageIndex};
 
 use crate::common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use crate::device::{Emulated, Order};
 use crate::races::{Call, Log, Recorded, WaitKind, first_race, waits};
 
+/// The bits of gradients.
+type Gradients = BTreeMap<(Turn, LayerId), Vec<u32>>;
+
 /// What the devices of a cluster were told in a run, a device a stage, in which a step is run again;
 /// nothing where there is no C++ compiler.
 fn told(plan: Plan, precision: Precision, is_apart: bool) -> Vec<Call> {
+    told_with_copies(plan, precision, is_apart, false).0
+}
+
+/// The same with the gradients that were sent to who keeps copies, if somebody does.
+fn told_with_copies(
+    plan: Plan,
+    precision: Precision,
+    is_apart: bool,
+    copies_wanted: bool,
+) -> (Vec<Call>, Gradients) {
     let model = tiny_model(Family::Gpt2);
     let mut setup = setup(model, plan, 2);
+    setup.copies_wanted = copies_wanted;
     let struck = "step=1,tensor=layers.2.mlp.up,value=nan";
     setup.injections = vec![struck.parse().expect("a legal injection")];
     let policy = policy(setup.clip_norm, NonfinitePolicy::Replay);
-    let Some(_) = Emulated::new(precision, Order::Forwards, 0) else { return Vec::new() };
+    let Some(_) = Emulated::new(precision, Order::Forwards, 0) else {
+        return (Vec::new(), Gradients::new());
+    };
     let log = Arc::new(Log::default());
     let backend = |stage: StageIndex| {
         let inner = Emulated::new(precision, Order::Forwards, 8 << 30).expect("made above");
@@ -33,7 +49,7 @@ fn told(plan: Plan, precision: Precision, is_apart: bool) -> Vec<Call> {
     let cluster = Cluster::on_backends(&setup, policy, 5, corpus(), backend);
     let outcome = if is_apart { cluster.apart().run() } else { cluster.run() };
     assert_eq!(outcome.verdicts("replay"), 1);
-    log.calls()
+    (log.calls(), outcome.gradients)
 }
 
 /// The kinds of waits in what was told. No two uses of memory lack an order, and they would if the
@@ -112,4 +128,29 @@ fn what_leaves_is_read_before_its_memory_is_used_again_and_back_before_it_is_rea
     // A copy out waits for the copy in that used its place before as well. That is implied wherever
     // what came back was used, which all of it was here.
     check(&calls, &kinds);
+}
+
+/// Gradients leave for who keeps copies while the next step begins, and are what they were.
+#[test]
+fn gradients_that_leave_are_read_before_they_are_written_over() {
+    let model = tiny_model(Family::Gpt2);
+    let of = |stage_count| {
+        let plan = plan(&model, ScheduleKind::ZbH1, stage_count, Window::One);
+        told_with_copies(plan, Precision::Bf16, false, true)
+    };
+    let (calls, found) = of(2);
+    if calls.is_empty() {
+        return;
+    }
+    let kinds = [
+        // The W that writes over it waits until it has left.
+        (Some(Stream::Compute), Stream::Out, false),
+        // Who sends it waits.
+        (None, Stream::Out, false),
+    ];
+    check(&calls, &kinds);
+    // That it leaves when it has been computed is implied: its sum of squares was read before.
+    // Two steps, one of which is run twice.
+    assert_eq!(found.len(), 3 * zbelastic_trainer::model::model_layers(&model).len());
+    assert!(of(1).1 == found, "the bits of one stage");
 }

@@ -8,15 +8,15 @@ use super::super::error::DeviceFault;
 use super::super::memory::{CudaBuffer, Element};
 use super::super::source::Precision;
 use super::super::{
-    activation, attention, away, embed, head, linear, norm, optimizer, parcel, squares, stamps,
-    state_sums, transfer,
+    activation, attention, away, embed, head, leaving, linear, norm, optimizer, parcel, squares,
+    stamps, state_sums, transfer, versions,
 };
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
-    Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, StateSums, Turn,
-    UpdateState, View, ViewMut,
+    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, HostFloats, LayerCandidate,
+    LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum,
+    StateSums, Turn, UpdateState, View, ViewMut,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -91,6 +91,11 @@ impl<D: Device> Backend for CudaBackend<D> {
         let Parcel::Here(numbers) = parcel else { return parcel };
         let nothing = Parcel::from(Vec::new());
         self.ask(nothing, || parcel::receive(self, &self.rooms[1], numbers))
+    }
+
+    fn carry(&self, from: &mut CudaBuffer<D>) -> HostFloats {
+        let carried = self.ask(None, || leaving::carry(self, &self.leaving, from));
+        carried.unwrap_or_else(|| self.download(View::new(from, 0..from.len())).into())
     }
 
     fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
@@ -389,6 +394,41 @@ impl<D: Device> Backend for CudaBackend<D> {
         let state = optimizer::InPlace { w: Some(w), m, v };
         let runs = optimizer::run(range, numbers);
         self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
+    }
+
+    fn adam_ahead(
+        &self,
+        w: &CudaBuffer<D>,
+        m: &CudaBuffer<D>,
+        v: &CudaBuffer<D>,
+        numbers: AdamWNumbers,
+        to: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::adam_ahead(self, [w, m, v], numbers, to));
+    }
+
+    fn weights_along(
+        &self,
+        w: &CudaBuffer<D>,
+        direction: &CudaBuffer<D>,
+        rate: f32,
+        to: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::weights_along(self, w, direction, rate, to));
+    }
+
+    fn track_change(
+        &self,
+        before: &CudaBuffer<D>,
+        after: &CudaBuffer<D>,
+        decay: f32,
+        change: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| versions::track_change(self, before, after, decay, change));
+    }
+
+    fn pull_together(&self, alpha: f32, w: &mut CudaBuffer<D>, reference: &mut CudaBuffer<D>) {
+        self.run(|| versions::pull_together(self, alpha, w, reference));
     }
 }
 

@@ -61,7 +61,8 @@ impl FramePiece {
         let Self { generation, sender, of, parts, .. } = self;
         let run = |parts: Vec<(LayerId, Vec<f32>)>| parts.into_iter().flat_map(|part| part.1);
         let gradients = |turn, parts: Vec<(LayerId, Vec<f32>)>| {
-            let each = parts.into_iter().map(|(layer, g)| LayerGradient { layer, turn, g });
+            let each =
+                parts.into_iter().map(|(layer, g)| LayerGradient { layer, turn, g: g.into() });
             Arc::new(each.collect::<Vec<_>>())
         };
         let body = match of {
@@ -148,7 +149,7 @@ mod tests {
         let Some(PeerFrame { body: PeerBody::Gradients { gradients, .. }, .. }) = frame else {
             return Vec::new();
         };
-        gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.clone())).collect()
+        gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.to_vec())).collect()
     }
 
     #[test]

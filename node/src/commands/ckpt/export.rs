@@ -121,7 +121,7 @@ fn fetch(
     }
     let found = HexDigest(layer_digest(&image));
     if found == layer.digest {
-        return Ok(image.w);
+        return Ok(image.w.into_floats());
     }
     Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
 }
@@ -239,7 +239,7 @@ mod tests {
         assert!(told.starts_with("checkpoint 100: "), "{told}");
         let file = fs::read(folder.join(WEIGHTS)).expect("written");
         let layers = import_safetensors(&model(), &file).expect("a model");
-        let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.clone()).collect();
+        let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.to_vec()).collect();
         assert_eq!(layers, expected);
         assert_eq!(
             fs::read_to_string(folder.join(CONFIG)).expect("written"),
@@ -259,7 +259,9 @@ mod tests {
             assert!(!folder.exists());
         };
         let mut flipped = images.clone();
-        flipped[1].w[0] += 1.0;
+        let mut floats = flipped[1].w.to_vec();
+        floats[0] += 1.0;
+        flipped[1].w = floats.into();
         check(detail(&images), whole(&flipped));
         let mut late = images.clone();
         late[0].version = Step(101);

@@ -10,12 +10,14 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::Verdict;
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram};
 use zbelastic_trainer::asynchronous::{AsyncOutput, AsyncSetup, AsyncState, Updated};
 use zbelastic_types::{MicrobatchIndex, StageIndex, Step};
 
 use super::Told;
-use crate::failure::Failure;
+use crate::device::code_of_fault;
+use crate::failure::{Detail, Failure};
 use crate::train::coordinator::{died, out_of_memory};
 use crate::train::interrupt::Interrupt;
 use crate::train::news::{News, StepRecord};
@@ -97,6 +99,9 @@ impl<'a> Conductor<'a> {
                 Told::OutOfMemory { stage, error } => {
                     failure = failure.or(Some(out_of_memory(stage, &error)));
                 }
+                Told::Faulted { stage, device, fault } => {
+                    failure = failure.or_else(|| Some(self.faulted(stage, &device, &fault)));
+                }
                 Told::Died { stage } => failure = failure.or(Some(died(stage))),
             }
             if failure.is_some() || self.interrupt.is_requested() {
@@ -114,6 +119,17 @@ impl<'a> Conductor<'a> {
                 Ok(Conducted { state, order, steps_done, elapsed })
             }
         }
+    }
+
+    /// A device that gave up ends a run without steps.
+    fn faulted(&self, stage: StageIndex, device: &str, fault: &DeviceFault) -> Failure {
+        let what = format!("stage {stage} on {device}: {fault}");
+        let mut failure = Failure::new(code_of_fault(fault), what);
+        let lost = Detail::new(format!("minibatches trained before: {}", self.steps_done))
+            .why("a run without steps keeps nothing before its end")
+            .hint("the same command, or a schedule with steps such as zb-h1, which goes on");
+        failure.details = vec![lost];
+        failure
     }
 
     fn count(&mut self, stage: StageIndex, output: AsyncOutput) {

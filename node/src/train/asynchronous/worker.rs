@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::DeviceFault;
 use zbelastic_trainer::asynchronous::{
     AsyncFrame, AsyncOutput, AsyncProgress, AsyncSetup, AsyncStage,
 };
@@ -14,17 +14,18 @@ use zbelastic_trainer::data::Corpus;
 use zbelastic_types::StageIndex;
 
 use super::Told;
+use crate::train::outfit::BackendOutfit;
 
 /// How long a stage that waits for a frame goes without looking whether the run should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What a stage begins with.
-pub struct Worker<'a> {
+pub struct Worker<'a, O: BackendOutfit> {
     pub stage: StageIndex,
     pub setup: Arc<AsyncSetup>,
     pub corpus: Arc<Corpus>,
-    /// Threads that compute.
-    pub threads: usize,
+    /// What makes its backend.
+    pub outfit: &'a O,
     pub mailbox: Receiver<AsyncFrame>,
     /// The mail of every stage.
     pub mailboxes: Vec<SyncSender<AsyncFrame>>,
@@ -33,13 +34,13 @@ pub struct Worker<'a> {
     pub stop: &'a AtomicBool,
 }
 
-type Stage = AsyncStage<CpuBackend, Arc<Corpus>>;
+type Stage<O> = AsyncStage<<O as BackendOutfit>::Backend, Arc<Corpus>>;
 
-impl Worker<'_> {
+impl<O: BackendOutfit> Worker<'_, O> {
     /// Trains to the end of the program, or until told to stop.
     pub fn run(self) {
         let notice = DeathNotice { stage: self.stage, conductor: self.conductor.clone() };
-        let made = CpuBackend::new(self.threads).and_then(|backend| {
+        let made = self.outfit.backend(self.stage).and_then(|backend| {
             AsyncStage::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
         });
         match made {
@@ -47,10 +48,14 @@ impl Worker<'_> {
                 self.tell(Told::Ready);
                 self.drive(&mut stage);
                 let (stage_index, state) = (self.stage, stage.state());
-                let found = stage.found().map(<[_]>::to_vec);
+                let (found, fault) = (stage.found().map(<[_]>::to_vec), stage.fault());
                 // The device's memory is given back before the conductor puts the model together.
                 drop(stage);
-                self.tell(Told::Finished { stage: stage_index, state, found });
+                match fault {
+                    // What was read of it is no result.
+                    Some(fault) => self.tell_fault(fault),
+                    None => self.tell(Told::Finished { stage: stage_index, state, found }),
+                }
             }
             Err(error) => {
                 self.tell(Told::OutOfMemory { stage: self.stage, error: error.to_string() });
@@ -59,27 +64,32 @@ impl Worker<'_> {
         drop(notice);
     }
 
-    fn drive(&self, stage: &mut Stage) {
+    /// Runs a stage until it has finished, should stop, or has no device any more.
+    fn drive(&self, stage: &mut Stage<O>) {
         let mut busy = Duration::ZERO;
         while !stage.is_finished() && !self.stop.load(Ordering::Relaxed) {
             self.mailbox.try_iter().for_each(|frame| stage.handle(frame));
             let began = Instant::now();
             let progress = stage.run_next();
-            if let AsyncProgress::Ran(_) = progress {
-                busy += began.elapsed();
-            }
+            busy = match (&progress, stage.worked_us()) {
+                (_, Some(worked_us)) => Duration::from_secs_f64(worked_us / 1e6),
+                (AsyncProgress::Ran(_), None) => busy + began.elapsed(),
+                (_, None) => busy,
+            };
             self.deliver(stage, busy);
-            if progress == AsyncProgress::Blocked {
-                match self.mailbox.recv_timeout(LOOK_EVERY) {
+            match progress {
+                AsyncProgress::Ran(_) | AsyncProgress::Finished => {}
+                AsyncProgress::Faulted(_) => return,
+                AsyncProgress::Blocked => match self.mailbox.recv_timeout(LOOK_EVERY) {
                     Ok(frame) => stage.handle(frame),
                     // Itself, a stage holds a sender of its mailbox: only the flag ends the wait.
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-                }
+                },
             }
         }
     }
 
-    fn deliver(&self, stage: &mut Stage, busy: Duration) {
+    fn deliver(&self, stage: &mut Stage<O>, busy: Duration) {
         while let Some(output) = stage.poll_output() {
             match output {
                 AsyncOutput::Frame { to, frame } => {
@@ -100,6 +110,11 @@ impl Worker<'_> {
                 }
             }
         }
+    }
+
+    fn tell_fault(&self, fault: DeviceFault) {
+        let device = self.outfit.name(self.stage);
+        self.tell(Told::Faulted { stage: self.stage, device, fault });
     }
 
     /// Tells the conductor. If it has left, the stage is about to be told to stop.

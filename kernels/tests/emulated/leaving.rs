@@ -1,0 +1,121 @@
+//! Buffers on their way to the host beside the work.
+
+use zbelastic_kernels::cuda::LEAVING_MAX;
+use zbelastic_kernels::cuda::device::Stream;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::{Backend, DeviceFault, View, ViewMut};
+
+use crate::device::{Emulated, Order};
+use crate::moves::{Noted, two};
+use crate::races::{Call, first_race, waits};
+
+fn floats<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
+    let mut buffer = backend.allocate(floats.len()).expect("memory for a test");
+    backend.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    buffer
+}
+
+fn write(backend: &Noted, buffer: &mut <Noted as Backend>::Buffer, value: f32) {
+    let len = backend.len(buffer);
+    let other = floats(backend, &vec![value; len]);
+    backend.settle(buffer);
+    backend.copy(View::new(&other, 0..len), ViewMut::new(buffer, 0..len));
+}
+
+/// The copy follows what was computed, what overwrites it follows the copy, and the host waits when it
+/// reads and no sooner.
+#[test]
+fn what_is_carried_is_what_was_there_and_nobody_waits_before_it_is_read() {
+    for precision in Precision::ALL {
+        let Some(([one, _], log)) = two(precision) else { return };
+        let mut buffer = floats(&one, &[1.0; 300]);
+        let mut carried = Vec::new();
+        for round in 0..4 {
+            write(&one, &mut buffer, round as f32);
+            let begin = log.calls().len();
+            carried.push(one.carry(&mut buffer));
+            // To read it meanwhile is nobody's harm.
+            let _sum = one.sum_squares(View::new(&buffer, 0..300));
+            let is_wait = |call: &&Call| matches!(call, Call::Reach { .. });
+            assert_eq!(log.calls()[begin..].iter().filter(is_wait).count(), 0, "nothing waits");
+        }
+        for (round, floats) in carried.iter().enumerate() {
+            assert!(floats.is_held() && floats.len() == 300);
+            assert!(floats.iter().all(|x| *x == round as f32), "round {round}");
+            assert_eq!(floats.fault(), None);
+        }
+        let calls = log.calls();
+        if let Some(race) = first_race(&calls, |_| false) {
+            panic!("{race}");
+        }
+        let needed = [
+            (Some(Stream::Out), Stream::Compute, false),
+            (Some(Stream::Compute), Stream::Out, false),
+            (None, Stream::Out, false),
+        ];
+        for kind in needed {
+            let found: Vec<usize> =
+                waits(&calls).into_iter().filter(|(_, it)| *it == kind).map(|(at, _)| at).collect();
+            assert!(found.len() >= 3, "{} waits of {kind:?}", found.len());
+            let race = first_race(&calls, |at| found.contains(&at));
+            assert!(race.is_some(), "waits of {kind:?} may be left out");
+        }
+    }
+}
+
+/// Who has read gives memory back, and so does who never does: there is as much for the next.
+#[test]
+fn memory_for_what_leaves_is_used_again() {
+    let Some(([one, _], log)) = two(Precision::Bf16) else { return };
+    let mut buffer = floats(&one, &[1.0; 300]);
+    let mut first = None;
+    for round in 0..8 {
+        write(&one, &mut buffer, round as f32);
+        let carried = one.carry(&mut buffer);
+        let is_read = round % 2 == 0;
+        assert!(!is_read || carried[7] == round as f32);
+        let _kept = first.get_or_insert(carried);
+    }
+    let kept = first.expect("there was a first");
+    assert!(kept.iter().all(|x| *x == 0.0), "what was read is nobody else's");
+    let mut places = Vec::new();
+    for call in log.calls() {
+        if let Call::Work { what: "copy_out", writes, .. } = call {
+            places.extend(writes.iter().map(|bytes| bytes.start));
+        }
+    }
+    assert_eq!(places.len(), 8);
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 1, "one sheet does for all of them");
+    assert_eq!(first_race(&log.calls(), |_| false), None);
+}
+
+/// A stage whose gradients nobody reads does not fill the host: what is too much is waited for.
+#[test]
+fn what_finds_no_room_is_read_at_once() {
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
+    let backend = zbelastic_kernels::cuda::CudaBackend::new(device);
+    let mut empty = floats(&backend, &[]);
+    assert!(backend.carry(&mut empty).is_empty());
+    let mut buffer = floats(&backend, &[2.0; 5]);
+    let all: Vec<_> = (0..=LEAVING_MAX).map(|_| backend.carry(&mut buffer)).collect();
+    let held = all.iter().filter(|floats| floats.is_held()).count();
+    assert_eq!(held, LEAVING_MAX, "as many as there may be");
+    assert!(all.iter().all(|floats| floats[4] == 2.0));
+    assert!(backend.carry(&mut buffer).is_held(), "it has come back");
+}
+
+/// Floats of a device that gave up are none, and whoever reads them is told.
+#[test]
+fn floats_that_could_not_be_had_are_told_from_results() {
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 1 << 30) else { return };
+    let backend = zbelastic_kernels::cuda::CudaBackend::new(device.clone());
+    let mut buffer = floats(&backend, &[1.0; 5]);
+    let carried = backend.carry(&mut buffer);
+    device.give_up();
+    assert_eq!((carried.fault(), backend.fault()), (None, None), "nobody has asked the device");
+    assert!(carried.iter().all(|x| x.is_nan()));
+    assert!(matches!(carried.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", carried.fault());
+    assert_eq!(backend.fault(), carried.fault(), "its backend knows before it says anything else");
+}
