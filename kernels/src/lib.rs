@@ -16,6 +16,7 @@ mod fault;
 mod parcel;
 mod precision;
 pub mod reference;
+mod scratch;
 mod shapes;
 mod sizes;
 
@@ -26,7 +27,8 @@ pub use backend::{
     ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
-pub use fault::DeviceFault;
+pub use fault::{DeviceFault, Purpose};
 pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
 pub use precision::Precision;
-pub use sizes::{ByteCounts, DeviceSizes};
+pub use scratch::Operation;
+pub use sizes::{BoundaryRooms, ByteCounts, Claim, DeviceSizes};

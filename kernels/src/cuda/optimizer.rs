@@ -6,8 +6,9 @@ use super::backend::{CudaBackend, CudaMatrix, floats};
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::backend::{AdamWNumbers, AdamWRun, MatrixPart, UpdateState, View};
+use crate::scratch::Slot;
 
 /// FINGERPRINT_THREADS and CHUNK of `optimizer.cu`.
 const FINGERPRINT_THREADS: usize = 256;

@@ -10,14 +10,12 @@ use super::backend::{CudaBackend, floats};
 use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::backend::{SquareSum, View};
+use crate::scratch::{PIECE, SQUARES_BYTES, Slot};
 
-/// PIECE and SQUARE_THREADS of `optimizer.cu`.
-const PIECE: usize = 16_384;
+/// SQUARE_THREADS of `optimizer.cu`.
 const THREADS: usize = 256;
-/// Bytes of the structure `Squares`.
-const SQUARES_BYTES: usize = 16;
 
 pub(super) fn sum_squares<D: Device>(
     device: &CudaBackend<D>,

@@ -13,6 +13,7 @@ mod compile;
 #[path = "../../../kernels/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
+mod memory;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;

@@ -17,6 +17,7 @@ use crate::backend::{
     EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LinearGradient, Loss, MatrixPart,
     MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum, Turn, UpdateState, View, ViewMut,
 };
+use crate::sizes::{ByteCounts, Claim};
 
 impl<D: Device> Backend for CudaBackend<D> {
     type Buffer = CudaBuffer<D>;
@@ -29,6 +30,10 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Row, len)
+    }
+
+    fn claim(&self, claim: &Claim<'_>) -> Result<(), AllocateError> {
+        self.take_claim(claim).map_err(|fault| self.refusal(self.claim_bytes(claim), fault))
     }
 
     fn fault(&self) -> Option<DeviceFault> {
