@@ -100,7 +100,7 @@ fn a_device_without_room_says_what_helps() {
         " for weights, their forms, gradients and moments, ",
         " for what passes keep, ",
         " for boundary tensors, ",
-        " for scratch of operations and products), ",
+        " for scratch of operations), ",
         " of 8589934592 are free; ",
         "train.microbatch",
         "train.precision",

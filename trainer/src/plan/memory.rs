@@ -48,15 +48,15 @@ impl StageMemory {
         Claim { buffers: self.device().0, operations, rooms }
     }
 
-    /// What it is made of, as a person would name it.
+    /// What is claimed of a device that took `opening` bytes before, as a person would name it.
     #[must_use]
-    pub fn parts(&self) -> Vec<(&'static str, u64)> {
+    pub fn parts(&self, opening: u64) -> Vec<(&'static str, u64)> {
         vec![
             ("weights, their forms, gradients and moments", self.state.0),
             ("what passes keep", self.stash.0),
             ("gradients within a pass", self.scratch.0),
             ("boundary tensors", self.messages.0),
-            ("scratch of operations and products", self.fixed.0),
+            ("scratch of operations", self.fixed.0.saturating_sub(opening)),
         ]
     }
 

@@ -232,7 +232,7 @@ fn claimed<B: Backend>(
     let beside = device_claim(model, plan, stage);
     match backend.claim(&memory.claim(&beside)) {
         Ok(()) => Ok(memory),
-        Err(error) => Err(error.of_parts(memory.parts())),
+        Err(error) => Err(error.of_parts(memory.parts(backend.opening_bytes()))),
     }
 }
 

@@ -17,6 +17,7 @@ mod memory;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;
+mod sample;
 mod times;
 
 use std::sync::Arc;

@@ -182,6 +182,8 @@ fn a_stage_without_room_names_its_parts() {
     let error = bench.err().expect("a byte too little");
     assert_eq!(error.bytes, room);
     assert_eq!(error.room.map(|room| room.free_bytes), Some(room - 1));
+    let parts = error.parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    assert_eq!(parts, room, "its parts are all of it");
     let text = error.to_string();
     let state = format!("({} for weights, their forms, gradients and moments, ", needed.state.0);
     for word in [&state[..], "for what passes keep", "for boundary tensors", "schedule.max_mem"] {
