@@ -160,6 +160,12 @@ pub struct DevicePart {
 }
 
 impl DevicePart {
+    /// A run that does not fit there.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        Failure::new(FailureCode::OutOfResource, does_not_fit(self.index))
+    }
+
     /// How a person is told that a stage does not fit into its part.
     #[must_use]
     pub fn detail(&self, kind: &str, stage: usize, needed: Bytes) -> Detail {
@@ -178,6 +184,10 @@ const WHAT_HELPS: &str = "another device beside it, fewer --workers on it, a sma
     train.microbatch, train.precision=bf16, memory.recompute=full with \
     memory.recompute_passes=needed, or memory.offload";
 
+fn does_not_fit(index: usize) -> String {
+    format!("the run does not fit {}", Device::Cuda(index))
+}
+
 /// The stages of one run must give the bits of one.
 fn check_one_class(probes: &[Probe]) -> Result<(), Failure> {
     let Some(other) = probes.iter().find(|probe| probe.class() != probes[0].class()) else {
@@ -193,7 +203,7 @@ fn check_one_class(probes: &[Probe]) -> Result<(), Failure> {
 
 fn device_failure(probe: &Probe, stages: &[(usize, Bytes)]) -> Failure {
     let device = Device::Cuda(probe.info.index);
-    let what = format!("the run does not fit {device}");
+    let what = does_not_fit(probe.info.index);
     let mut failure = Failure::new(FailureCode::OutOfResource, what);
     let free = Bytes(probe.free_bytes);
     let total = Bytes(probe.info.memory_bytes);

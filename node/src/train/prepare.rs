@@ -346,12 +346,10 @@ fn refusal_failure(
     if let (true, Some(error)) = (memory.is_empty(), plan) {
         return plan_failure(error, config, worker_count);
     }
-    let is_of_device = |(_, refusal): &(ScheduleKind, Refusal)| part_of(refusal, parts).is_some();
-    let code = match refusals.iter().any(is_of_device) {
-        true => FailureCode::OutOfResource,
-        false => FailureCode::Usage,
+    let mut failure = match refusals.iter().find_map(|(_, refusal)| part_of(refusal, parts)) {
+        Some(part) => part.failure(),
+        None => Failure::new(FailureCode::Usage, "stage memory does not fit"),
     };
-    let mut failure = Failure::new(code, "stage memory does not fit");
     failure.details = memory;
     failure
 }
@@ -477,7 +475,8 @@ mod tests {
         assert_eq!(failure.code, FailureCode::OutOfResource);
         let (text, part) = (failure.to_string(), Bytes(most - 1));
         let part = format!("1f1b: stage 0 needs {}, its part of cuda:0 is {part}", Bytes(most));
-        for word in [&part[..], "for 2 stages", "train.precision=bf16", "memory.offload"] {
+        let title = "the run does not fit cuda:0";
+        for word in [title, &part[..], "for 2 stages", "train.precision=bf16", "memory.offload"] {
             assert!(text.contains(word), "no {word} in: {text}");
         }
     }
