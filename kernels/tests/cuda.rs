@@ -1,13 +1,18 @@
-//! The conformance suite on a real device, if there is one. Each test opens the first device twice:
-//! two backends on one device must give the same bits.
+//! The conformance suite through the driver, on this machine's device if there is one. Each test opens the
+//! first device twice: two backends on one device must give the same bits.
+//!
+//! The same program is run again on a driver made of processors, which does what it is told as late as it
+//! may, or in an order drawn by chance.
 
 #![cfg(feature = "cuda")]
 
 #[path = "emulated/passes.rs"]
 mod passes;
 
+use std::path::Path;
 use std::sync::Arc;
 
+use zbelastic_emulator::{Order, Part, Settings, Toolkit};
 use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{
@@ -58,6 +63,22 @@ fn graphs_change_no_bit() {
         }
         let counts = graphs.graph_counts();
         assert!(counts.replayed > counts.captured && counts.refused == 0, "{counts:?}");
+    }
+}
+
+/// Runs of this program on a machine made of processors.
+#[test]
+fn the_suite_passes_on_an_emulated_driver() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
+    let toolkit = Toolkit::new(&folder, &Part::ALL).expect("a folder");
+    let all = ["--skip", "emulated_driver", "--skip", "without_a_driver"];
+    let runs = [
+        (Order::Lazy, true, all.as_slice()),
+        (Order::Drawn { seed: 7 }, false, &["graphs_change_no_bit"]),
+    ];
+    for (order, is_backwards, filter) in runs {
+        let settings = Settings { order, is_backwards, ..Settings::PLAIN };
+        toolkit.run_again(filter, settings);
     }
 }
 

@@ -74,6 +74,19 @@ fn a_kernel_is_compiled_once_and_then_read_from_disk() {
 }
 
 #[test]
+fn a_kernel_that_cannot_be_kept_is_compiled_once_a_process() {
+    let Some(compiler) = compiler() else { return };
+    let unit = units().next().expect("there are units");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml/kernels");
+    let cache = Cache::new(folder);
+    let first = cache.get(&compiler, &unit).expect("it compiles");
+    assert!(first.warning.is_some(), "a file is no folder");
+    let second = cache.get(&compiler, &unit).expect("it was kept");
+    assert_eq!((second.is_from_disk, second.warning), (false, None));
+    assert!(second.code == first.code);
+}
+
+#[test]
 fn an_unknown_architecture_is_refused_by_name() {
     let Some(compiler) = compiler() else { return };
     let architecture = Architecture::new(3, 7);

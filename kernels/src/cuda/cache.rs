@@ -3,10 +3,13 @@
 //! A file holds the key in full (source, options, versions), so that no two keys are taken for one,
 //! and a checksum of the code, so that a torn file is not loaded. Files are written beside and
 //! renamed; the oldest go when there are more than [`FILES_MAX`]. A cache that cannot be written
-//! costs time and nothing else: that is a warning, once.
+//! costs time at each start and nothing else: that is a warning, once, and the process keeps the code
+//! for those who open a device after the first.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::compiler::Compiler;
@@ -21,6 +24,10 @@ pub const FILES_MAX: usize = 256;
 
 const EXTENSION: &str = "cubin";
 const MAGIC: &[u8; 8] = b"zbcubin1";
+
+/// Code of this process that is not on disk, by where it would be; as much as there is to compile.
+/// Held while something is compiled, so that several workers who begin at once compile it once.
+static UNKEPT: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
 /// Where compiled kernels are kept.
 #[derive(Clone, Debug)]
@@ -89,11 +96,19 @@ impl Cache {
     /// If the compiler refuses the source.
     pub fn get(&self, compiler: &Compiler, unit: &Unit) -> Result<Compiled, CompileError> {
         let key = key(unit, &unit.file.source(), compiler.version());
+        let mut unkept = UNKEPT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(code) = self.read(&key) {
             return Ok(Compiled { code, is_from_disk: true, warning: None });
         }
+        let path = self.path(&key);
+        if let Some(code) = unkept.get(&path) {
+            return Ok(Compiled { code: code.clone(), is_from_disk: false, warning: None });
+        }
         let code = compiler.compile(unit)?;
         let warning = self.write(&key, &code).err();
+        if warning.is_some() {
+            unkept.insert(path, code.clone());
+        }
         Ok(Compiled { code, is_from_disk: false, warning })
     }
 

@@ -130,10 +130,20 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceFa
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
+    // On a device that gave up earlier the library fails, too, and only the driver says why.
+    ask_driver()?;
     // SAFETY: the library returns a string of its own for every status.
     let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
     let name = name.to_string_lossy().into_owned();
     Err(DeviceFault::Refused { call, code: status as u32, name })
+}
+
+/// Whether the current context still answers.
+fn ask_driver() -> Result<(), DeviceFault> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the driver writes two sizes.
+    let answer = unsafe { cudarc::driver::sys::cuMemGetInfo_v2(&mut free, &mut total) };
+    super::listing::check("cuMemGetInfo", answer)
 }
 
 /// A handle of the library's that is destroyed with its owner.

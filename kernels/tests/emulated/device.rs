@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use zbelastic_emulator::Entry;
 use zbelastic_kernels::cuda::device::{
     Address, Command, Device, GraphId, Product, ProductKind, Stream,
 };
@@ -13,7 +14,7 @@ use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
 use zbelastic_kernels::{DeviceSizes, Purpose};
 
-use crate::compile::{Entry, entries};
+use crate::compile::entries;
 
 type Entries = BTreeMap<Kernel, Entry>;
 

@@ -36,6 +36,8 @@ pub struct Cluster {
     /// Where its controllers are.
     pub addresses: Vec<String>,
     pub nodes: Vec<Node>,
+    /// What the environment of those who join has beside this process's own.
+    pub variables: Vec<(&'static str, String)>,
 }
 
 pub fn zbelastic(folder: &Path) -> Command {
@@ -79,7 +81,7 @@ impl Cluster {
         let mut command = zbelastic(&folder);
         command.args(["init", "--name", "test"]).args(listens);
         let nodes = vec![spawn(command, &folder)];
-        Self { root, addresses: vec![address], nodes }
+        Self { root, addresses: vec![address], nodes, variables: Vec::new() }
     }
 
     /// Asks; `None` if there is no answer, or no, for now.
@@ -114,7 +116,12 @@ impl Cluster {
     }
 
     pub fn join(&mut self, name: &str) {
-        self.join_as(MemberRole::Worker, name, &["--bind", "127.0.0.1:0"]);
+        self.join_with(name, &[]);
+    }
+
+    pub fn join_with(&mut self, name: &str, more: &[&str]) {
+        let words = [&["--bind", "127.0.0.1:0"], more].concat();
+        self.join_as(MemberRole::Worker, name, &words);
     }
 
     pub fn join_controller(&mut self, name: &str) {
@@ -130,6 +137,7 @@ impl Cluster {
         });
         let folder = self.root.path().join(name);
         let mut command = zbelastic(&folder);
+        command.envs(self.variables.clone());
         let address = self.addresses.join(",");
         command.args(["join", "--cluster", &address, "--token", &token, "--name", name]);
         command.args(["--threads", "1", "--role", role.name(), "--spot", "none"]).args(listens);

@@ -20,11 +20,13 @@ mod races;
 mod sample;
 mod times;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use common::{Cluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
-use device::{Emulated, Order, devices};
+use device::{Emulated, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_emulator::{Order, Part, Settings, Toolkit};
 use zbelastic_kernels::cuda::cache::Cache;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::source::Precision;
@@ -162,6 +164,18 @@ fn a_device_of_this_machine_trains_to_its_own_bits() {
     give_up_make_again_and_cut::<Machine>();
 }
 
+/// All of it through the driver's own calls, on machines made of processors, which do what streams are told
+/// as late as they may and in orders drawn by chance: a wait that is missing reads NaNs.
+#[test]
+fn an_emulated_driver_trains_to_its_own_bits() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
+    let toolkit = Toolkit::new(&folder, &Part::ALL).expect("a folder");
+    for order in [Order::Lazy, Order::Drawn { seed: 11 }] {
+        let settings = Settings { order, ..Settings::PLAIN };
+        toolkit.run_again(&["a_device_of_this_machine"], settings);
+    }
+}
+
 /// Verdicts that drop candidates put the state's weights back in force, and those that clip compute them
 /// again; a step is left out. Candidates lie in the forms that passes read, so a form that is not brought
 /// back shows.
@@ -267,7 +281,7 @@ fn give_up_make_again_and_cut<P: Place>() {
 fn given_up_after(operations: usize) -> Option<(Progress, Vec<Output>)> {
     let model = tiny_model(Family::Gpt2);
     let setup = Arc::new(setup(model.clone(), alone(&model), STEPS));
-    let device = Emulated::new(Precision::F32, Order::Forwards, 8 << 30)?;
+    let device = Emulated::new(Precision::F32, device::Order::Forwards, 8 << 30)?;
     let backend = CudaBackend::new(device.clone());
     let mut engine =
         StageEngine::new(setup, StageIndex(0), backend, corpus()).expect("there is room");

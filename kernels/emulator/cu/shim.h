@@ -194,6 +194,14 @@ static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
     }
 }
 
+// The bytes of what a kernel takes, as many as there is room for; returns how many there are.
+template <typename... A>
+static size_t sizes(void (*)(A...), size_t *to, size_t room) {
+    const size_t all[] = {sizeof(std::remove_reference_t<A>)...};
+    for (size_t i = 0; i < sizeof...(A) && i < room; ++i) to[i] = all[i];
+    return sizeof...(A);
+}
+
 // Shows a value to the other lanes of the warp, and returns where all of theirs lie, until the next
 // value is shown.
 template <typename T>

@@ -1,0 +1,209 @@
+//! Kernels as code of this machine: a shared library a source, with an entry a kernel.
+
+use std::env;
+use std::ffi::c_void;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libloading::Library;
+
+/// A kernel's function: grid, threads, whether backwards, arguments.
+pub type Entry = unsafe extern "C" fn(*const u32, u32, bool, *mut *mut c_void);
+
+/// What a kernel takes: writes as many sizes as there is room for, and returns how many there are.
+type Sizes = unsafe extern "C" fn(*mut usize, usize) -> usize;
+
+/// The most threads a block may have.
+type Bound = unsafe extern "C" fn() -> u32;
+
+const SHIM: &str = include_str!("../cu/shim.h");
+const TENSOR_CORES: &str = include_str!("../cu/tensor_cores.h");
+
+/// The mark that a source's own text begins with, behind the prelude.
+const SECOND_PART: &str = "\n#line 1 \"";
+
+/// What a source says around that part of it that only a device's tensor cores can do.
+const TENSOR_CORES_MARK: &str = "#ifndef EMULATED";
+
+/// Arguments of a kernel at most.
+const ARGUMENTS_MAX: usize = 64;
+
+/// A kernel as its source declares it.
+#[derive(Debug, PartialEq, Eq)]
+struct Declared<'a> {
+    name: &'a str,
+    /// The first word of its launch bounds.
+    threads_max: Option<&'a str>,
+}
+
+fn declared(source: &str) -> Vec<Declared<'_>> {
+    let mut found = Vec::new();
+    for (at, _) in source.match_indices("KERNEL ") {
+        let starts_line = at == 0 || source[..at].ends_with('\n');
+        if !starts_line {
+            continue;
+        }
+        let mut rest = source[at + "KERNEL ".len()..].trim_start();
+        let mut threads_max = None;
+        if let Some(bounds) = rest.strip_prefix("__launch_bounds__(") {
+            let (inside, behind) = bounds.split_once(')').expect("bounds are closed");
+            threads_max = inside.split(',').next();
+            rest = behind.trim_start();
+        }
+        let name = rest.split('(').next().expect("a name and what it takes").trim();
+        found.push(Declared { name, threads_max });
+    }
+    found
+}
+
+/// The whole program: what stands for the device, the source, and what is called from outside.
+fn program(source: &str) -> String {
+    let own = source[1..].find(SECOND_PART).map_or(source.len(), |at| at + 1);
+    let (prelude, text) = source.split_at(own);
+    let tensor_cores = if text.contains(TENSOR_CORES_MARK) { TENSOR_CORES } else { "" };
+    let mut program = format!("{SHIM}\n{prelude}\n{tensor_cores}{text}\n");
+    for Declared { name, threads_max } in declared(text) {
+        let threads_max = threads_max.unwrap_or("emulator::THREADS_MAX");
+        writeln!(
+            program,
+            "extern \"C\" void emulated_{name}(const unsigned *grid, unsigned threads, bool reversed, \
+             void **arguments) {{ emulator::launch({name}, grid, threads, reversed, arguments); }}\n\
+             extern \"C\" size_t emulated_sizes_{name}(size_t *to, size_t room) \
+             {{ return emulator::sizes({name}, to, room); }}\n\
+             extern \"C\" unsigned emulated_bound_{name}() {{ return {threads_max}; }}"
+        )
+        .expect("a string grows");
+    }
+    program
+}
+
+/// A path of this process's own.
+fn fresh_path(extension: &str) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    env::temp_dir().join(format!("zbelastic-emulated-{}-{number}.{extension}", process::id()))
+}
+
+/// Compiles a source, with macros as `-DNAME=VALUE`.
+///
+/// # Errors
+/// What the compiler said, or why there is none.
+pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
+    let (text, library) = (fresh_path("cpp"), fresh_path("so"));
+    fs::write(&text, program(source)).map_err(|error| error.to_string())?;
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off"]);
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]);
+    compiler.args(["-Wno-unused-function", "-Wno-unused-variable"]);
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("fma") {
+        compiler.arg("-mfma");
+    }
+    let output = compiler.args(macros).arg(&text).arg("-o").arg(&library).output();
+    // Only litter is at stake.
+    let _gone = fs::remove_file(&text);
+    let output = output.map_err(|error| format!("c++: {error}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let code = fs::read(&library).map_err(|error| error.to_string());
+    let _gone = fs::remove_file(&library);
+    code
+}
+
+/// Loaded code.
+pub struct Code {
+    library: Library,
+}
+
+/// A kernel of loaded code, which lives as long as its code does.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Runs it.
+    pub entry: Entry,
+    /// Bytes of its arguments.
+    pub argument_bytes: Vec<usize>,
+    /// Threads that a block of it may have.
+    pub threads_max: u32,
+}
+
+impl Code {
+    /// Loads what [`build`] made.
+    ///
+    /// # Errors
+    /// If it is not code of this machine.
+    pub fn load(code: &[u8]) -> Result<Self, String> {
+        let path = fresh_path("so");
+        fs::write(&path, code).map_err(|error| error.to_string())?;
+        // SAFETY: made by `build`, whose programs have no initialisers of their own.
+        let library = unsafe { Library::new(&path) };
+        let _gone = fs::remove_file(&path);
+        Ok(Self { library: library.map_err(|error| error.to_string())? })
+    }
+
+    /// A kernel's entry, if it has that kernel.
+    #[must_use]
+    pub fn entry(&self, kernel: &str) -> Option<Entry> {
+        self.symbol(&format!("emulated_{kernel}"))
+    }
+
+    fn symbol<T: Copy>(&self, name: &str) -> Option<T> {
+        // SAFETY: `program` writes the symbols with these types.
+        unsafe { self.library.get::<T>(name.as_bytes()).ok().map(|symbol| *symbol) }
+    }
+
+    /// A kernel and what a launch has to know of it.
+    pub(crate) fn kernel(&self, name: &str) -> Option<Loaded> {
+        let sizes: Sizes = self.symbol(&format!("emulated_sizes_{name}"))?;
+        let bound: Bound = self.symbol(&format!("emulated_bound_{name}"))?;
+        let mut argument_bytes = vec![0; ARGUMENTS_MAX];
+        // SAFETY: as `program` wrote them.
+        let (count, threads_max) =
+            unsafe { (sizes(argument_bytes.as_mut_ptr(), ARGUMENTS_MAX), bound()) };
+        assert!(count <= ARGUMENTS_MAX, "{name} takes {count} arguments");
+        argument_bytes.truncate(count);
+        Some(Loaded { entry: self.entry(name)?, argument_bytes, threads_max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Code, Declared, build, declared, program};
+
+    const SOURCE: &str = "#line 1 \"prelude\"\ntypedef unsigned u32;\n#ifndef EMULATED\n#define KERNEL x\n\
+        #endif\n#line 1 \"own\"\nconst u32 MANY = 64;\nKERNEL __launch_bounds__(MANY, 2)\n\
+        two(float *to, u32 count) { if (threadIdx.x < count) to[threadIdx.x] = AMOUNT; }\n\
+        KERNEL one(u32 *to) { *to = 1; }\n";
+
+    #[test]
+    fn kernels_are_found_with_their_bounds() {
+        let two = Declared { name: "two", threads_max: Some("MANY") };
+        assert_eq!(declared(SOURCE), [two, Declared { name: "one", threads_max: None }]);
+        assert!(program(SOURCE).contains("emulated_bound_two() { return MANY; }"));
+    }
+
+    #[test]
+    fn what_was_built_is_loaded_and_says_what_it_takes() {
+        let built = match build(SOURCE, &["-DAMOUNT=2.5f"]) {
+            Err(error) if error.starts_with("c++:") => {
+                println!("skipped: {error}");
+                return;
+            }
+            built => built.expect("plain C++"),
+        };
+        let code = Code::load(&built).expect("code of this machine");
+        let two = code.kernel("two").expect("it is there");
+        assert_eq!((two.argument_bytes.as_slice(), two.threads_max), (&[8, 4][..], 64));
+        let mut floats = [0.0f32; 4];
+        let (mut to, mut count) = (floats.as_mut_ptr(), 3u32);
+        let mut arguments = [(&raw mut to).cast(), (&raw mut count).cast()];
+        // SAFETY: the arguments are as the kernel has them.
+        unsafe { (two.entry)([1, 1].as_ptr(), 4, false, arguments.as_mut_ptr()) };
+        assert_eq!(floats, [2.5, 2.5, 2.5, 0.0]);
+        assert!(code.kernel("three").is_none());
+        assert!(build(SOURCE, &[]).is_err_and(|error| error.contains("AMOUNT")));
+    }
+}

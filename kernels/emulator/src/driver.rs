@@ -1,0 +1,262 @@
+//! The driver's calls, under its names and with its types.
+//!
+//! Each asks first what the manual says a caller must have seen to: that the driver has begun, that a
+//! context is current, that what is named exists and belongs to that context.
+
+/// Calls under their own names, whose types are those that cudarc calls them with.
+macro_rules! calls {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {$(
+        const _: unsafe fn($($type),*) -> $result = sys::$name;
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
+    )*};
+}
+pub(crate) use calls;
+
+mod code;
+mod memory;
+mod streams;
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint};
+use std::process::abort;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUresult};
+
+use crate::machine::{Answer, Machine};
+use crate::names::name_of;
+use crate::settings::Settings;
+
+static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
+    let settings = Settings::of_environment().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        abort();
+    });
+    Mutex::new(Machine::new(settings))
+});
+
+thread_local! {
+    /// The device whose context is current here.
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// A multiprocessor count that is no power of two, as real ones are.
+const MULTIPROCESSORS: c_int = 6;
+/// Contexts are told apart by the device they are of.
+const CONTEXTS_FROM: usize = 0x100;
+const CONTEXT_STEP: usize = 0x10;
+
+/// Changes the machine, alone.
+fn with<T>(change: impl FnOnce(&mut Machine) -> Answer<T>) -> Answer<T> {
+    change(&mut MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn code(answer: Answer<()>) -> CUresult {
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// A call that needs the driver alone.
+fn begun(change: impl FnOnce(&mut Machine) -> Answer<()>) -> CUresult {
+    code(with(|machine| {
+        if !machine.has_begun {
+            return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+        }
+        change(machine)
+    }))
+}
+
+/// A call that needs a context, whose device still answers.
+fn in_context(change: impl FnOnce(&mut Machine, usize) -> Answer<()>) -> CUresult {
+    begun(|machine| {
+        let device = CURRENT.get().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        if machine.devices[device].holders == 0 {
+            return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        }
+        machine.check(device)?;
+        change(machine, device)
+    })
+}
+
+/// Has the machine do something for a library beside the driver.
+pub(crate) fn tell(stream: u64, work: crate::machine::work::Work) -> CUresult {
+    in_context(|machine, device| {
+        own_stream(machine, device, stream)?;
+        machine.tell(stream, work)
+    })
+}
+
+/// Whether there is a context for a library to work in.
+pub(crate) fn has_context() -> bool {
+    in_context(|_, _| Ok(())) == CUresult::CUDA_SUCCESS
+}
+
+fn own_stream(machine: &Machine, device: usize, stream: u64) -> Answer<()> {
+    match machine.streams.get(&stream) {
+        Some(queue) if queue.device == device => Ok(()),
+        Some(_) | None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
+fn device_of(machine: &Machine, device: CUdevice) -> Answer<usize> {
+    let index = usize::try_from(device).ok().filter(|index| *index < machine.devices.len());
+    index.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+}
+
+fn context_of(machine: &Machine, context: CUcontext) -> Answer<usize> {
+    let offset = (context as usize).checked_sub(CONTEXTS_FROM);
+    let index =
+        offset.filter(|offset| offset % CONTEXT_STEP == 0).map(|offset| offset / CONTEXT_STEP);
+    let device = index.filter(|index| *index < machine.devices.len());
+    let device = device.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+    if machine.devices[device].holders == 0 {
+        return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+    Ok(device)
+}
+
+/// Writes to where a caller wants an answer.
+///
+/// # Safety
+/// `to` is null or may be written.
+unsafe fn put<T>(to: *mut T, value: T) -> Answer<()> {
+    if to.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's word.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+calls! {
+    fn cuInit(flags: c_uint) -> CUresult {
+        code(with(|machine| {
+            if flags != 0 {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+            if machine.devices.is_empty() {
+                return Err(CUresult::CUDA_ERROR_NO_DEVICE);
+            }
+            machine.has_begun = true;
+            Ok(())
+        }))
+    }
+
+    fn cuDriverGetVersion(to: *mut c_int) -> CUresult {
+        // SAFETY: the caller's pointer.
+        code(with(|machine| unsafe { put(to, machine.settings.driver as c_int) }))
+    }
+
+    fn cuGetErrorName(result: CUresult, to: *mut *const c_char) -> CUresult {
+        // SAFETY: the caller's pointer.
+        code(unsafe { put(to, name_of(result)) })
+    }
+
+    fn cuDeviceGetCount(to: *mut c_int) -> CUresult {
+        // SAFETY: the caller's pointer.
+        begun(|machine| unsafe { put(to, machine.devices.len() as c_int) })
+    }
+
+    fn cuDeviceGet(to: *mut CUdevice, index: c_int) -> CUresult {
+        begun(|machine| {
+            device_of(machine, index)?;
+            // SAFETY: the caller's pointer.
+            unsafe { put(to, index) }
+        })
+    }
+
+    fn cuDeviceGetName(to: *mut c_char, room: c_int, device: CUdevice) -> CUresult {
+        begun(|machine| {
+            device_of(machine, device)?;
+            let name = c"Emulated device".to_bytes_with_nul();
+            let count = name.len().min(usize::try_from(room).unwrap_or(0));
+            for (index, byte) in name[..count].iter().enumerate() {
+                // SAFETY: the caller has room for so many.
+                unsafe { to.add(index).write(*byte as c_char) };
+            }
+            Ok(())
+        })
+    }
+
+    fn cuDeviceTotalMem_v2(to: *mut usize, device: CUdevice) -> CUresult {
+        begun(|machine| {
+            device_of(machine, device)?;
+            // SAFETY: the caller's pointer.
+            unsafe { put(to, (machine.settings.memory_mib << 20) as usize) }
+        })
+    }
+
+    fn cuDeviceGetAttribute(to: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> CUresult {
+        begun(|machine| {
+            device_of(machine, device)?;
+            let capability = machine.settings.capability as c_int;
+            let number = if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR {
+                capability / 10
+            } else if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR {
+                capability % 10
+            } else if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT {
+                MULTIPROCESSORS
+            } else {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            };
+            // SAFETY: the caller's pointer.
+            unsafe { put(to, number) }
+        })
+    }
+
+    fn cuDevicePrimaryCtxRetain(to: *mut CUcontext, device: CUdevice) -> CUresult {
+        begun(|machine| {
+            let device = device_of(machine, device)?;
+            machine.check(device)?;
+            machine.devices[device].holders += 1;
+            // SAFETY: the caller's pointer.
+            unsafe { put(to, (CONTEXTS_FROM + device * CONTEXT_STEP) as CUcontext) }
+        })
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
+        begun(|machine| {
+            let device = device_of(machine, device)?;
+            match machine.devices[device].holders {
+                0 => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+                1 => machine.end_context(device),
+                holders => machine.devices[device].holders = holders - 1,
+            }
+            Ok(())
+        })
+    }
+
+    fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
+        begun(|machine| {
+            let device = if context.is_null() { None } else { Some(context_of(machine, context)?) };
+            CURRENT.set(device);
+            Ok(())
+        })
+    }
+
+    fn cuDeviceCanAccessPeer(to: *mut c_int, own: CUdevice, other: CUdevice) -> CUresult {
+        begun(|machine| {
+            let (own, other) = (device_of(machine, own)?, device_of(machine, other)?);
+            // SAFETY: the caller's pointer.
+            unsafe { put(to, c_int::from(own != other)) }
+        })
+    }
+
+    fn cuCtxEnablePeerAccess(context: CUcontext, flags: c_uint) -> CUresult {
+        in_context(|machine, device| {
+            let other = context_of(machine, context)?;
+            if flags != 0 {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+            if other == device {
+                return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+            }
+            let peers = &mut machine.devices[device].peers;
+            if peers.contains(&other) {
+                return Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+            }
+            peers.push(other);
+            Ok(())
+        })
+    }
+}

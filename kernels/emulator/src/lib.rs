@@ -1,0 +1,29 @@
+//! NVIDIA's driver, its compiler of kernels and its library of products, made of this machine's
+//! processors: for tests, on machines that have none of it.
+//!
+//! The shared library of this package has the calls of `libcuda`, `libnvrtc` and `libcublasLt` that
+//! zbelastic makes, under their names and with their types. [`Toolkit`] lays it into a folder under the
+//! three names; a program that finds that folder first runs on it without knowing, from `cuInit` to the
+//! last product. What is promised:
+//!
+//! * Kernels are the real sources, compiled by this machine's C++ compiler and run thread by thread.
+//! * What is told to a stream is done when the driver may do it, and in the worst order that it may
+//!   ([`Order`]): whoever did not wait reads NaNs.
+//! * What the driver's manual forbids is refused as the driver refuses it: a stream of another context,
+//!   a wait within a capture, threads beyond a kernel's bounds.
+//! * Memory begins as NaNs, and a write beside it ends the process.
+//!
+//! It says nothing about speed, and nothing about what a real driver does beside its manual.
+
+mod code;
+mod compiler;
+mod driver;
+mod machine;
+mod names;
+mod products;
+mod settings;
+mod toolkit;
+
+pub use code::{Code, Entry, build};
+pub use settings::{Order, Settings, VARIABLE};
+pub use toolkit::{Part, Toolkit};

@@ -1,0 +1,136 @@
+//! A machine with devices as a state that calls change: memory, streams, moments and graphs.
+//!
+//! Nothing happens by itself. Work that was told waits in its stream until a rule ([`Order`]) or somebody
+//! who waits for it has it done, by the thread that calls; so a run with one thread has one course for each
+//! setting.
+
+pub mod memory;
+pub mod product;
+mod streams;
+pub mod work;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::sys::CUresult;
+
+use crate::code::{Code, Loaded};
+use crate::settings::{Order, Settings};
+use memory::Blocks;
+pub use streams::{Event, Queue};
+use work::Work;
+
+/// What a call of the driver says.
+pub type Answer<T> = Result<T, CUresult>;
+
+/// A device.
+pub struct Device {
+    /// Those who retained its primary context.
+    pub holders: u32,
+    /// What every call answers from now on.
+    pub fault: Option<CUresult>,
+    /// Devices whose memory it reads.
+    pub peers: Vec<usize>,
+}
+
+/// A kernel in a context.
+pub struct Function {
+    pub device: usize,
+    pub kernel: Loaded,
+    /// Shared memory that a launch may ask for.
+    pub shared_bytes_max: u32,
+    /// The module that has its code.
+    pub module: u64,
+}
+
+/// Loaded code, in a context.
+pub struct Module {
+    pub device: usize,
+    pub code: Code,
+}
+
+/// The machine.
+pub struct Machine {
+    pub settings: Settings,
+    pub has_begun: bool,
+    pub devices: Vec<Device>,
+    pub blocks: Blocks,
+    pub streams: BTreeMap<u64, Queue>,
+    pub events: BTreeMap<u64, Event>,
+    pub graphs: BTreeMap<u64, Vec<Work>>,
+    pub executables: BTreeMap<u64, Arc<[Work]>>,
+    pub modules: BTreeMap<u64, Module>,
+    pub functions: BTreeMap<u64, Function>,
+    began: Instant,
+    next_handle: u64,
+    launches: u64,
+    draws: u64,
+}
+
+impl Machine {
+    pub fn new(settings: Settings) -> Self {
+        let device = |_| Device { holders: 0, fault: None, peers: Vec::new() };
+        let draws = match settings.order {
+            Order::Drawn { seed } => seed,
+            Order::Eager | Order::Lazy => 0,
+        };
+        Self {
+            has_begun: false,
+            devices: (0..settings.devices).map(device).collect(),
+            settings,
+            blocks: Blocks::default(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            executables: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            began: Instant::now(),
+            // No handle of one kind is one of another, and none is null.
+            next_handle: 0x1000,
+            launches: 0,
+            draws,
+        }
+    }
+
+    /// A name that nothing has or had.
+    pub fn fresh(&mut self) -> u64 {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    /// Nanoseconds since the machine began.
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A number below `count` (`SplitMix64`: Steele, Lea, Flood 2014, section 3).
+    fn draw(&mut self, count: u64) -> u64 {
+        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.draws;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % count
+    }
+
+    /// Whether a device still answers.
+    pub fn check(&self, device: usize) -> Answer<()> {
+        match self.devices[device].fault {
+            Some(fault) => Err(fault),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a device's context with all that was made in it and not destroyed.
+    pub fn end_context(&mut self, device: usize) {
+        self.streams.retain(|_, queue| queue.device != device);
+        self.events.retain(|_, event| event.device != device);
+        self.modules.retain(|_, module| module.device != device);
+        self.functions.retain(|_, function| function.device != device);
+        for start in self.blocks.starts_of(device) {
+            self.blocks.give_back(start);
+        }
+        self.devices[device] = Device { holders: 0, fault: None, peers: Vec::new() };
+    }
+}

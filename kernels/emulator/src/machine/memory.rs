@@ -1,0 +1,140 @@
+//! Memory of devices, and memory of the host that devices copy by themselves.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::{ptr, slice};
+
+/// Bytes before and behind each block that nobody may write.
+const FENCE_BYTES: usize = 256;
+const FENCE: u8 = 0xa5;
+/// What memory holds that nobody wrote: all ones are NaNs.
+const UNWRITTEN: u8 = 0xff;
+
+/// Who may use a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A device, by its index.
+    Device(usize),
+    /// The host, and every device.
+    Host,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    bytes: usize,
+    owner: Owner,
+}
+
+/// All blocks, by where they begin.
+#[derive(Default)]
+pub struct Blocks {
+    live: BTreeMap<u64, Block>,
+    /// Given back and not yet let go: a kernel that was told before may still run into them.
+    gone: Vec<(u64, usize)>,
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes + 2 * FENCE_BYTES, FENCE_BYTES).expect("a size")
+}
+
+/// Whether nobody wrote beside a block.
+fn is_whole(start: u64, bytes: usize) -> bool {
+    let start = start as *const u8;
+    // SAFETY: `take` made the block with both fences.
+    let fences = unsafe {
+        [
+            slice::from_raw_parts(start.sub(FENCE_BYTES), FENCE_BYTES),
+            slice::from_raw_parts(start.add(bytes), FENCE_BYTES),
+        ]
+    };
+    fences.into_iter().flatten().all(|byte| *byte == FENCE)
+}
+
+impl Blocks {
+    /// A block of NaNs at a multiple of 256.
+    pub fn take(&mut self, bytes: usize, owner: Owner) -> u64 {
+        // SAFETY: the layout is not empty; all of it is written.
+        let start = unsafe {
+            let whole = alloc(layout(bytes));
+            assert!(!whole.is_null(), "this machine has no {bytes} bytes left");
+            ptr::write_bytes(whole, FENCE, FENCE_BYTES);
+            ptr::write_bytes(whole.add(FENCE_BYTES), UNWRITTEN, bytes);
+            ptr::write_bytes(whole.add(FENCE_BYTES + bytes), FENCE, FENCE_BYTES);
+            whole.add(FENCE_BYTES) as u64
+        };
+        self.live.insert(start, Block { bytes, owner });
+        start
+    }
+
+    /// Who has the block that begins here.
+    pub fn owner(&self, start: u64) -> Option<Owner> {
+        self.live.get(&start).map(|block| block.owner)
+    }
+
+    /// Takes a block back: it holds NaNs from now on.
+    ///
+    /// # Panics
+    /// If something was written beside it.
+    pub fn give_back(&mut self, start: u64) {
+        let Block { bytes, owner } = self.live.remove(&start).expect("its owner was asked for");
+        assert!(is_whole(start, bytes), "beside {bytes} bytes of {owner:?} something was written");
+        // SAFETY: from `take`, and no longer used by anything that waited.
+        unsafe { ptr::write_bytes(start as *mut u8, UNWRITTEN, bytes) };
+        self.gone.push((start, bytes));
+    }
+
+    /// Lets go of what was given back, once no stream has anything to do.
+    pub fn let_go(&mut self) {
+        for (start, bytes) in self.gone.drain(..) {
+            // SAFETY: from `take`, let go once.
+            unsafe { dealloc((start as *mut u8).sub(FENCE_BYTES), layout(bytes)) };
+        }
+    }
+
+    /// Who owns all of these bytes, if they lie in one block.
+    pub fn owner_of(&self, start: u64, bytes: usize) -> Option<Owner> {
+        let (first, block) = self.live.range(..=start).next_back()?;
+        let end = start.checked_add(bytes as u64)?;
+        (end <= first + block.bytes as u64).then_some(block.owner)
+    }
+
+    /// Where the blocks of a device begin.
+    pub fn starts_of(&self, device: usize) -> Vec<u64> {
+        let own = self.live.iter().filter(|(_, block)| block.owner == Owner::Device(device));
+        own.map(|(start, _)| *start).collect()
+    }
+
+    /// Bytes that a device has given out.
+    pub fn bytes_of(&self, device: usize) -> u64 {
+        let own = self.live.values().filter(|block| block.owner == Owner::Device(device));
+        own.map(|block| block.bytes as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Blocks, Owner};
+
+    #[test]
+    fn bytes_have_one_owner() {
+        let mut blocks = Blocks::default();
+        let start = blocks.take(100, Owner::Device(1));
+        assert!(start.is_multiple_of(256));
+        assert_eq!(blocks.owner_of(start + 40, 60), Some(Owner::Device(1)));
+        assert_eq!(blocks.owner_of(start + 40, 61), None);
+        assert_eq!(blocks.bytes_of(1), 100);
+        blocks.give_back(start);
+        assert_eq!(blocks.owner_of(start, 1), None);
+        blocks.let_go();
+    }
+
+    #[test]
+    #[should_panic(expected = "something was written")]
+    fn a_write_behind_a_block_is_found() {
+        let mut blocks = Blocks::default();
+        let start = blocks.take(8, Owner::Host);
+        // SAFETY: the fence is behind it.
+        unsafe { *(start as *mut u8).add(8) = 1 };
+        blocks.give_back(start);
+    }
+}

@@ -1,0 +1,138 @@
+//! Products of matrices as cublasLt defines them: `d = alpha * op(a) * op(b) + beta * c`, all of them column
+//! by column.
+
+use super::memory::Blocks;
+use super::work::Astray;
+
+/// The type of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    Bf16,
+}
+
+impl Element {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A matrix in memory: `columns` of them, `rows` each, `stride` elements from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    pub element: Element,
+    pub rows: usize,
+    pub columns: usize,
+    pub stride: usize,
+}
+
+/// A matrix and where it begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    pub matrix: Matrix,
+    pub start: u64,
+    pub is_transposed: bool,
+}
+
+impl Placed {
+    /// Rows and columns as the product sees them.
+    pub const fn shape(&self) -> (usize, usize) {
+        let Matrix { rows, columns, .. } = self.matrix;
+        if self.is_transposed { (columns, rows) } else { (rows, columns) }
+    }
+
+    fn bytes(&self) -> usize {
+        let Matrix { element, rows, columns, stride } = self.matrix;
+        if columns == 0 { 0 } else { ((columns - 1) * stride + rows) * element.bytes() }
+    }
+
+    fn place(&self, row: usize, column: usize) -> usize {
+        let (row, column) = if self.is_transposed { (column, row) } else { (row, column) };
+        column * self.matrix.stride + row
+    }
+
+    fn get(&self, row: usize, column: usize) -> f32 {
+        let index = self.place(row, column);
+        // SAFETY: `form` asked for all of its bytes.
+        unsafe {
+            match self.matrix.element {
+                Element::F32 => *(self.start as *const f32).add(index),
+                Element::Bf16 => {
+                    let bits = *(self.start as *const u16).add(index);
+                    f32::from_bits(u32::from(bits) << 16)
+                }
+            }
+        }
+    }
+
+    fn set(&self, row: usize, column: usize, x: f32) {
+        let index = self.place(row, column);
+        // SAFETY: as above.
+        unsafe {
+            match self.matrix.element {
+                Element::F32 => *(self.start as *mut f32).add(index) = x,
+                Element::Bf16 => *(self.start as *mut u16).add(index) = rounded(x),
+            }
+        }
+    }
+}
+
+/// To the nearest bfloat16, ties to even; a NaN stays one.
+fn rounded(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    let kept = if x.is_nan() { bits >> 16 | 0x40 } else { nearest };
+    kept as u16
+}
+
+/// A product to form.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    pub a: Placed,
+    pub b: Placed,
+    pub c: Placed,
+    pub d: Placed,
+    pub alpha: f32,
+    pub beta: f32,
+    /// Written all over before, as an algorithm may do with it: where, and how much.
+    pub workspace: (u64, usize),
+}
+
+/// Bytes of the workspace that are written.
+const WORKSPACE_USED_BYTES: usize = 4096;
+
+impl Product {
+    /// Forms it: summed in f64, rounded once.
+    pub fn form(&self, blocks: &Blocks) -> Result<(), Astray> {
+        let (start, bytes) = self.workspace;
+        blocks.owner_of(start, bytes).ok_or(Astray)?;
+        for matrix in [&self.a, &self.b, &self.c, &self.d] {
+            blocks.owner_of(matrix.start, matrix.bytes()).ok_or(Astray)?;
+        }
+        // SAFETY: it lies within a block.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, bytes.min(WORKSPACE_USED_BYTES)) };
+        let ((rows, depth), (_, columns)) = (self.a.shape(), self.b.shape());
+        let factor = |count: usize, get: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+            (0..count * depth).map(|i| get(i / depth.max(1), i % depth.max(1))).collect()
+        };
+        let left = factor(rows, &|row, k| self.a.get(row, k));
+        let right = factor(columns, &|column, k| self.b.get(k, column));
+        for column in 0..columns {
+            let second = &right[column * depth..(column + 1) * depth];
+            for row in 0..rows {
+                let first = &left[row * depth..(row + 1) * depth];
+                let terms = first.iter().zip(second).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                let mut sum = f64::from(self.alpha) * terms.sum::<f64>();
+                // Nothing is read where nothing is added: there may be NaNs.
+                if self.beta != 0.0 {
+                    sum += f64::from(self.beta) * f64::from(self.c.get(row, column));
+                }
+                self.d.set(row, column, sum as f32);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! What streams are told, and doing it.
+
+use std::ptr;
+
+use super::memory::Blocks;
+use super::product::Product;
+use crate::code::Entry;
+
+/// A kernel with what it takes.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub entry: Entry,
+    pub grid: [u32; 2],
+    pub threads: u32,
+    pub is_backwards: bool,
+    /// Copied when it was told, each at a multiple of sixteen.
+    pub arguments: Vec<Vec<u128>>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug)]
+pub enum Work {
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
+    /// Bytes that were the caller's when it was told.
+    Write {
+        from: Vec<u8>,
+        to: u64,
+    },
+    Fill {
+        to: u64,
+        byte: u8,
+        bytes: usize,
+    },
+    Launch(Launch),
+    Product(Product),
+    /// Notes when it is done.
+    Record {
+        event: u64,
+    },
+    /// Waits until another stream has done so many things.
+    Wait {
+        stream: u64,
+        position: u64,
+    },
+}
+
+/// It used memory that is nobody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Astray;
+
+impl Work {
+    /// Does it, save for moments, which are their streams' own affair.
+    pub fn perform(&self, blocks: &Blocks) -> Result<(), Astray> {
+        let is_there = |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(Astray);
+        match self {
+            Self::Copy { from, to, bytes } => {
+                is_there(*from, *bytes)?;
+                is_there(*to, *bytes)?;
+                // SAFETY: both lie within blocks.
+                unsafe { ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+            }
+            Self::Write { from, to } => {
+                is_there(*to, from.len())?;
+                // SAFETY: it lies within a block.
+                unsafe { ptr::copy_nonoverlapping(from.as_ptr(), *to as *mut u8, from.len()) };
+            }
+            Self::Fill { to, byte, bytes } => {
+                is_there(*to, *bytes)?;
+                // SAFETY: as above.
+                unsafe { ptr::write_bytes(*to as *mut u8, *byte, *bytes) };
+            }
+            Self::Launch(launch) => launch.run(),
+            Self::Product(product) => product.form(blocks)?,
+            Self::Record { .. } | Self::Wait { .. } => {}
+        }
+        Ok(())
+    }
+}
+
+impl Launch {
+    fn run(&self) {
+        let mut pointers: Vec<_> =
+            self.arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
+        // SAFETY: the sizes are the kernel's own; what it does with them is what is being tried.
+        unsafe {
+            (self.entry)(self.grid.as_ptr(), self.threads, self.is_backwards, pointers.as_mut_ptr())
+        };
+    }
+}

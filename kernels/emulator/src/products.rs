@@ -1,0 +1,398 @@
+//! The calls of cublasLt: products of matrices, as a stream's work.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Description;
+use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Wish;
+use cudarc::cublaslt::sys::cublasLtReductionScheme_t as Scheme;
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
+    cudaDataType_t, cudaStream_t,
+};
+use cudarc::driver::sys::CUresult;
+
+use crate::driver::{calls, has_context, tell};
+use crate::machine::product::{Element, Matrix, Placed, Product};
+use crate::machine::work::Work;
+use crate::names::name_of;
+
+const VERSION: usize = 130_000;
+const OPERATION_N: u32 = 0;
+const OPERATION_T: u32 = 1;
+
+/// What marks an algorithm as one of these.
+const MARK: u64 = 0x7a62_656c_6173_7469;
+/// Bytes of workspace that an algorithm needs that splits sums.
+const SPLIT_BYTES: usize = 1 << 20;
+
+/// What a product is, beside its matrices.
+#[derive(Default)]
+struct Terms {
+    is_first_transposed: bool,
+    is_second_transposed: bool,
+}
+
+/// What an algorithm may do.
+struct Wishes {
+    schemes: u32,
+    workspace_bytes: u64,
+}
+
+/// Ways to form a product. Both give the same bits; one of them might not on a real device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Whole,
+    Split,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::Whole, Self::Split];
+
+    const fn code(self) -> u64 {
+        match self {
+            Self::Whole => 1,
+            Self::Split => 2,
+        }
+    }
+
+    const fn workspace_bytes(self) -> usize {
+        match self {
+            Self::Whole => 0,
+            Self::Split => SPLIT_BYTES,
+        }
+    }
+
+    fn of(algorithm: &cublasLtMatmulAlgo_t) -> Option<Self> {
+        let is_it = |way: &Self| algorithm.data[..2] == [MARK, way.code()];
+        Self::ALL.into_iter().find(is_it)
+    }
+
+    fn is_wished(self, wishes: &Wishes) -> bool {
+        let splits = wishes.schemes & Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+        let is_allowed = self == Self::Whole || splits != 0;
+        is_allowed && self.workspace_bytes() as u64 <= wishes.workspace_bytes
+    }
+
+    /// As the library describes it.
+    fn result(self) -> cublasLtMatmulHeuristicResult_t {
+        let mut data = [0; 8];
+        data[..2].copy_from_slice(&[MARK, self.code()]);
+        cublasLtMatmulHeuristicResult_t {
+            algo: cublasLtMatmulAlgo_t { data },
+            workspaceSize: self.workspace_bytes(),
+            state: cublasStatus_t::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 1.0,
+            reserved: [0; 4],
+        }
+    }
+}
+
+type Answer<T> = Result<T, cublasStatus_t>;
+
+const INVALID: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE;
+const SUCCESS: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+
+fn status(answer: Answer<()>) -> cublasStatus_t {
+    answer.err().unwrap_or(SUCCESS)
+}
+
+/// # Safety
+/// `handle` is null or one of this library's for a `T`.
+unsafe fn get<'a, T, H>(handle: *mut H) -> Answer<&'a mut T> {
+    // SAFETY: the caller's word.
+    unsafe { handle.cast::<T>().as_mut() }.ok_or(INVALID)
+}
+
+/// # Safety
+/// `to` may be written.
+unsafe fn make<T, H>(to: *mut *mut H, value: T) -> cublasStatus_t {
+    // SAFETY: the caller's word.
+    unsafe { to.write(Box::into_raw(Box::new(value)).cast()) };
+    SUCCESS
+}
+
+/// # Safety
+/// `handle` is from `make` of a `T`, and destroyed once.
+unsafe fn destroy<T, H>(handle: *mut H) -> cublasStatus_t {
+    if handle.is_null() {
+        return INVALID;
+    }
+    // SAFETY: the caller's word.
+    drop(unsafe { Box::from_raw(handle.cast::<T>()) });
+    SUCCESS
+}
+
+/// A setting of exactly the size of its type.
+///
+/// # Safety
+/// `from` may be read so far.
+unsafe fn read<T: Copy>(from: *const c_void, bytes: usize) -> Answer<T> {
+    if from.is_null() || bytes != size_of::<T>() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's word.
+    Ok(unsafe { from.cast::<T>().read_unaligned() })
+}
+
+/// The matrices of a product whose lengths fit.
+///
+/// # Safety
+/// The handles are this library's.
+unsafe fn placed(
+    terms: cublasLtMatmulDesc_t,
+    layouts: [cublasLtMatrixLayout_t; 4],
+    starts: [u64; 4],
+) -> Answer<[Placed; 4]> {
+    // SAFETY: the caller's word.
+    let terms = unsafe { get::<Terms, _>(terms)? };
+    let turns = [terms.is_first_transposed, terms.is_second_transposed, false, false];
+    let mut all = [None; 4];
+    for (index, layout) in layouts.into_iter().enumerate() {
+        // SAFETY: the caller's word.
+        let matrix = *unsafe { get::<Matrix, _>(layout)? };
+        all[index] = Some(Placed { matrix, start: starts[index], is_transposed: turns[index] });
+    }
+    let placed = all.map(|placed| placed.expect("each was set"));
+    let [(rows, depth), (other_depth, columns), c, d] = placed.map(|placed| placed.shape());
+    if depth != other_depth || c != d || d != (rows, columns) {
+        return Err(INVALID);
+    }
+    if placed[0].matrix.element != placed[1].matrix.element {
+        return Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+    }
+    Ok(placed)
+}
+
+calls! {
+    fn cublasLtGetVersion() -> usize {
+        VERSION
+    }
+
+    fn cublasLtGetStatusName(status: cublasStatus_t) -> *const c_char {
+        name_of(status)
+    }
+
+    fn cublasLtCreate(to: *mut cublasLtHandle_t) -> cublasStatus_t {
+        if !has_context() {
+            return cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { make(to, ()) }
+    }
+
+    fn cublasLtDestroy(handle: cublasLtHandle_t) -> cublasStatus_t {
+        // SAFETY: the caller's handle.
+        unsafe { destroy::<(), _>(handle) }
+    }
+
+    fn cublasLtMatmulDescCreate(
+        to: *mut cublasLtMatmulDesc_t,
+        compute: cublasComputeType_t,
+        scale: cudaDataType_t,
+    ) -> cublasStatus_t {
+        if compute != cublasComputeType_t::CUBLAS_COMPUTE_32F || scale != cudaDataType_t::CUDA_R_32F {
+            return cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { make(to, Terms::default()) }
+    }
+
+    fn cublasLtMatmulDescDestroy(terms: cublasLtMatmulDesc_t) -> cublasStatus_t {
+        // SAFETY: the caller's handle.
+        unsafe { destroy::<Terms, _>(terms) }
+    }
+
+    fn cublasLtMatmulDescSetAttribute(
+        terms: cublasLtMatmulDesc_t,
+        attribute: cublasLtMatmulDescAttributes_t,
+        from: *const c_void,
+        bytes: usize,
+    ) -> cublasStatus_t {
+        // SAFETY: the caller's handle and bytes.
+        status(unsafe { get::<Terms, _>(terms) }.and_then(|terms| {
+            // SAFETY: as above.
+            let is_transposed = match unsafe { read::<u32>(from, bytes)? } {
+                OPERATION_N => false,
+                OPERATION_T => true,
+                _ => return Err(INVALID),
+            };
+            if attribute == Description::CUBLASLT_MATMUL_DESC_TRANSA {
+                terms.is_first_transposed = is_transposed;
+            } else if attribute == Description::CUBLASLT_MATMUL_DESC_TRANSB {
+                terms.is_second_transposed = is_transposed;
+            } else {
+                return Err(INVALID);
+            }
+            Ok(())
+        }))
+    }
+
+    fn cublasLtMatrixLayoutCreate(
+        to: *mut cublasLtMatrixLayout_t,
+        of: cudaDataType,
+        rows: u64,
+        columns: u64,
+        stride: i64,
+    ) -> cublasStatus_t {
+        let element = if of == cudaDataType_t::CUDA_R_32F {
+            Element::F32
+        } else if of == cudaDataType_t::CUDA_R_16BF {
+            Element::Bf16
+        } else {
+            return cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
+        };
+        let [rows, columns] = [rows, columns].map(|count| count as usize);
+        match usize::try_from(stride) {
+            // SAFETY: the caller's pointer.
+            Ok(stride) if stride >= rows => unsafe { make(to, Matrix { element, rows, columns, stride }) },
+            Ok(_) | Err(_) => INVALID,
+        }
+    }
+
+    fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t) -> cublasStatus_t {
+        // SAFETY: the caller's handle.
+        unsafe { destroy::<Matrix, _>(layout) }
+    }
+
+    fn cublasLtMatmulPreferenceCreate(to: *mut cublasLtMatmulPreference_t) -> cublasStatus_t {
+        let schemes = Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+        // SAFETY: the caller's pointer.
+        unsafe { make(to, Wishes { schemes, workspace_bytes: 0 }) }
+    }
+
+    fn cublasLtMatmulPreferenceDestroy(wishes: cublasLtMatmulPreference_t) -> cublasStatus_t {
+        // SAFETY: the caller's handle.
+        unsafe { destroy::<Wishes, _>(wishes) }
+    }
+
+    fn cublasLtMatmulPreferenceSetAttribute(
+        wishes: cublasLtMatmulPreference_t,
+        attribute: cublasLtMatmulPreferenceAttributes_t,
+        from: *const c_void,
+        bytes: usize,
+    ) -> cublasStatus_t {
+        // SAFETY: the caller's handle and bytes.
+        status(unsafe { get::<Wishes, _>(wishes) }.and_then(|wishes| {
+            if attribute == Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES {
+                // SAFETY: as above.
+                wishes.workspace_bytes = unsafe { read::<u64>(from, bytes)? };
+                return Ok(());
+            }
+            // SAFETY: as above.
+            let number = unsafe { read::<u32>(from, bytes)? };
+            let alignments = [
+                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ];
+            if attribute == Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK {
+                wishes.schemes = number;
+            } else if !alignments.contains(&attribute) || !number.is_power_of_two() {
+                return Err(INVALID);
+            }
+            Ok(())
+        }))
+    }
+
+    fn cublasLtMatmulAlgoGetHeuristic(
+        handle: cublasLtHandle_t,
+        terms: cublasLtMatmulDesc_t,
+        a: cublasLtMatrixLayout_t,
+        b: cublasLtMatrixLayout_t,
+        c: cublasLtMatrixLayout_t,
+        d: cublasLtMatrixLayout_t,
+        wishes: cublasLtMatmulPreference_t,
+        room: c_int,
+        to: *mut cublasLtMatmulHeuristicResult_t,
+        count: *mut c_int,
+    ) -> cublasStatus_t {
+        if handle.is_null() || room < 1 {
+            return INVALID;
+        }
+        // SAFETY: the caller's handles; there is room for so many results.
+        status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
+            // SAFETY: as above.
+            let wishes = unsafe { get::<Wishes, _>(wishes)? };
+            let wished = Way::ALL.into_iter().filter(|way| way.is_wished(wishes));
+            let mut written = 0;
+            for way in wished.take(room as usize) {
+                // SAFETY: as above.
+                unsafe { to.add(written).write(way.result()) };
+                written += 1;
+            }
+            // SAFETY: as above.
+            unsafe { count.write(written as c_int) };
+            if written == 0 { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) } else { Ok(()) }
+        }))
+    }
+
+    fn cublasLtMatmulAlgoCheck(
+        handle: cublasLtHandle_t,
+        terms: cublasLtMatmulDesc_t,
+        a: cublasLtMatrixLayout_t,
+        b: cublasLtMatrixLayout_t,
+        c: cublasLtMatrixLayout_t,
+        d: cublasLtMatrixLayout_t,
+        algorithm: *const cublasLtMatmulAlgo_t,
+        to: *mut cublasLtMatmulHeuristicResult_t,
+    ) -> cublasStatus_t {
+        if handle.is_null() {
+            return INVALID;
+        }
+        // SAFETY: the caller's handles and pointers.
+        status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
+            // SAFETY: as above.
+            let way = unsafe { algorithm.as_ref() }.and_then(Way::of);
+            let way = way.ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
+            // SAFETY: as above.
+            unsafe { to.write(way.result()) };
+            Ok(())
+        }))
+    }
+
+    fn cublasLtMatmul(
+        handle: cublasLtHandle_t,
+        terms: cublasLtMatmulDesc_t,
+        alpha: *const c_void,
+        a: *const c_void,
+        a_layout: cublasLtMatrixLayout_t,
+        b: *const c_void,
+        b_layout: cublasLtMatrixLayout_t,
+        beta: *const c_void,
+        c: *const c_void,
+        c_layout: cublasLtMatrixLayout_t,
+        d: *mut c_void,
+        d_layout: cublasLtMatrixLayout_t,
+        algorithm: *const cublasLtMatmulAlgo_t,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        stream: cudaStream_t,
+    ) -> cublasStatus_t {
+        if handle.is_null() {
+            return INVALID;
+        }
+        let layouts = [a_layout, b_layout, c_layout, d_layout];
+        // SAFETY: the caller's handles and pointers.
+        status(unsafe { placed(terms, layouts, [a as u64, b as u64, c as u64, d as u64]) }.and_then(
+            |[a, b, c, d]| {
+                // SAFETY: as above.
+                let way = unsafe { algorithm.as_ref() }.and_then(Way::of).ok_or(INVALID)?;
+                if way.workspace_bytes() > workspace_bytes {
+                    return Err(INVALID);
+                }
+                // SAFETY: as above; both are f32, as the terms say.
+                let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
+                let workspace = (workspace as u64, workspace_bytes);
+                let product = Product { a, b, c, d, alpha, beta, workspace };
+                let told = tell(stream as u64, Work::Product(product));
+                if told != CUresult::CUDA_SUCCESS {
+                    return Err(cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED);
+                }
+                Ok(())
+            },
+        ))
+    }
+}

@@ -1,0 +1,137 @@
+//! What machine is made: one variable of the environment, read once.
+
+use std::env;
+use std::str::FromStr;
+
+/// Words `name=value` with blanks between them; what is not named is as in [`Settings::PLAIN`].
+pub const VARIABLE: &str = "ZBELASTIC_EMULATOR";
+
+/// When what was told to streams is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As soon as it is told.
+    Eager,
+    /// Only when somebody waits for it, and nothing that this somebody did not ask for.
+    Lazy,
+    /// Now and then, in streams drawn by chance; what is waited for, at the latest then.
+    Drawn {
+        /// Where draws begin.
+        seed: u64,
+    },
+}
+
+/// A machine and what goes wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Devices that the driver finds.
+    pub devices: u32,
+    /// Memory of each.
+    pub memory_mib: u64,
+    /// The driver's version as it writes it itself: 13000 for 13.0.
+    pub driver: u32,
+    /// The compute capability of each device: 90 for 9.0.
+    pub capability: u32,
+    /// When work is done.
+    pub order: Order,
+    /// Blocks, warps and lanes run from the last to the first.
+    pub is_backwards: bool,
+    /// The launch of a process, counted from 1, that reads where nothing is: its device answers
+    /// nothing else from then on.
+    pub faulty_launch: Option<u64>,
+}
+
+impl Settings {
+    /// One device of 8 GiB that does everything at once.
+    pub const PLAIN: Self = Self {
+        devices: 1,
+        memory_mib: 8 << 10,
+        driver: 13_000,
+        capability: 90,
+        order: Order::Eager,
+        is_backwards: false,
+        faulty_launch: None,
+    };
+
+    /// What the environment says.
+    ///
+    /// # Errors
+    /// The word that is none.
+    pub fn of_environment() -> Result<Self, String> {
+        env::var(VARIABLE).unwrap_or_default().parse()
+    }
+
+    /// As [`VARIABLE`] has it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let order = match self.order {
+            Order::Eager => "eager".to_owned(),
+            Order::Lazy => "lazy".to_owned(),
+            Order::Drawn { seed } => seed.to_string(),
+        };
+        let mut text = format!(
+            "devices={} memory_mib={} driver={} capability={} order={order} backwards={}",
+            self.devices,
+            self.memory_mib,
+            self.driver,
+            self.capability,
+            u8::from(self.is_backwards),
+        );
+        if let Some(launch) = self.faulty_launch {
+            text.push_str(&format!(" faulty_launch={launch}"));
+        }
+        text
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "devices" => self.devices = value.parse().ok()?,
+            "memory_mib" => self.memory_mib = value.parse().ok()?,
+            "driver" => self.driver = value.parse().ok()?,
+            "capability" => self.capability = value.parse().ok()?,
+            "backwards" => self.is_backwards = value.parse::<u8>().ok()? != 0,
+            "faulty_launch" => self.faulty_launch = Some(value.parse().ok()?),
+            "order" => {
+                self.order = match value {
+                    "eager" => Order::Eager,
+                    "lazy" => Order::Lazy,
+                    seed => Order::Drawn { seed: seed.parse().ok()? },
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+impl FromStr for Settings {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut settings = Self::PLAIN;
+        for word in text.split_whitespace() {
+            let set = word.split_once('=').and_then(|(name, value)| settings.set(name, value));
+            set.ok_or_else(|| format!("{VARIABLE}: {word:?} is not a setting"))?;
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Order, Settings};
+
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        assert_eq!("".parse(), Ok(Settings::PLAIN));
+        let settings = Settings {
+            devices: 2,
+            order: Order::Drawn { seed: 7 },
+            is_backwards: true,
+            faulty_launch: Some(3),
+            ..Settings::PLAIN
+        };
+        assert_eq!(settings.text().parse(), Ok(settings));
+        let error = "order=sideways".parse::<Settings>().expect_err("no such order");
+        assert!(error.contains("order=sideways"), "{error}");
+    }
+}

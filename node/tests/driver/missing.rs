@@ -1,0 +1,72 @@
+//! What a person is told whose machine lacks something.
+
+use zbelastic_emulator::{Part, Settings};
+
+use crate::common::refusal;
+use crate::{Place, digest, toolkit};
+
+#[test]
+fn drivers_and_devices_that_will_not_do_are_named() {
+    let place = Place::new();
+    let cases = [
+        (
+            Settings { driver: 12_040, ..Settings::PLAIN },
+            "",
+            ["for CUDA 12.4", "at least 12.8", "update the driver"],
+        ),
+        (
+            Settings { devices: 0, ..Settings::PLAIN },
+            "",
+            ["finds no device", "nvidia-smi", "CUDA_VISIBLE_DEVICES"],
+        ),
+        (
+            Settings::PLAIN,
+            "--device cuda:1",
+            ["cuda:1: there is no device 1", "found 0: Emulated device", "nvidia-smi -L"],
+        ),
+        (
+            Settings { capability: 75, ..Settings::PLAIN },
+            "",
+            ["is sm_75", "need sm_80 or newer", "another device"],
+        ),
+    ];
+    for (settings, words, expected) in cases {
+        let said = refusal(&mut place.train(settings, words), 7);
+        for word in expected {
+            assert!(said.contains(word), "no {word} in: {said}");
+        }
+    }
+}
+
+/// Each library that is not there, under its own name and with its package.
+#[test]
+fn libraries_that_are_not_there_are_named() {
+    let cases = [
+        ("no-compiler", [Part::Driver, Part::Products], "nvidia-cuda-nvrtc"),
+        ("no-products", [Part::Driver, Part::Compiler], "nvidia-cublas"),
+    ];
+    for (name, parts, package) in cases {
+        let place = Place::with(toolkit(name, &parts));
+        let said = refusal(&mut place.train(Settings::PLAIN, "--threads-only"), 7);
+        for word in [package, "ZBELASTIC_CUDA_LIBS"] {
+            assert!(said.contains(word), "no {word} in: {said}");
+        }
+    }
+}
+
+/// A folder for kernels that is none costs time, and is spoken of once.
+#[test]
+fn kernels_that_cannot_be_kept_are_a_warning() {
+    let place = Place::new();
+    let words = "--threads-only --workers 2 --out ";
+    let expected = digest(&mut place.train(Settings::PLAIN, &format!("{words}kept")));
+    let mut command = place.train(Settings::PLAIN, &format!("{words}unkept"));
+    let not_a_folder = place.folder.path().join("text").join("kernels");
+    command.env("ZBELASTIC_KERNEL_CACHE", &not_a_folder);
+    let output = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("compiled kernels are not kept").count(), 1, "{said}");
+    assert!(said.contains("ZBELASTIC_KERNEL_CACHE"), "{said}");
+    assert_eq!(digest(&mut place.train(Settings::PLAIN, &format!("{words}again"))), expected);
+}

@@ -1,0 +1,69 @@
+//! Whole runs through the driver.
+
+use zbelastic_emulator::{Order, Settings};
+
+use crate::common::refusal;
+use crate::{Place, digest};
+
+const TWO: Settings = Settings { devices: 2, order: Order::Lazy, ..Settings::PLAIN };
+const DRAWN: Settings =
+    Settings { order: Order::Drawn { seed: 3 }, is_backwards: true, ..Settings::PLAIN };
+
+/// One worker that does everything at once, and pipelines in threads and processes on machines that do
+/// it as late as they may, or in an order drawn by chance.
+#[test]
+fn runs_end_with_the_bits_of_one_worker_in_both_precisions() {
+    let place = Place::new();
+    for precision in ["f32", "bf16"] {
+        let set = format!("--set train.precision={precision}");
+        let run = |settings, out: &str, words: &str| {
+            digest(&mut place.train(settings, &format!("{set} --out {precision}-{out} {words}")))
+        };
+        let expected = run(Settings::PLAIN, "one", "--threads-only --workers 1");
+        let pipelines = [
+            (TWO, "h1", "--threads-only --workers 3 --schedule zb-h1 --device cuda:0,cuda:1"),
+            (DRAWN, "v", "--workers 3 --schedule zb-v"),
+            (TWO, "half", "--threads-only --workers 2 --schedule po-half"),
+            (DRAWN, "again", "--threads-only --workers 2 --set memory.recompute=full"),
+        ];
+        for (settings, out, words) in pipelines {
+            assert_eq!(run(settings, out, words), expected, "{precision} {words}");
+        }
+    }
+}
+
+/// A device that gives up in the middle ends the run, and a run that goes on elsewhere has lost nothing.
+#[test]
+fn what_a_broken_device_leaves_is_gone_on_with() {
+    let place = Place::new();
+    let expected =
+        digest(&mut place.train(Settings::PLAIN, "--out whole --threads-only --workers 1"));
+    let broken = Settings { faulty_launch: Some(150), ..Settings::PLAIN };
+    let said = refusal_of(&place, broken, "--out threads --threads-only --workers 2");
+    for word in ["cuda:0: ", "CUDA_ERROR_ILLEGAL_ADDRESS", "restart this process", "Xid"] {
+        assert!(said.contains(word), "no {word} in: {said}");
+    }
+    assert!(!said.contains("report it"), "{said}");
+    let words = "--out processes --workers 2";
+    let said = refusal_of(&place, broken, words);
+    assert!(said.contains("ends again and again") && said.contains("gave up"), "{said}");
+    assert_eq!(digest(&mut place.train(Settings::PLAIN, words)), expected);
+}
+
+fn refusal_of(place: &Place, settings: Settings, words: &str) -> String {
+    let output = place.train(settings, words).output().expect("it runs");
+    assert!(!output.status.success(), "{words}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A device without room is found out before anything is trained.
+#[test]
+fn a_run_that_does_not_fit_says_what_would() {
+    let place = Place::new();
+    let small = Settings { memory_mib: 160, ..Settings::PLAIN };
+    let words = "--threads-only --workers 1 --set model.width=512";
+    let said = refusal(&mut place.train(small, words), 7);
+    for word in ["does not fit cuda:0", "MiB are free"] {
+        assert!(said.contains(word), "no {word} in: {said}");
+    }
+}
