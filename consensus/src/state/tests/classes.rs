@@ -1,7 +1,8 @@
 //! A job computes on one class of devices.
 
-use zbelastic_types::NodeId;
+use zbelastic_types::{Generation, NodeId, Step};
 
+use crate::checkpoint::CheckpointRecord;
 use crate::class::{DeviceClass, DeviceKind, DeviceName};
 use crate::contact::Contact;
 use crate::entry::Entry;
@@ -11,6 +12,7 @@ use crate::member::{MemberChange, Resources, Role};
 use crate::plan::PlanRefusal;
 use crate::standing::RunStanding;
 use crate::state::State;
+use crate::validation::Ledger;
 
 fn cuda(name: &str) -> DeviceClass {
     DeviceClass::Cuda(DeviceName::new(name).expect("a name"))
@@ -68,10 +70,9 @@ fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
 fn a_recovered_job_keeps_its_class() {
     let mut log = log(DeviceKind::Cuda, &[cuda("H200")]);
     log.run_plan(&[1]);
-    log.keep(2);
-    log.checkpoint(2, 1);
     let job = log.state.job().expect("it runs").spec.clone();
-    let checkpoint = log.state.checkpoints().last().expect("there is one").clone();
+    let ledger = Ledger::new(Generation(1), Step(5), 5);
+    let checkpoint = CheckpointRecord { version: Step(5), layers: Vec::new(), ledger };
     let recovered = |class| {
         let state = State::recovered(CLUSTER, job.clone(), checkpoint.clone()).of_class(class);
         let mut log = Log { state };
