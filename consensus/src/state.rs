@@ -155,6 +155,15 @@ impl State {
         self
     }
 
+    /// The same with a job that has computed on this class of devices, as far as that is known: its bits
+    /// are of no other.
+    #[must_use]
+    pub fn of_class(mut self, class: Option<DeviceClass>) -> Self {
+        let kind = self.job().map(|job| job.spec.device);
+        self.class = class.filter(|class| Some(class.kind()) == kind);
+        self
+    }
+
     /// The cluster.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {

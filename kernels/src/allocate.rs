@@ -1,16 +1,29 @@
 //! How a request for memory fails, on any device.
 
-use crate::fault::DeviceFault;
+use crate::fault::{DeviceFault, Purpose, WHAT_NEEDS_LESS};
 
 /// Memory could not be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocateError {
     /// What was asked for.
     pub bytes: u64,
-    /// What was free then, if the device tells.
-    pub free_bytes: Option<u64>,
+    /// What for, if a device was asked.
+    pub purpose: Option<Purpose>,
+    /// What that is made of, with the bytes of each part, if whoever asked has told.
+    pub parts: Vec<(&'static str, u64)>,
+    /// What was free then and what the device has, if it tells.
+    pub room: Option<Room>,
     /// What had ended the device before, if that is why.
     pub fault: Option<Box<DeviceFault>>,
+}
+
+/// A device's memory when there was too little of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What nobody had.
+    pub free_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
 }
 
 impl std::error::Error for AllocateError {}
@@ -21,12 +34,18 @@ impl std::fmt::Display for AllocateError {
             return fault.fmt(f);
         }
         write!(f, "the device has no {} bytes left", self.bytes)?;
-        match self.free_bytes {
-            Some(free) => write!(
-                f,
-                ", {free} are free; a smaller train.microbatch, memory.recompute, memory.offload \
-                 or more stages need less"
-            ),
+        if let Some(purpose) = &self.purpose {
+            write!(f, " for {purpose}")?;
+        }
+        let some = self.parts.iter().filter(|(_, bytes)| *bytes > 0);
+        let parts: Vec<String> = some.map(|(what, bytes)| format!("{bytes} for {what}")).collect();
+        if !parts.is_empty() {
+            write!(f, " ({})", parts.join(", "))?;
+        }
+        match self.room {
+            Some(Room { free_bytes, total_bytes }) => {
+                write!(f, ", {free_bytes} of {total_bytes} are free; {WHAT_NEEDS_LESS}")
+            }
             None => Ok(()),
         }
     }
@@ -36,6 +55,41 @@ impl AllocateError {
     /// The system has no so many bytes, and does not say what is free.
     #[must_use]
     pub const fn of_bytes(bytes: u64) -> Self {
-        Self { bytes, free_bytes: None, fault: None }
+        Self { bytes, purpose: None, parts: Vec::new(), room: None, fault: None }
+    }
+
+    /// The same with what was to lie there, and how much each part of it takes.
+    #[must_use]
+    pub fn of_parts(self, parts: Vec<(&'static str, u64)>) -> Self {
+        Self { parts, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_told_part_by_part_with_what_is_free_and_what_helps() {
+        let room = Some(Room { free_bytes: 3, total_bytes: 9 });
+        let error =
+            AllocateError { purpose: Some(Purpose::Claim), room, ..AllocateError::of_bytes(12) };
+        let parts = vec![("weights", 7), ("nothing", 0), ("scratch", 5)];
+        let text = error.clone().of_parts(parts).to_string();
+        let begins = "the device has no 12 bytes left for what is kept and computed there (7 for \
+                      weights, 5 for scratch), 3 of 9 are free; a smaller train.microbatch";
+        assert!(text.starts_with(begins), "{text}");
+        for word in [
+            "train.precision",
+            "memory.recompute",
+            "memory.offload",
+            "schedule.max_mem",
+            "fewer stages on this device",
+        ] {
+            assert!(text.contains(word), "no {word} in: {text}");
+        }
+        assert!(!error.to_string().contains('('), "{error}");
+        let plain = AllocateError::of_bytes(12).to_string();
+        assert_eq!(plain, "the device has no 12 bytes left", "a processor tells no more");
     }
 }

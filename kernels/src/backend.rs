@@ -28,7 +28,7 @@ use crate::fault::DeviceFault;
 pub use crate::fingerprint::StateSums;
 pub use crate::parcel::{Loss, Parcel};
 pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
-use crate::sizes::ByteCounts;
+use crate::sizes::{ByteCounts, Claim};
 
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
@@ -118,6 +118,17 @@ pub trait Backend: ByteCounts {
     /// passes on what was computed asks first.
     fn fault(&self) -> Option<DeviceFault> {
         None
+    }
+
+    /// Takes memory at once for all that is allocated next through this handle, and for the operations
+    /// that it is told later: none of them finds then that there is no room left. A device that takes
+    /// memory as it comes does nothing.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn claim(&self, claim: &Claim<'_>) -> Result<(), AllocateError> {
+        let _as_it_comes = claim;
+        Ok(())
     }
 
     /// A buffer of `len` zeros.

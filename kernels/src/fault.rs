@@ -1,17 +1,49 @@
 //! What ends a device for its process. Whoever owns a backend asks for it before anything that was
 //! computed leaves: [`crate::Backend::fault`].
 
+/// What a device's memory was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Buffers that were not counted before: of a tool, or of what does not know its size.
+    #[default]
+    Buffers,
+    /// All that a stage, or the copy of a layer, takes at once.
+    Claim,
+    /// An operation that was not counted before.
+    Scratch,
+    /// The library of products, when a device is opened.
+    Workspace,
+}
+
+impl std::fmt::Display for Purpose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Buffers => "buffers",
+            Self::Claim => "what is kept and computed there",
+            Self::Scratch => "scratch of an operation",
+            Self::Workspace => "the workspace of products",
+        })
+    }
+}
+
+/// What a person can do about a device without room.
+pub(crate) const WHAT_NEEDS_LESS: &str = "a smaller train.microbatch, train.precision = \"bf16\", \
+    memory.recompute, memory.offload, a lower schedule.max_mem or fewer stages on this device need \
+    less";
+
 /// The driver refused a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceFault {
     /// Memory could not be had.
     #[error(
-        "the device has no {asked_bytes} bytes left, {free_bytes} of {total_bytes} are free; \
-         a smaller train.microbatch, memory.recompute, memory.offload or more stages need less"
+        "the device has no {asked_bytes} bytes left for {purpose}, {free_bytes} of {total_bytes} are \
+         free; {WHAT_NEEDS_LESS}"
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// How much was asked for.
         asked_bytes: u64,
+        /// What for.
+        purpose: Purpose,
         /// What was free then.
         free_bytes: u64,
         /// What the device has.
@@ -81,6 +113,21 @@ pub enum DeviceFault {
 const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 impl DeviceFault {
+    /// The same of a request whose purpose the device did not know.
+    #[must_use]
+    pub fn asked_for(self, purpose: Purpose) -> Self {
+        match self {
+            Self::OutOfMemory { asked_bytes, free_bytes, total_bytes, .. } => {
+                Self::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
+            }
+            Self::Sticky { .. }
+            | Self::Refused { .. }
+            | Self::NoAlgorithm { .. }
+            | Self::OtherLibrary { .. }
+            | Self::OutOfHostMemory { .. } => self,
+        }
+    }
+
     /// The fault behind a driver's code that is not success.
     #[must_use]
     pub fn of_code(call: &'static str, code: u32, name: String) -> Self {

@@ -18,6 +18,7 @@ pub mod fingerprint;
 mod parcel;
 mod precision;
 pub mod reference;
+mod scratch;
 mod shapes;
 mod sizes;
 
@@ -29,8 +30,9 @@ pub use backend::{
     UpdateState, View, ViewMut,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
-pub use fault::DeviceFault;
+pub use fault::{DeviceFault, Purpose};
 pub use fingerprint::{HeldSums, StateSums};
 pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
 pub use precision::Precision;
-pub use sizes::{ByteCounts, DeviceSizes};
+pub use scratch::Operation;
+pub use sizes::{BoundaryRooms, ByteCounts, Claim, DeviceSizes};

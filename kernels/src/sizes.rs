@@ -4,29 +4,126 @@
 use crate::backend::MatrixShape;
 use crate::cpu::CpuBuffer;
 use crate::precision::Precision;
-
-/// How many bytes things take.
-pub trait ByteCounts {
-    /// Bytes a matrix of this shape takes beside its parameters.
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64;
-
-    /// Bytes a buffer of `len` floats takes.
-    fn buffer_bytes(&self, len: usize) -> u64;
-
-    /// Bytes a buffer of `len` activations takes.
-    fn rows_bytes(&self, len: usize) -> u64;
-
-    /// Bytes of one activation that is away.
-    fn row_bytes(&self) -> u64;
-
-    /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
-    /// ([`crate::Backend::form_optimizer`]).
-    fn has_candidates_in_forms(&self) -> bool;
-}
+use crate::scratch::{Operation, slot_bytes};
 
 /// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's algorithm
 /// relies on.
 pub(crate) const CUDA_ALIGNMENT: u64 = 256;
+/// A driver hands out memory in pages of this size.
+const CUDA_PAGE_BYTES: u64 = 2 << 20;
+/// What the library of products may use while it multiplies, taken when a device is opened.
+const CUDA_WORKSPACE_BYTES: u64 = 32 << 20;
+
+/// Memory for boundary tensors of one length, for what goes and as much for what comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundaryRooms {
+    /// Activations in a tensor.
+    pub len: usize,
+    /// Tensors.
+    pub count: usize,
+}
+
+impl BoundaryRooms {
+    /// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes
+    /// by way of the host: then its neighbours have left twice as many unread as any schedule leaves whose
+    /// microbatches fit into memory.
+    pub const COUNT_MAX: usize = 64;
+    /// Rooms of a form that are free before one of them is used again, where there are as many.
+    pub const ROTATED: usize = 4;
+
+    /// For tensors of this length of which so many may be under way at once.
+    #[must_use]
+    pub fn for_unread(len: usize, unread: usize) -> Option<Self> {
+        // The one that is filled is one of those under way.
+        let count = Self::COUNT_MAX.min(unread + Self::ROTATED - 1);
+        (unread > 0).then_some(Self { len, count })
+    }
+}
+
+/// What is to be taken of a device's memory at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// Bytes of all buffers and matrices that are allocated next.
+    pub buffers: u64,
+    /// Operations that are told later: all that take scratch.
+    pub operations: &'a [Operation],
+    /// For boundary tensors.
+    pub rooms: &'a [BoundaryRooms],
+}
+
+/// How many bytes things take.
+pub trait ByteCounts {
+    /// The kind of devices that this is one of.
+    fn sizes(&self) -> DeviceSizes;
+
+    /// Bytes a matrix of this shape takes beside its parameters.
+    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => crate::cpu::matrix_bytes(shape),
+            DeviceSizes::Cuda(_) => self.rows_bytes(shape.outputs * shape.inputs),
+        }
+    }
+
+    /// Bytes a buffer of `len` floats takes.
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => CpuBuffer::bytes(len),
+            DeviceSizes::Cuda(_) => aligned(4 * len as u64),
+        }
+    }
+
+    /// Bytes a buffer of `len` activations takes.
+    fn rows_bytes(&self, len: usize) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => self.buffer_bytes(len),
+            DeviceSizes::Cuda(_) => aligned(self.row_bytes() * len as u64),
+        }
+    }
+
+    /// Bytes of one activation that is away.
+    fn row_bytes(&self) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => 4,
+            DeviceSizes::Cuda(precision) => precision.bytes() as u64,
+        }
+    }
+
+    /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
+    /// ([`crate::Backend::form_optimizer`]).
+    fn has_candidates_in_forms(&self) -> bool {
+        match self.sizes() {
+            DeviceSizes::Processors => false,
+            DeviceSizes::Cuda(_) => true,
+        }
+    }
+
+    /// Bytes that a claim takes in all. Processors take scratch and messages as they come.
+    fn claim_bytes(&self, claim: &Claim<'_>) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => claim.buffers,
+            DeviceSizes::Cuda(precision) => {
+                let work = claim.buffers + scratch_bytes(claim.operations, precision);
+                region_bytes(work) + region_bytes(rooms_bytes(claim.rooms, precision))
+            }
+        }
+    }
+
+    /// Bytes of a claim's rooms.
+    fn rooms_bytes(&self, rooms: &[BoundaryRooms]) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => 0,
+            DeviceSizes::Cuda(precision) => rooms_bytes(rooms, precision),
+        }
+    }
+
+    /// Bytes that a device takes to be opened, beside what its driver takes.
+    fn opening_bytes(&self) -> u64 {
+        match self.sizes() {
+            DeviceSizes::Processors => 0,
+            DeviceSizes::Cuda(_) => DeviceSizes::WORKSPACE_BYTES,
+        }
+    }
+}
 
 /// A kind of devices, as far as bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,47 +134,44 @@ pub enum DeviceSizes {
     Cuda(Precision),
 }
 
+impl DeviceSizes {
+    /// What an NVIDIA device takes for products when it is opened.
+    pub const WORKSPACE_BYTES: u64 = CUDA_WORKSPACE_BYTES;
+}
+
 impl ByteCounts for DeviceSizes {
-    fn row_bytes(&self) -> u64 {
-        match self {
-            Self::Processors => 4,
-            Self::Cuda(precision) => precision.bytes() as u64,
-        }
+    fn sizes(&self) -> DeviceSizes {
+        *self
     }
+}
 
-    fn has_candidates_in_forms(&self) -> bool {
-        match self {
-            Self::Processors => false,
-            Self::Cuda(_) => true,
-        }
-    }
+const fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(CUDA_ALIGNMENT)
+}
 
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        match self {
-            Self::Processors => crate::cpu::matrix_bytes(shape),
-            Self::Cuda(_) => self.rows_bytes(shape.outputs * shape.inputs),
-        }
-    }
+/// Bytes that a region takes which must hold so many.
+pub(crate) const fn region_bytes(bytes: u64) -> u64 {
+    bytes.next_multiple_of(CUDA_PAGE_BYTES)
+}
 
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        match self {
-            Self::Processors => CpuBuffer::bytes(len),
-            Self::Cuda(_) => (4 * len as u64).next_multiple_of(CUDA_ALIGNMENT),
-        }
-    }
+/// Bytes of all slots of scratch, one behind the other.
+pub(crate) fn scratch_bytes(operations: &[Operation], precision: Precision) -> u64 {
+    slot_bytes(operations, precision).into_iter().map(aligned).sum()
+}
 
-    fn rows_bytes(&self, len: usize) -> u64 {
-        match self {
-            Self::Processors => self.buffer_bytes(len),
-            Self::Cuda(_) => (self.row_bytes() * len as u64).next_multiple_of(CUDA_ALIGNMENT),
-        }
-    }
+/// Bytes of the rooms for what goes and for what comes.
+pub(crate) fn rooms_bytes(rooms: &[BoundaryRooms], precision: Precision) -> u64 {
+    let of_form = |rooms: &BoundaryRooms| {
+        rooms.count as u64 * DeviceSizes::Cuda(precision).rows_bytes(rooms.len)
+    };
+    2 * rooms.iter().map(of_form).sum::<u64>()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ByteCounts, DeviceSizes, MatrixShape};
+    use super::{BoundaryRooms, ByteCounts, Claim, DeviceSizes, MatrixShape};
     use crate::precision::Precision;
+    use crate::scratch::Operation;
 
     #[test]
     fn halves_take_half_of_what_is_rows_and_nothing_less_of_what_is_sums() {
@@ -87,5 +181,19 @@ mod tests {
         let shape = MatrixShape { outputs: 64, inputs: 32 };
         assert_eq!((whole.matrix_bytes(shape), half.matrix_bytes(shape)), (8192, 4096));
         assert_eq!((half.rows_bytes(1), half.buffer_bytes(1), half.rows_bytes(0)), (256, 256, 0));
+    }
+
+    #[test]
+    fn a_claim_is_whole_pages_for_work_and_for_rooms() {
+        const PAGE: u64 = 2 << 20;
+        let half = DeviceSizes::Cuda(Precision::Bf16);
+        // 40 and 80 bytes of lists and results, at multiples of 256.
+        let operations = &[Operation::Head { rows: 10 }];
+        let rooms = &[BoundaryRooms { len: 1 << 17, count: 4 }];
+        let claim = |buffers| Claim { buffers, operations, rooms };
+        assert_eq!(half.rooms_bytes(rooms), PAGE);
+        assert_eq!(half.claim_bytes(&claim(PAGE - 512)), 2 * PAGE);
+        assert_eq!(half.claim_bytes(&claim(PAGE - 511)), 3 * PAGE);
+        assert_eq!(DeviceSizes::Processors.claim_bytes(&claim(5)), 5);
     }
 }

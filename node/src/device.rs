@@ -93,6 +93,7 @@ pub const fn code_of_fault(fault: &DeviceFault) -> FailureCode {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_kernels::Purpose;
     use zbelastic_kernels::cuda::{Library, LibraryError, Version};
 
     use super::*;
@@ -123,9 +124,20 @@ mod tests {
         check(nvrtc.into(), missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc"]);
         let call = CompileError::Call { call: "nvrtcCompileProgram", name: "odd".to_owned() };
         check(call.into(), FailureCode::Internal, &["nvrtcCompileProgram", "report it"]);
-        let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
-        let words =
-            ["10 bytes", "3 of 7", "train.microbatch", "memory.recompute", "memory.offload"];
+        let memory = DeviceFault::OutOfMemory {
+            asked_bytes: 10,
+            purpose: Purpose::Scratch,
+            free_bytes: 3,
+            total_bytes: 7,
+        };
+        let words = [
+            "10 bytes",
+            "scratch of an operation",
+            "3 of 7",
+            "train.microbatch",
+            "memory.recompute",
+            "memory.offload",
+        ];
         check(memory.into(), missing, &words);
     }
 }

@@ -210,7 +210,7 @@ fn exit_code(is_interrupted: bool) -> ExitCode {
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
-    let Prepared { config, plan, worker_count, machines, job, .. } = prepared;
+    let Prepared { config, plan, worker_count, machines, sharing, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let peak_flop_per_s = match machines {
         Machines::Processors => machine::peak_flop_per_s(threads, PEAK_RUN)
@@ -227,6 +227,6 @@ fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,
         fullest,
-        bytes_max: config.stage_bytes_max.or_else(|| machines.share(*worker_count)),
+        bytes_max: config.stage_bytes_max.or_else(|| machines.share(*worker_count, *sharing)),
     })
 }

@@ -1,6 +1,7 @@
 //! A plan: who holds which layers, and the program they run.
 
 mod choose;
+mod device_claim;
 mod drift;
 mod layer_costs;
 mod measured;
@@ -16,11 +17,13 @@ mod work;
 pub use choose::{
     AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose, plan_period,
 };
+pub use device_claim::{DeviceClaim, device_claim};
 pub use drift::{
     Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,
 };
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
+pub(crate) use memory::claim_copy;
 pub use memory::{AwayPlaces, StageMemory, away_places, plan_memory, stage_memory};
 pub use pace::Pace;
 pub use partition::partition;

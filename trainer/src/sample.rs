@@ -4,7 +4,7 @@
 //! context was asked for, and computes them all again for each token: what it remembers lies in
 //! the tokens alone. Draws are a function of a seed and the token's position (rule R7).
 
-use zbelastic_kernels::{AllocateError, Backend, View};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, View};
 
 use crate::data::Batch;
 use crate::model::{
@@ -71,6 +71,12 @@ impl<'a, B: Backend> Sampler<'a, B> {
             tokens.push(pick(&logits, draw.temperature, uniform));
         }
         tokens.split_off(prompt.len())
+    }
+
+    /// What ended the device, if anything did: then what was drawn is no sample.
+    #[must_use]
+    pub fn fault(&self) -> Option<DeviceFault> {
+        self.backend.fault()
     }
 
     /// The logits of the token after `tokens`, or after the last of them that are seen.

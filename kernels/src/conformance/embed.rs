@@ -6,12 +6,15 @@ use super::probe::{
 use crate::backend::{Accumulate, Backend, EmbedGradient};
 use crate::reference;
 
-/// Forward and W of two microbatches, with and without positions.
+/// Forward and W of two microbatches, with and without positions, of which there is one more than a
+/// sequence has.
 pub fn embedding<B: Backend>(devices: &[B]) {
     for (sequences, sequence_len, width, vocabulary) in [(1, 1, 3, 2), (3, 7, 17, 11)] {
         let rows = sequences * sequence_len;
         let ids = tokens(rows, vocabulary, 1);
-        let (table, positions) = (floats(vocabulary * width, 2), floats(sequence_len * width, 3));
+        let position_count = sequence_len + 1;
+        let table = floats(vocabulary * width, 2);
+        let positions = floats(position_count * width, 3);
         let dx = floats(rows * width, 4);
         let forward = |positions: Option<&[f64]>| {
             reference::embed_forward(sequence_len, width, &ids, &widen(&table), positions)
@@ -19,7 +22,9 @@ pub fn embedding<B: Backend>(devices: &[B]) {
         let (dtable, dpositions) =
             reference::embed_backward(sequence_len, width, vocabulary, &ids, &widen(&dx));
         let twice = |x: &f64| 2.0 * x;
-        let gradient: Vec<f64> = dtable.iter().chain(&dpositions).map(twice).collect();
+        let nothing = vec![0.0; width];
+        let whole_gradient = dtable.iter().chain(&dpositions).chain(&nothing);
+        let gradient: Vec<f64> = whole_gradient.map(twice).collect();
         let expected = [
             ("tokens", forward(None)),
             ("with positions", forward(Some(&widen(&positions)))),
@@ -35,9 +40,9 @@ pub fn embedding<B: Backend>(devices: &[B]) {
             let views = (whole(device, &table), Some(whole(device, &positions)));
             device.embed_forward(sequence_len, &ids, views.0, views.1, &mut placed);
             let token_range = 0..vocabulary * width;
-            let mut g = poisoned(device, (vocabulary + sequence_len) * width);
+            let mut g = poisoned(device, (vocabulary + position_count) * width);
             for accumulate in [Accumulate::Start, Accumulate::Add] {
-                let range = token_range.end..(vocabulary + sequence_len) * width;
+                let range = token_range.end..(vocabulary + position_count) * width;
                 let to = EmbedGradient {
                     buffer: &mut g,
                     tokens: token_range.clone(),

@@ -126,24 +126,8 @@ pub(crate) fn matrix_bytes(shape: MatrixShape) -> u64 {
 }
 
 impl ByteCounts for CpuBackend {
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        DeviceSizes::Processors.matrix_bytes(shape)
-    }
-
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        DeviceSizes::Processors.buffer_bytes(len)
-    }
-
-    fn rows_bytes(&self, len: usize) -> u64 {
-        DeviceSizes::Processors.rows_bytes(len)
-    }
-
-    fn row_bytes(&self) -> u64 {
-        DeviceSizes::Processors.row_bytes()
-    }
-
-    fn has_candidates_in_forms(&self) -> bool {
-        DeviceSizes::Processors.has_candidates_in_forms()
+    fn sizes(&self) -> DeviceSizes {
+        DeviceSizes::Processors
     }
 }
 

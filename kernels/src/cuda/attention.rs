@@ -5,9 +5,10 @@ use super::backend::CudaBackend;
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use super::source::Precision;
 use crate::backend::{AttentionShape, EarlierSlice};
+use crate::scratch::{Slot, key_values};
 
 /// SLICES_MAX of `prelude.cuh`.
 pub const SLICES_MAX: usize = 64;
@@ -214,7 +215,7 @@ pub(super) fn backward<D: Device>(
     assert_eq!(out.len(), gradient.len());
     let plan = Plan::of(device.precision(), shape.head_width);
     let products = row_products(device, shape, out, gradient)?;
-    let key_values = shape.rows() * 2 * shape.key_width();
+    let key_values = key_values(shape);
     let own = device.scratch(Slot::Product, key_values * 4)?;
     let given = earlier.iter().map(|slice| {
         let rows = slice.qkv.len() / shape.qkv_width();

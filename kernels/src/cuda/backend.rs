@@ -6,7 +6,7 @@
 
 mod operations;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock};
 
 use super::device::{Address, Device};
@@ -15,20 +15,25 @@ use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::leaving;
 use super::losses;
-use super::memory::{Arena, CudaBuffer, Element, Scratch, Slot};
+use super::memory::{Arena, CudaBuffer, Element, Reserve, Scratch, buffer_bytes};
 use super::parcel::Rooms;
 use super::pinned::Staging;
 use super::recorder::{GraphCounts, Graphs, Recorder};
 use super::sheets::Sheets;
 use super::source::Precision;
 use super::stamps::Stamps;
+use crate::allocate::Room;
 use crate::backend::{AllocateError, Backend, MatrixShape, View};
-use crate::sizes::{ByteCounts, DeviceSizes};
+use crate::fault::Purpose;
+use crate::scratch::{Slot, slot_bytes};
+use crate::sizes::{ByteCounts, Claim, DeviceSizes, region_bytes, rooms_bytes, scratch_bytes};
 
 /// A device with its memory.
 pub struct CudaBackend<D: Device = CudaDevice> {
     device: Arc<Recorder<D>>,
     arena: Arc<Arena<D>>,
+    /// What was claimed for buffers of this handle.
+    claimed: RefCell<Option<Reserve<D>>>,
     scratch: Scratch<D>,
     /// Told once, of all backends that share the device: none of them has it any more.
     fault: Arc<OnceLock<DeviceFault>>,
@@ -80,6 +85,7 @@ impl<D: Device> CudaBackend<D> {
         Self {
             device,
             arena,
+            claimed: RefCell::default(),
             scratch: Scratch::new(),
             fault,
             stamps: Stamps::default(),
@@ -172,7 +178,7 @@ impl<D: Device> CudaBackend<D> {
         element: Element,
         len: usize,
     ) -> Result<CudaBuffer<D>, AllocateError> {
-        let bytes = Arena::<D>::bytes(self.precision(), element, len);
+        let bytes = buffer_bytes(self.precision(), element, len);
         let failed = |fault: DeviceFault| AllocateError {
             fault: Some(Box::new(fault)),
             ..AllocateError::of_bytes(bytes)
@@ -180,17 +186,49 @@ impl<D: Device> CudaBackend<D> {
         if let Some(fault) = self.fault() {
             return Err(failed(fault));
         }
-        let found = self.arena.allocate(&self.device, element, len);
+        let claimed =
+            self.claimed.borrow_mut().as_mut().and_then(|from| from.allocate(element, len));
+        let found = claimed.unwrap_or_else(|| self.arena.allocate(&self.device, element, len));
         found.map_err(|fault| self.refusal(bytes, fault))
+    }
+
+    /// Takes what is claimed: a region for buffers and scratch, and one for the rooms, which may be held
+    /// by others for longer.
+    fn take_claim(&self, claim: &Claim<'_>) -> Result<(), DeviceFault> {
+        let precision = self.precision();
+        let rooms = rooms_bytes(claim.rooms, precision);
+        let (asked_bytes, purpose) = (self.claim_bytes(claim), Purpose::Claim);
+        let whole = |fault: DeviceFault, taken_bytes| {
+            if let DeviceFault::OutOfMemory { free_bytes, total_bytes, .. } = fault {
+                let free_bytes = free_bytes + taken_bytes;
+                DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
+            } else {
+                fault
+            }
+        };
+        let reserve = |bytes| Reserve::new(&self.device, bytes, purpose);
+        let halves = (rooms > 0).then(|| reserve(rooms)).transpose();
+        let halves = halves.map_err(|fault| whole(fault, 0))?.map(Reserve::halves);
+        let work = claim.buffers + scratch_bytes(claim.operations, precision);
+        let mut work = reserve(work).map_err(|fault| whole(fault, region_bytes(rooms)))?;
+        self.scratch.reserve(&mut work, slot_bytes(claim.operations, precision));
+        *self.claimed.borrow_mut() = Some(work);
+        for (rooms, half) in self.rooms.iter().zip(halves.into_iter().flatten()) {
+            rooms.reserve(half);
+        }
+        Ok(())
     }
 
     /// A lack of memory harms nothing; any other fault is kept.
     fn refusal(&self, bytes: u64, fault: DeviceFault) -> AllocateError {
         match fault {
-            DeviceFault::OutOfMemory { asked_bytes, free_bytes, .. } => AllocateError {
-                free_bytes: Some(free_bytes),
-                ..AllocateError::of_bytes(asked_bytes)
-            },
+            DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes } => {
+                AllocateError {
+                    purpose: Some(purpose),
+                    room: Some(Room { free_bytes, total_bytes }),
+                    ..AllocateError::of_bytes(asked_bytes)
+                }
+            }
             DeviceFault::OutOfHostMemory { asked_bytes } => AllocateError {
                 fault: Some(Box::new(fault)),
                 ..AllocateError::of_bytes(asked_bytes)
@@ -213,23 +251,7 @@ pub(super) fn floats<D: Device>(view: &View<'_, CudaBuffer<D>>) -> Address {
 }
 
 impl<D: Device> ByteCounts for CudaBackend<D> {
-    fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
-        DeviceSizes::Cuda(self.precision()).matrix_bytes(shape)
-    }
-
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        DeviceSizes::Cuda(self.precision()).buffer_bytes(len)
-    }
-
-    fn rows_bytes(&self, len: usize) -> u64 {
-        DeviceSizes::Cuda(self.precision()).rows_bytes(len)
-    }
-
-    fn row_bytes(&self) -> u64 {
-        DeviceSizes::Cuda(self.precision()).row_bytes()
-    }
-
-    fn has_candidates_in_forms(&self) -> bool {
-        DeviceSizes::Cuda(self.precision()).has_candidates_in_forms()
+    fn sizes(&self) -> DeviceSizes {
+        DeviceSizes::Cuda(self.precision())
     }
 }

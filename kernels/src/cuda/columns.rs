@@ -4,10 +4,8 @@ use super::backend::CudaBackend;
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::Slot;
-
-/// GROUP_ROWS of `columns.cu` and `norm.cu`.
-pub(super) const GROUP_ROWS: usize = 32;
+pub(super) use crate::scratch::GROUP_ROWS;
+use crate::scratch::{Slot, sums_bytes};
 
 const THREADS: usize = 128;
 
@@ -23,7 +21,7 @@ pub(super) fn reduce<D: Device>(
     let mut slots = [Slot::SumsAgain, Slot::Sums];
     while rows > GROUP_ROWS {
         let groups = rows.div_ceil(GROUP_ROWS);
-        let sums = device.scratch(slots[0], groups * width * 4)?;
+        let sums = device.scratch(slots[0], sums_bytes(rows, width))?;
         again(device, from, sums, rows, width, false)?;
         (from, rows) = (sums, groups);
         slots.swap(0, 1);
@@ -55,7 +53,7 @@ pub(super) fn column_sums<D: Device>(
     is_added: bool,
 ) -> Result<(), DeviceFault> {
     let groups = rows.div_ceil(GROUP_ROWS);
-    let sums = device.scratch(Slot::Sums, groups * width * 4)?;
+    let sums = device.scratch(Slot::Sums, sums_bytes(rows, width))?;
     let arguments = Arguments::new().address(x).address(sums).size(rows).size(width);
     let grid = [width.div_ceil(THREADS), groups];
     device.launch(&Launch::blocks(Kernel::ColumnSums, grid, THREADS, arguments))?;

@@ -22,6 +22,7 @@ use super::library::require;
 use super::listing::{DeviceInfo, check, choose, devices, driver_version};
 use super::products::{Pin, Products};
 use super::source::{File, Precision, Unit};
+use crate::fault::Purpose;
 
 /// Shared memory a launch may ask for without being allowed to.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
@@ -236,7 +237,8 @@ impl CudaDevice {
     fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
         match self.memory() {
             Ok(MemoryInfo { free_bytes, total_bytes }) => {
-                DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes }
+                let purpose = Purpose::default();
+                DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
             }
             Err(fault) => fault,
         }

@@ -214,6 +214,8 @@ pub struct CacheWarning {
 
 #[cfg(test)]
 mod tests {
+    use crate::fault::Purpose;
+
     use super::{Architecture, DeviceFault, Library, LibraryError, OpenError, Version};
 
     fn check(error: impl std::error::Error, words: &[&str]) {
@@ -238,8 +240,13 @@ mod tests {
         let device = "Tesla T4".to_owned();
         let error = OpenError::ArchitectureTooOld { device, found, needed };
         check(error, &["Tesla T4 is sm_75", "sm_80"]);
-        let memory = DeviceFault::OutOfMemory { asked_bytes: 10, free_bytes: 3, total_bytes: 7 };
-        check(memory, &["10 bytes", "3 of 7", "train.microbatch"]);
+        let memory = DeviceFault::OutOfMemory {
+            asked_bytes: 10,
+            purpose: Purpose::Workspace,
+            free_bytes: 3,
+            total_bytes: 7,
+        };
+        check(memory, &["10 bytes", "workspace of products", "3 of 7", "train.microbatch"]);
         check(DeviceFault::OutOfHostMemory { asked_bytes: 9 }, &["9 bytes", "ulimit", "file"]);
     }
 }

@@ -7,8 +7,9 @@ use super::embed::list;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::losses::{hold, sum};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::parcel::Loss;
+use crate::scratch::Slot;
 
 /// HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;

@@ -5,10 +5,11 @@ use super::columns::column_sums;
 use super::device::{Device, Product, ProductKind};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::backend::{
     Accumulate, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape, View,
 };
+use crate::scratch::Slot;
 
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,

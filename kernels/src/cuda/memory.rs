@@ -1,4 +1,7 @@
 //! Buffers, cut from large regions of a device's memory, and scratch that operations share.
+//!
+//! Who knows what it will take claims it first: one region of that size, out of which its buffers and the
+//! scratch of its operations are cut. Whoever does not know shares regions with others of the kind.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +11,9 @@ use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::recorder::Recorder;
 use super::source::Precision;
-use crate::sizes::{ByteCounts, DeviceSizes};
+use crate::fault::Purpose;
+use crate::scratch::{SLOT_COUNT, Slot};
+use crate::sizes::{ByteCounts, DeviceSizes, region_bytes};
 
 /// A region is at least this large; what is larger gets one of its own.
 const REGION_BYTES_MIN: u64 = 32 << 20;
@@ -39,8 +44,12 @@ struct Region<D: Device> {
 }
 
 impl<D: Device> Region<D> {
-    fn new(device: &Arc<Recorder<D>>, bytes: u64) -> Result<Arc<Self>, DeviceFault> {
-        let start = device.allocate(bytes)?;
+    fn new(
+        device: &Arc<Recorder<D>>,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<Arc<Self>, DeviceFault> {
+        let start = device.allocate(bytes).map_err(|fault| fault.asked_for(purpose))?;
         Ok(Arc::new(Self { device: device.clone(), start }))
     }
 }
@@ -124,30 +133,83 @@ impl<D: Device> CudaBuffer<D> {
     }
 }
 
-/// The region in use, how much of it is taken, and how large it is.
-struct Current<D: Device> {
+/// A region of which parts are taken, one behind the other.
+pub(super) struct Reserve<D: Device> {
     region: Arc<Region<D>>,
     taken_bytes: u64,
+    /// Where the last part ends at most.
     bytes: u64,
 }
 
-/// Hands out buffers.
+impl<D: Device> Reserve<D> {
+    /// A region of its own for so many bytes.
+    pub(super) fn new(
+        device: &Arc<Recorder<D>>,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<Self, DeviceFault> {
+        let region = Region::new(device, region_bytes(bytes), purpose)?;
+        Ok(Self { region, taken_bytes: 0, bytes })
+    }
+
+    /// Two of the same region, with half of it each.
+    pub(super) fn halves(self) -> [Self; 2] {
+        let (region, half) = (self.region.clone(), self.bytes / 2);
+        [Self { bytes: half, ..self }, Self { region, taken_bytes: half, bytes: self.bytes }]
+    }
+
+    /// Where so many bytes lie; none if they are not there any more.
+    fn cut(&mut self, bytes: u64) -> Option<Place<D>> {
+        let offset_bytes = self.taken_bytes;
+        (offset_bytes + bytes <= self.bytes).then(|| {
+            self.taken_bytes += bytes;
+            Place { region: self.region.clone(), offset_bytes }
+        })
+    }
+
+    /// `len` zeros; none if there is no room for them any more.
+    pub(super) fn allocate(
+        &mut self,
+        element: Element,
+        len: usize,
+    ) -> Option<Result<CudaBuffer<D>, DeviceFault>> {
+        let bytes = buffer_bytes(self.region.device.precision(), element, len);
+        self.cut(bytes).map(|place| place.zeros(element, len))
+    }
+}
+
+/// Where a part of a region begins.
+struct Place<D: Device> {
+    region: Arc<Region<D>>,
+    offset_bytes: u64,
+}
+
+impl<D: Device> Place<D> {
+    fn zeros(self, element: Element, len: usize) -> Result<CudaBuffer<D>, DeviceFault> {
+        let Self { region, offset_bytes } = self;
+        let bytes = buffer_bytes(region.device.precision(), element, len);
+        region.device.zero(region.start.plus(offset_bytes), bytes)?;
+        Ok(CudaBuffer { region, offset_bytes, len, element, guard: None, reader: None })
+    }
+}
+
+/// Bytes that `len` elements take.
+pub(super) fn buffer_bytes(precision: Precision, element: Element, len: usize) -> u64 {
+    match element {
+        Element::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
+        Element::Row => DeviceSizes::Cuda(precision).rows_bytes(len),
+    }
+}
+
+/// Hands out buffers that nobody has claimed room for.
 pub(super) struct Arena<D: Device> {
     /// Held for the few instructions of a cut.
-    current: Mutex<Option<Current<D>>>,
+    current: Mutex<Option<Reserve<D>>>,
 }
 
 impl<D: Device> Arena<D> {
     pub(super) fn new() -> Self {
         Self { current: Mutex::new(None) }
-    }
-
-    /// Bytes that `len` elements take.
-    pub(super) fn bytes(precision: Precision, element: Element, len: usize) -> u64 {
-        match element {
-            Element::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
-            Element::Row => DeviceSizes::Cuda(precision).rows_bytes(len),
-        }
     }
 
     /// `len` zeros.
@@ -157,68 +219,52 @@ impl<D: Device> Arena<D> {
         element: Element,
         len: usize,
     ) -> Result<CudaBuffer<D>, DeviceFault> {
-        let bytes = Self::bytes(device.precision(), element, len);
-        let (region, offset_bytes) = self.cut(device, bytes)?;
-        device.zero(region.start.plus(offset_bytes), bytes)?;
-        Ok(CudaBuffer { region, offset_bytes, len, element, guard: None, reader: None })
+        let bytes = buffer_bytes(device.precision(), element, len);
+        self.cut(device, bytes)?.zeros(element, len)
     }
 
-    fn cut(
-        &self,
-        device: &Arc<Recorder<D>>,
-        bytes: u64,
-    ) -> Result<(Arc<Region<D>>, u64), DeviceFault> {
+    fn cut(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Result<Place<D>, DeviceFault> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Current { region, taken_bytes, bytes: size }) = current.as_mut()
-            && *taken_bytes + bytes <= *size
-        {
-            let offset_bytes = *taken_bytes;
-            *taken_bytes += bytes;
-            return Ok((region.clone(), offset_bytes));
+        if let Some(place) = current.as_mut().and_then(|current| current.cut(bytes)) {
+            return Ok(place);
         }
-        let size = bytes.max(REGION_BYTES_MIN);
-        let region = Region::new(device, size)?;
-        *current = Some(Current { region: region.clone(), taken_bytes: bytes, bytes: size });
-        Ok((region, 0))
+        let mut fresh = Reserve::new(device, bytes.max(REGION_BYTES_MIN), Purpose::Buffers)?;
+        let place = fresh.cut(bytes).expect("it was made for as many at least");
+        *current = Some(fresh);
+        Ok(place)
     }
 }
 
-/// What scratch is for. Two of them may be in use at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
-    /// Token ids, targets, lists of rows and of chunks.
-    Lists,
-    /// Sums of groups of rows.
-    Sums,
-    /// Sums of those, and the other way round.
-    SumsAgain,
-    /// A product on its way through an activation's slope, or gradients of keys and values.
-    Product,
-    /// Products of outputs and their gradients, a float a row and head.
-    RowProducts,
-    /// What goes back to the host.
-    Results,
-    /// Moments by the device's clock.
-    Stamps,
-}
-
-const SLOT_COUNT: usize = 7;
-
-/// Memory that is reused by one operation after the other. It grows to the largest one's need and
-/// stays, so a step after the first allocates nothing.
+/// Memory that is reused by one operation after the other. What a claim names is there from its
+/// beginning; anything else grows to the largest one's need and stays.
 pub(super) struct Scratch<D: Device> {
     slots: RefCell<[Option<Room<D>>; SLOT_COUNT]>,
 }
 
 /// A slot's memory and its size.
 struct Room<D: Device> {
-    region: Arc<Region<D>>,
+    place: Place<D>,
     bytes: u64,
+}
+
+impl<D: Device> Room<D> {
+    fn start(&self) -> Address {
+        self.place.region.start.plus(self.place.offset_bytes)
+    }
 }
 
 impl<D: Device> Scratch<D> {
     pub(super) fn new() -> Self {
         Self { slots: RefCell::new([const { None }; SLOT_COUNT]) }
+    }
+
+    /// Makes slots of these sizes out of a reserve that was made for them.
+    pub(super) fn reserve(&self, from: &mut Reserve<D>, slots: [u64; SLOT_COUNT]) {
+        for (slot, bytes) in self.slots.borrow_mut().iter_mut().zip(slots) {
+            let bytes = bytes.next_multiple_of(ALIGNMENT);
+            let place = from.cut(bytes).expect("the reserve was made for it");
+            *slot = Some(Room { place, bytes });
+        }
     }
 
     /// At least so many bytes, whatever is in them.
@@ -233,14 +279,13 @@ impl<D: Device> Scratch<D> {
         if let Some(room) = place
             && room.bytes >= bytes
         {
-            return Ok(room.region.start);
+            return Ok(room.start());
         }
         // The smaller one goes first: there may be no room for both.
         *place = None;
         let bytes = bytes.next_multiple_of(1 << 20);
-        let region = Region::new(device, bytes)?;
-        let start = region.start;
-        *place = Some(Room { region, bytes });
-        Ok(start)
+        let mut reserve = Reserve::new(device, bytes, Purpose::Scratch)?;
+        let own = reserve.cut(bytes).expect("it was made for as many");
+        Ok(place.insert(Room { place: own, bytes }).start())
     }
 }

@@ -1,12 +1,13 @@
 //! Normalisations.
 
 use super::backend::{CudaBackend, floats};
-use super::columns::{GROUP_ROWS, reduce};
+use super::columns::reduce;
 use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::backend::{Accumulate, Norm, NormGradient, Rows, View};
+use crate::scratch::{GROUP_ROWS, Slot, partials_len, sums_bytes};
 
 /// NORM_WARPS and BACKWARD_WARPS of `norm.cu`, in rows and in threads.
 const FORWARD_ROWS: usize = 4;
@@ -16,11 +17,6 @@ const fn epsilon(norm: Norm) -> f32 {
     match norm {
         Norm::Layer { epsilon } | Norm::Rms { epsilon } => epsilon,
     }
-}
-
-/// Floats of a microbatch's share of a normalisation's parameter gradients.
-const fn partials_len(norm: Norm, width: usize) -> usize {
-    if norm.has_bias() { 2 * width } else { width }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -77,7 +73,7 @@ pub(super) fn backward_input<D: Device>(
     assert_eq!(statistics.len(), rows.count * norm.statistics_per_row());
     assert_eq!(partials.len(), len);
     let groups = rows.count.div_ceil(GROUP_ROWS);
-    let sums = device.scratch(Slot::Sums, groups * len * 4)?;
+    let sums = device.scratch(Slot::Sums, sums_bytes(rows.count, len))?;
     let arguments = Arguments::new()
         .address(gradient.rows())
         .address_if(skip.map(CudaBuffer::rows))

@@ -18,19 +18,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::backend::CudaBackend;
 use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
-use super::memory::{CudaBuffer, Element};
+use super::memory::{CudaBuffer, Element, Reserve};
 use super::pinned::Pinned;
 use super::recorder::Recorder;
 use super::transfer::{bytes_of, numbers_of};
 use crate::backend::{View, ViewMut};
 use crate::parcel::{Held, Numbers, Parcel};
+use crate::sizes::BoundaryRooms;
 
-/// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes by way
-/// of the host: then its neighbours have left twice as many unread as any schedule leaves whose microbatches
-/// fit into memory.
-pub const ROOMS_MAX: usize = 64;
-/// Rooms of a form that are free before one of them is used again, where there are as many.
-pub const ROOMS_ROTATED: usize = 4;
+/// As plans count them.
+pub const ROOMS_MAX: usize = BoundaryRooms::COUNT_MAX;
+/// As plans count them.
+pub const ROOMS_ROTATED: usize = BoundaryRooms::ROTATED;
 
 /// Memory for one boundary tensor.
 struct Room<D: Device> {
@@ -67,6 +66,8 @@ impl<D: Device> Drop for Room<D> {
 /// The rooms of a backend.
 pub(super) struct Rooms<D: Device> {
     made: Cell<usize>,
+    /// What a plan has counted for them. Nothing else is taken then.
+    claimed: RefCell<Option<Reserve<D>>>,
     free: RefCell<VecDeque<Room<D>>>,
     returned: Receiver<Room<D>>,
     home: SyncSender<Room<D>>,
@@ -75,7 +76,26 @@ pub(super) struct Rooms<D: Device> {
 impl<D: Device> Rooms<D> {
     pub(super) fn new() -> Self {
         let (home, returned) = sync_channel(ROOMS_MAX);
-        Self { made: Cell::new(0), free: RefCell::default(), returned, home }
+        let (made, claimed) = (Cell::new(0), RefCell::default());
+        Self { made, claimed, free: RefCell::default(), returned, home }
+    }
+
+    /// Makes rooms out of this memory from now on, and of no other.
+    pub(super) fn reserve(&self, memory: Reserve<D>) {
+        *self.claimed.borrow_mut() = Some(memory);
+    }
+
+    /// Memory for one more; none if there is none.
+    fn buffer(
+        &self,
+        backend: &CudaBackend<D>,
+        element: Element,
+        len: usize,
+    ) -> Result<Option<CudaBuffer<D>>, DeviceFault> {
+        match &mut *self.claimed.borrow_mut() {
+            Some(claimed) => claimed.allocate(element, len).transpose(),
+            None => Ok(backend.buffer(element, len).ok()),
+        }
     }
 
     /// A room of this form; none if there is none left. Some take turns: who fills the only one there is
@@ -97,7 +117,9 @@ impl<D: Device> Rooms<D> {
         {
             return Ok(first(&mut free));
         }
-        let Ok(buffer) = backend.buffer(element, len) else { return Ok(first(&mut free)) };
+        let Some(buffer) = self.buffer(backend, element, len)? else {
+            return Ok(first(&mut free));
+        };
         // Its zeros come first, whichever stream fills it.
         let read = vec![backend.device().fence(Stream::Compute)?];
         self.made.set(self.made.get() + 1);

@@ -24,9 +24,11 @@ use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::memory::ALIGNMENT;
 use super::source::Precision;
+use crate::fault::Purpose;
+use crate::sizes::DeviceSizes;
 
 /// Enough for the algorithms of Hopper and later, by the library's documentation.
-const WORKSPACE_BYTES: u64 = 32 << 20;
+const WORKSPACE_BYTES: u64 = DeviceSizes::WORKSPACE_BYTES;
 
 /// cublasOperation_t, which belongs to a part of cudarc that is not needed otherwise.
 const OPERATION_N: u32 = 0;
@@ -284,7 +286,8 @@ impl Products {
         check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
         let library = Handle { raw, destroy: sys::cublasLtDestroy };
         let version = library_version();
-        let workspace = device.allocate(WORKSPACE_BYTES)?;
+        let workspace = device.allocate(WORKSPACE_BYTES);
+        let workspace = workspace.map_err(|fault| fault.asked_for(Purpose::Workspace))?;
         let stream = device.stream().cast();
         Ok(Self { library, version, workspace, stream, state: Mutex::default() })
     }

@@ -10,17 +10,13 @@ use super::backend::{CudaBackend, CudaMatrix, floats};
 use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use super::optimizer::{self, Stretch};
 use crate::backend::{LayerCandidate, SquareSum, View};
+use crate::scratch::{PIECE, SQUARES_BYTES, Slot, TENSOR_BYTES};
 
-/// PIECE and SQUARE_THREADS of `optimizer.cu`.
-const PIECE: usize = 16_384;
+/// SQUARE_THREADS of `optimizer.cu`.
 const THREADS: usize = 256;
-/// Bytes of the structure `Squares`.
-const SQUARES_BYTES: usize = 16;
-/// Bytes of the structure `Tensor`.
-const TENSOR_BYTES: usize = 24;
 
 pub(super) fn sum_squares<D: Device>(
     device: &CudaBackend<D>,

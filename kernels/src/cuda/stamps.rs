@@ -6,11 +6,7 @@ use super::backend::CudaBackend;
 use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::Slot;
-
-/// Moments that may wait to be read: two for each layer of each pass of a large step.
-const STAMPS_MAX: usize = 16_384;
-const STAMP_BYTES: usize = 8;
+use crate::scratch::{STAMP_BYTES, STAMPS_MAX, Slot};
 
 /// How many moments wait to be read.
 #[derive(Default)]

@@ -8,15 +8,12 @@ use super::device::{Address, Device};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::losses;
-use super::memory::{CudaBuffer, Slot};
+use super::memory::CudaBuffer;
 use crate::fingerprint::StateSums;
+use crate::scratch::{STATE_SUMS_BYTES, SUMMED_PLACES, Slot};
 
-/// STATE_THREADS of `optimizer.cu`.
-const THREADS: usize = 256;
-/// Places that a block adds up.
-const BLOCK: usize = 4 * THREADS;
-/// Bytes of the structure `StateSums`.
-const SUMS_BYTES: usize = 16;
+/// STATE_THREADS of `optimizer.cu`, of which each has four places.
+const THREADS: usize = SUMMED_PLACES / 4;
 
 /// Room for what blocks leave.
 pub(super) struct Parts {
@@ -29,17 +26,17 @@ impl Parts {
         device: &CudaBackend<D>,
         count: usize,
     ) -> Result<Self, DeviceFault> {
-        Ok(Self { start: device.scratch(Slot::Sums, count.max(1) * SUMS_BYTES)?, count })
+        Ok(Self { start: device.scratch(Slot::Sums, count.max(1) * STATE_SUMS_BYTES)?, count })
     }
 
     /// Where the blocks behind `done` others begin.
     pub(super) fn from(&self, done: usize) -> Address {
-        Address(self.start.0 + (done * SUMS_BYTES) as u64)
+        Address(self.start.0 + (done * STATE_SUMS_BYTES) as u64)
     }
 
     /// The sum of all parts, later.
     pub(super) fn add<D: Device>(self, device: &CudaBackend<D>) -> Result<StateSums, DeviceFault> {
-        let sums = device.scratch(Slot::Results, SUMS_BYTES)?;
+        let sums = device.scratch(Slot::Results, STATE_SUMS_BYTES)?;
         let arguments = Arguments::new().address(self.start).count(self.count).address(sums);
         device.launch(&Launch::blocks(Kernel::AddStateSums, [1, 1], THREADS, arguments))?;
         losses::hold_sums(device, sums)
@@ -53,7 +50,7 @@ pub(super) fn of_state<D: Device>(
 ) -> Result<StateSums, DeviceFault> {
     let count = state[0].len();
     assert!(state.iter().all(|part| part.len() == count), "moments are as long as weights");
-    let blocks = count.div_ceil(BLOCK);
+    let blocks = count.div_ceil(SUMMED_PLACES);
     let parts = Parts::new(device, blocks)?;
     let start = Arguments::new();
     let arguments = state.iter().fold(start, |told, part| told.address(part.floats(0)));

@@ -3,7 +3,8 @@
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Accumulate, Backend, CpuBackend, LinearGradient, MatrixShape, View, ViewMut,
+    Accumulate, Backend, ByteCounts, Claim, CpuBackend, DeviceSizes, LinearGradient, MatrixShape,
+    Operation, View, ViewMut,
 };
 
 use crate::device::{Emulated, Order, devices};
@@ -135,12 +136,27 @@ fn memory_that_is_not_there_is_refused_with_what_is_free() {
     let backend = CudaBackend::new(device);
     let first = backend.allocate(20 << 20).expect("80 of 100 mebibytes");
     let error = backend.allocate(20 << 20).err().expect("80 more");
-    assert_eq!((error.bytes, error.free_bytes), (80 << 20, Some(20 << 20)));
-    assert!(error.to_string().contains("20971520 are free"), "{error}");
+    assert_eq!(error.bytes, 80 << 20);
+    assert!(error.to_string().contains(", 20971520 of 8589934592 are free"), "{error}");
     assert_eq!(backend.fault(), None, "the device is none the worse for it");
     drop(first);
     let error = backend.allocate(30 << 20).err().expect("more than there is");
     assert_eq!(error.bytes, 120 << 20);
+}
+
+#[test]
+fn what_was_claimed_is_there_and_what_was_not_is_taken_beside_it() {
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 100 << 20) else { return };
+    let backend = CudaBackend::new(device.clone());
+    let taken = || device.most_given_bytes() - DeviceSizes::WORKSPACE_BYTES;
+    let claim = Claim { buffers: 512, operations: &[Operation::Stamps], rooms: &[] };
+    backend.claim(&claim).expect("a page");
+    let two = [64, 64].map(|len| backend.allocate(len).expect("claimed"));
+    assert!(backend.stamp());
+    assert_eq!(taken(), backend.claim_bytes(&claim), "they take 256 bytes each");
+    let _third = backend.allocate(1).expect("there is more");
+    assert_eq!(taken(), (2 << 20) + (32 << 20), "a region for what nobody counted");
+    drop(two);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use zbelastic_kernels::cuda::device::{
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
+use zbelastic_kernels::{DeviceSizes, Purpose};
 
 use crate::compile::entries;
 
@@ -36,6 +37,8 @@ pub struct Emulated {
     memory: Mutex<BTreeMap<u64, Layout>>,
     /// Bytes that `allocate` has left.
     room_bytes: Mutex<u64>,
+    /// What it gives out now and has given out at most, beside what it took to be opened.
+    given_bytes: Mutex<[u64; 2]>,
     has_given_up: AtomicBool,
     /// Copies of what graphs were made of.
     graphs: Mutex<BTreeMap<GraphId, Vec<Command>>>,
@@ -79,6 +82,7 @@ impl Emulated {
             entries: compiled(precision)?,
             memory: Mutex::default(),
             room_bytes: Mutex::new(room_bytes),
+            given_bytes: Mutex::default(),
             has_given_up: AtomicBool::new(false),
         }))
     }
@@ -86,6 +90,12 @@ impl Emulated {
     /// Graphs that somebody may start.
     pub fn graph_count(&self) -> usize {
         self.graphs.lock().expect("no panic while it is held").len()
+    }
+
+    /// Bytes that it has given out at most, with what a device takes to be opened.
+    pub fn most_given_bytes(&self) -> u64 {
+        let [_, most] = *self.given_bytes.lock().expect("no panic while it is held");
+        most + DeviceSizes::WORKSPACE_BYTES
     }
 
     fn check(&self, call: &'static str) -> Result<(), DeviceFault> {
@@ -192,15 +202,21 @@ impl Device for Emulated {
         let mut room = self.room_bytes.lock().expect("no panic while it is held");
         if bytes > *room {
             let (asked_bytes, free_bytes) = (bytes, *room);
-            return Err(DeviceFault::OutOfMemory { asked_bytes, free_bytes, total_bytes: 8 << 30 });
+            let purpose = Purpose::default();
+            let total_bytes = 8 << 30;
+            return Err(DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes });
         }
         *room -= bytes;
+        let mut given = self.given_bytes.lock().expect("no panic while it is held");
+        given[0] += bytes;
+        given[1] = given[0].max(given[1]);
         Ok(self.take(bytes))
     }
 
     fn free(&self, address: Address) {
         let bytes = self.give_back(address);
         *self.room_bytes.lock().expect("no panic while it is held") += bytes;
+        self.given_bytes.lock().expect("no panic while it is held")[0] -= bytes;
     }
 
     fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {

@@ -4,13 +4,16 @@
 //!
 //! All frames of a worker go the same way, so that they keep their order.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_transport::FrameSender;
+use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
 
 use super::device::{DeviceOutput, DeviceTrouble, Over};
@@ -20,29 +23,37 @@ use super::frames::{Outgoing, outgoing};
 /// is so far ahead of its network has nothing to gain.
 const BAG_MAX: usize = 64;
 
+/// Takes frames to other workers.
+pub(super) trait Road: Clone + Send + 'static {
+    /// Takes a frame, or drops it: whoever cannot be reached is lost, or will be; its plan ends with it.
+    fn take(&self, to: NodeId, frame: OutgoingFrame);
+}
+
+impl Road for FrameSender {
+    fn take(&self, to: NodeId, frame: OutgoingFrame) {
+        let _queued_or_lost = self.send(to, frame);
+    }
+}
+
 /// The way out of a worker.
-pub(super) struct Courier {
-    way: Way,
+pub(super) struct Courier<R: Road = FrameSender> {
+    way: Way<R>,
     /// The thread's, once there is one.
     bag: Option<SyncSender<(NodeId, PeerFrame)>>,
 }
 
 /// Where frames go to.
 #[derive(Clone)]
-struct Way {
-    frames: FrameSender,
+struct Way<R> {
+    frames: R,
     outbox: mpsc::Sender<DeviceOutput>,
     /// What the device is called.
     device: String,
 }
 
-impl Courier {
+impl<R: Road> Courier<R> {
     /// No thread yet.
-    pub(super) const fn new(
-        frames: FrameSender,
-        outbox: mpsc::Sender<DeviceOutput>,
-        device: String,
-    ) -> Self {
+    pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
         Self { way: Way { frames, outbox, device }, bag: None }
     }
 
@@ -90,7 +101,7 @@ fn is_held(body: &PeerBody) -> bool {
     }
 }
 
-impl Way {
+impl<R: Road> Way<R> {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
         let (held, fault) = match &frame.body {
             PeerBody::Frame(frame) => (frame.tensor.held(), None),
@@ -112,8 +123,7 @@ impl Way {
         }
         match sent {
             Ok(Outgoing::Frames(frames)) => {
-                // Whoever cannot be reached is lost, or will be; its plan ends with it.
-                frames.into_iter().for_each(|frame| drop(self.frames.send(to, frame)));
+                frames.into_iter().for_each(|frame| self.frames.take(to, frame));
                 Ok(())
             }
             Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),

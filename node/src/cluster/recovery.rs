@@ -11,6 +11,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{Manifest, RecordLog as _, SledLog, Store};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
+use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::logged_state;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
@@ -29,8 +30,35 @@ use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
-/// A job, how far it is, and the checkpoint from which it goes on.
-type Resumed = (JobPhase, Arc<JobSpec>, CheckpointRecord);
+/// A job, how far it is, the checkpoint from which it goes on, and what it has computed on, as far as that
+/// is known.
+struct Resumed {
+    phase: JobPhase,
+    spec: Arc<JobSpec>,
+    record: CheckpointRecord,
+    class: Option<DeviceClass>,
+}
+
+/// What a manifest tells a cluster that goes on from it.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub(super) struct CheckpointDocument {
+    /// The job.
+    pub(super) spec: Arc<JobSpec>,
+    /// The checkpoint.
+    pub(super) record: CheckpointRecord,
+    /// What the job computes on.
+    pub(super) class: Option<DeviceClass>,
+}
+
+impl CheckpointDocument {
+    /// Those of versions before there were classes do not name one.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        const LIMIT: usize = zbelastic_checkpoint::DOCUMENT_BYTES_MAX;
+        let before = || codec::decode::<(Arc<JobSpec>, CheckpointRecord)>(bytes, LIMIT);
+        let unnamed = |(spec, record)| Self { spec, record, class: None };
+        codec::decode(bytes, LIMIT).or_else(|_| before().map(unnamed)).ok()
+    }
+}
 
 /// Makes a new cluster of the controller in `folder`, which this process holds. Yields where what
 /// was of the old one lies now.
@@ -42,11 +70,11 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let (phase, spec, record) = newest(folder, old.cluster)?;
+    let Resumed { phase, spec, record, class } = newest(folder, old.cluster)?;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
-    let state = State::recovered(cluster, spec, record).held_as(phase);
+    let state = State::recovered(cluster, spec, record).held_as(phase).of_class(class);
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
@@ -81,10 +109,15 @@ fn newest(folder: &DataFolder, cluster: ClusterId) -> Result<Resumed, Failure> {
     };
     let Some(job) = state.job() else { return newest_of_store(folder, None) };
     match state.checkpoints().last() {
-        Some(record) => Ok((job.phase, Arc::clone(&job.spec), record.clone())),
+        Some(record) => Ok(Resumed {
+            phase: job.phase,
+            spec: Arc::clone(&job.spec),
+            record: record.clone(),
+            class: state.class(),
+        }),
         None => {
-            let (_, spec, record) = newest_of_store(folder, Some(job.spec.config))?;
-            Ok((job.phase, spec, record))
+            let found = newest_of_store(folder, Some(job.spec.config))?;
+            Ok(Resumed { phase: job.phase, class: state.class().or(found.class), ..found })
         }
     }
 }
@@ -126,13 +159,12 @@ fn newest_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Resume
     let manifests = store.map_err(|error| wrong(&error))?.manifests();
     let manifests = manifests.map_err(|error| wrong(&error))?;
     let read = |manifest: &Manifest| {
-        codec::decode::<(JobSpec, CheckpointRecord)>(
-            &manifest.document,
-            zbelastic_checkpoint::DOCUMENT_BYTES_MAX,
-        )
-        .ok()
-        .filter(|(spec, _)| config.is_none_or(|config| config == spec.config))
-        .map(|(spec, record)| (JobPhase::Running, Arc::new(spec), record))
+        CheckpointDocument::decode(&manifest.document)
+            .filter(|found| config.is_none_or(|config| config == found.spec.config))
+            .map(|CheckpointDocument { spec, record, class }| {
+                let phase = JobPhase::Running;
+                Resumed { phase, spec, record, class }
+            })
     };
     manifests.iter().rev().find_map(read).ok_or_else(|| {
         let mut failure = Failure::new(FailureCode::NotFound, "there is no checkpoint here");
@@ -193,6 +225,7 @@ fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Fa
 #[cfg(test)]
 mod tests {
     use zbelastic_checkpoint::PieceName;
+    use zbelastic_consensus::class::{DeviceKind, DeviceName};
     use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
     use zbelastic_types::{Generation, LayerId, Step};
@@ -228,18 +261,14 @@ mod tests {
         })
     }
 
-    /// What is on the disk when the process is killed before the keeper wrote the manifest.
-    #[test]
-    fn checkpoint_that_only_the_log_tells_of_is_the_one_to_go_on_from() {
-        let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
-        let old = controller(ClusterId(7));
+    /// A checkpoint of version 5 in the store, with this document.
+    fn put_manifest(folder: &DataFolder, document: Vec<u8>) {
         let digest = Digest([0; 32]);
         let layer = PieceName { version: Step(5), layer: LayerId(0), digest };
         let manifest = Manifest {
             version: Step(5),
             layers: vec![layer],
-            document: codec::encode(&(job(), checkpoint(5))),
+            document,
             data: digest,
             program: String::new(),
             seed: 0,
@@ -247,19 +276,62 @@ mod tests {
         let places = Places::new(folder.clone());
         let store = places.open(&places.last().expect("readable")).expect("made");
         store.put_manifest(&manifest).expect("room");
-        drop(store);
-        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").2.version;
+    }
+
+    /// A log that adds up to this.
+    fn put_log(folder: &DataFolder, state: &State) {
+        let members = Members::first(&[FIRST_NODE]);
+        let image = SnapshotImage { index: 1, term: 1, members, data: codec::encode(state) };
+        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
+        log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
+    }
+
+    /// The bits of a run on devices are of their class, whoever joins the new cluster first.
+    #[test]
+    fn what_a_job_computes_on_is_kept_by_the_log_and_by_manifests() {
+        let class = DeviceClass::Cuda(DeviceName::new("H200, sm_90").expect("a name"));
+        let job = || Arc::new(JobSpec { device: DeviceKind::Cuda, ..job() });
+        let read = |folder: &DataFolder| {
+            let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
+            (state.class(), state.checkpoints().last().map(|found| found.version))
+        };
+        let document = |class| {
+            let document = CheckpointDocument { spec: job(), record: checkpoint(5), class };
+            codec::encode(&document)
+        };
+        let old = controller(ClusterId(7));
+        let before = codec::encode(&(job(), checkpoint(5)));
+        for (document, expected) in [(document(Some(class)), Some(class)), (before, None)] {
+            let site = tempfile::tempdir().expect("a folder");
+            let folder = DataFolder::new(site.path().to_owned());
+            put_manifest(&folder, document);
+            recover(&folder, &old).expect("a checkpoint is known");
+            assert_eq!(read(&folder), (expected, Some(Step(5))));
+        }
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        let state = State::recovered(old.cluster, job(), checkpoint(10)).of_class(Some(class));
+        put_log(&folder, &state);
+        recover(&folder, &old).expect("a checkpoint is known");
+        assert_eq!(read(&folder), (Some(class), Some(Step(10))), "as the log tells");
+    }
+
+    /// What is on the disk when the process is killed before the keeper wrote the manifest.
+    #[test]
+    fn checkpoint_that_only_the_log_tells_of_is_the_one_to_go_on_from() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        let old = controller(ClusterId(7));
+        let digest = Digest([0; 32]);
+        put_manifest(&folder, codec::encode(&(job(), checkpoint(5))));
+        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").record.version;
         assert_eq!(resumed(newest(&folder, old.cluster)), Step(5), "there is no log");
-        let other = newest_of_store(&folder, Some(digest)).expect_err("of another job");
+        let other = newest_of_store(&folder, Some(digest)).err().expect("of another job");
         assert_eq!(other.code, FailureCode::NotFound);
 
         let state = State::recovered(old.cluster, Arc::new(job()), checkpoint(10));
         let state = state.held_as(JobPhase::Paused);
-        let members = Members::first(&[FIRST_NODE]);
-        let image = SnapshotImage { index: 1, term: 1, members, data: codec::encode(&state) };
-        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
-        log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
-        drop(log);
+        put_log(&folder, &state);
         let kept = recover(&folder, &old).expect("a checkpoint is known");
         assert!(kept.join("log").exists(), "the old log is kept");
         for turn in ["once", "again, with nothing started between"] {

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 56] = pages![
+const PAGES: [(&str, &str); 59] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -58,6 +58,9 @@ const PAGES: [(&str, &str); 56] = pages![
     "decisions/0036-attention-on-devices-is-our-own-kernel.md",
     "decisions/0037-attested-states-are-told-by-fingerprints.md",
     "decisions/0038-sums-and-candidates-share-a-read.md",
+    "decisions/0039-a-stage-claims-its-device-at-once.md",
+    "decisions/0040-a-driver-made-of-processors.md",
+    "decisions/0041-what-leaves-a-stage-is-read-late.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

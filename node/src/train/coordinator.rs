@@ -211,8 +211,8 @@ impl<'a> Coordinator<'a> {
 pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
     let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
     failure.details = vec![Detail::new("the run was stopped before its first step").hint(
-        "a smaller train.microbatch, memory.recompute, memory.offload, more --workers, or \
-                 another schedule.kind",
+        "a smaller train.microbatch, memory.recompute, memory.offload, or another \
+         schedule.kind",
     )];
     failure
 }

@@ -20,6 +20,20 @@ pub enum Machines {
     Devices(Vec<Probe>),
 }
 
+/// How workers share a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// As threads of one process, which opens it once.
+    Threads,
+    /// As processes of their own.
+    Processes,
+}
+
+/// What a driver takes of a device for another process that opens it, beside what its stage is counted
+/// with. It was chosen: drivers take a third to half a gibibyte for a process on the devices that kernels
+/// run on, and nobody has measured it here. What the first one takes is gone when free memory is looked at.
+const PROCESS_BYTES: u64 = 512 << 20;
+
 impl Machines {
     /// Looks whether what was named is there; without a name the first of its kind is meant.
     ///
@@ -64,11 +78,11 @@ impl Machines {
             // A device that is named twice has the stages of both.
             let is_here =
                 |stage: &usize| probes[stage % probes.len()].info.index == probe.info.index;
-            let own = (0..stages.len()).filter(is_here);
             // Copies, and rooms for what is under way, lie on the device as well.
-            let needed = own.map(|stage| stages[stage].total()).sum();
-            if needed > Bytes(probe.free_bytes) {
-                return Err(device_failure(probe, needed));
+            let own = (0..stages.len()).filter(is_here);
+            let own: Vec<(usize, Bytes)> = own.map(|it| (it, stages[it].total())).collect();
+            if own.iter().map(|(_, needed)| *needed).sum::<Bytes>() > Bytes(probe.free_bytes) {
+                return Err(device_failure(probe, &own));
             }
         }
         Ok(())
@@ -76,16 +90,33 @@ impl Machines {
 
     /// What a stage may take, if all take the same.
     #[must_use]
-    pub fn share(&self, worker_count: u32) -> Option<Bytes> {
+    pub fn share(&self, worker_count: u32, sharing: Sharing) -> Option<Bytes> {
         match self {
             Self::Processors => {
                 memory_total().map(|total| Bytes(total.0 / u64::from(worker_count)))
             }
-            Self::Devices(probes) => {
-                let share = |probe: &Probe| probe.free_bytes / self.workers_on(probe, worker_count);
-                probes.iter().map(share).min().map(Bytes)
+            Self::Devices(_) => {
+                let parts = self.parts(worker_count, sharing).into_iter();
+                parts.map(|part| part.bytes).min()
             }
         }
+    }
+
+    /// What each stage may take of its device, which all of a device share alike; nothing of processors,
+    /// which share what the system has.
+    #[must_use]
+    pub fn parts(&self, worker_count: u32, sharing: Sharing) -> Vec<DevicePart> {
+        let Self::Devices(probes) = self else { return Vec::new() };
+        let part = |probe: &Probe| {
+            let stages = self.workers_on(probe, worker_count);
+            let others = match sharing {
+                Sharing::Threads => 0,
+                Sharing::Processes => (stages - 1) * PROCESS_BYTES,
+            };
+            let bytes = Bytes(probe.free_bytes.saturating_sub(others) / stages);
+            DevicePart { index: probe.info.index, free: Bytes(probe.free_bytes), stages, bytes }
+        };
+        probes.iter().cycle().take(worker_count as usize).map(part).collect()
     }
 
     /// Workers that share a device, of so many.
@@ -115,6 +146,48 @@ impl Machines {
     }
 }
 
+/// What a stage may take of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePart {
+    /// The device's number.
+    pub index: usize,
+    /// What is free on it, for all of its stages.
+    pub free: Bytes,
+    /// Stages that share it.
+    pub stages: u64,
+    /// What each of them may take.
+    pub bytes: Bytes,
+}
+
+impl DevicePart {
+    /// A run that does not fit there.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        Failure::new(FailureCode::OutOfResource, does_not_fit(self.index))
+    }
+
+    /// How a person is told that a stage does not fit into its part.
+    #[must_use]
+    pub fn detail(&self, kind: &str, stage: usize, needed: Bytes) -> Detail {
+        let Self { index, free, stages, bytes } = self;
+        let device = Device::Cuda(*index);
+        let what = format!("{kind}: stage {stage} needs {needed}, its part of {device} is {bytes}");
+        let why = match stages {
+            1 => format!("{free} are free there"),
+            _ => format!("{free} are free there, for {stages} stages"),
+        };
+        Detail::new(what).at(device.to_string()).why(why).hint(WHAT_HELPS)
+    }
+}
+
+const WHAT_HELPS: &str = "another device beside it, fewer --workers on it, a smaller \
+    train.microbatch, train.precision=bf16, memory.recompute=full with \
+    memory.recompute_passes=needed, or memory.offload";
+
+fn does_not_fit(index: usize) -> String {
+    format!("the run does not fit {}", Device::Cuda(index))
+}
+
 /// The stages of one run must give the bits of one.
 fn check_one_class(probes: &[Probe]) -> Result<(), Failure> {
     let Some(other) = probes.iter().find(|probe| probe.class() != probes[0].class()) else {
@@ -128,18 +201,19 @@ fn check_one_class(probes: &[Probe]) -> Result<(), Failure> {
     Err(Failure::usage("the command line", vec![detail]))
 }
 
-fn device_failure(probe: &Probe, needed: Bytes) -> Failure {
+fn device_failure(probe: &Probe, stages: &[(usize, Bytes)]) -> Failure {
     let device = Device::Cuda(probe.info.index);
-    let what = format!("the run does not fit {device}");
+    let what = does_not_fit(probe.info.index);
     let mut failure = Failure::new(FailureCode::OutOfResource, what);
     let free = Bytes(probe.free_bytes);
     let total = Bytes(probe.info.memory_bytes);
+    let needed: Bytes = stages.iter().map(|(_, needed)| *needed).sum();
+    let each = stages.iter().map(|(stage, needed)| format!("stage {stage} {needed}"));
+    let each = each.collect::<Vec<_>>().join(", ");
     let detail = Detail::new(format!("its stages take {needed}, {free} of {total} are free"))
         .at(device.to_string())
-        .hint(
-            "another device beside it, a smaller train.microbatch, or memory.recompute or \
-             memory.offload with schedule.max_mem",
-        );
+        .why(each)
+        .hint(WHAT_HELPS);
     failure.details = vec![detail];
     failure
 }
@@ -174,7 +248,15 @@ mod tests {
     fn stage(device: u64) -> StageMemory {
         let state = Bytes(device);
         let none = Bytes(0);
-        StageMemory { state, stash: none, scratch: none, messages: none, copies: none, away: none }
+        StageMemory {
+            state,
+            stash: none,
+            scratch: none,
+            messages: none,
+            copies: none,
+            fixed: none,
+            away: none,
+        }
     }
 
     #[test]
@@ -189,10 +271,26 @@ mod tests {
         let failure = machines([9, 1]).check_room(&stages, &model).expect_err("5 and 5 on 9");
         let text = failure.to_string();
         assert_eq!(failure.code, FailureCode::OutOfResource);
-        for word in ["cuda:0", "take 10 B", "9 B of", "memory.recompute", "memory.offload"] {
+        let each = "stage 0 5 B, stage 2 5 B";
+        for word in ["cuda:0", "take 10 B", "9 B of", each, "memory.recompute", "memory.offload"] {
             assert!(text.contains(word), "no {word} in: {text}");
         }
-        assert_eq!(machines([10, 6]).share(3), Some(Bytes(5)));
+        assert_eq!(machines([10, 6]).share(3, Sharing::Threads), Some(Bytes(5)));
+    }
+
+    #[test]
+    fn stages_of_a_device_have_equal_parts_of_what_its_processes_leave() {
+        let free = [2 * PROCESS_BYTES, 100];
+        let devices = (0..2).map(|index| probe(index, "A", free[index])).collect();
+        let machines = Machines::Devices(devices);
+        let parts = |sharing| {
+            let parts = machines.parts(3, sharing).into_iter();
+            parts.map(|part| (part.index, part.stages, part.bytes.0)).collect::<Vec<_>>()
+        };
+        let (whole, half) = (PROCESS_BYTES, PROCESS_BYTES / 2);
+        assert_eq!(parts(Sharing::Threads), [(0, 2, whole), (1, 1, 100), (0, 2, whole)]);
+        assert_eq!(parts(Sharing::Processes), [(0, 2, half), (1, 1, 100), (0, 2, half)]);
+        assert_eq!(Machines::Processors.parts(3, Sharing::Threads), []);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::asynchronous::{AsyncChoice, choose_async};
 use super::cluster::Job;
 use super::corpus::{AboutText, load_text};
 use super::interrupt::Interrupt;
-use super::machines::Machines;
+use super::machines::{DevicePart, Machines, Sharing};
 use crate::args::{DeviceList, TrainArgs};
 use crate::config::{
     Flag, Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, Sources, Value,
@@ -44,6 +44,8 @@ pub struct Prepared {
     pub worker_count: u32,
     /// What workers compute on.
     pub machines: Machines,
+    /// How they share it.
+    pub sharing: Sharing,
     /// What workers are told.
     pub job: Job,
 }
@@ -162,8 +164,8 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
-    let plan = plan_of_run(&loaded.config, worker_count, copies)
-        .and_then(|plan| machines.check_room(plan.memory(), &loaded.config.model).map(|()| plan));
+    let sharing = if args.threads_only { Sharing::Threads } else { Sharing::Processes };
+    let plan = fitting_plan(&loaded.config, &machines, (worker_count, copies), sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let Loaded { config, notes, .. } = loaded;
@@ -177,7 +179,17 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         threads,
         interrupt: Interrupt::default(),
     };
-    Ok(Prepared { name, config, notes, text: text.about, plan, worker_count, machines, job })
+    Ok(Prepared {
+        name,
+        config,
+        notes,
+        text: text.about,
+        plan,
+        worker_count,
+        machines,
+        sharing,
+        job,
+    })
 }
 
 /// All three, or everything that is wrong with any of them.
@@ -237,17 +249,48 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
     asked.map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
 }
 
-/// The plan of a run, one stage for each worker.
+/// A plan that has room where the run computes. Stages that share a device have equal parts of it, as their
+/// workers say to a cluster. Threads need not: without such a plan they may have one whose stages
+/// take what there is between them.
+///
+/// # Errors
+/// If there is none, with the parts.
+pub fn fitting_plan(
+    config: &RunConfig,
+    machines: &Machines,
+    (worker_count, copies): (u32, u32),
+    sharing: Sharing,
+) -> Result<PlanOfRun, Failure> {
+    let has_room =
+        |plan: PlanOfRun| machines.check_room(plan.memory(), &config.model).map(|()| plan);
+    let parts = machines.parts(worker_count, sharing);
+    let found = plan_of_run(config, (worker_count, copies), &parts).and_then(has_room);
+    match (found, sharing) {
+        (Err(refused), Sharing::Threads) if !parts.is_empty() => {
+            let uneven = plan_of_run(config, (worker_count, copies), &[]).and_then(has_room);
+            uneven.map_err(|_| refused)
+        }
+        (found, Sharing::Threads | Sharing::Processes) => found,
+    }
+}
+
+/// The plan of a run, one stage for each worker, within these parts of devices.
 ///
 /// # Errors
 /// If there is none that fits.
-fn plan_of_run(config: &RunConfig, worker_count: u32, copies: u32) -> Result<PlanOfRun, Failure> {
+fn plan_of_run(
+    config: &RunConfig,
+    (worker_count, copies): (u32, u32),
+    parts: &[DevicePart],
+) -> Result<PlanOfRun, Failure> {
     match config.schedule.kinds() {
-        Ok(kinds) => choose_plan(config, kinds, worker_count, copies).map(PlanOfRun::Synchronous),
+        Ok(kinds) => {
+            choose_plan(config, kinds, (worker_count, copies), parts).map(PlanOfRun::Synchronous)
+        }
         Err(kind) => {
             check_needs_no_steps(config, kind)?;
             let plan = choose_async(config, kind, worker_count)?;
-            let whole = choose_plan(config, &[ScheduleKind::GPipe], 1, 0)?.plan;
+            let whole = choose_plan(config, &[ScheduleKind::GPipe], (1, 0), &[])?.plan;
             Ok(PlanOfRun::Asynchronous { plan, whole })
         }
     }
@@ -257,11 +300,14 @@ fn plan_of_run(config: &RunConfig, worker_count: u32, copies: u32) -> Result<Pla
 fn choose_plan(
     config: &RunConfig,
     kinds: &[ScheduleKind],
-    worker_count: u32,
-    copies: u32,
+    (worker_count, copies): (u32, u32),
+    parts: &[DevicePart],
 ) -> Result<Choice, Failure> {
-    let limits: Vec<Bytes> =
-        config.stage_bytes_max.iter().copied().cycle().take(worker_count as usize).collect();
+    let limit = |stage| {
+        let part = parts.get(stage).map(|part: &DevicePart| part.bytes);
+        part.into_iter().chain(config.stage_bytes_max).min()
+    };
+    let limits: Vec<Bytes> = (0..worker_count as usize).filter_map(limit).collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
@@ -276,7 +322,7 @@ fn choose_plan(
         pace: &Pace::estimated(&config.model, config.batch.microbatch),
     };
     choose(&config.arithmetic.sizes(), request)
-        .map_err(|refusals| refusal_failure(&refusals, config, worker_count))
+        .map_err(|refusals| refusal_failure(&refusals, config, worker_count, parts))
 }
 
 /// How a person is told that no schedule will do. A size that is wrong for one schedule and a
@@ -285,9 +331,10 @@ fn refusal_failure(
     refusals: &[(ScheduleKind, Refusal)],
     config: &RunConfig,
     worker_count: u32,
+    parts: &[DevicePart],
 ) -> Failure {
-    let memory: Vec<Detail> =
-        refusals.iter().filter_map(|(kind, refusal)| memory_detail(*kind, refusal)).collect();
+    let detail = |(kind, refusal): &(ScheduleKind, Refusal)| memory_detail(*kind, refusal, parts);
+    let memory: Vec<Detail> = refusals.iter().filter_map(detail).collect();
     let plans = refusals.iter().filter_map(|(_, refusal)| match refusal {
         Refusal::Plan(error) => Some(error),
         Refusal::Memory { .. } => None,
@@ -299,13 +346,25 @@ fn refusal_failure(
     if let (true, Some(error)) = (memory.is_empty(), plan) {
         return plan_failure(error, config, worker_count);
     }
-    let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
+    let mut failure = match refusals.iter().find_map(|(_, refusal)| part_of(refusal, parts)) {
+        Some(part) => part.failure(),
+        None => Failure::new(FailureCode::Usage, "stage memory does not fit"),
+    };
     failure.details = memory;
     failure
 }
 
-fn memory_detail(kind: ScheduleKind, refusal: &Refusal) -> Option<Detail> {
+/// The part of a device that a stage is too large for, if that was its limit.
+fn part_of<'a>(refusal: &Refusal, parts: &'a [DevicePart]) -> Option<&'a DevicePart> {
+    let Refusal::Memory { stage, limit, .. } = refusal else { return None };
+    parts.get(stage.index()).filter(|part| part.bytes == *limit)
+}
+
+fn memory_detail(kind: ScheduleKind, refusal: &Refusal, parts: &[DevicePart]) -> Option<Detail> {
     let Refusal::Memory { stage, needed, limit } = refusal else { return None };
+    if let Some(part) = part_of(refusal, parts) {
+        return Some(part.detail(kind.name(), stage.index(), *needed));
+    }
     Some(stage_memory_detail(kind.name(), *stage, (*needed, *limit)))
 }
 
@@ -367,7 +426,87 @@ fn read_weights(model: &ModelConfig, path: &Path) -> Result<(Vec<u8>, Vec<Vec<f3
 
 #[cfg(test)]
 mod tests {
-    use super::threads_per_worker;
+    use zbelastic_kernels::cuda::{Architecture, DeviceInfo, Probe};
+    use zbelastic_schedule::Memory;
+
+    use super::*;
+    use crate::config::load_document;
+
+    /// Two stages on a device with so much free memory.
+    fn planned(free: u64, sharing: Sharing) -> Result<PlanOfRun, Failure> {
+        planned_for("1f1b", free, "", sharing)
+    }
+
+    /// The same under another schedule.
+    fn planned_for(
+        kind: &str,
+        free: u64,
+        more: &str,
+        sharing: Sharing,
+    ) -> Result<PlanOfRun, Failure> {
+        let toml = format!(
+            "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nseq_len = 512\n\
+             microbatch = 8\nglobal_batch = 32\n[schedule]\nkind = \"{kind}\"\n{more}"
+        );
+        let config = load_document("test", &toml).expect("legal").config;
+        let info = DeviceInfo {
+            index: 0,
+            name: "H200".to_owned(),
+            architecture: Architecture::new(9, 0),
+            memory_bytes: 1 << 40,
+            multiprocessor_count: 132,
+        };
+        let probe = Probe { info, library_version: 130_100, free_bytes: free };
+        fitting_plan(&config, &Machines::Devices(vec![probe]), (2, 0), sharing)
+    }
+
+    fn needs(plan: &PlanOfRun) -> Vec<u64> {
+        plan.memory().iter().map(|memory| memory.total().0).collect()
+    }
+
+    #[test]
+    fn stages_that_share_a_device_are_planned_within_their_parts() {
+        let plenty = planned(1 << 40, Sharing::Threads).expect("plenty");
+        let most = *needs(&plenty).iter().max().expect("two");
+        assert!(planned(2 * most, Sharing::Threads).is_ok());
+        let processes = (512 << 20) + 2 * most;
+        assert!(planned(processes, Sharing::Processes).is_ok());
+        let failure = planned(processes - 2, Sharing::Processes).err().expect("a byte less");
+        assert_eq!(failure.code, FailureCode::OutOfResource);
+        let (text, part) = (failure.to_string(), Bytes(most - 1));
+        let part = format!("1f1b: stage 0 needs {}, its part of cuda:0 is {part}", Bytes(most));
+        let title = "the run does not fit cuda:0";
+        for word in [title, &part[..], "for 2 stages", "train.precision=bf16", "memory.offload"] {
+            assert!(text.contains(word), "no {word} in: {text}");
+        }
+    }
+
+    /// What relieves a stage does so where its part of the device asks for it.
+    #[test]
+    fn passes_are_made_again_where_a_part_is_small() {
+        // All four microbatches are alive on both stages, and two at most need all of theirs.
+        let plan = |free, more| planned_for("gpipe", free, more, Sharing::Processes);
+        let most = |plan: &PlanOfRun| needs(plan).into_iter().max().expect("two");
+        let dropped =
+            |plan: &PlanOfRun| plan.synchronous().program.passes_with(Memory::Drop).count();
+        let relief = "[memory]\nrecompute = \"full\"\nrecompute_passes = \"needed\"\n";
+        let plenty = plan(1 << 40, relief).expect("plenty");
+        assert_eq!(dropped(&plenty), 0, "nobody is in need");
+        let part = most(&plenty) / 4 * 3;
+        let relieved = plan((512 << 20) + 2 * part, relief).expect("passes are made again");
+        assert!(dropped(&relieved) > 0 && most(&relieved) <= part, "{:?}", needs(&relieved));
+    }
+
+    /// Threads share what there is; processes have said what they take before they know the plan.
+    #[test]
+    fn threads_may_share_unevenly() {
+        let plenty = planned(1 << 40, Sharing::Threads).expect("plenty");
+        let all: u64 = needs(&plenty).iter().sum();
+        assert!(all < 2 * needs(&plenty).iter().max().expect("two"), "stages differ");
+        assert_eq!(needs(&planned(all, Sharing::Threads).expect("all of it")), needs(&plenty));
+        let failure = planned(all - 1, Sharing::Threads).err().expect("a byte less");
+        assert!(failure.to_string().contains("its part of cuda:0"), "{failure}");
+    }
 
     #[test]
     fn cores_are_shared_out() {

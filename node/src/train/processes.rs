@@ -8,6 +8,7 @@
 
 mod children;
 mod follow;
+mod patience;
 mod retold;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
 
 use super::coordinator::Outcome;
+use super::machines::Sharing;
 use super::prepare::Prepared;
 use crate::api::client::{ApiClient, ApiError};
 use crate::api::{
@@ -64,7 +66,10 @@ pub fn train(
     let devices = prepared.machines.indices();
     let workers = WorkerMachines {
         threads: prepared.job.threads,
-        memory: prepared.machines.share(prepared.worker_count).filter(|_| !devices.is_empty()),
+        memory: prepared
+            .machines
+            .share(prepared.worker_count, Sharing::Processes)
+            .filter(|_| !devices.is_empty()),
         devices,
     };
     let mut children = Children::new(folder, workers)?;

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::json;
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
 use zbelastic_schedule::Window;
 use zbelastic_trainer::hf::{config_json, export_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
@@ -14,13 +15,16 @@ use zbelastic_trainer::sample::{Draw, Sampler};
 use zbelastic_trainer::stage::Injection;
 
 use super::coordinator::Outcome;
+use super::devices::Devices;
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE};
 use super::line::{duration_text, grouped, tokens_per_s};
+use super::machines::Machines;
 use super::prepare::{PlanOfRun, Prepared};
 use super::reporter::Reader;
 use super::timing::Causes;
 use crate::config::WeightSource;
+use crate::device::code_of_fault;
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::machine::core_count;
 
@@ -247,23 +251,47 @@ const SAMPLE_TEMPERATURE: f64 = 0.7;
 /// A text begins as a paragraph does.
 const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
 
+/// Drawn on what the run computed on, in its type.
 fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
+    let tokens = match &prepared.machines {
+        Machines::Processors => {
+            drawn(CpuBackend::new(core_count()).map_err(no_memory)?, prepared, outcome)?
+        }
+        Machines::Devices(_) => {
+            let precision = prepared.config.arithmetic.precision();
+            let opened = Devices::open(&prepared.machines.indices(), 1, precision)?;
+            let (_, device) = opened.into_iter().next().expect("one was opened");
+            drawn(CudaBackend::new(device), prepared, outcome)?
+        }
+    };
+    // A vocabulary beyond bytes has tokens that no text of this run uses.
+    let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
+    Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
+}
+
+fn no_memory(error: AllocateError) -> Failure {
+    Failure::new(FailureCode::OutOfResource, format!("no memory for a sample: {error}"))
+}
+
+fn drawn<B: Backend>(
+    backend: B,
+    prepared: &Prepared,
+    outcome: &Outcome,
+) -> Result<Vec<u32>, Failure> {
     let config = &prepared.config;
     let shape = config.batch.microbatch;
     let context_len = shape.sequence_len.min(SAMPLE_CONTEXT);
     let forward_flop = model_flop_per_token(&config.model, shape) / 3.0 * context_len as f64;
     let token_count = ((SAMPLE_FLOP_MAX / forward_flop) as usize).clamp(1, SAMPLE_TOKENS);
-    let out_of_memory = |error: zbelastic_kernels::AllocateError| {
-        Failure::new(FailureCode::OutOfResource, format!("no memory for a sample: {error}"))
-    };
-    let backend = CpuBackend::new(core_count()).map_err(out_of_memory)?;
     let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
+    let mut sampler = sampler.map_err(no_memory)?;
     let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
     let draw = Draw { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
-    let tokens = sampler.map_err(out_of_memory)?.continue_text(&prompt, token_count, draw);
-    // A vocabulary beyond bytes has tokens that no text of this run uses.
-    let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
-    Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
+    let tokens = sampler.continue_text(&prompt, token_count, draw);
+    match sampler.fault() {
+        None => Ok(tokens),
+        Some(fault) => Err(Failure::new(code_of_fault(&fault), format!("a sample: {fault}"))),
+    }
 }
 
 /// What a terminal might take for a command is not shown as it is.

@@ -58,6 +58,27 @@ fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) ->
     std::thread::Builder::new().name(name).spawn(run).expect("a thread")
 }
 
+/// A worker that says more than its device has finds no room for its stage: the cluster hears of it and goes
+/// on without, and its own words have the numbers.
+#[test]
+fn a_worker_without_room_is_left_and_says_what_for() {
+    let device = |room_bytes| Emulated::new(Precision::Bf16, Order::Forwards, room_bytes);
+    let (Some(large), Some(small)) = (device(1 << 30), device(1 << 20)) else { return };
+    let mut cluster = Cluster::new();
+    cluster.join_all(&[], 1);
+    let _large = worker(&cluster, "large", "NVIDIA H200, sm_90", &large);
+    let _small = worker(&cluster, "small", "NVIDIA H200, sm_90", &small);
+    cluster.wait("both workers", |cluster| (cluster.status()?.members.len() == 3).then_some(()));
+    let found = submitted(&cluster);
+    let StateDigest(expected) = serial(&toml(STEPS, Precision::Bf16), &large);
+    assert_eq!(found, HexDigest(Digest(expected)));
+    let status = cluster.status().expect("an answer");
+    let failures: Vec<_> = status.failures.iter().filter(|it| it.name == "small").collect();
+    assert!(!failures.is_empty(), "{:?}", status.failures);
+    let reason = format!("{:?}", failures[0]);
+    assert!(reason.contains("memory"), "{reason}");
+}
+
 fn submitted(cluster: &Cluster) -> HexDigest {
     let toml = toml(STEPS, Precision::Bf16);
     cluster.submit(&toml, &text());

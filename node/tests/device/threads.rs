@@ -89,11 +89,26 @@ fn a_device_that_gives_up_ends_the_run_and_is_named() {
 
 #[test]
 fn a_device_without_room_says_what_helps() {
-    let Some(small) = Emulated::new(Precision::F32, Order::Forwards, 1 << 20) else { return };
-    let failure = run(&toml(STEPS, Precision::F32), &[small], |_| {}).expect_err("a megabyte");
+    // A megabyte for each of three stages, which take more than one page each.
+    let Some(small) = Emulated::new(Precision::F32, Order::Forwards, 3 << 20) else { return };
+    let failure = run(&toml(STEPS, Precision::F32), &[small], |_| {}).expect_err("megabytes");
     assert_eq!(failure.code, FailureCode::OutOfResource);
     let text = failure.to_string();
-    for word in ["are free", "train.microbatch", "memory.recompute", "memory.offload"] {
+    for word in [
+        "error: stage ",
+        " bytes left for what is kept and computed there (",
+        " for weights, their forms, gradients and moments, ",
+        " for what passes keep, ",
+        " for boundary tensors, ",
+        " for scratch of operations), ",
+        " of 8589934592 are free; ",
+        "train.microbatch",
+        "train.precision",
+        "memory.recompute",
+        "memory.offload",
+        "schedule.max_mem",
+        "fewer stages on this device",
+    ] {
         assert!(text.contains(word), "no {word} in: {text}");
     }
 }

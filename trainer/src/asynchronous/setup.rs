@@ -148,7 +148,8 @@ impl AsyncPlan {
             let angles = self.batch.microbatch.sequence_len * model.head_width as usize;
             scratch += Bytes(backend.buffer_bytes(angles));
         }
-        StageMemory { state, stash, scratch, messages, copies: Bytes(0), away: Bytes(0) }
+        let none = Bytes(0);
+        StageMemory { state, stash, scratch, messages, copies: none, fixed: none, away: none }
     }
 
     /// Weights of a chunk in all pipelines and versions, with what trains them.

@@ -9,6 +9,7 @@ use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
+use crate::plan::claim_copy;
 use crate::stage::{Bench, InitialWeights, SecondStore, StageSetup};
 
 /// The real thing: a transformer on a device.
@@ -109,6 +110,7 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
         let backend = self.device.make(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
+        claim_copy(&backend, &spec)?;
         let mut layer = LayerState::replayed(&backend, &self.model, spec, &image.w)?;
         layer.restore(&backend, image);
         let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_kernels::ByteCounts;
+use zbelastic_kernels::{AllocateError, Backend, ByteCounts, Claim, DeviceSizes, Operation};
 use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
+use super::device_claim::{DeviceClaim, device_claim, squares};
 use super::{Plan, SliceCut};
 use crate::model::{
-    Family, LayerRange, ModelConfig, PassStash, Recompute, Sizes, Space, count_bytes, layer_bytes,
-    left_spaces, model_layers, replayed_bytes,
+    Family, LayerRange, LayerSpec, ModelConfig, PassStash, Recompute, Sizes, Space, count_bytes,
+    layer_bytes, left_spaces, model_layers, replayed_bytes,
 };
 
 /// A stage's claim.
@@ -26,15 +27,37 @@ pub struct StageMemory {
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep.
     pub copies: Bytes,
+    /// What a device takes beside: scratch of single operations, the workspace of products, and the rest
+    /// of the pages that it hands out.
+    pub fixed: Bytes,
     /// The most that is away in the second store at once. It is not part of any sum here.
     pub away: Bytes,
 }
 
 impl StageMemory {
-    /// What lies on the device.
+    /// What lies on the device in buffers.
     #[must_use]
     pub fn device(&self) -> Bytes {
         self.state + self.stash + self.scratch
+    }
+
+    /// The claim of a stage that takes this much, and `beside` buffers.
+    #[must_use]
+    pub fn claim<'a>(&self, beside: &'a DeviceClaim) -> Claim<'a> {
+        let DeviceClaim { operations, rooms } = beside;
+        Claim { buffers: self.device().0, operations, rooms }
+    }
+
+    /// What is claimed of a device that took `opening` bytes before, as a person would name it.
+    #[must_use]
+    pub fn parts(&self, opening: u64) -> Vec<(&'static str, u64)> {
+        vec![
+            ("weights, their forms, gradients and moments", self.state.0),
+            ("what passes keep", self.stash.0),
+            ("gradients within a pass", self.scratch.0),
+            ("boundary tensors", self.messages.0),
+            ("scratch of operations", self.fixed.0.saturating_sub(opening)),
+        ]
     }
 
     /// What is there whatever passes keep.
@@ -45,7 +68,7 @@ impl StageMemory {
     /// All of it.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.device() + self.messages + self.copies
+        self.device() + self.messages + self.copies + self.fixed
     }
 }
 
@@ -60,7 +83,7 @@ pub fn plan_memory<B: ByteCounts>(
     let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
     let specs = model_layers(model);
     let of_chunk = |layers: &LayerRange| {
-        let bytes = |layer: u32| replayed_bytes(backend, &specs[layer as usize]);
+        let bytes = |layer: u32| copy_bytes(backend, &specs[layer as usize]);
         layers.ids().map(bytes).sum()
     };
     let placement = plan.placement();
@@ -240,6 +263,7 @@ pub fn stage_memory<B: ByteCounts>(
         scratch: angle_bytes(backend, model, &cut),
         messages,
         copies: Bytes(0),
+        fixed: Bytes(0),
         away: away_places(backend, model, plan, stage).iter().map(AwayPlaces::bytes).sum(),
     };
     for len in cut.lens() {
@@ -250,7 +274,44 @@ pub fn stage_memory<B: ByteCounts>(
             claim.add_passes(backend, plan, (&sizes, layers), live[chunk.index()]);
         }
     }
-    claim
+    match backend.sizes() {
+        DeviceSizes::Processors => claim,
+        DeviceSizes::Cuda(_) => claim.on_device(backend, &device_claim(model, plan, stage)),
+    }
+}
+
+impl StageMemory {
+    /// The same on a device, where messages lie in rooms, and gradients of twins on the host.
+    fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
+        let messages = Bytes(backend.rooms_bytes(&beside.rooms));
+        let taken = backend.claim_bytes(&self.claim(beside)) + backend.opening_bytes();
+        Self { messages, fixed: Bytes(taken - (self.device() + messages).0), ..self }
+    }
+}
+
+/// What the copy of a layer takes.
+fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
+    Bytes(backend.claim_bytes(&copy_claim(backend, spec, &[squares([spec])])))
+}
+
+/// Takes what is counted for the copy of a layer.
+///
+/// # Errors
+/// If the device's memory does not hold it.
+pub(crate) fn claim_copy<B: Backend>(backend: &B, spec: &LayerSpec) -> Result<(), AllocateError> {
+    let operations = [squares([spec])];
+    let claim = copy_claim(backend, spec, &operations);
+    let parts = || vec![("a copy of another stage's layer", claim.buffers)];
+    backend.claim(&claim).map_err(|error| error.of_parts(parts()))
+}
+
+/// The optimizer is replayed there, and sums of squares are asked.
+fn copy_claim<'a, B: ByteCounts>(
+    backend: &B,
+    spec: &LayerSpec,
+    operations: &'a [Operation],
+) -> Claim<'a> {
+    Claim { buffers: replayed_bytes(backend, spec).0, operations, rooms: &[] }
 }
 
 /// Rotary angles of all positions, slice by slice.

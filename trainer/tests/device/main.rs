@@ -15,12 +15,14 @@ mod compile;
 #[path = "../../../kernels/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
+mod memory;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;
 #[path = "../common/asynchronous.rs"]
 #[allow(dead_code)]
 mod runs;
+mod sample;
 mod times;
 
 use std::path::Path;

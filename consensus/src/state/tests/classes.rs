@@ -1,15 +1,18 @@
 //! A job computes on one class of devices.
 
-use zbelastic_types::NodeId;
+use zbelastic_types::{Generation, NodeId, Step};
 
+use crate::checkpoint::CheckpointRecord;
 use crate::class::{DeviceClass, DeviceKind, DeviceName};
 use crate::contact::Contact;
 use crate::entry::Entry;
-use crate::fixture::{Log, RESOURCES, spec};
+use crate::fixture::{CLUSTER, Log, RESOURCES, spec};
 use crate::job::JobSpec;
 use crate::member::{MemberChange, Resources, Role};
 use crate::plan::PlanRefusal;
 use crate::standing::RunStanding;
+use crate::state::State;
+use crate::validation::Ledger;
 
 fn cuda(name: &str) -> DeviceClass {
     DeviceClass::Cuda(DeviceName::new(name).expect("a name"))
@@ -59,6 +62,28 @@ fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
     assert_eq!(standing, RunStanding::WaitingForWorkers { present, left_out, needed });
     let said = standing.to_string();
     assert!(said.contains("0 of 1 are there, 2 on devices that give other bits"), "{said}");
+}
+
+/// A new cluster out of an old one's checkpoint makes plans for what the old one computed on, whoever joins
+/// first.
+#[test]
+fn a_recovered_job_keeps_its_class() {
+    let mut log = log(DeviceKind::Cuda, &[cuda("H200")]);
+    log.run_plan(&[1]);
+    let job = log.state.job().expect("it runs").spec.clone();
+    let ledger = Ledger::new(Generation(1), Step(5), 5);
+    let checkpoint = CheckpointRecord { version: Step(5), layers: Vec::new(), ledger };
+    let recovered = |class| {
+        let state = State::recovered(CLUSTER, job.clone(), checkpoint.clone()).of_class(class);
+        let mut log = Log { state };
+        admit(&mut log, 1, cuda("A100"));
+        admit(&mut log, 2, cuda("H200"));
+        log
+    };
+    assert_eq!(fitting(&recovered(log.state.class())), [2]);
+    assert_eq!(fitting(&recovered(None)), [1], "of a checkpoint that does not tell");
+    let other = Some(DeviceClass::Processors);
+    assert_eq!(fitting(&recovered(other)), [1], "what the job cannot be of is not believed");
 }
 
 /// Whoever is left, the bits are to be those of the devices that began.

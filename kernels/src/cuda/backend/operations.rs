@@ -18,6 +18,7 @@ use crate::backend::{
     LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum,
     StateSums, Turn, UpdateState, View, ViewMut,
 };
+use crate::sizes::{ByteCounts, Claim};
 
 impl<D: Device> Backend for CudaBackend<D> {
     type Buffer = CudaBuffer<D>;
@@ -30,6 +31,10 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
         self.buffer(Element::Row, len)
+    }
+
+    fn claim(&self, claim: &Claim<'_>) -> Result<(), AllocateError> {
+        self.take_claim(claim).map_err(|fault| self.refusal(self.claim_bytes(claim), fault))
     }
 
     fn fault(&self) -> Option<DeviceFault> {

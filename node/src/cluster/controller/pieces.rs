@@ -1,6 +1,7 @@
 //! Pieces of checkpoints on a controller: kept for workers, named in manifests, let go of.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use zbelastic_checkpoint::{Manifest, PieceName};
 use zbelastic_consensus::codec;
@@ -11,6 +12,7 @@ use zbelastic_types::{LayerId, NodeId, Step};
 use super::{Arrived, Controller, referred};
 use crate::api::{EventKind, HexDigest};
 use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
+use crate::cluster::recovery::CheckpointDocument;
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
 /// A piece that was fetched, or not.
@@ -101,7 +103,11 @@ impl Controller {
         Some(Manifest {
             version,
             layers: (0..).zip(&record.layers).map(name).collect(),
-            document: codec::encode(&(spec, record)),
+            document: codec::encode(&CheckpointDocument {
+                spec: Arc::clone(spec),
+                record: record.clone(),
+                class: state.class(),
+            }),
             data: job.job.text.hash,
             program: job.job.program.clone(),
             seed: job.job.config.seed,

@@ -9,6 +9,7 @@ use zbelastic_consensus::validation::Verdict;
 use zbelastic_types::Step;
 
 use super::children::Children;
+use super::patience::{Patience, WAITING_MAX};
 use super::retold::Retold;
 use super::{ASK_PAUSE, END_WITHIN};
 use crate::api::client::ApiClient;
@@ -106,22 +107,6 @@ pub fn follow(
     }
 }
 
-/// A run of processes of this machine waits for nobody else: what is still missing after so long does not
-/// come. Devices take a minute or two to start.
-const WAITING_MAX: Duration = Duration::from_secs(600);
-
-fn waited_in_vain(reason: &str, last_words: Vec<Detail>) -> Failure {
-    let mut failure = Failure::new(FailureCode::WrongState, format!("the run waits: {reason}"));
-    let seconds = WAITING_MAX.as_secs();
-    failure.details = vec![
-        Detail::new(format!("nothing has changed for {seconds} s"))
-            .why("all workers are processes of this machine, so nobody else will come")
-            .hint("what they say below; a smaller train.microbatch, or fewer --workers, if it is memory"),
-    ];
-    failure.details.extend(last_words);
-    failure
-}
-
 /// How far a run is on its way to its end.
 struct Course<'a> {
     wishes: &'a Wishes<'a>,
@@ -133,8 +118,7 @@ struct Course<'a> {
     done_since: Option<Instant>,
     /// Since when all steps are sealed, or it is held: a checkpoint is missing.
     keeping_since: Option<Instant>,
-    /// Since when it waits for something.
-    waiting_since: Option<Instant>,
+    patience: Patience,
     /// Whether it was held from here.
     is_held: bool,
     /// What a person should look at, as it was told last.
@@ -152,7 +136,7 @@ impl<'a> Course<'a> {
             held_out: None,
             done_since: None,
             keeping_since: None,
-            waiting_since: None,
+            patience: Patience::new(WAITING_MAX),
             is_held: false,
             warning: None,
             asked: None,
@@ -211,7 +195,9 @@ impl<'a> Course<'a> {
         client: &mut ApiClient<'_>,
     ) -> Result<Option<u64>, Failure> {
         let Some(job) = client.status().ok().and_then(|status| status.job) else { return Ok(None) };
-        self.check_waiting(&job.phase, children)?;
+        self.patience
+            .look(&job.phase, Instant::now())
+            .map_err(|in_vain| in_vain.failure(children.last_words()))?;
         match &job.phase {
             JobPhaseStatus::Done => Ok(self.is_complete(&job).then_some(job.step)),
             JobPhaseStatus::Halted { reason } => {
@@ -235,29 +221,6 @@ impl<'a> Course<'a> {
                 Ok(None)
             }
         }
-    }
-
-    /// # Errors
-    /// If it has waited for too long.
-    fn check_waiting(
-        &mut self,
-        phase: &JobPhaseStatus,
-        children: &Children,
-    ) -> Result<(), Failure> {
-        match phase {
-            JobPhaseStatus::Waiting { reason } => {
-                let since = *self.waiting_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= WAITING_MAX {
-                    return Err(waited_in_vain(reason, children.last_words()));
-                }
-            }
-            JobPhaseStatus::Running
-            | JobPhaseStatus::Paused
-            | JobPhaseStatus::Done
-            | JobPhaseStatus::Halted { .. }
-            | JobPhaseStatus::Stopped => self.waiting_since = None,
-        }
-        Ok(())
     }
 
     /// Whether the loss on held-out text is there, or will not come any more.

@@ -1,0 +1,221 @@
+//! What single operations take of a device beside their buffers, counted without one. A stage takes it
+//! when it is made, so that no operation in the middle of a run finds that there is none left.
+//!
+//! The operations ask for their memory by the functions below; tests on an emulated device see that what
+//! was counted for a stage is never outgrown.
+
+use crate::precision::Precision;
+use crate::shapes::{AttentionShape, Norm, Rows};
+
+/// Rows that are added up in one chain: GROUP_ROWS of `columns.cu` and `norm.cu`.
+pub(crate) const GROUP_ROWS: usize = 32;
+/// Elements that a block squares: PIECE of `optimizer.cu`.
+pub(crate) const PIECE: usize = 16_384;
+/// Bytes of the structure `Squares` of `optimizer.cu`.
+pub(crate) const SQUARES_BYTES: usize = 16;
+/// Bytes of the structure `Tensor` of `optimizer.cu`.
+pub(crate) const TENSOR_BYTES: usize = 24;
+/// Bytes of the structure `SteppedTensor` of `optimizer.cu`.
+const STEPPED_TENSOR_BYTES: usize = 104;
+/// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of what it leaves.
+pub(crate) const SUMMED_PLACES: usize = 1024;
+pub(crate) const STATE_SUMS_BYTES: usize = 16;
+/// Moments that may wait to be read: two for each layer of each pass of a large step.
+pub(crate) const STAMPS_MAX: usize = 16_384;
+/// Bytes of one.
+pub(crate) const STAMP_BYTES: usize = 8;
+
+/// What scratch is for. Two of them may be in use at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Token ids, targets, lists of rows and of chunks.
+    Lists,
+    /// Sums of groups of rows.
+    Sums,
+    /// Sums of those, and the other way round.
+    SumsAgain,
+    /// A product on its way through an activation's slope, or gradients of keys and values.
+    Product,
+    /// Products of outputs and their gradients, a float a row and head.
+    RowProducts,
+    /// What goes back to the host.
+    Results,
+    /// Moments by the device's clock.
+    Stamps,
+}
+
+/// How many slots there are.
+pub(crate) const SLOT_COUNT: usize = 7;
+
+/// An operation that takes scratch, in the shape that says how much.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operation {
+    /// The embedding of so many tokens, and the gradient of its tables.
+    Embed {
+        /// Tokens.
+        rows: usize,
+    },
+    /// The gradient of a normalisation.
+    Norm {
+        /// Which.
+        norm: Norm,
+        /// What is normalised.
+        rows: Rows,
+    },
+    /// The gradient of a linear layer's bias.
+    Bias {
+        /// The gradient that its rows are sums of.
+        rows: Rows,
+    },
+    /// The gradient of a linear layer behind GELU.
+    Gelu {
+        /// What GELU was given.
+        rows: Rows,
+    },
+    /// The gradient of attention.
+    Attention(AttentionShape),
+    /// Logits and losses of so many tokens, and their gradients.
+    Head {
+        /// Tokens.
+        rows: usize,
+    },
+    /// The fingerprint of a layer's state, by itself or with its COMMIT.
+    StateSums {
+        /// Blocks that add it up, at most.
+        blocks: usize,
+    },
+    /// Sums of squares of all tensors at once, and their candidates.
+    Squares {
+        /// Tensors.
+        tensors: usize,
+        /// Pieces that they are cut into.
+        pieces: usize,
+    },
+    /// Moments by the device's clock.
+    Stamps,
+}
+
+impl Operation {
+    /// Sums of squares of tensors of these lengths.
+    #[must_use]
+    pub fn squares(lens: impl IntoIterator<Item = usize>) -> Self {
+        let add = |(tensors, pieces), len: usize| (tensors + 1, pieces + len.div_ceil(PIECE));
+        let (tensors, pieces) = lens.into_iter().fold((0, 0), add);
+        Self::Squares { tensors, pieces }
+    }
+
+    /// The fingerprint of a layer that consists of tensors of these lengths.
+    #[must_use]
+    pub fn state_sums(lens: impl IntoIterator<Item = usize>) -> Self {
+        Self::StateSums { blocks: lens.into_iter().map(|len| len.div_ceil(SUMMED_PLACES)).sum() }
+    }
+
+    /// What it asks for.
+    fn asks(self, precision: Precision) -> Vec<(Slot, usize)> {
+        match self {
+            Self::Embed { rows } => vec![(Slot::Lists, owners_bytes(rows))],
+            Self::Norm { norm, rows } => {
+                sums_asks(Rows { width: partials_len(norm, rows.width), ..rows })
+            }
+            Self::Bias { rows } => sums_asks(rows),
+            Self::Gelu { rows } => {
+                vec![(Slot::Product, rows.count * rows.width * precision.bytes())]
+            }
+            Self::Attention(shape) => vec![
+                (Slot::Product, key_values(shape) * 4),
+                (Slot::RowProducts, shape.rows() * shape.heads * 4),
+            ],
+            Self::Head { rows } => vec![(Slot::Lists, rows * 4), (Slot::Results, rows * 8)],
+            Self::StateSums { blocks } => {
+                vec![(Slot::Sums, blocks * STATE_SUMS_BYTES), (Slot::Results, STATE_SUMS_BYTES)]
+            }
+            Self::Squares { tensors, pieces } => vec![
+                (Slot::Lists, tensors * (TENSOR_BYTES + STEPPED_TENSOR_BYTES)),
+                (Slot::Sums, pieces * SQUARES_BYTES),
+                (Slot::Results, tensors * SQUARES_BYTES),
+            ],
+            Self::Stamps => vec![(Slot::Stamps, STAMPS_MAX * STAMP_BYTES)],
+        }
+    }
+}
+
+/// What each slot must hold for all of these operations.
+pub(crate) fn slot_bytes(operations: &[Operation], precision: Precision) -> [u64; SLOT_COUNT] {
+    let mut slots = [0; SLOT_COUNT];
+    for (slot, bytes) in operations.iter().flat_map(|operation| operation.asks(precision)) {
+        let place = &mut slots[slot as usize];
+        *place = bytes.max(*place as usize) as u64;
+    }
+    slots
+}
+
+/// Sums of groups of rows, and of groups of those.
+fn sums_asks(rows: Rows) -> Vec<(Slot, usize)> {
+    let groups = rows.count.div_ceil(GROUP_ROWS);
+    let again = if groups > GROUP_ROWS { sums_bytes(groups, rows.width) } else { 0 };
+    vec![(Slot::Sums, sums_bytes(rows.count, rows.width)), (Slot::SumsAgain, again)]
+}
+
+/// A sum for each group of so many rows.
+pub(crate) const fn sums_bytes(rows: usize, width: usize) -> usize {
+    rows.div_ceil(GROUP_ROWS) * width * 4
+}
+
+/// Lists of entries and where they start, if all tokens differ, and of rows.
+const fn owners_bytes(rows: usize) -> usize {
+    (3 * rows + 1) * 4
+}
+
+/// Floats of a microbatch's share of a normalisation's parameter gradients.
+pub(crate) const fn partials_len(norm: Norm, width: usize) -> usize {
+    if norm.has_bias() { 2 * width } else { width }
+}
+
+/// Floats of the keys and values of all rows.
+pub(crate) const fn key_values(shape: AttentionShape) -> usize {
+    shape.rows() * 2 * shape.key_width()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(operation: Operation, expected: &[(Slot, u64)]) {
+        let found = slot_bytes(&[operation], Precision::Bf16);
+        let mut slots = [0; SLOT_COUNT];
+        expected.iter().for_each(|(slot, bytes)| slots[*slot as usize] = *bytes);
+        assert_eq!(found, slots, "{operation:?}");
+    }
+
+    #[test]
+    fn each_operation_asks_for_what_its_shape_says() {
+        let rows = |count, width| Rows { count, width };
+        check(Operation::Embed { rows: 100 }, &[(Slot::Lists, 1204)]);
+        check(Operation::Head { rows: 100 }, &[(Slot::Lists, 400), (Slot::Results, 800)]);
+        check(Operation::Gelu { rows: rows(10, 30) }, &[(Slot::Product, 600)]);
+        check(Operation::Bias { rows: rows(1024, 10) }, &[(Slot::Sums, 1280)]);
+        let long = [(Slot::Sums, 33 * 40), (Slot::SumsAgain, 2 * 40)];
+        check(Operation::Bias { rows: rows(1025, 10) }, &long);
+        let norm = Norm::Layer { epsilon: 1e-5 };
+        check(Operation::Norm { norm, rows: rows(33, 10) }, &[(Slot::Sums, 160)]);
+        let norm = Norm::Rms { epsilon: 1e-5 };
+        check(Operation::Norm { norm, rows: rows(33, 10) }, &[(Slot::Sums, 80)]);
+        let (sequences, sequence_len) = (2, 5);
+        let (heads, kv_heads, head_width) = (4, 2, 8);
+        let shape = AttentionShape { sequences, sequence_len, heads, kv_heads, head_width };
+        let attention = [(Slot::Product, 10 * 32 * 4), (Slot::RowProducts, 10 * 4 * 4)];
+        check(Operation::Attention(shape), &attention);
+        let squares = [(Slot::Lists, 256), (Slot::Sums, 3 * 16), (Slot::Results, 32)];
+        check(Operation::squares([16_384, 16_385]), &squares);
+        let sums = [(Slot::Sums, 3 * 16), (Slot::Results, 16)];
+        check(Operation::state_sums([1024, 1025]), &sums);
+    }
+
+    #[test]
+    fn a_slot_holds_the_largest_of_all_operations() {
+        let all = [Operation::Embed { rows: 10 }, Operation::Head { rows: 100 }];
+        let slots = slot_bytes(&all, Precision::F32);
+        assert_eq!((slots[Slot::Lists as usize], slots[Slot::Results as usize]), (400, 800));
+        assert_eq!(slots, slot_bytes(&[all[1], all[0]], Precision::F32));
+    }
+}

@@ -1,0 +1,97 @@
+//! What a stage takes of a device beside buffers: scratch of the operations of its passes and updates, and
+//! rooms for boundary tensors. Processors take both as they come.
+
+use zbelastic_kernels::{BoundaryRooms, Operation, Rows};
+use zbelastic_schedule::{PassesLive, live_passes_of};
+use zbelastic_types::{ChunkIndex, StageIndex};
+
+use super::Plan;
+use crate::model::{
+    Family, LayerKind, LayerParts, LayerRange, LayerSpec, ModelConfig, Sizes, model_layers,
+};
+
+/// What a stage takes of its device beside buffers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceClaim {
+    /// Operations that take scratch, each once.
+    pub operations: Vec<Operation>,
+    /// Rooms for boundary tensors, by their length.
+    pub rooms: Vec<BoundaryRooms>,
+}
+
+/// What `stage` takes under `plan` beside buffers.
+#[must_use]
+pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> DeviceClaim {
+    let specs = model_layers(model);
+    let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
+    let layers: Vec<&LayerSpec> = layers.map(|layer| &specs[layer as usize]).collect();
+    let mut operations = vec![Operation::Stamps, squares(layers.iter().copied())];
+    operations.extend(layers.iter().map(|spec| state_sums(spec)));
+    let (cut, mut rooms) = (plan.cut(model), Vec::new());
+    for len in cut.lens() {
+        let sizes = cut.sizes(model, plan.batch.microbatch, len);
+        for spec in &layers {
+            for operation in layer_operations(&sizes, spec) {
+                if !operations.contains(&operation) {
+                    operations.push(operation);
+                }
+            }
+        }
+        let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
+        let unread = unread_of(model, plan, stage, &live);
+        rooms.extend(BoundaryRooms::for_unread(sizes.residual(), unread));
+    }
+    DeviceClaim { operations, rooms }
+}
+
+/// Sums of squares of all gradients of these layers.
+pub(super) fn squares<'a>(layers: impl IntoIterator<Item = &'a LayerSpec>) -> Operation {
+    let tensors = layers.into_iter().flat_map(|spec| spec.tensors.iter());
+    Operation::squares(tensors.map(|tensor| tensor.range.len()))
+}
+
+/// The fingerprint of a layer's state.
+fn state_sums(spec: &LayerSpec) -> Operation {
+    Operation::state_sums(spec.tensors.iter().map(|tensor| tensor.range.len()))
+}
+
+/// The operations of a layer's passes of one length.
+fn layer_operations(sizes: &Sizes<'_>, spec: &LayerSpec) -> Vec<Operation> {
+    let (model, shape) = (sizes.model, sizes.shape);
+    let rows = |width| Rows { count: shape.rows(), width };
+    let parts = LayerParts::new(model, spec);
+    let biased = parts.matrices().into_iter().filter(|linear| linear.bias.is_some());
+    let mut operations: Vec<Operation> =
+        biased.map(|linear| Operation::Bias { rows: rows(linear.shape.outputs) }).collect();
+    let norm = Operation::Norm { norm: model.norm(), rows: rows(model.width as usize) };
+    operations.extend(match spec.kind {
+        LayerKind::Embed => vec![Operation::Embed { rows: shape.rows() }],
+        LayerKind::Attention { .. } => {
+            let shape = model.attention_shape(shape.sequences, shape.sequence_len);
+            vec![norm, Operation::Attention(shape)]
+        }
+        LayerKind::Mlp { .. } => match model.family {
+            Family::Gpt2 => {
+                vec![norm, Operation::Gelu { rows: rows(model.mlp_width as usize) }]
+            }
+            Family::Llama => vec![norm],
+        },
+        LayerKind::Head => vec![norm, Operation::Head { rows: shape.rows() }],
+    });
+    operations
+}
+
+/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that nobody has read is of a pass that is alive where it was made; a gradient
+/// is of one that is alive where it goes.
+fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[PassesLive]) -> usize {
+    let unread = |chunk: ChunkIndex| {
+        let live = live[chunk.index()];
+        (live.slots + live.away) as usize
+    };
+    let of_chunk = |(chunk, layers): (ChunkIndex, LayerRange)| {
+        let before = (layers.ids().start > 0).then(|| unread(ChunkIndex(chunk.0 - 1)));
+        let after = (layers.ids().end < model.layer_count()).then(|| unread(chunk));
+        before.unwrap_or(0) + after.unwrap_or(0)
+    };
+    plan.chunks_of(stage).map(of_chunk).sum()
+}

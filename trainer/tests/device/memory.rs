@@ -1,0 +1,193 @@
+//! What plans count of a device's memory is what a run takes of it: never less, and next to nothing more.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::{Backend, DeviceSizes};
+use zbelastic_schedule::{Memory, ScheduleKind, Window};
+use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, StageMemory, plan_memory};
+use zbelastic_trainer::stage::Bench;
+use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
+
+use crate::common::{BATCH, Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use crate::device::{Emulated, Order};
+
+/// What a count may be above what is taken, as a share: rooms that nobody was ever in need of.
+const SURPLUS_MAX: f64 = 0.02;
+
+const ROOM_BYTES: u64 = 8 << 30;
+
+fn device(precision: Precision) -> Option<Arc<Emulated>> {
+    Emulated::new(precision, Order::Forwards, ROOM_BYTES)
+}
+
+fn counted(model: &ModelConfig, plan: &Plan, precision: Precision) -> Vec<StageMemory> {
+    plan_memory(&DeviceSizes::Cuda(precision), model, plan, 0)
+}
+
+/// Trains under `plan`, each stage on a device of its own, and compares.
+fn check(model: &ModelConfig, plan: &Plan, precision: Precision, seed: u64) {
+    let memory = counted(model, plan, precision);
+    let Some(devices) = memory.iter().map(|_| device(precision)).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let setup = setup(model.clone(), plan.clone(), 2);
+    let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+    let backend = |stage: StageIndex| CudaBackend::new(devices[stage.index()].clone());
+    let cluster = Cluster::on_backends(&setup, policy, seed, corpus(), backend);
+    if seed % 2 == 1 {
+        cluster.apart().run()
+    } else {
+        cluster.run()
+    };
+    for (stage, (memory, device)) in memory.iter().zip(&devices).enumerate() {
+        let (counted, taken) = (memory.total().0, device.most_given_bytes());
+        let what = format!("{:?} {precision:?} stage {stage}", plan.program.kind);
+        assert!(taken <= counted, "{what}: {taken} taken, {counted} counted");
+        let surplus = (counted - taken) as f64 / taken as f64;
+        assert!(surplus <= SURPLUS_MAX, "{what}: {taken} taken, {counted} counted");
+    }
+}
+
+#[test]
+fn a_run_takes_what_its_plan_counts() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tiny_model(family);
+        let plans = [
+            plan(&model, ScheduleKind::GPipe, 1, Window::Zero),
+            plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero),
+            plan(&model, ScheduleKind::ZbH1, 4, Window::One),
+            plan(&model, ScheduleKind::ZbV, 2, Window::One),
+        ];
+        for (seed, plan) in (0..).zip(plans) {
+            Precision::ALL.iter().for_each(|it| check(&model, &plan, *it, seed));
+            // The other way of boundary tensors.
+            check(&model, &plan, Precision::Bf16, seed + 1);
+        }
+    }
+}
+
+#[test]
+fn passes_made_again_away_and_cut_take_what_is_counted() {
+    let model = tiny_model(Family::Gpt2);
+    let of_kind = |kind| plan(&model, kind, 2, Window::One);
+    let some =
+        Recompute::Selective(RecomputedOps { norm: true, attention: false, activation: true });
+    let plans = [
+        of_kind(ScheduleKind::ZbH1).with_recompute(Recompute::Full),
+        of_kind(ScheduleKind::ZbH1).with_recompute(some),
+        offloaded(&of_kind(ScheduleKind::ZbH1), 0.0),
+        offloaded(&of_kind(ScheduleKind::ZbV), 0.0).with_recompute(some),
+        of_kind(ScheduleKind::PoHalf),
+        of_kind(ScheduleKind::Seq1F1B),
+    ];
+    assert!(plans[2].program.passes_with(Memory::Offload).count() > 0);
+    for (seed, plan) in (0..).zip(plans) {
+        Precision::ALL.iter().for_each(|it| check(&model, &plan, *it, seed));
+    }
+}
+
+/// What is beside buffers is little, but for the workspace.
+#[test]
+fn what_is_beside_buffers_is_a_few_percent() {
+    // Rooms for boundary tensors, and a product on its way through the slope of GELU, are the most of it.
+    const BESIDE_MAX: f64 = 0.08;
+    let model = ModelConfig {
+        blocks: 12,
+        width: 768,
+        heads: 12,
+        kv_heads: 12,
+        head_width: 64,
+        mlp_width: 3072,
+        vocabulary: 50_304,
+        positions: 1024,
+        ..tiny_model(Family::Gpt2)
+    };
+    let batch =
+        BatchShape { microbatch: MicrobatchShape { sequences: 4, sequence_len: 1024 }, ..BATCH };
+    let plan = Plan::new(PlanRequest {
+        model: &model,
+        batch,
+        kind: ScheduleKind::ZbH1,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count: 4,
+        window: Window::One,
+    });
+    for memory in counted(&model, &plan.expect("legal"), Precision::Bf16) {
+        let beside = memory.messages.0 + memory.fixed.0 - DeviceSizes::WORKSPACE_BYTES;
+        let share = beside as f64 / memory.total().0 as f64;
+        assert!(share <= BESIDE_MAX, "{memory:?}: {share}");
+    }
+}
+
+/// A copy takes what is counted for it, also when it is asked for sums and updated.
+#[test]
+fn a_copy_takes_what_is_counted() {
+    let model = tiny_model(Family::Llama);
+    let Some(device) = device(Precision::Bf16) else { return };
+    let of = |copies| {
+        let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
+        plan_memory(&DeviceSizes::Cuda(Precision::Bf16), &model, &plan, copies)
+    };
+    assert_eq!(of(0)[0].copies, Bytes(0));
+    let setup = setup(model.clone(), plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero), 1);
+    let backend = CudaBackend::new(device.clone());
+    let maker = BackendModel {
+        model: model.clone(),
+        optimizer: setup.optimizer.clone(),
+        step_count: 1,
+        weights: setup.weights.clone(),
+        device: |_: DeviceUse| backend.beside(),
+        store: None,
+        clock: None,
+    };
+    let layers: Vec<LayerId> = setup
+        .plan
+        .chunks_of(StageIndex(1))
+        .flat_map(|(_, layers)| layers.ids().map(LayerId))
+        .collect();
+    let mut copies = Vec::new();
+    for layer in layers {
+        let image = maker.initial(layer);
+        let mut copy = maker.copy(&image).expect("room");
+        let turn = Turn { generation: Generation(1), step: Step(0), attempt: Attempt(0) };
+        let gradient = LayerGradient { turn, layer, g: vec![1.0; image.w.len()].into() };
+        copy.hold(&gradient).expect("its own");
+        copies.push(copy);
+    }
+    let taken = device.most_given_bytes() - DeviceSizes::WORKSPACE_BYTES;
+    assert_eq!(Bytes(taken), of(1)[0].copies);
+}
+
+/// What is told where a stage has no room: what for, part by part, and nothing is taken.
+#[test]
+fn a_stage_without_room_names_its_parts() {
+    let model = tiny_model(Family::Gpt2);
+    let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
+    let needed = counted(&model, &plan, Precision::F32)[0];
+    let room = needed.total().0 - DeviceSizes::WORKSPACE_BYTES;
+    let build = |room_bytes| {
+        let device = Emulated::new(Precision::F32, Order::Forwards, room_bytes)?;
+        let setup = setup(model.clone(), plan.clone(), 1);
+        Some((Bench::new(&setup, StageIndex(0), CudaBackend::new(device.clone())), device))
+    };
+    let Some((bench, _)) = build(room) else { return };
+    assert!(bench.is_ok_and(|bench| bench.backend().fault().is_none()), "just enough");
+    let (bench, device) = build(room - 1).expect("there is a compiler");
+    let error = bench.err().expect("a byte too little");
+    assert_eq!(error.bytes, room);
+    assert_eq!(error.room.map(|room| room.free_bytes), Some(room - 1));
+    let parts = error.parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    assert_eq!(parts, room, "its parts are all of it");
+    let text = error.to_string();
+    let state = format!("({} for weights, their forms, gradients and moments, ", needed.state.0);
+    for word in [&state[..], "for what passes keep", "for boundary tensors", "schedule.max_mem"] {
+        assert!(text.contains(word), "no {word} in: {text}");
+    }
+    drop(device);
+}
