@@ -224,8 +224,8 @@ fn an_order_is_made_for_the_verdict_that_it_waits_for() {
     }
 }
 
-/// Bytes are counted where no device is: halves take less of what passes keep, and as much of the state
-/// but for the matrices that products read.
+/// Bytes are counted where no device is: halves take less of what passes keep and hand on, and as much of
+/// the state but for the matrices that products read.
 #[test]
 fn plans_count_the_bytes_of_a_device_without_one() {
     let model = tiny_model(Family::Llama);
@@ -238,7 +238,7 @@ fn plans_count_the_bytes_of_a_device_without_one() {
     let whole = memory(DeviceSizes::Cuda(Precision::F32));
     let half = memory(DeviceSizes::Cuda(Precision::Bf16));
     assert!(half.stash < whole.stash && half.scratch < whole.scratch, "{half:?} {whole:?}");
-    assert!(half.state < whole.state && half.messages == whole.messages, "{half:?} {whole:?}");
+    assert!(half.state < whole.state && half.messages < whole.messages, "{half:?} {whole:?}");
     let processors =
         choose(&CpuBackend::new(1).expect("one thread"), request(&model, &kinds, 2, pace));
     assert_eq!(memory(DeviceSizes::Processors), processors.expect("as before").memory[0]);

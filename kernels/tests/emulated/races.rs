@@ -100,13 +100,21 @@ impl<D: Device> Recorded<D> {
         self.log.push(Call::Work { queue: self.queue(stream), reads, writes, what });
     }
 
-    /// The buffer that an address lies in, if it is one.
+    /// The buffer that an address lies in, if it is one. What lies between buffers and was never filled
+    /// with zeros is scratch, all of which counts as one.
     fn buffer_at(&self, address: u64) -> Option<Bytes> {
         let regions = self.regions.lock().expect("no panic while it is held");
         let (start, region) = regions.range(..=address).next_back()?;
-        let within = |cut: &&Bytes| cut.contains(&address);
-        let whole = (*start..region.end).contains(&address).then_some(*start..region.end);
-        region.cuts.iter().find(within).cloned().or(whole)
+        if address >= region.end {
+            return None;
+        }
+        let after = region.cuts.partition_point(|cut| cut.end <= address);
+        let next = region.cuts.get(after);
+        if let Some(cut) = next.filter(|cut| cut.contains(&address)) {
+            return Some(cut.clone());
+        }
+        let before = after.checked_sub(1).map_or(*start, |last| region.cuts[last].end);
+        Some(before..next.map_or(region.end, |cut| cut.start))
     }
 
     /// The first zeros of memory that was not touched yet are a buffer's.
@@ -254,12 +262,16 @@ impl<D: Device> Device for Recorded<D> {
 }
 
 /// Whether a kernel only reads what this word of its arguments points to. An update does not write what
-/// it is computed from: a stretch of `optimizer.cu` is twelve words, of which the first are pointers to
-/// weights, both moments, the gradient, and where weights and forms go.
+/// it is computed from: a stretch of `optimizer.cu` begins with pointers to weights, both moments, the
+/// gradient, and where weights and forms go.
 fn is_read(kernel: Kernel, word: usize) -> bool {
-    (kernel == Kernel::AdamwCandidate && word % 12 < 4)
-        || (kernel == Kernel::AdamwInPlace && word % 12 == 3)
+    let place = word % STRETCH_WORDS;
+    (kernel == Kernel::AdamwCandidate && place < 4)
+        || (matches!(kernel, Kernel::AdamwInPlace | Kernel::AdamwInPlaceSummed) && place == 3)
 }
+
+/// Words of eight bytes of the structure `Stretch`.
+const STRETCH_WORDS: usize = 13;
 
 /// Two uses of the same bytes, the later one not after the earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
