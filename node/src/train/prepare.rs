@@ -351,7 +351,19 @@ fn refusal_failure(
         None => Failure::new(FailureCode::Usage, "stage memory does not fit"),
     };
     failure.details = memory;
+    say_reasons_once(&mut failure.details);
     failure
+}
+
+/// What is the same for one detail after the other is told with the last of them.
+fn say_reasons_once(details: &mut [Detail]) {
+    for place in 1..details.len() {
+        let [before, after] = [&details[place - 1], &details[place]];
+        if before.why == after.why && before.hint == after.hint {
+            let before = &mut details[place - 1];
+            (before.why, before.hint) = (None, None);
+        }
+    }
 }
 
 /// The part of a device that a stage is too large for, if that was its limit.
@@ -479,6 +491,15 @@ mod tests {
         for word in [title, &part[..], "for 2 stages", "train.precision=bf16", "memory.offload"] {
             assert!(text.contains(word), "no {word} in: {text}");
         }
+    }
+
+    #[test]
+    fn reasons_that_details_share_are_told_with_the_last() {
+        let detail = |what, why| Detail::new(what).why(why).hint("more room");
+        let mut details = vec![detail("a", "x"), detail("b", "x"), detail("c", "y")];
+        say_reasons_once(&mut details);
+        assert_eq!(details[..1], [Detail::new("a")]);
+        assert_eq!(details[1..], [detail("b", "x"), detail("c", "y")]);
     }
 
     /// What relieves a stage does so where its part of the device asks for it.

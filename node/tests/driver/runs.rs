@@ -32,6 +32,18 @@ fn runs_end_with_the_bits_of_one_worker_in_both_precisions() {
     }
 }
 
+/// Versions of weights lie on the device; when its streams do what they are told changes none of them.
+#[test]
+fn asynchronous_runs_have_the_same_bits_whenever_work_is_done() {
+    let place = Place::new();
+    for schedule in ["pipedream-2bw", "pipemare"] {
+        let words = format!("--threads-only --workers 2 --schedule {schedule} --out {schedule}");
+        let expected = digest(&mut place.train(Settings::PLAIN, &words));
+        let lazy = Settings { order: Order::Lazy, ..Settings::PLAIN };
+        assert_eq!(digest(&mut place.train(lazy, &format!("{words}-late"))), expected);
+    }
+}
+
 /// A device that gives up in the middle ends the run, and a run that goes on elsewhere has lost nothing.
 #[test]
 fn what_a_broken_device_leaves_is_gone_on_with() {
