@@ -62,6 +62,18 @@ pub enum DeviceFault {
         /// Its name.
         name: String,
     },
+    /// The driver is there and cannot be used as things are.
+    #[error("{call}: {name} ({code}): {hint}")]
+    Unready {
+        /// The call that told it.
+        call: &'static str,
+        /// CUresult.
+        code: u32,
+        /// Its name.
+        name: String,
+        /// What it comes of, and what to do.
+        hint: &'static str,
+    },
     /// Anything else.
     #[error("{call}: {name} ({code}); this should not happen with a healthy driver, report it")]
     Refused {
@@ -121,6 +133,7 @@ impl DeviceFault {
                 Self::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
             }
             Self::Sticky { .. }
+            | Self::Unready { .. }
             | Self::Refused { .. }
             | Self::NoAlgorithm { .. }
             | Self::OtherLibrary { .. }
@@ -132,12 +145,38 @@ impl DeviceFault {
     #[must_use]
     pub fn of_code(call: &'static str, code: u32, name: String) -> Self {
         if STICKY.contains(&code) {
-            Self::Sticky { call, code, name }
-        } else {
-            Self::Refused { call, code, name }
+            return Self::Sticky { call, code, name };
+        }
+        match UNREADY.iter().find(|(known, _)| *known == code) {
+            Some((_, hint)) => Self::Unready { call, code, name, hint },
+            None => Self::Refused { call, code, name },
         }
     }
 }
+
+/// Codes of a driver that cannot be used as things are (CUDA driver API, `CUresult`), and what helps.
+const UNREADY: [(u32, &str); 5] = [
+    (46, "another process has the device to itself; `nvidia-smi -c DEFAULT` lets several share it"),
+    (
+        802,
+        "the machine's links between devices are not up; start nvidia-fabricmanager, or restart the \
+         machine",
+    ),
+    (
+        803,
+        "the driver was updated and the old one still runs; restart the machine, or load the new \
+         kernel module",
+    ),
+    (
+        804,
+        "the compatibility libraries of a CUDA package are not for this device; take their folder out \
+         of LD_LIBRARY_PATH",
+    ),
+    (
+        999,
+        "the driver lost the device, as after a suspend; reload nvidia_uvm or restart the machine",
+    ),
+];
 
 #[cfg(test)]
 mod tests {
@@ -151,5 +190,10 @@ mod tests {
         };
         assert!([700, 719, 214].into_iter().all(is_sticky));
         assert!(![1, 2, 201, 209, 701].into_iter().any(is_sticky));
+        let fault = DeviceFault::of_code("cuInit", 802, "NAME".to_owned());
+        assert!(
+            fault.to_string().starts_with("cuInit: NAME (802): the machine's links"),
+            "{fault}"
+        );
     }
 }

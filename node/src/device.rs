@@ -85,6 +85,7 @@ pub const fn code_of_fault(fault: &DeviceFault) -> FailureCode {
         DeviceFault::OutOfMemory { .. }
         | DeviceFault::OutOfHostMemory { .. }
         | DeviceFault::Sticky { .. }
+        | DeviceFault::Unready { .. }
         | DeviceFault::NoAlgorithm { .. } => FailureCode::OutOfResource,
         DeviceFault::OtherLibrary { .. } => FailureCode::WrongState,
         DeviceFault::Refused { .. } => FailureCode::Internal,

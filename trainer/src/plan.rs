@@ -17,6 +17,7 @@ mod work;
 pub use choose::{
     AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose, plan_period,
 };
+pub(crate) use device_claim::asynchronous_claim;
 pub use device_claim::{DeviceClaim, device_claim};
 pub use drift::{
     Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,

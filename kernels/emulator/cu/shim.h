@@ -96,7 +96,9 @@ struct Fiber {
     State state;
 };
 
-alignas(16) static unsigned char dynamic_shared[SHARED_BYTES_MAX];
+// Behind what a launch asked for nobody may write.
+constexpr size_t SHARED_FENCE_BYTES = 4096;
+alignas(16) static unsigned char dynamic_shared[SHARED_BYTES_MAX + SHARED_FENCE_BYTES];
 static Fiber fibers[THREADS_MAX];
 static void *scheduler;
 static unsigned current;
@@ -154,10 +156,11 @@ static void run_warp(unsigned first, unsigned end, bool reversed) {
     }
 }
 
-static void run_block(unsigned threads, bool reversed) {
+// False if the block wrote behind its shared memory.
+static bool run_block(unsigned threads, size_t shared_bytes, bool reversed) {
     for (unsigned i = 0; i < threads; ++i) prepare(i);
     // Shared memory begins as anything; NaNs show who reads it unwritten.
-    memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+    memset(dynamic_shared, 0xff, shared_bytes + SHARED_FENCE_BYTES);
     const unsigned warps = (threads + WARP_LANES - 1) / WARP_LANES;
     for (bool any = true; any;) {
         for (unsigned i = 0; i < warps; ++i) {
@@ -171,6 +174,9 @@ static void run_block(unsigned threads, bool reversed) {
             any = true;
         }
     }
+    for (size_t i = 0; i < SHARED_FENCE_BYTES; ++i)
+        if (dynamic_shared[shared_bytes + i] != 0xff) return false;
+    return true;
 }
 
 template <typename... A, size_t... I>
@@ -179,8 +185,8 @@ static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I..
 }
 
 template <typename... A>
-static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, bool reversed,
-                   void **arguments) {
+static bool launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
+                   unsigned shared_bytes, bool reversed, void **arguments) {
     auto once = [&] { call(kernel, arguments, std::index_sequence_for<A...>()); };
     body = [](void *data) { (*static_cast<decltype(once) *>(data))(); };
     body_data = &once;
@@ -190,8 +196,9 @@ static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
     for (unsigned i = 0; i < blocks; ++i) {
         const unsigned block = reversed ? blocks - 1 - i : i;
         blockIdx = {block % grid[0], block / grid[0], 0};
-        run_block(threads, reversed);
+        if (!run_block(threads, shared_bytes, reversed)) return false;
     }
+    return true;
 }
 
 // The bytes of what a kernel takes, as many as there is room for; returns how many there are.

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
 
-/// A kernel's function: grid, threads, whether backwards, arguments.
-pub type Entry = unsafe extern "C" fn(*const u32, u32, bool, *mut *mut c_void);
+/// A kernel's function: grid, threads, bytes of shared memory, whether backwards, arguments. False if it
+/// wrote behind its shared memory.
+pub type Entry = unsafe extern "C" fn(*const u32, u32, u32, bool, *mut *mut c_void) -> bool;
 
 /// What a kernel takes: writes as many sizes as there is room for, and returns how many there are.
 type Sizes = unsafe extern "C" fn(*mut usize, usize) -> usize;
@@ -69,8 +70,9 @@ fn program(source: &str) -> String {
         let threads_max = threads_max.unwrap_or("emulator::THREADS_MAX");
         writeln!(
             program,
-            "extern \"C\" void emulated_{name}(const unsigned *grid, unsigned threads, bool reversed, \
-             void **arguments) {{ emulator::launch({name}, grid, threads, reversed, arguments); }}\n\
+            "extern \"C\" bool emulated_{name}(const unsigned *grid, unsigned threads, unsigned shared, \
+             bool reversed, void **arguments) \
+             {{ return emulator::launch({name}, grid, threads, shared, reversed, arguments); }}\n\
              extern \"C\" size_t emulated_sizes_{name}(size_t *to, size_t room) \
              {{ return emulator::sizes({name}, to, room); }}\n\
              extern \"C\" unsigned emulated_bound_{name}() {{ return {threads_max}; }}"
@@ -87,6 +89,18 @@ fn fresh_path(extension: &str) -> PathBuf {
     env::temp_dir().join(format!("zbelastic-emulated-{}-{number}.{extension}", process::id()))
 }
 
+/// What the compiler is told of every source.
+pub(crate) fn compiler_options() -> Vec<&'static str> {
+    let mut options = vec!["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off"];
+    options.extend(["-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]);
+    options.extend(["-Wno-unused-function", "-Wno-unused-variable"]);
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("fma") {
+        options.push("-mfma");
+    }
+    options
+}
+
 /// Compiles a source, with macros as `-DNAME=VALUE`.
 ///
 /// # Errors
@@ -95,13 +109,7 @@ pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
     let (text, library) = (fresh_path("cpp"), fresh_path("so"));
     fs::write(&text, program(source)).map_err(|error| error.to_string())?;
     let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off"]);
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]);
-    compiler.args(["-Wno-unused-function", "-Wno-unused-variable"]);
-    #[cfg(target_arch = "x86_64")]
-    if std::is_x86_feature_detected!("fma") {
-        compiler.arg("-mfma");
-    }
+    compiler.args(compiler_options());
     let output = compiler.args(macros).arg(&text).arg("-o").arg(&library).output();
     // Only litter is at stake.
     let _gone = fs::remove_file(&text);
@@ -112,6 +120,21 @@ pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
     let code = fs::read(&library).map_err(|error| error.to_string());
     let _gone = fs::remove_file(&library);
     code
+}
+
+/// Where the header of an ELF file of 64 bits has flags, which this machine's loader does not look at. A
+/// device's code says there what it is for.
+const FLAGS: std::ops::Range<usize> = 0x30..0x34;
+
+/// Code that says which architecture it is for.
+pub(crate) fn marked(mut code: Vec<u8>, architecture: u32) -> Vec<u8> {
+    code[FLAGS].copy_from_slice(&architecture.to_le_bytes());
+    code
+}
+
+/// The architecture that code says it is for.
+pub(crate) fn architecture_of(code: &[u8]) -> u32 {
+    u32::from_le_bytes(code[FLAGS].try_into().expect("four bytes"))
 }
 
 /// Loaded code.
@@ -172,28 +195,29 @@ impl Code {
 #[cfg(test)]
 mod tests {
     use super::{Code, Declared, build, declared, program};
+    use crate::Toolkit;
 
     const SOURCE: &str = "#line 1 \"prelude\"\ntypedef unsigned u32;\n#ifndef EMULATED\n#define KERNEL x\n\
         #endif\n#line 1 \"own\"\nconst u32 MANY = 64;\nKERNEL __launch_bounds__(MANY, 2)\n\
         two(float *to, u32 count) { if (threadIdx.x < count) to[threadIdx.x] = AMOUNT; }\n\
-        KERNEL one(u32 *to) { *to = 1; }\n";
+        KERNEL one(u32 *to) { *to = 1; }\n\
+        KERNEL wide() { DYNAMIC_SHARED(u32, all); all[threadIdx.x] = 0; }\n";
 
     #[test]
     fn kernels_are_found_with_their_bounds() {
         let two = Declared { name: "two", threads_max: Some("MANY") };
-        assert_eq!(declared(SOURCE), [two, Declared { name: "one", threads_max: None }]);
+        let others = ["one", "wide"].map(|name| Declared { name, threads_max: None });
+        assert_eq!(declared(SOURCE)[..1], [two]);
+        assert_eq!(declared(SOURCE)[1..], others);
         assert!(program(SOURCE).contains("emulated_bound_two() { return MANY; }"));
     }
 
     #[test]
     fn what_was_built_is_loaded_and_says_what_it_takes() {
-        let built = match build(SOURCE, &["-DAMOUNT=2.5f"]) {
-            Err(error) if error.starts_with("c++:") => {
-                println!("skipped: {error}");
-                return;
-            }
-            built => built.expect("plain C++"),
-        };
+        if !Toolkit::is_possible() {
+            return;
+        }
+        let built = build(SOURCE, &["-DAMOUNT=2.5f"]).expect("plain C++");
         let code = Code::load(&built).expect("code of this machine");
         let two = code.kernel("two").expect("it is there");
         assert_eq!((two.argument_bytes.as_slice(), two.threads_max), (&[8, 4][..], 64));
@@ -201,9 +225,17 @@ mod tests {
         let (mut to, mut count) = (floats.as_mut_ptr(), 3u32);
         let mut arguments = [(&raw mut to).cast(), (&raw mut count).cast()];
         // SAFETY: the arguments are as the kernel has them.
-        unsafe { (two.entry)([1, 1].as_ptr(), 4, false, arguments.as_mut_ptr()) };
+        let is_within =
+            unsafe { (two.entry)([1, 1].as_ptr(), 4, 0, false, arguments.as_mut_ptr()) };
+        assert!(is_within);
         assert_eq!(floats, [2.5, 2.5, 2.5, 0.0]);
         assert!(code.kernel("three").is_none());
+        let wide = code.entry("wide").expect("it is there");
+        let within = |shared_bytes| {
+            // SAFETY: it takes nothing.
+            unsafe { wide([1, 1].as_ptr(), 8, shared_bytes, false, std::ptr::null_mut()) }
+        };
+        assert!(within(32) && !within(28), "eight words are written");
         assert!(build(SOURCE, &[]).is_err_and(|error| error.contains("AMOUNT")));
     }
 }

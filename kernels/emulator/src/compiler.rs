@@ -5,7 +5,7 @@ use std::{ptr, slice};
 
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
-use crate::code::build;
+use crate::code::{build, marked};
 use crate::driver::calls;
 use crate::names::name_of;
 
@@ -29,20 +29,28 @@ fn options(count: c_int, list: *const *const c_char) -> Vec<String> {
     list.iter().map(|option| text(option).to_string_lossy().into_owned()).collect()
 }
 
-/// Whether code of this machine does what these options ask for, as far as that can be said.
-fn check(options: &[String]) -> Result<(), String> {
-    let known = |option: &str| {
-        let architecture = option.strip_prefix("--gpu-architecture=sm_");
-        let is_known =
-            |number: &str| number.parse().is_ok_and(|number| ARCHITECTURES.contains(&number));
-        match architecture {
-            Some(number) => is_known(number),
-            None => option.starts_with("--") || option.starts_with("-D"),
-        }
+/// What the compiler may be told, and what it must be for numbers to be those of this machine's code.
+const MEANT: [&str; 5] =
+    ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+const ALLOWED: [&str; 1] = ["--device-as-default-execution-space"];
+const ARCHITECTURE: &str = "--gpu-architecture=sm_";
+
+/// The architecture that code is for, if this machine's code does what the options ask for.
+fn architecture(options: &[String]) -> Result<u32, String> {
+    let numbers = options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
+    let number = numbers.last().and_then(|number| number.parse::<c_int>().ok());
+    let number = number.filter(|number| ARCHITECTURES.contains(number));
+    let number = number.ok_or("nvrtc: error: invalid value for --gpu-architecture (-arch)")?;
+    let is_known = |option: &&String| {
+        let plain = MEANT.iter().chain(&ALLOWED).any(|known| known == option);
+        plain || option.starts_with(ARCHITECTURE) || option.starts_with("-D")
     };
-    match options.iter().find(|option| !known(option)) {
-        None => Ok(()),
-        Some(option) => Err(format!("nvrtc: error: invalid value for {option}")),
+    if let Some(option) = options.iter().find(|option| !is_known(option)) {
+        return Err(format!("nvrtc: error: unrecognized option {option} found"));
+    }
+    match MEANT.iter().find(|meant| !options.iter().any(|option| option == *meant)) {
+        Some(meant) => Err(format!("emulator: without {meant} a device computes something else")),
+        None => Ok(number as u32),
     }
 }
 
@@ -117,14 +125,17 @@ calls! {
         let program = unsafe { get(program) };
         let options = options(count, list);
         let log = |text: String| CString::new(text.replace('\0', " ")).expect("none are left");
-        if let Err(text) = check(&options) {
-            program.log = log(text);
-            return nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
-        }
+        let architecture = match architecture(&options) {
+            Ok(architecture) => architecture,
+            Err(text) => {
+                program.log = log(text);
+                return nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+            }
+        };
         let macros: Vec<&str> =
             options.iter().map(String::as_str).filter(|option| option.starts_with("-D")).collect();
         match build(&program.source, &macros) {
-            Ok(code) => program.code = Some(code),
+            Ok(code) => program.code = Some(marked(code, architecture)),
             Err(text) => {
                 program.log = log(text);
                 return nvrtcResult::NVRTC_ERROR_COMPILATION;
@@ -168,5 +179,24 @@ calls! {
             }
         }
         nvrtcResult::NVRTC_SUCCESS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MEANT, architecture};
+
+    #[test]
+    fn options_that_change_numbers_are_not_forgotten() {
+        let all = |more: &str| {
+            let words = MEANT.iter().copied().chain(more.split_whitespace());
+            words.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(architecture(&all("--gpu-architecture=sm_90 -DX=1")), Ok(90));
+        assert!(architecture(&all("--gpu-architecture=sm_37")).is_err());
+        assert!(architecture(&all("--gpu-architecture=sm_90 --use_fast_math")).is_err());
+        let mut some = all("--gpu-architecture=sm_90");
+        some.remove(1);
+        assert!(architecture(&some).is_err_and(|text| text.contains("--fmad=false")));
     }
 }

@@ -18,6 +18,7 @@ mod memory;
 mod streams;
 
 use std::cell::Cell;
+use std::env;
 use std::ffi::{c_char, c_int, c_uint};
 use std::process::abort;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -26,13 +27,16 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUresul
 
 use crate::machine::{Answer, Machine};
 use crate::names::name_of;
-use crate::settings::Settings;
+use crate::settings::{BEGINS, Settings, TELL_VARIABLE};
 
 static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
     let settings = Settings::of_environment().unwrap_or_else(|error| {
         eprintln!("{error}");
         abort();
     });
+    if env::var_os(TELL_VARIABLE).is_some() {
+        eprintln!("{BEGINS}{}", settings.text());
+    }
     Mutex::new(Machine::new(settings))
 });
 
@@ -115,6 +119,18 @@ fn context_of(machine: &Machine, context: CUcontext) -> Answer<usize> {
     Ok(device)
 }
 
+/// What drivers answer that cannot be used as they are.
+fn refusal_of(code: u32) -> CUresult {
+    let all = [
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+    ];
+    let found = all.into_iter().find(|known| *known as u32 == code);
+    found.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
+}
+
 /// Writes to where a caller wants an answer.
 ///
 /// # Safety
@@ -133,6 +149,9 @@ calls! {
         code(with(|machine| {
             if flags != 0 {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+            if let Some(refusal) = machine.settings.refusal {
+                return Err(refusal_of(refusal));
             }
             if machine.devices.is_empty() {
                 return Err(CUresult::CUDA_ERROR_NO_DEVICE);

@@ -60,8 +60,9 @@ pub struct Machine {
     pub blocks: Blocks,
     pub streams: BTreeMap<u64, Queue>,
     pub events: BTreeMap<u64, Event>,
-    pub graphs: BTreeMap<u64, Vec<Work>>,
-    pub executables: BTreeMap<u64, Arc<[Work]>>,
+    /// With the devices that they are of.
+    pub graphs: BTreeMap<u64, (usize, Vec<Work>)>,
+    pub executables: BTreeMap<u64, (usize, Arc<[Work]>)>,
     pub modules: BTreeMap<u64, Module>,
     pub functions: BTreeMap<u64, Function>,
     began: Instant,
@@ -128,6 +129,8 @@ impl Machine {
     pub fn end_context(&mut self, device: usize) {
         self.streams.retain(|_, queue| queue.device != device);
         self.events.retain(|_, event| event.device != device);
+        self.graphs.retain(|_, (of, _)| *of != device);
+        self.executables.retain(|_, (of, _)| *of != device);
         self.modules.retain(|_, module| module.device != device);
         self.functions.retain(|_, function| function.device != device);
         for start in self.blocks.starts_of(device) {

@@ -38,9 +38,14 @@ struct Terms {
 struct Wishes {
     schemes: u32,
     workspace_bytes: u64,
+    /// What the addresses of a, b, c and d are multiples of.
+    alignments: [u32; 4],
 }
 
-/// Ways to form a product. Both give the same bits; one of them might not on a real device.
+/// What addresses are multiples of if nothing is said.
+const ALIGNMENT: u32 = 256;
+
+/// Ways to form a product, the likeliest first. They give different bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Whole,
@@ -48,7 +53,7 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Self; 2] = [Self::Whole, Self::Split];
+    const ALL: [Self; 2] = [Self::Split, Self::Whole];
 
     const fn code(self) -> u64 {
         match self {
@@ -76,9 +81,10 @@ impl Way {
     }
 
     /// As the library describes it.
-    fn result(self) -> cublasLtMatmulHeuristicResult_t {
+    fn result(self, alignments: [u32; 4]) -> cublasLtMatmulHeuristicResult_t {
         let mut data = [0; 8];
         data[..2].copy_from_slice(&[MARK, self.code()]);
+        data[2..6].copy_from_slice(&alignments.map(u64::from));
         cublasLtMatmulHeuristicResult_t {
             algo: cublasLtMatmulAlgo_t { data },
             workspaceSize: self.workspace_bytes(),
@@ -259,7 +265,7 @@ calls! {
     fn cublasLtMatmulPreferenceCreate(to: *mut cublasLtMatmulPreference_t) -> cublasStatus_t {
         let schemes = Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
         // SAFETY: the caller's pointer.
-        unsafe { make(to, Wishes { schemes, workspace_bytes: 0 }) }
+        unsafe { make(to, Wishes { schemes, workspace_bytes: 0, alignments: [ALIGNMENT; 4] }) }
     }
 
     fn cublasLtMatmulPreferenceDestroy(wishes: cublasLtMatmulPreference_t) -> cublasStatus_t {
@@ -290,9 +296,13 @@ calls! {
             ];
             if attribute == Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK {
                 wishes.schemes = number;
-            } else if !alignments.contains(&attribute) || !number.is_power_of_two() {
+                return Ok(());
+            }
+            let place = alignments.iter().position(|known| *known == attribute).ok_or(INVALID)?;
+            if !number.is_power_of_two() {
                 return Err(INVALID);
             }
+            wishes.alignments[place] = number;
             Ok(())
         }))
     }
@@ -320,7 +330,7 @@ calls! {
             let mut written = 0;
             for way in wished.take(room as usize) {
                 // SAFETY: as above.
-                unsafe { to.add(written).write(way.result()) };
+                unsafe { to.add(written).write(way.result(wishes.alignments)) };
                 written += 1;
             }
             // SAFETY: as above.
@@ -345,10 +355,11 @@ calls! {
         // SAFETY: the caller's handles and pointers.
         status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
             // SAFETY: as above.
-            let way = unsafe { algorithm.as_ref() }.and_then(Way::of);
-            let way = way.ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
+            let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
+            let way = Way::of(algorithm).ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
+            let alignments = std::array::from_fn(|i| algorithm.data[2 + i] as u32);
             // SAFETY: as above.
-            unsafe { to.write(way.result()) };
+            unsafe { to.write(way.result(alignments)) };
             Ok(())
         }))
     }
@@ -379,14 +390,23 @@ calls! {
         status(unsafe { placed(terms, layouts, [a as u64, b as u64, c as u64, d as u64]) }.and_then(
             |[a, b, c, d]| {
                 // SAFETY: as above.
-                let way = unsafe { algorithm.as_ref() }.and_then(Way::of).ok_or(INVALID)?;
+                let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
+                let way = Way::of(algorithm).ok_or(INVALID)?;
+                let starts = [a.start, b.start, c.start, d.start];
+                let mut aligned = starts.iter().zip(&algorithm.data[2..6]);
+                if !aligned.all(|(start, alignment)| start.is_multiple_of(*alignment))
+                    || !(workspace as u64).is_multiple_of(u64::from(ALIGNMENT))
+                {
+                    return Err(INVALID);
+                }
                 if way.workspace_bytes() > workspace_bytes {
                     return Err(INVALID);
                 }
                 // SAFETY: as above; both are f32, as the terms say.
                 let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
                 let workspace = (workspace as u64, workspace_bytes);
-                let product = Product { a, b, c, d, alpha, beta, workspace };
+                let is_split = way == Way::Split;
+                let product = Product { a, b, c, d, alpha, beta, is_split, workspace };
                 let told = tell(stream as u64, Work::Product(product));
                 if told != CUresult::CUDA_SUCCESS {
                     return Err(cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED);

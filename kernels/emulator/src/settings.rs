@@ -6,6 +6,11 @@ use std::str::FromStr;
 /// Words `name=value` with blanks between them; what is not named is as in [`Settings::PLAIN`].
 pub const VARIABLE: &str = "ZBELASTIC_EMULATOR";
 
+/// If this is set the driver says on standard error that it begins: for tests that must not find another.
+pub(crate) const TELL_VARIABLE: &str = "ZBELASTIC_EMULATOR_TELLS";
+/// What it says then.
+pub(crate) const BEGINS: &str = "emulated driver: ";
+
 /// When what was told to streams is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -38,6 +43,8 @@ pub struct Settings {
     /// The launch of a process, counted from 1, that reads where nothing is: its device answers
     /// nothing else from then on.
     pub faulty_launch: Option<u64>,
+    /// What the driver answers when it is to begin, if it does not.
+    pub refusal: Option<u32>,
 }
 
 impl Settings {
@@ -50,6 +57,7 @@ impl Settings {
         order: Order::Eager,
         is_backwards: false,
         faulty_launch: None,
+        refusal: None,
     };
 
     /// What the environment says.
@@ -79,6 +87,9 @@ impl Settings {
         if let Some(launch) = self.faulty_launch {
             text.push_str(&format!(" faulty_launch={launch}"));
         }
+        if let Some(code) = self.refusal {
+            text.push_str(&format!(" refusal={code}"));
+        }
         text
     }
 
@@ -90,6 +101,7 @@ impl Settings {
             "capability" => self.capability = value.parse().ok()?,
             "backwards" => self.is_backwards = value.parse::<u8>().ok()? != 0,
             "faulty_launch" => self.faulty_launch = Some(value.parse().ok()?),
+            "refusal" => self.refusal = Some(value.parse().ok()?),
             "order" => {
                 self.order = match value {
                     "eager" => Order::Eager,
@@ -128,6 +140,7 @@ mod tests {
             order: Order::Drawn { seed: 7 },
             is_backwards: true,
             faulty_launch: Some(3),
+            refusal: Some(802),
             ..Settings::PLAIN
         };
         assert_eq!(settings.text().parse(), Ok(settings));

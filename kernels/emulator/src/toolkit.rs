@@ -1,13 +1,13 @@
 //! The three libraries in a folder, and how a program is told to load them.
 
-use std::env;
-use std::fs;
-use std::io;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{self, Command};
+use std::{env, fs, io, thread};
 
-use crate::settings::{Settings, VARIABLE};
+use crate::code::compiler_options;
+use crate::settings::{BEGINS, Settings, TELL_VARIABLE, VARIABLE};
 
 /// The file that cargo makes of this package, beside the tests that use it.
 const LIBRARY: &str = "libzbelastic_emulator.so";
@@ -27,11 +27,12 @@ impl Part {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Compiler, Self::Products];
 
-    const fn file(self) -> &'static str {
+    /// The names that a program may look for it by. All are there, so that none is found elsewhere.
+    const fn files(self) -> [&'static str; 2] {
         match self {
-            Self::Driver => "libcuda.so.1",
-            Self::Compiler => "libnvrtc.so.13",
-            Self::Products => "libcublasLt.so.13",
+            Self::Driver => ["libcuda.so", "libcuda.so.1"],
+            Self::Compiler => ["libnvrtc.so", "libnvrtc.so.13"],
+            Self::Products => ["libcublasLt.so", "libcublasLt.so.13"],
         }
     }
 }
@@ -57,22 +58,48 @@ fn library() -> io::Result<PathBuf> {
     found.find(|path| path.exists()).ok_or_else(missing)
 }
 
+/// A link that says where the library is now, whatever was there before.
+fn link(library: &Path, to: &Path) -> io::Result<()> {
+    if fs::read_link(to).is_ok_and(|found| found == library) {
+        return Ok(());
+    }
+    let fresh = to.with_extension(format!("{}-{:?}", process::id(), thread::current().id()));
+    symlink(library, &fresh)?;
+    fs::rename(&fresh, to)
+}
+
 impl Toolkit {
+    /// Whether kernels can be compiled for such a machine here; a line says why not.
+    ///
+    /// # Panics
+    /// If they cannot although `ZBELASTIC_TOOLS_REQUIRED` is set.
+    #[must_use]
+    pub fn is_possible() -> bool {
+        let has_compiler = Command::new("c++").arg("--version").output().is_ok();
+        let is_possible = cfg!(target_arch = "x86_64") && has_compiler;
+        if !is_possible {
+            assert!(env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no c++");
+            println!("skipped: kernels run on x86-64 processors where there is a c++");
+        }
+        is_possible
+    }
+
     /// Lays these libraries into `folder`, which is made if it is not there.
     ///
     /// # Errors
     /// If the shared library is not where cargo puts it, or the folder cannot be written.
     pub fn new(folder: &Path, parts: &[Part]) -> io::Result<Self> {
-        let (libraries, kernels) = (folder.join("lib"), folder.join("kernels"));
+        let libraries = folder.join("lib");
         fs::create_dir_all(&libraries)?;
         let library = library()?;
-        for part in parts {
-            let link = libraries.join(part.file());
-            match symlink(&library, &link) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+        for file in parts.iter().flat_map(|part| part.files()) {
+            link(&library, &libraries.join(file))?;
         }
+        // What code is made of belongs to the library: another one has a folder of its own.
+        let mut made_by = DefaultHasher::new();
+        fs::read(&library)?.hash(&mut made_by);
+        compiler_options().hash(&mut made_by);
+        let kernels = folder.join(format!("kernels-{:016x}", made_by.finish()));
         Ok(Self { libraries, kernels })
     }
 
@@ -100,9 +127,11 @@ impl Toolkit {
     pub fn run_again(&self, arguments: &[&str], settings: Settings) {
         let mut program = Command::new(env::current_exe().expect("a program that runs"));
         self.equip(program.args(arguments).arg("--nocapture"), settings);
-        let output = program.output().expect("this program again");
+        let output = program.env(TELL_VARIABLE, "1").output().expect("this program again");
         let words = String::from_utf8_lossy(&output.stdout);
-        println!("{words}{}", String::from_utf8_lossy(&output.stderr));
+        let told = String::from_utf8_lossy(&output.stderr);
+        println!("{words}{told}");
+        assert!(told.contains(BEGINS), "another driver was found first");
         assert!(output.status.success(), "on {}", settings.text());
         assert!(!words.contains("skipped"), "on {}", settings.text());
         assert!(!words.contains("running 0 tests"), "{arguments:?} names a test");

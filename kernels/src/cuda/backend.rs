@@ -234,6 +234,7 @@ impl<D: Device> CudaBackend<D> {
                 ..AllocateError::of_bytes(asked_bytes)
             },
             fault @ (DeviceFault::Sticky { .. }
+            | DeviceFault::Unready { .. }
             | DeviceFault::Refused { .. }
             | DeviceFault::NoAlgorithm { .. }
             | DeviceFault::OtherLibrary { .. }) => {

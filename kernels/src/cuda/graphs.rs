@@ -58,6 +58,7 @@ impl StreamGraphs {
             Err(DeviceFault::Refused { .. } | DeviceFault::NoAlgorithm { .. }) => Ok(None),
             Err(
                 fault @ (DeviceFault::Sticky { .. }
+                | DeviceFault::Unready { .. }
                 | DeviceFault::OutOfMemory { .. }
                 | DeviceFault::OutOfHostMemory { .. }
                 | DeviceFault::OtherLibrary { .. }),

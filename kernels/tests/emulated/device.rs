@@ -306,7 +306,11 @@ impl Device for Emulated {
         let entry = self.entries[&launch.kernel];
         let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: arguments as the kernel's source has them, which is what is being tested.
-        unsafe { entry(launch.grid.as_ptr(), launch.threads, is_reversed, pointers.as_mut_ptr()) };
+        let is_within = unsafe {
+            let (grid, pointers) = (launch.grid.as_ptr(), pointers.as_mut_ptr());
+            entry(grid, launch.threads, launch.shared_bytes, is_reversed, pointers)
+        };
+        assert!(is_within, "{:?} writes behind its shared memory", launch.kernel);
         Ok(())
     }
 

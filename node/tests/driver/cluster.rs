@@ -15,7 +15,7 @@ fn variables(settings: Settings) -> Vec<(&'static str, String)> {
 #[test]
 fn a_worker_whose_device_gives_up_leaves_and_no_bit_changes() {
     let toml = RUN.replace("steps = 4", &format!("steps = {STEPS}"));
-    let place = Place::new();
+    let Some(place) = Place::new() else { return };
     std::fs::write(place.folder.path().join("run.toml"), &toml).expect("writable");
     let expected = digest(&mut place.train(Settings::PLAIN, "--threads-only --workers 1"));
     let text = std::fs::read(place.folder.path().join("text")).expect("written above");

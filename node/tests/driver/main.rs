@@ -37,16 +37,21 @@ struct Place {
 }
 
 impl Place {
-    fn new() -> Self {
-        Self::with(toolkit("whole", &Part::ALL))
+    /// None where there is no C++ compiler.
+    fn new() -> Option<Self> {
+        Self::with("whole", &Part::ALL)
     }
 
-    fn with(toolkit: Toolkit) -> Self {
+    fn with(name: &str, parts: &[Part]) -> Option<Self> {
+        if !Toolkit::is_possible() {
+            return None;
+        }
+        let toolkit = toolkit(name, parts);
         let folder = tempfile::tempdir().expect("a folder");
         let text: Vec<u8> = (0..20_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
         std::fs::write(folder.path().join("text"), text).expect("writable");
         std::fs::write(folder.path().join("run.toml"), RUN).expect("writable");
-        Self { folder, toolkit }
+        Some(Self { folder, toolkit })
     }
 
     /// `train` with these words, on such a machine.

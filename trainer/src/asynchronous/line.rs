@@ -140,13 +140,12 @@ impl<B: Backend> Line<B> {
         let layers = chunk.layers_mut().iter_mut().zip(self.newest.layers());
         for (index, (predicted, layer)) in layers.enumerate() {
             let LayerState { w, m, v, .. } = layer;
-            let to = &mut predicted.w;
-            match rule {
-                // Without an update there is no state to predict from.
-                Prediction::Adam if self.updates == 0 => {
-                    predicted.copy_weights(backend, layer);
-                    continue;
-                }
+            // Without an update there is no state to predict from.
+            if matches!(rule, Prediction::Adam) && self.updates == 0 {
+                predicted.copy_weights(backend, layer);
+                continue;
+            }
+            predicted.write_weights(backend, |to| match rule {
                 Prediction::Adam => {
                     let numbers = setup.optimizer.numbers(lr * distance, self.updates, 1.0, false);
                     backend.adam_ahead(w, m, v, numbers, to);
@@ -156,8 +155,7 @@ impl<B: Backend> Line<B> {
                     let changes = self.changes.as_ref().expect("a correction has a delay");
                     backend.weights_along(w, &changes.means[index], distance as f32, to);
                 }
-            }
-            predicted.put_state_in_force(backend);
+            });
         }
         self.keep(version, chunk);
     }
@@ -240,8 +238,7 @@ impl<B: Backend> Line<B> {
     /// Pulls the newest version and a reference model together.
     pub(super) fn average(&mut self, backend: &B, reference: &mut [B::Buffer], alpha: f32) {
         for (layer, reference) in self.newest.layers_mut().iter_mut().zip(reference) {
-            backend.pull_together(alpha, &mut layer.w, reference);
-            layer.put_state_in_force(backend);
+            layer.write_weights(backend, |w| backend.pull_together(alpha, w, reference));
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the stages of an asynchronous run are told: the same for all of them, and for the reference.
 
-use zbelastic_kernels::{Backend, ByteCounts};
+use zbelastic_kernels::{Backend, ByteCounts, DeviceSizes};
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, AsyncViolation, check_async,
     generate_async,
@@ -13,7 +13,9 @@ use crate::model::{
     count_bytes, frozen_bytes, layer_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
-use crate::plan::{BatchShape, LayerWork, StageMemory, layer_work, partition};
+use crate::plan::{
+    BatchShape, DeviceClaim, LayerWork, StageMemory, asynchronous_claim, layer_work, partition,
+};
 use crate::stage::{InitialWeights, Injection};
 
 /// Numbers that single methods have beside their schedule.
@@ -149,7 +151,27 @@ impl AsyncPlan {
             scratch += Bytes(backend.buffer_bytes(angles));
         }
         let none = Bytes(0);
-        StageMemory { state, stash, scratch, messages, copies: none, fixed: none, away: none }
+        let memory =
+            StageMemory { state, stash, scratch, messages, copies: none, fixed: none, away: none };
+        match backend.sizes() {
+            DeviceSizes::Processors => memory,
+            DeviceSizes::Cuda(_) => memory.on_device(backend, &self.device_claim(model, stage)),
+        }
+    }
+
+    /// What `stage` takes of a device beside buffers.
+    #[must_use]
+    pub fn device_claim(&self, model: &ModelConfig, stage: StageIndex) -> DeviceClaim {
+        let (specs, live) = (model_layers(model), self.program.live_passes());
+        let (mut layers, mut unread) = (Vec::new(), 0);
+        for (chunk, range) in self.chunks_of(stage) {
+            layers.extend(range.ids().map(|layer| &specs[layer as usize]));
+            // Where a tensor waits, the pass that made it or wants it is alive.
+            let before = (range.ids().start > 0).then(|| live[chunk.index() - 1]);
+            let after = (range.ids().end < model.layer_count()).then(|| live[chunk.index()]);
+            unread += before.unwrap_or(0) + after.unwrap_or(0);
+        }
+        asynchronous_claim(&Sizes::whole(model, self.batch.microbatch), &layers, unread as usize)
     }
 
     /// Weights of a chunk in all pipelines and versions, with what trains them.

@@ -135,6 +135,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let (plan, model) = (&setup.plan, &setup.model);
         let sizes = Sizes::whole(model, plan.batch.microbatch);
         let (live, specs) = (plan.program.live_passes(), model_layers(model));
+        let (counted, beside) =
+            (plan.stage_memory(&backend, model, stage), plan.device_claim(model, stage));
+        backend
+            .claim(&counted.claim(&beside))
+            .map_err(|error| error.of_parts(counted.parts(backend.opening_bytes())))?;
         let mut allocated = Bytes(0);
         let mut make = |space: Space| {
             allocated += Bytes(space.bytes(&backend));
@@ -169,8 +174,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         allocated += lines.values().map(|line: &Line<B>| line.taken(&backend)).sum();
         let references_taken = references.values().flatten();
         allocated += references_taken.map(|w| Bytes(backend.buffer_bytes(backend.len(w)))).sum();
-        let claim = plan.stage_memory(&backend, model, stage).device();
-        assert_eq!(allocated, claim, "the plan claims what is allocated");
+        assert_eq!(allocated, counted.device(), "the plan claims what is allocated");
         let course = first_course(&plan.program, stage);
         // A device that is behind has a clock of its own, and this one is not read.
         let clock = backend.is_behind().then(|| LayerTimer::new(Box::new(|| 0.0)));

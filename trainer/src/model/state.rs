@@ -170,17 +170,22 @@ impl<B: Backend> LayerState<B> {
 
     /// Puts other weights in force; moments and gradient stay.
     pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
-        self.settle_state(backend);
-        backend.upload(weights, ViewMut::new(&mut self.w, 0..self.spec.len()));
-        self.sums = None;
-        self.put_state_in_force(backend);
+        let all = 0..self.spec.len();
+        self.write_weights(backend, |w| backend.upload(weights, ViewMut::new(w, all)));
     }
 
     /// Puts the weights of another layer like this one in force, without a wait for a device.
     pub(crate) fn copy_weights(&mut self, backend: &B, of: &Self) {
-        self.settle_state(backend);
         let all = 0..self.spec.len();
-        backend.copy(View::new(&of.w, all.clone()), ViewMut::new(&mut self.w, all));
+        self.write_weights(backend, |w| {
+            backend.copy(View::new(&of.w, all.clone()), ViewMut::new(w, all));
+        });
+    }
+
+    /// Puts in force what `write` writes to the weights.
+    pub(crate) fn write_weights(&mut self, backend: &B, write: impl FnOnce(&mut B::Buffer)) {
+        self.settle_state(backend);
+        write(&mut self.w);
         self.sums = None;
         self.put_state_in_force(backend);
     }
@@ -225,6 +230,11 @@ impl<B: Backend> LayerState<B> {
                 backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
             });
         }
+    }
+
+    /// The next candidate is computed whole, to the same bits, whatever is there of it.
+    pub(crate) fn forget_unasked(&mut self) {
+        self.unasked = None;
     }
 
     /// What a device needs to compute the candidate with the sums of squares, before it is asked for. Once

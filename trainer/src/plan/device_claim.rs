@@ -30,17 +30,30 @@ pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> Devi
     let (cut, mut rooms) = (plan.cut(model), Vec::new());
     for len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, len);
-        for spec in &layers {
-            for operation in layer_operations(&sizes, spec) {
-                if !operations.contains(&operation) {
-                    operations.push(operation);
-                }
-            }
-        }
+        add_operations(&mut operations, &sizes, &layers);
         let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
         let unread = unread_of(model, plan, stage, &live);
         rooms.extend(BoundaryRooms::for_unread(sizes.residual(), unread));
     }
+    DeviceClaim { operations, rooms }
+}
+
+/// Adds the operations of these layers' passes of one length, each once.
+fn add_operations(operations: &mut Vec<Operation>, sizes: &Sizes<'_>, layers: &[&LayerSpec]) {
+    for operation in layers.iter().flat_map(|spec| layer_operations(sizes, spec)) {
+        if !operations.contains(&operation) {
+            operations.push(operation);
+        }
+    }
+}
+
+/// What a stage takes beside buffers that trains these layers without steps, with so many boundary tensors
+/// that nobody has read.
+#[must_use]
+pub fn asynchronous_claim(sizes: &Sizes<'_>, layers: &[&LayerSpec], unread: usize) -> DeviceClaim {
+    let mut operations = vec![Operation::Stamps, squares(layers.iter().copied())];
+    add_operations(&mut operations, sizes, layers);
+    let rooms = BoundaryRooms::for_unread(sizes.residual(), unread).into_iter().collect();
     DeviceClaim { operations, rooms }
 }
 
@@ -51,7 +64,7 @@ pub(super) fn squares<'a>(layers: impl IntoIterator<Item = &'a LayerSpec>) -> Op
 }
 
 /// The fingerprint of a layer's state.
-fn state_sums(spec: &LayerSpec) -> Operation {
+pub(super) fn state_sums(spec: &LayerSpec) -> Operation {
     Operation::state_sums(spec.tensors.iter().map(|tensor| tensor.range.len()))
 }
 
@@ -81,8 +94,8 @@ fn layer_operations(sizes: &Sizes<'_>, spec: &LayerSpec) -> Vec<Operation> {
     operations
 }
 
-/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that nobody has read is of a pass that is alive where it was made; a gradient
-/// is of one that is alive where it goes.
+/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that nobody has
+/// read is of a pass that is alive where it was made; a gradient is of one that is alive where it goes.
 fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[PassesLive]) -> usize {
     let unread = |chunk: ChunkIndex| {
         let live = live[chunk.index()];

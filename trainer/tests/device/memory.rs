@@ -158,6 +158,7 @@ fn a_copy_takes_what_is_counted() {
         let turn = Turn { generation: Generation(1), step: Step(0), attempt: Attempt(0) };
         let gradient = LayerGradient { turn, layer, g: vec![1.0; image.w.len()].into() };
         copy.hold(&gradient).expect("its own");
+        copy.fingerprint();
         copies.push(copy);
     }
     let taken = device.most_given_bytes() - DeviceSizes::WORKSPACE_BYTES;

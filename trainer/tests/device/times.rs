@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, Graphs};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::model::{
     Family, LayerClass, LayerPart, LayerSpec, LayerTimer, Span, Spent, model_layers,
@@ -12,11 +13,12 @@ use zbelastic_trainer::stage::{Bench, Progress, StageEngine, UpdateOrder, Workbe
 use zbelastic_types::{StageIndex, Step};
 
 use crate::common::{BATCH, corpus, plan, setup, tiny_model};
-use crate::device::Emulated;
+use crate::device::{Emulated, Order};
+use crate::races::{Call, Log, Recorded};
 use crate::two;
 
 /// A whole model's step up to its verdict, by a clock of the host's that nobody may read.
-fn bench_after_a_step(backend: CudaBackend<Emulated>) -> Bench<CudaBackend<Emulated>> {
+fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> Bench<CudaBackend<D>> {
     let model = tiny_model(Family::Llama);
     let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
     let setup = Arc::new(setup(model, plan, 2));
@@ -94,4 +96,31 @@ fn after_the_first_turns_one_of_many_is_timed() {
     let timed: Vec<usize> = (0..34).filter(|turn| told[*turn].is_some()).collect();
     assert_eq!(timed, [0, 1, 2, 3, 4, 5, 6, 7, 16, 32]);
     assert!(told.iter().flatten().all(|count| *count == 1), "each time is told once: {told:?}");
+}
+
+/// The candidate that came with the sums of squares of a report lies in no span of the step's.
+#[test]
+fn a_candidate_is_computed_where_it_is_timed() {
+    let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
+    let log = Arc::new(Log::default());
+    let backend = CudaBackend::with_graphs(Recorded::new(device, &log, 0), Graphs::Off);
+    let mut bench = bench_after_a_step(backend);
+    let order = UpdateOrder { step: Step(0), number: 1, clip: 1.0 };
+    let mut candidates = || {
+        let count = |calls: &[Call]| {
+            let is_one = |call: &&Call| matches!(call, Call::Work { what, .. } if *what == "adamw_candidate");
+            calls.iter().filter(is_one).count()
+        };
+        let before = count(&log.calls());
+        bench.square_sums_ahead(order);
+        let _turn_ended = bench.times();
+        bench.compute_candidate(order);
+        bench.drop_candidate();
+        count(&log.calls()) - before
+    };
+    let computed: Vec<bool> = (0..18).map(|_| candidates() > 0).collect();
+    // Steps in turns 1 to 7 and 16 are timed; the reports of those in turns 8 and 17 were.
+    let timed: Vec<usize> = (0..18).filter(|turn| computed[*turn]).map(|turn| turn + 1).collect();
+    assert_eq!(timed, [1, 2, 3, 4, 5, 6, 7, 8, 16, 17]);
 }

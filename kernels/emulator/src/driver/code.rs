@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUfunction_attribute_enum as Attribute;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 
 use super::{in_context, own_stream, put};
-use crate::code::{Code, Loaded};
+use crate::code::{Code, Loaded, architecture_of};
 use crate::machine::work::{Launch, Work};
 use crate::machine::{Function, Module};
 
@@ -69,6 +69,11 @@ calls! {
         in_context(|machine, device| {
             // SAFETY: the caller's image.
             let image = unsafe { whole(image.cast()) }.ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+            // Code runs on devices of its generation that are as new as it, or newer.
+            let (own, of) = (machine.settings.capability, architecture_of(image));
+            if own / 10 != of / 10 || own < of {
+                return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+            }
             let code = Code::load(image).map_err(|_| CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)?;
             let module = machine.fresh();
             machine.modules.insert(module, Module { device, code });
@@ -144,6 +149,7 @@ calls! {
                 entry: found.kernel.entry,
                 grid: [grid_x, grid_y],
                 threads: block_x,
+                shared_bytes,
                 is_backwards: machine.settings.is_backwards,
                 // SAFETY: the caller's arguments are as many as the kernel has.
                 arguments: unsafe { copied(&found.kernel, arguments) },

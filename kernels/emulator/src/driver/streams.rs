@@ -132,7 +132,7 @@ calls! {
             let graph = captured.as_ref().map_or(0, |_| machine.fresh());
             // SAFETY: the caller's pointer.
             unsafe { put(to, graph as CUgraph)? };
-            machine.graphs.insert(graph, captured?);
+            machine.graphs.insert(graph, (device, captured?));
             Ok(())
         })
     }
@@ -145,14 +145,15 @@ calls! {
     }
 
     fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) -> CUresult {
-        in_context(|machine, _| {
-            let work = machine.graphs.get(&(graph as u64)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        in_context(|machine, device| {
+            let (_, work) =
+                machine.graphs.get(&(graph as u64)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
             if flags != 0 {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             let work = work.as_slice().into();
             let executable = machine.fresh();
-            machine.executables.insert(executable, work);
+            machine.executables.insert(executable, (device, work));
             // SAFETY: the caller's pointer.
             unsafe { put(to, executable as CUgraphExec) }
         })
@@ -162,7 +163,7 @@ calls! {
         in_context(|machine, device| {
             own_stream(machine, device, stream as u64)?;
             let work = machine.executables.get(&(graph as u64));
-            let work = work.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
+            let (_, work) = work.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
             work.iter().try_for_each(|work| machine.tell(stream as u64, work.clone()))
         })
     }

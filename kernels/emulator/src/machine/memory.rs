@@ -83,9 +83,23 @@ impl Blocks {
         self.gone.push((start, bytes));
     }
 
+    /// Whether this lies in a block that was given back a moment ago.
+    pub fn was_given_back(&self, address: u64) -> bool {
+        let within =
+            |(start, bytes): &(u64, usize)| (*start..start + *bytes as u64).contains(&address);
+        self.gone.iter().any(within)
+    }
+
     /// Lets go of what was given back, once no stream has anything to do.
+    ///
+    /// # Panics
+    /// If somebody wrote there since.
     pub fn let_go(&mut self) {
         for (start, bytes) in self.gone.drain(..) {
+            // SAFETY: from `take`, and written all over when it was given back.
+            let left = unsafe { slice::from_raw_parts(start as *const u8, bytes) };
+            let is_left = left.iter().all(|byte| *byte == UNWRITTEN);
+            assert!(is_left, "{bytes} bytes were written after they were given back");
             // SAFETY: from `take`, let go once.
             unsafe { dealloc((start as *mut u8).sub(FENCE_BYTES), layout(bytes)) };
         }

@@ -83,9 +83,10 @@ impl Placed {
 /// To the nearest bfloat16, ties to even; a NaN stays one.
 fn rounded(x: f32) -> u16 {
     let bits = x.to_bits();
-    let nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    let kept = if x.is_nan() { bits >> 16 | 0x40 } else { nearest };
-    kept as u16
+    if x.is_nan() {
+        return (bits >> 16 | 0x40) as u16;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
 /// A product to form.
@@ -97,6 +98,8 @@ pub struct Product {
     pub d: Placed,
     pub alpha: f32,
     pub beta: f32,
+    /// Sums are made of two halves, each rounded.
+    pub is_split: bool,
     /// Written all over before, as an algorithm may do with it: where, and how much.
     pub workspace: (u64, usize),
 }
@@ -105,6 +108,19 @@ pub struct Product {
 const WORKSPACE_USED_BYTES: usize = 4096;
 
 impl Product {
+    fn dot(&self, first: &[f32], second: &[f32]) -> f64 {
+        let exact = |first: &[f32], second: &[f32]| {
+            first.iter().zip(second).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+        };
+        if !self.is_split {
+            return exact(first, second);
+        }
+        let half = first.len() / 2;
+        let halves =
+            [exact(&first[..half], &second[..half]), exact(&first[half..], &second[half..])];
+        f64::from(halves[0] as f32 + halves[1] as f32)
+    }
+
     /// Forms it: summed in f64, rounded once.
     pub fn form(&self, blocks: &Blocks) -> Result<(), Astray> {
         let (start, bytes) = self.workspace;
@@ -124,8 +140,7 @@ impl Product {
             let second = &right[column * depth..(column + 1) * depth];
             for row in 0..rows {
                 let first = &left[row * depth..(row + 1) * depth];
-                let terms = first.iter().zip(second).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                let mut sum = f64::from(self.alpha) * terms.sum::<f64>();
+                let mut sum = f64::from(self.alpha) * self.dot(first, second);
                 // Nothing is read where nothing is added: there may be NaNs.
                 if self.beta != 0.0 {
                     sum += f64::from(self.beta) * f64::from(self.c.get(row, column));

@@ -190,10 +190,13 @@ impl Machine {
 
     /// Records an event in a stream.
     pub fn record(&mut self, event: u64, stream: u64) -> Answer<()> {
+        let found = self.events.get_mut(&event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        found.passed_ns = None;
         self.tell(stream, Work::Record { event })?;
         let moment = self.now_in(stream)?;
-        self.events.get_mut(&event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.recorded =
-            Some(moment);
+        if let Some(event) = self.events.get_mut(&event) {
+            event.recorded = Some(moment);
+        }
         Ok(())
     }
 

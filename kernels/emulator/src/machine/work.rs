@@ -12,6 +12,7 @@ pub struct Launch {
     pub entry: Entry,
     pub grid: [u32; 2],
     pub threads: u32,
+    pub shared_bytes: u32,
     pub is_backwards: bool,
     /// Copied when it was told, each at a multiple of sixteen.
     pub arguments: Vec<Vec<u128>>,
@@ -73,7 +74,7 @@ impl Work {
                 // SAFETY: as above.
                 unsafe { ptr::write_bytes(*to as *mut u8, *byte, *bytes) };
             }
-            Self::Launch(launch) => launch.run(),
+            Self::Launch(launch) => launch.run(blocks)?,
             Self::Product(product) => product.form(blocks)?,
             Self::Record { .. } | Self::Wait { .. } => {}
         }
@@ -82,12 +83,18 @@ impl Work {
 }
 
 impl Launch {
-    fn run(&self) {
+    fn run(&self, blocks: &Blocks) -> Result<(), Astray> {
+        let word = |words: &Vec<u128>| words.first().map(|word| *word as u64);
+        if self.arguments.iter().filter_map(word).any(|word| blocks.was_given_back(word)) {
+            return Err(Astray);
+        }
         let mut pointers: Vec<_> =
             self.arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
+        let Self { grid, threads, shared_bytes, is_backwards, .. } = self;
+        let (grid, pointers) = (grid.as_ptr(), pointers.as_mut_ptr());
         // SAFETY: the sizes are the kernel's own; what it does with them is what is being tried.
-        unsafe {
-            (self.entry)(self.grid.as_ptr(), self.threads, self.is_backwards, pointers.as_mut_ptr())
-        };
+        let is_within =
+            unsafe { (self.entry)(grid, *threads, *shared_bytes, *is_backwards, pointers) };
+        if is_within { Ok(()) } else { Err(Astray) }
     }
 }

@@ -50,37 +50,44 @@ pub(super) fn check_memory(facts: &MemoryFacts) -> Finding {
 
 pub(super) fn check_gpu(facts: &GpuFacts) -> Finding {
     let GpuFacts { visible, cards } = facts;
-    let unused = |what: String| {
-        Finding::new(Check::Gpu, Level::Warning, what)
-            .hint("until then a node computes on processors")
-    };
     match cards {
-        Err(reason) => unused("the driver cannot be used".to_owned()).why(reason.clone()),
+        Err(reason) => unused("the driver cannot be used").why(reason.clone()),
         Ok(cards) if cards.is_empty() && visible.is_empty() => {
             Finding::fine(Check::Gpu, "none; a node computes on processors")
         }
         Ok(cards) if cards.is_empty() => {
-            unused(format!("{} visible, and no driver finds it", visible.join(", ")))
-                .why("libcuda.so belongs to the driver, and a container must be given both")
+            unused(&format!("{} visible, and no driver finds it", visible.join(", "))).why(
+                "libcuda.so belongs to the driver, a container must be given both, and \
+                 CUDA_VISIBLE_DEVICES may hide devices",
+            )
         }
-        Ok(cards) => check_cards(cards, &unused),
+        Ok(cards) => check_cards(cards),
     }
 }
 
-/// Those that can be used, or what stands in the way of the first that cannot.
-fn check_cards(cards: &[Card], unused: &dyn Fn(String) -> Finding) -> Finding {
-    let usable = |card: &Card| {
-        let (what, free) = card.found.as_ref().ok()?;
-        Some(format!("{}, {what}, {free} free", card.name))
+fn unused(what: &str) -> Finding {
+    Finding::new(Check::Gpu, Level::Warning, what).hint("until then a node computes on processors")
+}
+
+/// Those that can be used, and why others cannot.
+fn check_cards(cards: &[Card]) -> Finding {
+    let usable: Vec<(&str, String)> = { cards.iter() }
+        .filter_map(|card| {
+            let (what, free) = card.found.as_ref().ok()?;
+            Some((card.name.as_str(), format!("{}, {what}, {free} free", card.name)))
+        })
+        .collect();
+    let refused = |card: &Card| Some(format!("{}: {}", card.name, card.found.as_ref().err()?));
+    let refused: Vec<String> = cards.iter().filter_map(refused).collect();
+    let Some((first, _)) = usable.first() else {
+        return unused("none can be used").why(refused.join("; "));
     };
-    let told: Vec<String> = cards.iter().filter_map(usable).collect();
-    let told = if told.is_empty() { "none can be used".to_owned() } else { told.join("; ") };
-    let refused =
-        cards.iter().find_map(|card| Some((card.name.as_str(), card.found.as_ref().err()?)));
-    match refused {
-        None => Finding::fine(Check::Gpu, format!("{told}; join --device {}", cards[0].name)),
-        Some((name, reason)) => unused(told).why(format!("{name}: {reason}")),
+    let told: Vec<&str> = usable.iter().map(|(_, told)| told.as_str()).collect();
+    let what = format!("{}; join --device {first}", told.join("; "));
+    if refused.is_empty() {
+        return Finding::fine(Check::Gpu, what);
     }
+    Finding::new(Check::Gpu, Level::Note, what).why(refused.join("; "))
 }
 
 #[cfg(test)]
@@ -151,8 +158,8 @@ mod tests {
         assert_eq!(whole.level, Level::Fine);
         assert_eq!(whole.what, "cuda:0, H200, sm_90, 139.0 GiB free; join --device cuda:0");
         let half = gpu(&[], Ok(vec![card(0, Ok("H200, sm_90")), card(1, Err("too old"))]));
-        assert_eq!((half.level, half.why.as_deref()), (Level::Warning, Some("cuda:1: too old")));
-        assert_eq!(half.what, "cuda:0, H200, sm_90, 139.0 GiB free");
+        assert_eq!((half.level, half.why.as_deref()), (Level::Note, Some("cuda:1: too old")));
+        assert_eq!((&half.what, half.hint), (&whole.what, None));
         assert_eq!(gpu(&[], Ok(vec![card(0, Err("too old"))])).what, "none can be used");
     }
 }
