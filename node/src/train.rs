@@ -22,6 +22,8 @@ pub mod prepare;
 mod processes;
 mod reporter;
 mod summary;
+#[cfg(test)]
+mod tests;
 pub mod timing;
 pub mod trace;
 mod worker;
