@@ -22,6 +22,8 @@ pub mod prepare;
 mod processes;
 mod reporter;
 mod summary;
+#[cfg(test)]
+mod tests;
 pub mod timing;
 pub mod trace;
 mod worker;
@@ -49,7 +51,7 @@ use devices::Devices;
 use folder::RunFolder;
 use interrupt::Interrupt;
 use line::LineContext;
-use machines::Machines;
+use machines::{Machines, Sharing};
 use news::News;
 use outfit::{BackendOutfit, Processors};
 use prepare::{PlanOfRun, Prepared, prepare};
@@ -67,7 +69,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     prepared.job.interrupt = Interrupt::listen()?;
     let config = config_with_command(&prepared);
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, &config)?;
-    let ended = train_into(&mut folder, &prepared, (context, args.threads_only), out);
+    let ended = train_into(&mut folder, &prepared, context, out);
     if ended.is_err() {
         folder.discard_if_empty();
     }
@@ -91,7 +93,7 @@ fn config_with_command(prepared: &Prepared) -> String {
 fn train_into(
     folder: &mut RunFolder,
     prepared: &Prepared,
-    (context, threads_only): (Option<LineContext>, bool),
+    context: Option<LineContext>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Stop> {
     let reader = if context.is_some() { Reader::Person } else { Reader::Script };
@@ -104,10 +106,9 @@ fn train_into(
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
     let mut reporter = Reporter::new(out, folder, context, names);
-    // Without steps there is nothing that processes could agree on.
-    let in_threads = match prepared.plan {
-        PlanOfRun::Synchronous(_) => threads_only,
-        PlanOfRun::Asynchronous { .. } => true,
+    let in_threads = match prepared.sharing {
+        Sharing::Threads => true,
+        Sharing::Processes => false,
     };
     let trained = if in_threads {
         let scratch = scratch(&prepared.config, &reporter.folder_path());

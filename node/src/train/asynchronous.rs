@@ -25,7 +25,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use zbelastic_kernels::DeviceFault;
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault};
 use zbelastic_schedule::asynchronous::AsyncOp;
 use zbelastic_trainer::asynchronous::{
     AsyncKnobs, AsyncOutput, AsyncSetup, AsyncState, frames_max,
@@ -41,6 +41,7 @@ use super::mail::{Evaluated, MESSAGES_PER_WORKER};
 use super::news::News;
 use super::outfit::BackendOutfit;
 use super::prepare::Prepared;
+use crate::device::code_of_fault;
 use crate::failure::{Failure, FailureCode};
 use conductor::Conductor;
 use worker::Worker;
@@ -128,7 +129,8 @@ pub fn train<O: BackendOutfit>(
 /// where it is, and what it has is the model.
 ///
 /// # Errors
-/// If memory could not be had, a device gave up, or a stage panicked.
+/// If memory could not be had, a device gave up, or a stage panicked. That the model cannot be evaluated
+/// at the end is a note of the outcome.
 pub fn train_on<O: BackendOutfit>(
     outfit: &O,
     job: &AsyncJob<'_>,
@@ -161,8 +163,13 @@ pub fn train_on<O: BackendOutfit>(
     })?;
     let layers = conducted.state.weights();
     let is_whole = conducted.steps_done == u64::from(program.minibatch_count);
-    let held_out = if is_whole { held_out_loss(outfit, job, &layers)? } else { None };
-    let held_out = held_out.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
+    let evaluated = if is_whole { held_out_loss(outfit, job, &layers) } else { Ok(None) };
+    // What was trained is not given up because it cannot be evaluated.
+    let (loss, failure) = match evaluated {
+        Ok(loss) => (loss, None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let held_out = loss.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
     if let Some(held_out) = held_out {
         // The run is over; that nobody listens any more changes nothing.
         let _ = observe(&News::Evaluated(held_out));
@@ -176,6 +183,7 @@ pub fn train_on<O: BackendOutfit>(
         steps_before: 0,
         trace: None,
         order: conducted.order.filter(|_| is_whole).map(|order| order.to_string()),
+        notes: failure.into_iter().map(|failure| failure.what).collect(),
     })
 }
 
@@ -204,12 +212,42 @@ fn held_out_loss<O: BackendOutfit>(
     job: &AsyncJob<'_>,
     layers: &[Vec<f32>],
 ) -> Result<Option<f64>, Failure> {
-    let no_memory = |error: zbelastic_kernels::AllocateError| {
-        Failure::new(FailureCode::OutOfResource, format!("no memory to evaluate: {error}"))
+    let no_memory = |error: AllocateError| {
+        Failure::new(FailureCode::OutOfResource, format!("no held-out loss: {error}"))
     };
     let backend = outfit.backend(StageIndex(0)).map_err(no_memory)?;
     let weights = InitialWeights::Given(Arc::new(layers.to_vec()));
     let setup = StageSetup { weights, ..job.whole.clone() };
     let whole = Reference::new(&setup, backend, job.corpus.clone());
-    Ok(whole.map_err(no_memory)?.held_out_loss(HELD_OUT_MAX))
+    let mut whole = whole.map_err(no_memory)?;
+    let loss = whole.held_out_loss(HELD_OUT_MAX);
+    checked(loss, whole.backend().fault())
+}
+
+/// The loss, unless the device gave up: then what came of it is none.
+fn checked(loss: Option<f64>, fault: Option<DeviceFault>) -> Result<Option<f64>, Failure> {
+    match fault {
+        None => Ok(loss),
+        Some(fault) => {
+            Err(Failure::new(code_of_fault(&fault), format!("no held-out loss: {fault}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_that_gave_up_computed_is_no_loss() {
+        assert_eq!(checked(Some(1.5), None), Ok(Some(1.5)));
+        assert_eq!(checked(None, None), Ok(None));
+        let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
+        let fault = DeviceFault::Sticky { call: "cuStreamSynchronize", code: 700, name };
+        let failure = checked(Some(f64::NAN), Some(fault)).expect_err("the device gave up");
+        assert_eq!(failure.code, FailureCode::OutOfResource);
+        for word in ["no held-out loss", "ILLEGAL_ADDRESS"] {
+            assert!(failure.what.contains(word), "no {word} in: {failure}");
+        }
+    }
 }

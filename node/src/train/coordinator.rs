@@ -39,6 +39,8 @@ pub struct Outcome {
     pub trace: Option<String>,
     /// The order that was found, as the text of a program, where one was to be found.
     pub order: Option<String>,
+    /// What is missing although the run came to its end, and why.
+    pub notes: Vec<String>,
 }
 
 /// The leader's half, for as long as a run lasts.
@@ -204,6 +206,7 @@ impl<'a> Coordinator<'a> {
             steps_before: 0,
             trace: Some(trace(&self.timing, self.mailboxes.len() as u32)),
             order: None,
+            notes: Vec::new(),
         }
     }
 }

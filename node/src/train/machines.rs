@@ -103,7 +103,8 @@ impl Machines {
     }
 
     /// What each stage may take of its device, which all of a device share alike; nothing of processors,
-    /// which share what the system has.
+    /// which share what the system has. Processes are a cluster, which seats any stage on any worker and
+    /// so plans all of them within the smallest part: no other part is larger.
     #[must_use]
     pub fn parts(&self, worker_count: u32, sharing: Sharing) -> Vec<DevicePart> {
         let Self::Devices(probes) = self else { return Vec::new() };
@@ -114,9 +115,14 @@ impl Machines {
                 Sharing::Processes => (stages - 1) * PROCESS_BYTES,
             };
             let bytes = Bytes(probe.free_bytes.saturating_sub(others) / stages);
-            DevicePart { index: probe.info.index, free: Bytes(probe.free_bytes), stages, bytes }
+            let index = probe.info.index;
+            DevicePart { index, free: Bytes(probe.free_bytes), stages, bytes, smallest: index }
         };
-        probes.iter().cycle().take(worker_count as usize).map(part).collect()
+        let own = probes.iter().cycle().take(worker_count as usize).map(part);
+        match sharing {
+            Sharing::Threads => own.collect(),
+            Sharing::Processes => within_smallest(own.collect()),
+        }
     }
 
     /// Workers that share a device, of so many.
@@ -146,6 +152,15 @@ impl Machines {
     }
 }
 
+/// The parts, none of which is larger than the smallest.
+fn within_smallest(mut parts: Vec<DevicePart>) -> Vec<DevicePart> {
+    let Some(least) = parts.iter().min_by_key(|part| part.bytes).copied() else { return parts };
+    for part in parts.iter_mut().filter(|part| part.bytes > least.bytes) {
+        (part.bytes, part.smallest) = (least.bytes, least.index);
+    }
+    parts
+}
+
 /// What a stage may take of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePart {
@@ -157,25 +172,31 @@ pub struct DevicePart {
     pub stages: u64,
     /// What each of them may take.
     pub bytes: Bytes,
+    /// The device whose part is as small as this: its own, or that of the cluster's smallest part.
+    pub smallest: usize,
 }
 
 impl DevicePart {
     /// A run that does not fit there.
     #[must_use]
     pub fn failure(&self) -> Failure {
-        Failure::new(FailureCode::OutOfResource, does_not_fit(self.index))
+        Failure::new(FailureCode::OutOfResource, does_not_fit(self.smallest))
     }
 
     /// How a person is told that a stage does not fit into its part.
     #[must_use]
     pub fn detail(&self, kind: &str, stage: usize, needed: Bytes) -> Detail {
-        let Self { index, free, stages, bytes } = self;
+        let Self { index, free, stages, bytes, smallest } = self;
         let device = Device::Cuda(*index);
         let what = format!("{kind}: stage {stage} needs {needed}, its part of {device} is {bytes}");
-        let why = match stages {
+        let mut why = match stages {
             1 => format!("{free} are free there"),
             _ => format!("{free} are free there, for {stages} stages"),
         };
+        if smallest != index {
+            let smallest = Device::Cuda(*smallest);
+            why += &format!("; processes all take as little as a part of {smallest}");
+        }
         Detail::new(what).at(device.to_string()).why(why).hint(WHAT_HELPS)
     }
 }
@@ -279,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_of_a_device_have_equal_parts_of_what_its_processes_leave() {
+    fn stages_of_a_device_have_equal_parts_and_processes_the_smallest_everywhere() {
         let free = [2 * PROCESS_BYTES, 100];
         let devices = (0..2).map(|index| probe(index, "A", free[index])).collect();
         let machines = Machines::Devices(devices);
@@ -289,8 +310,17 @@ mod tests {
         };
         let (whole, half) = (PROCESS_BYTES, PROCESS_BYTES / 2);
         assert_eq!(parts(Sharing::Threads), [(0, 2, whole), (1, 1, 100), (0, 2, whole)]);
-        assert_eq!(parts(Sharing::Processes), [(0, 2, half), (1, 1, 100), (0, 2, half)]);
+        assert_eq!(parts(Sharing::Processes), [(0, 2, 100), (1, 1, 100), (0, 2, 100)]);
+        let told = machines.parts(3, Sharing::Processes)[0];
+        let why = told.detail("1f1b", 0, Bytes(101)).why.expect("there is a reason");
+        assert!(why.contains("as little as a part of cuda:1"), "{why}");
+        assert!(told.failure().to_string().contains("does not fit cuda:1"), "{told:?}");
         assert_eq!(Machines::Processors.parts(3, Sharing::Threads), []);
+        // A device with two processes leaves each half of what the second one's opening leaves.
+        let devices = (0..2).map(|index| probe(index, "A", free[0])).collect();
+        let parts = Machines::Devices(devices).parts(3, Sharing::Processes).into_iter();
+        let parts: Vec<_> = parts.map(|part| (part.bytes.0, part.smallest)).collect();
+        assert_eq!(parts, [(half, 0), (half, 0), (half, 0)]);
     }
 
     #[test]

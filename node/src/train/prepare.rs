@@ -164,7 +164,7 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
-    let sharing = if args.threads_only { Sharing::Threads } else { Sharing::Processes };
+    let sharing = sharing(&loaded.config, args.threads_only);
     let plan = fitting_plan(&loaded.config, &machines, (worker_count, copies), sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
@@ -190,6 +190,15 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
         sharing,
         job,
     })
+}
+
+/// Without steps there is nothing that processes could agree on.
+fn sharing(config: &RunConfig, threads_only: bool) -> Sharing {
+    match config.schedule {
+        ScheduleChoice::Asynchronous(_) => Sharing::Threads,
+        ScheduleChoice::Auto | ScheduleChoice::Kind(_) if threads_only => Sharing::Threads,
+        ScheduleChoice::Auto | ScheduleChoice::Kind(_) => Sharing::Processes,
+    }
 }
 
 /// All three, or everything that is wrong with any of them.
@@ -527,6 +536,20 @@ mod tests {
         assert_eq!(needs(&planned(all, Sharing::Threads).expect("all of it")), needs(&plenty));
         let failure = planned(all - 1, Sharing::Threads).err().expect("a byte less");
         assert!(failure.to_string().contains("its part of cuda:0"), "{failure}");
+    }
+
+    #[test]
+    fn schedules_without_steps_have_threads_whatever_was_asked_for() {
+        let sharing = |kind: &str, threads_only| {
+            let toml = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
+            sharing(&load_document("test", &toml).expect("legal").config, threads_only)
+        };
+        for kind in ["auto", "1f1b"] {
+            assert_eq!(sharing(kind, false), Sharing::Processes);
+            assert_eq!(sharing(kind, true), Sharing::Threads);
+        }
+        assert_eq!(sharing("pipedream-2bw", false), Sharing::Threads);
+        assert_eq!(sharing("pipedream-2bw", true), Sharing::Threads);
     }
 
     #[test]

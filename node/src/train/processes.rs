@@ -221,5 +221,6 @@ fn finish(
         steps_before,
         trace,
         order: None,
+        notes: Vec::new(),
     })
 }

@@ -89,7 +89,7 @@ pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
 /// Writes what a run leaves behind, and says how it ended.
 ///
 /// # Errors
-/// If something cannot be written; the model is written first.
+/// If something cannot be written; the model is written first. That there is no sample is a note.
 pub fn write_end(
     prepared: &Prepared,
     finished: &Finished,
@@ -106,13 +106,27 @@ pub fn write_end(
     if let Some(order) = &outcome.order {
         folder.write(ORDER, order)?;
     }
-    let sample = sample(prepared, outcome)?;
-    folder.write(SAMPLE, &format!("{sample}\n"))?;
+    let mut notes = outcome.notes.clone();
+    // A run is no less done without it; an empty one takes the place of what was drawn before.
+    let sample = match sample(prepared, outcome) {
+        Ok(sample) => format!("{sample}\n"),
+        Err(failure) => {
+            notes.push(failure.what);
+            String::new()
+        }
+    };
+    folder.write(SAMPLE, &sample)?;
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line();
     folder.append_metrics(&done)?;
     match reader {
         Reader::Script => writeln!(out, "{done}")?,
         Reader::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
+    }
+    out.flush()?;
+    // As in the heading: not between a script and its JSON.
+    match reader {
+        Reader::Script => drop(tell(&notes, &mut io::stderr())),
+        Reader::Person => tell(&notes, out)?,
     }
     Ok(out.flush()?)
 }
@@ -144,7 +158,11 @@ fn write_ending(
     }
     writeln!(out, "digest  {digest}")?;
     writeln!(out, "files   {}\n", folder.display())?;
-    writeln!(out, "{sample}")
+    write!(out, "{sample}")
+}
+
+fn tell(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
+    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
 /// Where the time of a step went, each cause beside what was planned.
@@ -259,7 +277,11 @@ fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
         }
         Machines::Devices(_) => {
             let precision = prepared.config.arithmetic.precision();
-            let opened = Devices::open(&prepared.machines.indices(), 1, precision)?;
+            let opened = Devices::open(&prepared.machines.indices(), 1, precision);
+            let opened = opened.map_err(|failure| Failure {
+                what: format!("no sample: {}", failure.what),
+                ..failure
+            })?;
             let (_, device) = opened.into_iter().next().expect("one was opened");
             drawn(CudaBackend::new(device), prepared, outcome)?
         }
@@ -270,7 +292,7 @@ fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
 }
 
 fn no_memory(error: AllocateError) -> Failure {
-    Failure::new(FailureCode::OutOfResource, format!("no memory for a sample: {error}"))
+    Failure::new(FailureCode::OutOfResource, format!("no sample: {error}"))
 }
 
 fn drawn<B: Backend>(
@@ -290,7 +312,7 @@ fn drawn<B: Backend>(
     let tokens = sampler.continue_text(&prompt, token_count, draw);
     match sampler.fault() {
         None => Ok(tokens),
-        Some(fault) => Err(Failure::new(code_of_fault(&fault), format!("a sample: {fault}"))),
+        Some(fault) => Err(Failure::new(code_of_fault(&fault), format!("no sample: {fault}"))),
     }
 }
 
