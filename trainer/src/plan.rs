@@ -24,8 +24,8 @@ pub use drift::{
 };
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
-pub(crate) use memory::claim_copy;
 pub use memory::{AwayPlaces, StageMemory, away_places, plan_memory, stage_memory};
+pub(crate) use memory::{claim_copy, claim_stage};
 pub use pace::Pace;
 pub use partition::partition;
 pub use relieved::{Extent, MemoryPolicy};

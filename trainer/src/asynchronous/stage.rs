@@ -20,6 +20,7 @@ use crate::data::{Batch, BatchSource};
 use crate::model::{
     LayerTimer, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
 };
+use crate::plan::claim_stage;
 use crate::stage::Slots;
 
 /// A boundary tensor on its way from stage to stage.
@@ -135,11 +136,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let (plan, model) = (&setup.plan, &setup.model);
         let sizes = Sizes::whole(model, plan.batch.microbatch);
         let (live, specs) = (plan.program.live_passes(), model_layers(model));
-        let (counted, beside) =
-            (plan.stage_memory(&backend, model, stage), plan.device_claim(model, stage));
-        backend
-            .claim(&counted.claim(&beside))
-            .map_err(|error| error.of_parts(counted.parts(backend.opening_bytes())))?;
+        let counted = plan.stage_memory(&backend, model, stage);
+        let counted = claim_stage(&backend, counted, &plan.device_claim(model, stage))?;
         let mut allocated = Bytes(0);
         let mut make = |space: Space| {
             allocated += Bytes(space.bytes(&backend));

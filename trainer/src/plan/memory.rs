@@ -294,6 +294,21 @@ fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
 }
 
+/// Takes what is counted for a stage, `beside` its buffers as well.
+///
+/// # Errors
+/// If the device's memory does not hold it.
+pub(crate) fn claim_stage<B: Backend>(
+    backend: &B,
+    counted: StageMemory,
+    beside: &DeviceClaim,
+) -> Result<StageMemory, AllocateError> {
+    match backend.claim(&counted.claim(beside)) {
+        Ok(()) => Ok(counted),
+        Err(error) => Err(error.of_parts(counted.parts(backend.opening_bytes()))),
+    }
+}
+
 /// Takes what is counted for the copy of a layer.
 ///
 /// # Errors

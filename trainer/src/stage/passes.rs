@@ -28,7 +28,7 @@ use crate::optimizer::{
     OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
     square_sums_ahead,
 };
-use crate::plan::{AwayPlaces, SliceCut, StageMemory, away_places, device_claim, stage_memory};
+use crate::plan::{AwayPlaces, SliceCut, away_places, claim_stage, device_claim, stage_memory};
 
 /// A stage's device with everything on it.
 pub struct Bench<B: Backend> {
@@ -85,7 +85,9 @@ impl<B: Backend> Bench<B> {
     ) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, weights, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
-        let claim = claimed(setup, stage, &backend)?;
+        let counted = stage_memory(&backend, &setup.model, &setup.plan, stage);
+        let beside = device_claim(&setup.model, &setup.plan, stage);
+        let claim = claim_stage(&backend, counted, &beside)?;
         let mut allocated = Bytes(0);
         let mut make = |space: Space| {
             allocated += Bytes(space.bytes(&backend));
@@ -229,20 +231,6 @@ impl<B: Backend> Bench<B> {
         let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
         let scratch = self.scratch.get_mut(&shape.sequence_len);
         (context, bench, scratch.expect("each length has scratch memory"))
-    }
-}
-
-/// Takes what the plan counts for a stage.
-fn claimed<B: Backend>(
-    StageSetup { model, plan, .. }: &StageSetup,
-    stage: StageIndex,
-    backend: &B,
-) -> Result<StageMemory, AllocateError> {
-    let memory = stage_memory(backend, model, plan, stage);
-    let beside = device_claim(model, plan, stage);
-    match backend.claim(&memory.claim(&beside)) {
-        Ok(()) => Ok(memory),
-        Err(error) => Err(error.of_parts(memory.parts(backend.opening_bytes()))),
     }
 }
 
