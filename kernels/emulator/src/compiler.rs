@@ -37,8 +37,8 @@ const ARCHITECTURE: &str = "--gpu-architecture=sm_";
 
 /// The architecture that code is for, if this machine's code does what the options ask for.
 fn architecture(options: &[String]) -> Result<u32, String> {
-    let numbers = options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
-    let number = numbers.last().and_then(|number| number.parse::<c_int>().ok());
+    let mut numbers = options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
+    let number = numbers.next_back().and_then(|number| number.parse::<c_int>().ok());
     let number = number.filter(|number| ARCHITECTURES.contains(number));
     let number = number.ok_or("nvrtc: error: invalid value for --gpu-architecture (-arch)")?;
     let is_known = |option: &&String| {

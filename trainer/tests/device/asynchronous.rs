@@ -94,9 +94,12 @@ fn an_update_that_is_not_finite_is_left_out_as_in_the_reference() {
     check(&struck_runs());
 }
 
+/// An operation, and which of the calls are its.
+type Told = (AsyncOp, Range<usize>);
+
 /// What the devices of a run were told, and where in it each operation that is no update begins and ends;
 /// nothing where there is no C++ compiler.
-fn told(setup: &AsyncSetup) -> Option<(Vec<Call>, Vec<(AsyncOp, Range<usize>)>)> {
+fn told(setup: &AsyncSetup) -> Option<(Vec<Call>, Vec<Told>)> {
     let log = Arc::new(Log::default());
     let (shared, text) = (Arc::new(setup.clone()), text(setup));
     let stage = |stage| {
