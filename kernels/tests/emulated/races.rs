@@ -5,6 +5,8 @@
 //! for the host: whatever reads must come after who wrote, and whatever writes after who wrote and
 //! after all who have read since. What happened to come in the right order on this machine does not
 //! count. A kernel counts as writing all buffers that it has a pointer to, save an update's operands.
+//! What a kernel finds through a list in memory is not seen: sums of squares reach gradients and the weights of
+//! candidates that way, in the stream that all their readers are in.
 
 use std::collections::BTreeMap;
 use std::fmt;

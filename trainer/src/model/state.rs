@@ -45,9 +45,9 @@ pub enum AfterCommit {
 
 /// Weights, candidate, moments and gradient of one layer on a device.
 ///
-/// The *pre-image* `w`, `m`, `v` is written by [`Self::commit_candidate`] and
-/// [`Self::update_in_place`], nowhere else; the candidate lies beside it, so that dropping it restores
-/// everything. On a device whose candidates are forms ([`Backend::form_optimizer`]) those of matrices are
+/// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
+/// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores everything.
+/// Beside steps [`Self::restore`] writes it, and [`Self::write_weights`] for versions of weights. On a device whose candidates are forms ([`Backend::form_optimizer`]) those of matrices are
 /// the forms that passes read, and only what lies in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// Its tensors.

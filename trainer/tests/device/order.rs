@@ -8,13 +8,16 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::device::Stream;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_types::{LayerId, StageIndex};
+use zbelastic_trainer::stage::{UpdateOrder, Workbench};
+use zbelastic_types::{LayerId, StageIndex, Step};
 
 use crate::common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use crate::device::{Emulated, Order};
 use crate::races::{Call, Log, Recorded, WaitKind, first_race, waits};
+use crate::times::bench_after_a_step;
 
 /// The bits of gradients.
 type Gradients = BTreeMap<(Turn, LayerId), Vec<u32>>;
@@ -153,4 +156,26 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     // Two steps, one of which is run twice.
     assert_eq!(found.len(), 3 * zbelastic_trainer::model::model_layers(&model).len());
     assert!(of(1).1 == found, "the bits of one stage");
+}
+
+/// States leave for who follows a stage while the step goes on, and are those that it began with.
+#[test]
+fn states_that_leave_are_read_before_a_commit_writes_over_them() {
+    let Some(device) = Emulated::new(Precision::Bf16, Order::Forwards, 8 << 30) else { return };
+    let log = Arc::new(Log::default());
+    let mut bench = bench_after_a_step(CudaBackend::new(Recorded::new(device, &log, 0)));
+    let before = bench.images();
+    let layers: Vec<LayerId> = before.iter().map(|image| image.layer).collect();
+    let carried: Vec<LayerImage> =
+        layers.into_iter().filter_map(|layer| bench.carried_image(layer)).collect();
+    let order = UpdateOrder { step: Step(0), number: 1, clip: 1.0 };
+    bench.compute_candidate(order);
+    bench.commit(order);
+    assert_eq!(carried.len(), before.len());
+    for (found, expected) in carried.iter().zip(&before) {
+        let parts = |image: &LayerImage| [&image.w, &image.m, &image.v].map(|part| part.to_vec());
+        assert!(parts(found) == parts(expected), "{}", found.layer);
+    }
+    // COMMIT waits until they have left, and who reads them waits.
+    check(&log.calls(), &[(Some(Stream::Compute), Stream::Out, false), (None, Stream::Out, false)]);
 }

@@ -18,7 +18,7 @@ use crate::races::{Call, Log, Recorded};
 use crate::two;
 
 /// A whole model's step up to its verdict, by a clock of the host's that nobody may read.
-fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> Bench<CudaBackend<D>> {
+pub fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> Bench<CudaBackend<D>> {
     let model = tiny_model(Family::Llama);
     let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
     let setup = Arc::new(setup(model, plan, 2));
