@@ -124,14 +124,29 @@ impl State {
         told
     }
 
+    /// Moments are noted where an operation begins and ends, and in a timed turn for each layer, each in a
+    /// place of its own. What lies between two of an operation comes again without them.
     fn tell<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
-        // A moment that is noted has a place of its own, and most turns go without: no graph is worth it.
-        let is_timed = |command: &Command| match command {
-            Command::Launch(launch) => launch.kernel == Kernel::Stamp,
-            Command::Multiply(_) | Command::Copy { .. } => false,
-        };
+        let first = commands.iter().position(|command| !is_moment(command));
+        let last = commands.iter().rposition(|command| !is_moment(command));
+        let work = first.zip(last).map_or(0..0, |(first, last)| first..last + 1);
+        self.issue(device, &commands[..work.start])?;
+        self.tell_work(device, &commands[work.clone()])?;
+        self.issue(device, &commands[work.end..])
+    }
+
+    fn issue<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
+        self.counts.issued += commands.len() as u64;
+        commands.iter().try_for_each(|command| command.tell(device))
+    }
+
+    fn tell_work<D: Device>(
+        &mut self,
+        device: &D,
+        commands: &[Command],
+    ) -> Result<(), DeviceFault> {
         if let Some((segments, _)) = &mut self.graphs
-            && !commands.iter().any(is_timed)
+            && !commands.iter().any(is_moment)
         {
             let mut words = Vec::new();
             commands.iter().for_each(|command| command.write_words(&mut words));
@@ -155,8 +170,14 @@ impl State {
                 Decision::Issue => {}
             }
         }
-        self.counts.issued += commands.len() as u64;
-        commands.iter().try_for_each(|command| command.tell(device))
+        self.issue(device, commands)
+    }
+}
+
+fn is_moment(command: &Command) -> bool {
+    match command {
+        Command::Launch(launch) => launch.kernel == Kernel::Stamp,
+        Command::Multiply(_) | Command::Copy { .. } => false,
     }
 }
 

@@ -42,6 +42,31 @@ fn graphs_change_no_bit_however_few_are_kept() {
     }
 }
 
+/// Every operation notes when it began and ended; only a moment within it keeps it from being a graph.
+#[test]
+fn moments_at_the_ends_of_an_operation_are_beside_its_graph() {
+    let Some(device) = emulated(Captures::Always) else { return };
+    let backend = CudaBackend::with_graphs(device, Graphs::On(LIMITS));
+    let from = backend.allocate(4).expect("memory for a test");
+    let mut to = backend.allocate(4).expect("memory for a test");
+    let mut operation = |moments_after: &[usize]| {
+        assert!(backend.stamp());
+        for index in 0..3 {
+            backend.copy(View::new(&from, 0..index + 1), ViewMut::new(&mut to, 0..index + 1));
+            if moments_after.contains(&index) {
+                assert!(backend.stamp());
+            }
+        }
+        backend.flush();
+        assert_eq!(backend.stamps().len(), 1 + moments_after.len());
+        let GraphCounts { captured, replayed, .. } = backend.graph_counts();
+        (captured, replayed)
+    };
+    let (middle, end) = (1, 2);
+    assert_eq!([(); 3].map(|()| operation(&[end])), [(0, 0), (1, 1), (1, 2)]);
+    assert_eq!([(); 3].map(|()| operation(&[middle, end])), [(1, 2); 3]);
+}
+
 #[test]
 fn a_device_that_makes_no_graphs_is_asked_once() {
     let Some(device) = emulated(Captures::Never) else { return };
