@@ -56,14 +56,13 @@ pub use away::CudaAway;
 pub use backend::{CudaBackend, CudaMatrix};
 pub use clock::Mark;
 pub use copies::CudaFence;
-pub use driver::{CudaDevice, MemoryInfo, Opened};
+pub use driver::{CudaDevice, Opened};
 pub use error::{
     CacheWarning, CompileError, DeviceFault, Library, LibraryError, OpenError, Version,
 };
 pub use leaving::{LEAVING_BYTES_MAX, LEAVING_MAX};
-pub use listing::{DRIVER_OLDEST, DeviceInfo, choose, devices, driver_version};
+pub use listing::{DRIVER_OLDEST, DeviceInfo, MemoryInfo, choose, devices, driver_version};
 pub use memory::CudaBuffer;
-pub use parcel::{ROOMS_MAX, ROOMS_ROTATED};
 pub use probe::{Probe, compile_kernels, probe};
 pub use products::Pin;
 pub use recorder::{GraphCounts, Graphs};

@@ -16,7 +16,7 @@ pub(crate) const SQUARES_BYTES: usize = 16;
 /// Bytes of the structure `Tensor` of `optimizer.cu`.
 pub(crate) const TENSOR_BYTES: usize = 24;
 /// Bytes of the structure `SteppedTensor` of `optimizer.cu`.
-const STEPPED_TENSOR_BYTES: usize = 104;
+pub(crate) const STEPPED_TENSOR_BYTES: usize = 104;
 /// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of what it leaves.
 pub(crate) const SUMMED_PLACES: usize = 1024;
 pub(crate) const STATE_SUMS_BYTES: usize = 16;

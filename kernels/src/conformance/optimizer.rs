@@ -67,19 +67,22 @@ fn squares_not_finite<B: Backend>(devices: &[B]) {
     }
 }
 
+/// An update early in a run, clipped.
+pub(super) const NUMBERS: AdamWNumbers = AdamWNumbers {
+    decay: 0.999_9,
+    beta1: 0.9,
+    beta1_rest: 0.1,
+    beta2: 0.95,
+    beta2_rest: 0.05,
+    correction2: 0.31,
+    epsilon: 1e-8,
+    step: -3e-3,
+    clip: 0.73,
+};
+
 /// Candidate and commit together are one AdamW step, bit for bit, and leave the rest alone.
 pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
-    let numbers = AdamWNumbers {
-        decay: 0.999_9,
-        beta1: 0.9,
-        beta1_rest: 0.1,
-        beta2: 0.95,
-        beta2_rest: 0.05,
-        correction2: 0.31,
-        epsilon: 1e-8,
-        step: -3e-3,
-        clip: 0.73,
-    };
+    let numbers = NUMBERS;
     for len in [1, 15, 16, 17, 70_000] {
         let (w, m) = (floats(len + 2, 1), floats(len + 2, 2));
         let v: Vec<f32> = floats(len + 2, 3).iter().map(|x| x * x).collect();
@@ -220,17 +223,7 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
 pub(super) fn numbers_of(run: usize) -> AdamWNumbers {
     let decay = 1.0 - 0.01 * (run % 7) as f32;
     let step = -0.1 - 0.01 * run as f32;
-    AdamWNumbers {
-        decay,
-        beta1: 0.9,
-        beta1_rest: 0.1,
-        beta2: 0.95,
-        beta2_rest: 0.05,
-        correction2: 1.0,
-        epsilon: 1e-8,
-        step,
-        clip: 1.0,
-    }
+    AdamWNumbers { decay, correction2: 1.0, step, clip: 1.0, ..NUMBERS }
 }
 
 pub(super) fn place<'a, M>(

@@ -1,18 +1,16 @@
 //! Inputs, uploads and comparisons.
 
 use crate::backend::{Backend, MatrixShape, View, ViewMut};
+use crate::fingerprint::{GOLDEN, mix};
 
 /// Reproducible floats between -1 and 1.
 #[must_use]
 pub fn floats(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+    let mut state = seed.wrapping_mul(GOLDEN).wrapping_add(1);
     let mut next = || {
         // SplitMix64 (Steele et al., OOPSLA 2014, figure 17).
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) >> 40
+        state = state.wrapping_add(GOLDEN);
+        mix(state) >> 40
     };
     (0..len).map(|_| next() as f32 / (1 << 23) as f32 - 1.0).collect()
 }

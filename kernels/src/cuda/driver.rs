@@ -19,7 +19,7 @@ use super::error::{CacheWarning, CompileError, DeviceFault, Library, OpenError};
 use super::graphs::StreamGraphs;
 use super::kernel::{Kernel, Launch};
 use super::library::require;
-use super::listing::{DeviceInfo, check, choose, devices, driver_version};
+use super::listing::{DeviceInfo, MemoryInfo, check, choose, devices, driver_version, memory_here};
 use super::products::{Pin, Products};
 use super::source::{File, Precision, Unit};
 use crate::fault::Purpose;
@@ -49,15 +49,6 @@ pub struct CudaDevice {
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
-
-/// A device's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryInfo {
-    /// What nobody has.
-    pub free_bytes: u64,
-    /// All of it.
-    pub total_bytes: u64,
-}
 
 /// A device, and what stood in the way of keeping its kernels on disk.
 pub struct Opened {
@@ -228,10 +219,7 @@ impl CudaDevice {
     /// As the driver says.
     pub fn memory(&self) -> Result<MemoryInfo, DeviceFault> {
         self.make_current()?;
-        let (mut free, mut total) = (0usize, 0usize);
-        // SAFETY: the driver writes two sizes.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
-        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+        memory_here()
     }
 
     fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {

@@ -9,7 +9,6 @@
 //! The stage goes on at once. A buffer knows the copy that still reads it: it may be read meanwhile, and
 //! whoever writes it has the device wait first ([`super::away::settle`]).
 
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::away::Guard;
@@ -17,8 +16,8 @@ use super::backend::CudaBackend;
 use super::device::{Device, Stream};
 use super::error::DeviceFault;
 use super::memory::{CudaBuffer, Element};
-use super::recorder::Recorder;
-use super::sheets::{Sheet, Sheets};
+use super::sheets::{Copied, Sheets};
+use super::source::Precision;
 use super::transfer::numbers_of;
 use crate::arriving::{Arriving, HostFloats};
 
@@ -32,45 +31,23 @@ pub(super) const LIMITS: (usize, u64) = (LEAVING_MAX, LEAVING_BYTES_MAX);
 
 /// A buffer on its way.
 struct Leaving<D: Device> {
-    device: Arc<Recorder<D>>,
-    /// Its backend's, told before floats that are none leave.
+    precision: Precision,
+    /// Its backend's.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// Where it arrives, until it has been read. Locked by who gives it back.
-    sheet: Mutex<Option<Sheet<D>>>,
-    /// When it has arrived.
-    copied: D::Fence,
+    /// Its bytes, until they have been read. Locked by who takes them.
+    copied: Mutex<Option<Copied<D>>>,
     len: usize,
     element: Element,
-    home: SyncSender<Sheet<D>>,
     floats: OnceLock<Vec<f32>>,
 }
 
 impl<D: Device> Leaving<D> {
-    fn take_sheet(&self) -> Option<Sheet<D>> {
-        self.sheet.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn give_back(&self, sheet: Sheet<D>) {
-        let _gone = self.home.try_send(sheet);
-    }
-
     fn read(&self) -> Vec<f32> {
-        let sheet = self.take_sheet().expect("it is read once");
-        let reached = self.device.reach(&self.copied);
-        let floats = match reached {
-            Ok(()) => {
-                let mut bytes = vec![0; sheet.bytes() as usize];
-                self.device.read_host(sheet.start(), &mut bytes);
-                numbers_of(&bytes, self.element, self.device.precision()).into_floats()
-            }
-            Err(fault) => {
-                // Only the first one counts.
-                let _kept = self.fault.set(fault);
-                vec![f32::NAN; self.len]
-            }
-        };
-        self.give_back(sheet);
-        floats
+        let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match copied.expect("it is read once").bytes() {
+            Some(bytes) => numbers_of(&bytes, self.element, self.precision).into_floats(),
+            None => vec![f32::NAN; self.len],
+        }
     }
 }
 
@@ -88,14 +65,6 @@ impl<D: Device> Arriving for Leaving<D> {
     }
 }
 
-impl<D: Device> Drop for Leaving<D> {
-    fn drop(&mut self) {
-        if let Some(sheet) = self.take_sheet() {
-            self.give_back(sheet);
-        }
-    }
-}
-
 /// Sends a buffer's floats to the host; none if there is no room for them there.
 pub(super) fn carry<D: Device>(
     backend: &CudaBackend<D>,
@@ -107,13 +76,13 @@ pub(super) fn carry<D: Device>(
         return Ok(Some(Vec::new().into()));
     }
     let bytes = element.bytes(device.precision()) * len as u64;
-    let Some(sheet) = sheets.take(device, bytes) else { return Ok(None) };
     device.follow(Stream::Out, &device.fence(Stream::Compute)?)?;
-    device.copy_out(Stream::Out, from.at(0), sheet.start(), bytes)?;
-    let copied = device.fence(Stream::Out)?;
-    from.set_reader(Guard::new(copied.clone(), backend.next_copy()));
-    let (device, fault, home) = (device.clone(), backend.shared_fault(), sheets.home());
-    let (sheet, floats) = (Mutex::new(Some(sheet)), OnceLock::new());
-    let leaving = Leaving { device, fault, sheet, copied, len, element, home, floats };
+    let Some(copied) = sheets.copy_out(backend, Stream::Out, (from.at(0), bytes))? else {
+        return Ok(None);
+    };
+    from.set_reader(Guard::new(copied.arrived().clone(), backend.next_copy()));
+    let (precision, fault) = (device.precision(), backend.shared_fault());
+    let (copied, floats) = (Mutex::new(Some(copied)), OnceLock::new());
+    let leaving = Leaving { precision, fault, copied, len, element, floats };
     Ok(Some(HostFloats::arriving(Arc::new(leaving))))
 }

@@ -44,6 +44,23 @@ pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), Dev
     Err(DeviceFault::of_code(call, result as u32, name))
 }
 
+/// A device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// What nobody has.
+    pub free_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+}
+
+/// That of the current context's device. The driver tells of a device that gave up earlier here, too.
+pub(super) fn memory_here() -> Result<MemoryInfo, DeviceFault> {
+    let (mut free, mut total) = (0usize, 0usize);
+    // SAFETY: the driver writes two sizes.
+    check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+    Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+}
+
 /// The driver's version.
 ///
 /// # Errors

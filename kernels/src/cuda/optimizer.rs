@@ -10,12 +10,13 @@ use super::memory::CudaBuffer;
 use super::state_sums::Parts;
 use crate::backend::{AdamWNumbers, AdamWRun, LayerCandidate, MatrixPart, UpdateState};
 use crate::fingerprint::StateSums;
+use crate::scratch::{STEPPED_TENSOR_BYTES, SUMMED_PLACES};
 
 /// STRETCHES_MAX of `optimizer.cu`, and the threads of a block, which are its STATE_THREADS.
 const STRETCHES_MAX: usize = 16;
 const STRETCH_THREADS: usize = 256;
 /// Elements that a block of [`STRETCH_THREADS`] takes.
-const STRETCH_BLOCK: usize = 4 * STRETCH_THREADS;
+const STRETCH_BLOCK: usize = SUMMED_PLACES;
 
 /// The structure `AdamW` of `optimizer.cu`.
 fn words(numbers: AdamWNumbers) -> [u32; 9] {
@@ -48,7 +49,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    const WORDS: usize = 26;
+    const WORDS: usize = STEPPED_TENSOR_BYTES / 4;
 
     fn words(&self, first_block: u32) -> [u32; Self::WORDS] {
         let Self { w, m, v, g, to, form, range, numbers } = self;

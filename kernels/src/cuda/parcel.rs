@@ -26,11 +26,6 @@ use crate::backend::{View, ViewMut};
 use crate::parcel::{Held, Numbers, Parcel};
 use crate::sizes::BoundaryRooms;
 
-/// As plans count them.
-pub const ROOMS_MAX: usize = BoundaryRooms::COUNT_MAX;
-/// As plans count them.
-pub const ROOMS_ROTATED: usize = BoundaryRooms::ROTATED;
-
 /// Memory for one boundary tensor.
 struct Room<D: Device> {
     device: Arc<Recorder<D>>,
@@ -75,7 +70,7 @@ pub(super) struct Rooms<D: Device> {
 
 impl<D: Device> Rooms<D> {
     pub(super) fn new() -> Self {
-        let (home, returned) = sync_channel(ROOMS_MAX);
+        let (home, returned) = sync_channel(BoundaryRooms::COUNT_MAX);
         let (made, claimed) = (Cell::new(0), RefCell::default());
         Self { made, claimed, free: RefCell::default(), returned, home }
     }
@@ -112,8 +107,8 @@ impl<D: Device> Rooms<D> {
         let first = |free: &mut VecDeque<Room<D>>| {
             free.iter().position(fits).and_then(|place| free.remove(place))
         };
-        if free.iter().filter(|room| fits(room)).count() >= ROOMS_ROTATED
-            || self.made.get() == ROOMS_MAX
+        if free.iter().filter(|room| fits(room)).count() >= BoundaryRooms::ROTATED
+            || self.made.get() == BoundaryRooms::COUNT_MAX
         {
             return Ok(first(&mut free));
         }

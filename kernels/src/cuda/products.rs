@@ -22,6 +22,7 @@ use cudarc::cublaslt::sys::cublasLtReductionScheme_t as Scheme;
 use super::device::{Address, Device, Product, ProductKind};
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
+use super::listing::memory_here;
 use super::memory::ALIGNMENT;
 use super::source::Precision;
 use crate::fault::Purpose;
@@ -131,19 +132,11 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceFa
         return Ok(());
     }
     // On a device that gave up earlier the library fails, too, and only the driver says why.
-    ask_driver()?;
+    memory_here()?;
     // SAFETY: the library returns a string of its own for every status.
     let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
     let name = name.to_string_lossy().into_owned();
     Err(DeviceFault::Refused { call, code: status as u32, name })
-}
-
-/// Whether the current context still answers.
-fn ask_driver() -> Result<(), DeviceFault> {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: the driver writes two sizes.
-    let answer = unsafe { cudarc::driver::sys::cuMemGetInfo_v2(&mut free, &mut total) };
-    super::listing::check("cuMemGetInfo", answer)
 }
 
 /// A handle of the library's that is destroyed with its owner.

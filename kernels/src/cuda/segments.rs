@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use super::device::{Command, GraphId, Product, ProductKind};
 use super::kernel::Launch;
+use crate::fingerprint::{GOLDEN, mix};
 
 /// How much is kept, and what is worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,19 +157,11 @@ impl Segments {
     }
 }
 
-/// The finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
-const fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
 /// Two chains over the words with different beginnings. Chance collisions cost a graph or an extra one,
 /// never a result: words are compared before a replay.
 fn hash(words: &[u64]) -> u128 {
     let chain = |begin: u64| {
-        let next =
-            |state: u64, word: &u64| mix((state ^ *word).wrapping_add(0x9e37_79b9_7f4a_7c15));
+        let next = |state: u64, word: &u64| mix((state ^ *word).wrapping_add(GOLDEN));
         words.iter().fold(mix(begin ^ words.len() as u64), next)
     };
     u128::from(chain(1)) << 64 | u128::from(chain(0x0123_4567_89ab_cdef))

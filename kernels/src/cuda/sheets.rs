@@ -2,27 +2,25 @@
 //! whoever read them has given them back.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 
-use super::device::{Address, Device};
+use super::backend::CudaBackend;
+use super::device::{Address, Device, Stream};
+use super::error::DeviceFault;
 use super::pinned::Pinned;
 use super::recorder::Recorder;
 
 /// Memory for one result.
-pub(super) struct Sheet<D: Device> {
+struct Sheet<D: Device> {
     memory: Pinned<D>,
     bytes: u64,
 }
 
 impl<D: Device> Sheet<D> {
     /// Where it begins.
-    pub(super) fn start(&self) -> Address {
+    fn start(&self) -> Address {
         self.memory.at(0, self.bytes)
-    }
-
-    pub(super) const fn bytes(&self) -> u64 {
-        self.bytes
     }
 }
 
@@ -44,7 +42,7 @@ impl<D: Device> Sheets<D> {
     }
 
     /// A sheet of so many bytes; none if there is none left, or the host has no such memory.
-    pub(super) fn take(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Option<Sheet<D>> {
+    fn take(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Option<Sheet<D>> {
         let mut free = self.free.borrow_mut();
         free.extend(self.returned.try_iter());
         if let Some(place) = free.iter().position(|sheet| sheet.bytes == bytes) {
@@ -59,10 +57,60 @@ impl<D: Device> Sheets<D> {
         Some(Sheet { memory, bytes })
     }
 
-    /// Where sheets come back to. Where the backend is gone their memory is given back, which waits for
-    /// copies.
-    pub(super) fn home(&self) -> SyncSender<Sheet<D>> {
-        self.home.clone()
+    /// Tells `stream` to copy to a sheet; none if there is none left.
+    pub(super) fn copy_out(
+        &self,
+        backend: &CudaBackend<D>,
+        stream: Stream,
+        (from, bytes): (Address, u64),
+    ) -> Result<Option<Copied<D>>, DeviceFault> {
+        let device = backend.shared_device();
+        let Some(sheet) = self.take(device, bytes) else { return Ok(None) };
+        device.copy_out(stream, from, sheet.start(), bytes)?;
+        let arrived = device.fence(stream)?;
+        let (device, fault, home) = (device.clone(), backend.shared_fault(), self.home.clone());
+        Ok(Some(Copied { device, fault, sheet: Some(sheet), arrived, home }))
+    }
+}
+
+/// Bytes on their way to a sheet, which goes back when this is dropped.
+pub(super) struct Copied<D: Device> {
+    device: Arc<Recorder<D>>,
+    /// Its backend's, told before a result that is none is passed on.
+    fault: Arc<OnceLock<DeviceFault>>,
+    /// There until this is dropped.
+    sheet: Option<Sheet<D>>,
+    arrived: D::Fence,
+    home: SyncSender<Sheet<D>>,
+}
+
+impl<D: Device> Copied<D> {
+    /// When they have arrived.
+    pub(super) const fn arrived(&self) -> &D::Fence {
+        &self.arrived
+    }
+
+    /// The bytes, which are waited for; nothing if the device has failed.
+    pub(super) fn bytes(&self) -> Option<Vec<u8>> {
+        let sheet = self.sheet.as_ref().expect("there until this is dropped");
+        if let Err(fault) = self.device.reach(&self.arrived) {
+            // Only the first one counts.
+            let _kept = self.fault.set(fault);
+            return None;
+        }
+        let mut bytes = vec![0; sheet.bytes as usize];
+        self.device.read_host(sheet.start(), &mut bytes);
+        Some(bytes)
+    }
+}
+
+impl<D: Device> Drop for Copied<D> {
+    fn drop(&mut self) {
+        // The next copy into the sheet is in the same stream as this one. Where the backend is gone
+        // the memory is given back, which waits for the copy.
+        if let Some(sheet) = self.sheet.take() {
+            let _gone = self.home.try_send(sheet);
+        }
     }
 }
 

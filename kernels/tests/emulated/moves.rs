@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use zbelastic_kernels::BoundaryRooms;
+use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::{CudaBackend, ROOMS_MAX, ROOMS_ROTATED};
 use zbelastic_kernels::{Backend, CpuBackend, DeviceFault, Parcel, View, ViewMut};
 
 use crate::device::{Emulated, Order};
@@ -76,7 +77,7 @@ fn devices_of_two_precisions_exchange_numbers() {
 fn rooms_are_few_and_used_again() {
     let Some(([one, other], log)) = two(Precision::Bf16) else { return };
     let mut arrived = rows(&other, &[-1.0; 4]);
-    let rounds = ROOMS_ROTATED as u8 + 2;
+    let rounds = BoundaryRooms::ROTATED as u8 + 2;
     for round in 0..rounds {
         let parcel = one.pack(View::new(&rows(&one, &[f32::from(round); 4]), 0..4));
         other.unpack(parcel, ViewMut::new(&mut arrived, 0..4));
@@ -86,15 +87,20 @@ fn rooms_are_few_and_used_again() {
     assert_eq!(first_race(&calls, |_| false), None);
     let others = |kind: &(usize, _)| matches!(kind, (_, (_, _, true)));
     let between: Vec<usize> = waits(&calls).into_iter().filter(others).map(|(at, _)| at).collect();
-    let expected = 2 * usize::from(rounds) - ROOMS_ROTATED;
+    let expected = 2 * usize::from(rounds) - BoundaryRooms::ROTATED;
     assert_eq!(between.len(), expected, "each reader waits, and each writer of a room used again");
     for wait in between {
         assert!(first_race(&calls, |at| at == wait).is_some(), "call {wait} is needed");
     }
     let x = rows(&one, &FLOATS);
-    let all: Vec<Parcel> = (0..=ROOMS_MAX).map(|_| one.pack(View::new(&x, 0..5))).collect();
+    let all: Vec<Parcel> =
+        (0..=BoundaryRooms::COUNT_MAX).map(|_| one.pack(View::new(&x, 0..5))).collect();
     let held = all.iter().filter(|parcel| matches!(parcel, Parcel::Held(_))).count();
-    assert_eq!(held, ROOMS_MAX - ROOMS_ROTATED, "some rooms are of another length");
+    assert_eq!(
+        held,
+        BoundaryRooms::COUNT_MAX - BoundaryRooms::ROTATED,
+        "some rooms are of another length"
+    );
     assert!(all.into_iter().all(|parcel| parcel.into_floats() == FLOATS));
     assert!(matches!(one.pack(View::new(&x, 0..5)), Parcel::Held(_)), "they have come back");
 }
