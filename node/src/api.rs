@@ -41,7 +41,7 @@ pub use request::{CorpusDescription, Request, TokenRequest};
 pub use status::{
     CheckpointStatus, ClusterStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace,
     MemberRole, MemberStanding, MemberStatus, PaceStatus, PlanStatus, PromiseStatus, QuorumStatus,
-    Road, Status, VerdictWait,
+    Road, SavingStatus, Status, VerdictWait, WorkStatus,
 };
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 

@@ -37,6 +37,7 @@ mod threads;
 pub mod tick;
 mod whole_file;
 mod wire;
+pub mod work;
 mod worker;
 
 use std::collections::BTreeMap;

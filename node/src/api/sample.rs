@@ -38,6 +38,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         last_heard_ms: is_live.then_some(40),
         round_trip_us: None,
         road: if is_live { Road::Quic } else { Road::Down },
+        work: None,
     }
 }
 
@@ -72,6 +73,7 @@ pub fn job() -> JobStatus {
         eta_s: Some(3733.0),
         digest: Some(digest(0x0c)),
         digest_step: Some(1200),
+        saving: None,
     }
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
+use crate::cluster::work::Activity;
 
 /// How everything stands, as one node knows it. Times of day are milliseconds since 1970; a number
 /// that is not finite or not known is left out or `null`.
@@ -172,6 +173,18 @@ pub struct MemberStatus {
     pub round_trip_us: Option<u64>,
     /// The road to it from the answering node.
     pub road: Road,
+    /// What it has done, as it reported last.
+    #[serde(default)]
+    pub work: Option<WorkStatus>,
+}
+
+/// What a worker has done, and what takes it long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkStatus {
+    /// A count that grows with each operation that runs and each byte of a layer that comes.
+    pub done: u64,
+    /// What takes it long beside the passes of steps.
+    pub activity: Option<Activity>,
 }
 
 /// How far a job is.
@@ -239,6 +252,20 @@ pub struct JobStatus {
     pub digest: Option<HexDigest>,
     /// The step that `digest` is of.
     pub digest_step: Option<u64>,
+    /// The newest checkpoint that is being written.
+    #[serde(default)]
+    pub saving: Option<SavingStatus>,
+}
+
+/// A checkpoint that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavingStatus {
+    /// Steps sealed before it.
+    pub step: u64,
+    /// Layers of it that are durable.
+    pub layers_durable: u32,
+    /// Layers of the model.
+    pub layers: u32,
 }
 
 /// The plan in force.

@@ -48,7 +48,7 @@ use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
 use super::tick::TICK;
 use super::wire::{self, BulkKey, NodeMessage};
-use crate::api::EventKind;
+use crate::api::{EventKind, WorkStatus};
 
 /// Results of fetches and of work off the loop that wait for it at once.
 const ARRIVALS_MAX: usize = 1024;
@@ -141,6 +141,8 @@ struct Controller {
     heard: BTreeMap<NodeId, Instant>,
     /// When each node's road changed, and what it is.
     roads: BTreeMap<NodeId, zbelastic_transport::Road>,
+    /// What workers reported last of their work, while they are connected.
+    working: BTreeMap<NodeId, WorkStatus>,
     leaderless: bool,
     started: Instant,
     ending: Option<Ending>,
@@ -211,6 +213,7 @@ impl Controller {
             arrivals,
             heard: BTreeMap::new(),
             roads: BTreeMap::new(),
+            working: BTreeMap::new(),
             leaderless: false,
             started: Instant::now(),
             ending: None,
@@ -252,6 +255,7 @@ impl Controller {
                 told.into_iter().for_each(|kind| self.journal.tell(kind));
                 self.roads.remove(&peer.node);
                 self.peers.note_down(peer.node);
+                self.working.remove(&peer.node);
                 self.tell_core(Input::Closed { node: peer.node });
                 if is_removal(peer.role, reason) {
                     self.ending = Some(Ending::Removed);
@@ -326,6 +330,11 @@ impl Controller {
             }
             NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
             NodeMessage::KeepData(name) => self.keep_data(from.node, name),
+            NodeMessage::Working { done, activity } => {
+                if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
+                    self.working.insert(from.node, WorkStatus { done, activity });
+                }
+            }
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)

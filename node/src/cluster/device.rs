@@ -37,6 +37,7 @@ use super::document::NamedJob;
 use super::ending::Ending;
 use super::frames::{Assembly, FramePiece, LayerOffer};
 use super::wire::LayerMessage;
+use super::work::{EvaluationGauge, WorkCount};
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::device::{code_of, code_of_fault};
 use crate::failure::FailureCode;
@@ -192,6 +193,9 @@ pub struct StepTime {
 pub struct Gauge {
     /// Operations begun and ended: odd while one is under way.
     edges: AtomicU64,
+    /// Operations that ran, and orders that were carried out.
+    work: WorkCount,
+    evaluation: EvaluationGauge,
 }
 
 impl Gauge {
@@ -199,6 +203,18 @@ impl Gauge {
     #[must_use]
     pub fn edges(&self) -> u64 {
         self.edges.load(Ordering::Acquire)
+    }
+
+    /// What the device has done.
+    #[must_use]
+    pub fn work(&self) -> &WorkCount {
+        &self.work
+    }
+
+    /// How far the evaluation under way is.
+    #[must_use]
+    pub fn evaluation(&self) -> &EvaluationGauge {
+        &self.evaluation
     }
 
     fn cross(&self) {
@@ -356,6 +372,9 @@ impl<M: Machine> DeviceThread<M> {
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
+        self.gauge.work.add(1);
+        let station = self.host.as_ref().and_then(Host::station);
+        self.gauge.evaluation.set(station.and_then(|station| station.engine().evaluated()));
         let is_drawn = match activity {
             Activity::Op {
                 op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
@@ -386,6 +405,9 @@ impl<M: Machine> DeviceThread<M> {
     }
 
     fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
+        if let DeviceInput::Begin(_) | DeviceInput::Host(HostInput::Order(_)) = &input {
+            self.gauge.work.add(1);
+        }
         match input {
             DeviceInput::Begin(job) => {
                 // What the job before had goes first: there may be no room for both.

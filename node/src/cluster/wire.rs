@@ -8,6 +8,7 @@ use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 use super::document::DataName;
+use super::work::Activity;
 use crate::train::timing::{Arrival, Slice};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
@@ -43,8 +44,6 @@ pub enum LayerMessage {
         layer: LayerId,
         /// Its version.
         version: Step,
-        /// The digest of its state.
-        digest: Digest,
         /// The turn whose seal it waits for, if it is wanted ahead.
         open: Option<Turn>,
     },
@@ -125,6 +124,14 @@ pub enum NodeMessage {
         stage: StageIndex,
         /// What arrived, in order.
         arrivals: Vec<Arrival>,
+    },
+    /// From workers to controllers: how much they have done, and what takes them long. A controller of
+    /// an earlier version does not know it and drops it.
+    Working {
+        /// Operations that ran and bytes that came, together: a count that grows with progress.
+        done: u64,
+        /// What takes long, and how far it is.
+        activity: Option<Activity>,
     },
 }
 

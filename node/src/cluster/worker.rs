@@ -6,6 +6,7 @@
 //!
 //! The loop takes no decision of the protocol: what the seat says is done, what happens is told.
 
+mod activity;
 mod layers;
 mod orders;
 mod pieces;
@@ -153,6 +154,7 @@ struct Worker {
     arrivals: mpsc::Sender<Arrived>,
     /// Reads of checkpoint pieces that others are asked for.
     reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
+    work: activity::WorkLog,
     gauge_seen: u64,
     /// Ticks until the certificate is looked at again.
     renewal_ticks: u32,
@@ -208,6 +210,7 @@ pub async fn run<M: Machine>(
         arriving: BTreeSet::new(),
         arrivals,
         reading: BTreeMap::new(),
+        work: activity::WorkLog::default(),
         gauge_seen: 0,
         renewal_ticks: 0,
         ending: None,
@@ -330,7 +333,8 @@ impl Worker {
             | NodeMessage::Moved { .. }
             | NodeMessage::Evaluated { .. }
             | NodeMessage::LayersTook { .. }
-            | NodeMessage::Arrived { .. } => {}
+            | NodeMessage::Arrived { .. }
+            | NodeMessage::Working { .. } => {}
         }
     }
 
@@ -412,6 +416,7 @@ impl Worker {
 
     fn handle_tick(&mut self) {
         self.look_at_device();
+        self.report_work();
         let _ = self.seat.handle(SeatInput::Tick);
         if self.is_device_idle() && self.arriving.is_empty() {
             // While a layer is on its way, no time passes that a host would lose patience with.

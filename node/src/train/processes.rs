@@ -8,8 +8,8 @@
 
 mod children;
 mod follow;
-mod patience;
 mod retold;
+mod standstill;
 
 use std::path::Path;
 use std::thread;
@@ -32,15 +32,12 @@ use crate::commands::ckpt::export::weights;
 use crate::failure::{Detail, Failure, FailureCode};
 use children::{Children, WorkerMachines};
 use follow::{Ended, Observe, Wishes, follow};
+use standstill::{STANDSTILL, Standstill};
 
 pub use follow::Told;
 
 /// How often the cluster is asked whether something is there yet.
 const ASK_PAUSE: Duration = Duration::from_millis(30);
-/// All processes are there after so long, or something is wrong.
-const START_WITHIN: Duration = Duration::from_secs(60);
-/// A checkpoint that the run ends with is complete after so long, or something is wrong.
-const END_WITHIN: Duration = Duration::from_secs(120);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
 
@@ -98,32 +95,41 @@ fn connect(children: &Children) -> Result<ApiClient<'static>, Failure> {
     Ok(ApiClient::new(vec![children.address()], exchange))
 }
 
-/// Asks again and again, and keeps the processes alive meanwhile.
+/// What came of a question.
+enum Asked<T> {
+    /// It is there.
+    There(T),
+    /// It is not there yet, but so much of it is.
+    Partly(usize),
+}
+
+/// Asks again and again while more of it is there each time, and keeps the processes alive meanwhile.
 fn ask_until<T>(
     children: &mut Children,
     client: &mut ApiClient<'_>,
     what: &str,
-    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<Option<T>, ApiError>,
+    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<Asked<T>, ApiError>,
 ) -> Result<T, Failure> {
-    let began = Instant::now();
+    let mut standstill = Standstill::begin(Instant::now());
     loop {
         children.look_after()?;
-        let answer = ask(client);
-        if let Ok(Some(found)) = answer {
-            return Ok(found);
-        }
-        if began.elapsed() > START_WITHIN {
+        let (part, error) = match ask(client) {
+            Ok(Asked::There(found)) => return Ok(found),
+            Ok(Asked::Partly(part)) => (Some(part), None),
+            Err(error) => (None, Some(error)),
+        };
+        if standstill.look(part, Instant::now()) > STANDSTILL {
             let mut failure =
                 Failure::new(FailureCode::Unreachable, format!("{what} did not come to be there"));
             failure.details = children.last_words();
-            failure.details.extend(answer.err().map(|error| Detail::new(error.to_string())));
+            failure.details.extend(error.map(|error| Detail::new(error.to_string())));
             return Err(failure);
         }
         thread::sleep(ASK_PAUSE);
     }
 }
 
-fn create_token(client: &mut ApiClient<'_>) -> Result<Option<String>, ApiError> {
+fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
     let request = TokenRequest {
         role: MemberRole::Worker,
         ttl_s: TOKEN_S,
@@ -131,12 +137,12 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<Option<String>, ApiError> 
         ephemeral: false,
         note: Some("train".to_owned()),
     };
-    Ok(Some(client.create_token(request)?.token))
+    Ok(Asked::There(client.create_token(request)?.token))
 }
 
-fn present(client: &mut ApiClient<'_>, count: usize) -> Result<Option<()>, ApiError> {
-    let status = client.status()?;
-    Ok((workers_present(&status) >= count).then_some(()))
+fn present(client: &mut ApiClient<'_>, count: usize) -> Result<Asked<()>, ApiError> {
+    let present = workers_present(&client.status()?);
+    Ok(if present >= count { Asked::There(()) } else { Asked::Partly(present) })
 }
 
 fn workers_present(status: &Status) -> usize {
@@ -199,15 +205,10 @@ fn finish(
     (children, client): (&mut Children, &mut ApiClient<'_>),
 ) -> Result<Outcome, Failure> {
     let Ended { steps_done, held_out } = ended;
-    let began = Instant::now();
-    let detail = loop {
-        children.look_after()?;
-        match client.checkpoint(steps_done) {
-            Ok(detail) => break detail,
-            Err(error) if began.elapsed() > END_WITHIN => return Err(error.into()),
-            Err(_) => thread::sleep(ASK_PAUSE),
-        }
-    };
+    // The run is over because it is there.
+    let detail = ask_until(children, client, "the last checkpoint", |client| {
+        Ok(Asked::There(client.checkpoint(steps_done)?))
+    })?;
     let layers = weights(&detail, &prepared.config.model, client)?;
     // A picture for people: without it the run is no less done.
     let trace = client.trace().ok().flatten();

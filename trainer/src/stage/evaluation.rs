@@ -23,6 +23,8 @@ pub(super) struct Evaluation {
     after: Step,
     /// Passes still to run, once they are listed.
     passes: Option<VecDeque<Pass>>,
+    /// Passes there were when they were listed.
+    pass_count: u32,
     /// Microbatches to read, once the passes are listed.
     microbatch_count: u32,
     loss_sum: f64,
@@ -31,7 +33,15 @@ pub(super) struct Evaluation {
 
 impl Evaluation {
     pub(super) fn new(next: Turn, after: Step) -> Self {
-        Self { next, after, passes: None, microbatch_count: 0, loss_sum: 0.0, token_count: 0 }
+        Self {
+            next,
+            after,
+            passes: None,
+            pass_count: 0,
+            microbatch_count: 0,
+            loss_sum: 0.0,
+            token_count: 0,
+        }
     }
 }
 
@@ -72,6 +82,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 let count = passes.iter().map(|pass| pass.microbatch.0 + 1).max().unwrap_or(0);
                 self.with_evaluation(|evaluation| {
                     evaluation.microbatch_count = count;
+                    evaluation.pass_count = passes.len() as u32;
                     evaluation.passes = Some(passes);
                 });
                 first
@@ -96,6 +107,14 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             evaluation.passes.as_mut().expect("listed above").pop_front();
         });
         Progress::Ran(Activity::Evaluation { pass })
+    }
+
+    /// Passes of this stage over held-out text that ran, and all of them, while it is evaluated.
+    #[must_use]
+    pub fn evaluated(&self) -> Option<(u32, u32)> {
+        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return None };
+        let left = evaluation.passes.as_ref()?.len() as u32;
+        Some((evaluation.pass_count - left, evaluation.pass_count))
     }
 
     fn with_evaluation(&mut self, change: impl FnOnce(&mut Evaluation)) {

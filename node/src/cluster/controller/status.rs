@@ -14,7 +14,7 @@ use zbelastic_types::{NodeId, Step};
 use super::Controller;
 use crate::api::{
     Answer, CheckpointStatus, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberStanding,
-    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, Road, Status,
+    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, Road, SavingStatus, Status,
 };
 use crate::cluster::chronicle::{member_role, window_number};
 use crate::cluster::journal::now_ms;
@@ -22,6 +22,9 @@ use crate::cluster::tick::TICK;
 
 /// A controller that was not heard for so long is not counted as reachable.
 const REACHABLE: Duration = Duration::from_secs(1);
+/// Workers whose activity is named where a run waits: as many as a person reads in a line. `status
+/// --json` has all.
+const ACTIVITIES_SHOWN: usize = 3;
 
 impl Controller {
     pub(super) fn status(&self) -> Status {
@@ -123,6 +126,7 @@ impl Controller {
                 (false, Some(LaneRoad::SameHost)) => Road::SameHost,
                 (false, None) => Road::Down,
             },
+            work: self.working.get(&node).copied(),
         }
     }
 
@@ -159,6 +163,11 @@ impl Controller {
             eta_s: self.chronicle.time_left(sealed).map(|left| left.as_secs_f64()),
             digest: newest.and_then(|version| self.state_digest(version)),
             digest_step: newest.map(|version| version.0),
+            saving: state.pending().last().map(|pending| SavingStatus {
+                step: pending.version.0,
+                layers_durable: pending.layers.len() as u32,
+                layers: job.spec.layer_count(),
+            }),
         })
     }
 
@@ -173,10 +182,18 @@ impl Controller {
                 if let RunStanding::Running { .. } = standing {
                     JobPhaseStatus::Running
                 } else {
-                    JobPhaseStatus::Waiting { reason: standing.to_string() }
+                    let reason = format!("{standing}{}", self.activities());
+                    JobPhaseStatus::Waiting { reason }
                 }
             }
         }
+    }
+
+    /// What takes workers long, behind the reason why a run waits.
+    fn activities(&self) -> String {
+        let active = self.working.iter().filter_map(|(node, work)| Some((*node, work.activity?)));
+        let text = |(node, activity)| format!("; {} {activity}", self.name_of(node));
+        active.take(ACTIVITIES_SHOWN).map(text).collect()
     }
 
     fn plan_status(&self) -> Option<PlanStatus> {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+use zbelastic_trainer::elastic::{LayerImage, image_bytes};
 use zbelastic_trainer::host::{HostInput, PeerBody, PeerFrame};
 use zbelastic_transport::{BulkFetch, PeerIdentity};
-use zbelastic_types::{Digest, Generation, LayerId, NodeId};
+use zbelastic_types::{Generation, LayerId, NodeId};
 
 use super::{Arrived, Worker};
 use crate::cluster::frames::LayerOffer;
@@ -21,7 +21,6 @@ struct Offered {
     key: BulkKey,
     generation: Generation,
     sender: Holder,
-    digest: Digest,
     /// The turn whose seal it waits for, if it is wanted ahead.
     open: Option<Turn>,
 }
@@ -29,7 +28,8 @@ struct Offered {
 /// A layer that was fetched, or not.
 pub(super) struct LayerArrived {
     offered: Offered,
-    bytes: Result<Vec<u8>, String>,
+    /// Decoded already: a layer may be gigabytes, and the event loop sends heartbeats.
+    image: Result<LayerImage, String>,
     took: Duration,
 }
 
@@ -39,9 +39,8 @@ impl Worker {
         let LayerOffer { generation, sender, image, open } = offer;
         let (layer, version) = (image.layer, image.version);
         let key = BulkKey::Layer { generation, layer, version };
-        let digest = layer_digest(&image);
         self.shelf.offer(key, Arc::new(LayerBody::new(image)));
-        let offer = LayerMessage::Offer { generation, sender, layer, version, digest, open };
+        let offer = LayerMessage::Offer { generation, sender, layer, version, open };
         self.send_node(to, &NodeMessage::Layer(offer));
     }
 
@@ -53,9 +52,9 @@ impl Worker {
             LayerMessage::Follow { generation, sender, layer } => {
                 (generation, sender, PeerBody::Follow { layer })
             }
-            LayerMessage::Offer { generation, sender, layer, version, digest, open } => {
+            LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
-                let offered = Offered { key, generation, sender, digest, open };
+                let offered = Offered { key, generation, sender, open };
                 return self.fetch_layer(from, offered, layer);
             }
         };
@@ -69,35 +68,38 @@ impl Worker {
         if offered.sender.node != from.node || !self.arriving.insert(offered.key) {
             return;
         }
+        let count = self.work.begin_receiving(length);
         let key = wire::encode(&offered.key);
         let fetch = BulkFetch { holders: vec![from.node], key, length };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let asked = Instant::now();
             let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
+            count.add(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64));
             let took = asked.elapsed();
-            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, bytes, took })).await;
+            let image = match bytes {
+                Ok(bytes) => decode(bytes).await,
+                Err(error) => Err(error),
+            };
+            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, image, took })).await;
         });
     }
 
     pub(super) fn handle_layer(&mut self, arrived: LayerArrived) {
-        let LayerArrived { offered, bytes, took } = arrived;
-        let Offered { key, generation, sender, digest, open } = offered;
+        let LayerArrived { offered, image, took } = arrived;
+        let Offered { key, generation, sender, open } = offered;
         if !self.arriving.remove(&key) {
             return;
         }
-        if let Ok(bytes) = &bytes {
+        if self.arriving.is_empty() {
+            self.work.end_receiving();
+        }
+        if let Ok(image) = &image {
             // What is wanted ahead is for the plan after this one.
             let plan = if open.is_some() { generation.next() } else { generation };
-            let (bytes, took_us) = (bytes.len() as u64, took.as_micros() as u64);
+            let (bytes, took_us) = (image_bytes(image.w.len()), took.as_micros() as u64);
             self.tell_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         }
-        let image = bytes.and_then(|bytes| {
-            let image = LayerImage::decode(&bytes).map_err(|error| error.to_string())?;
-            let found = layer_digest(&image);
-            let differs = || format!("layer {} arrived as another one than sent", image.layer);
-            if found == digest { Ok(image) } else { Err(differs()) }
-        });
         match image {
             Ok(image) => {
                 let image = Arc::new(image);
@@ -113,4 +115,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// Decodes a layer on a thread that may block. The bulk lane has verified its bytes chunk by chunk; that
+/// the state is the one that was sealed is verified when the plan resumes, by its digest.
+async fn decode(bytes: Vec<u8>) -> Result<LayerImage, String> {
+    let decoded = tokio::task::spawn_blocking(move || LayerImage::decode(&bytes)).await;
+    decoded.expect("decoding does not panic").map_err(|error| error.to_string())
 }

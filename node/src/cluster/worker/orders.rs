@@ -87,6 +87,7 @@ impl Worker {
         (job.plan, job.rehearsal) = (Some(load.plan.clone()), None);
         self.shelf.clear_before(load.plan.generation);
         self.arriving.clear();
+        self.work.end_receiving();
         self.expect_frames();
         self.tell_device(HostInput::Order(Order::Load(load)));
     }

@@ -38,6 +38,7 @@ impl Worker {
         };
         let others = self.peers.keepers(self.seat.contacts(), layer);
         self.copies.begin(piece, wanted, &others);
+        self.work.begin_writing(piece);
         if self.keeper.put(piece, PieceBytes::Layer(image), Purpose::Own).is_err() {
             self.give_up(piece, "too much waits for the disk");
         }
@@ -51,6 +52,7 @@ impl Worker {
     }
 
     pub(super) fn tell_written(&mut self, piece: PieceRef, is_durable: bool) {
+        self.work.note_written(piece, is_durable);
         let PieceRef { version, layer, digest, .. } = piece;
         self.tell_device(HostInput::Written { version, layer, digest, is_durable });
     }

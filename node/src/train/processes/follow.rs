@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_types::Step;
 
+use super::ASK_PAUSE;
 use super::children::Children;
-use super::patience::{Patience, WAITING_MAX};
 use super::retold::Retold;
-use super::{ASK_PAUSE, END_WITHIN};
+use super::standstill::{InVain, STANDSTILL, Watch};
 use crate::api::client::ApiClient;
-use crate::api::{Answer, Event, EventKind, JobPhaseStatus, JobStatus, Request};
+use crate::api::{Answer, Event, EventKind, JobPhaseStatus, Request};
 use crate::commands::follow::Follower;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::train::events::RollbackEvent;
@@ -22,14 +22,8 @@ use crate::train::mail::Evaluated;
 use crate::train::news::{News, StepRecord};
 use crate::train::timing::Bubbles;
 
-/// Nobody answers for so long, or something is wrong beyond what a restart mends.
-const SILENCE: Duration = Duration::from_secs(60);
-
 /// How often is asked whether a run is over that tells of nothing that would end it.
 const STATUS_PAUSE: Duration = Duration::from_millis(500);
-
-/// Held-out text is read after the last step within this, or nobody is left who could tell.
-const HELD_OUT_WITHIN: Duration = Duration::from_secs(30);
 
 /// What happens.
 pub enum Told<'a> {
@@ -80,7 +74,7 @@ pub fn follow(
         children.look_after()?;
         let polled = match follower.poll(client) {
             Ok(polled) => polled,
-            Err(error) if heard.elapsed() > SILENCE => return Err(error.into()),
+            Err(error) if heard.elapsed() > STANDSTILL => return Err(error.into()),
             Err(_) => {
                 thread::sleep(ASK_PAUSE);
                 continue;
@@ -114,11 +108,9 @@ struct Course<'a> {
     is_left: bool,
     retold: Retold,
     held_out: Option<Evaluated>,
-    /// Since when nothing but its end is missing.
-    done_since: Option<Instant>,
-    /// Since when all steps are sealed, or it is held: a checkpoint is missing.
-    keeping_since: Option<Instant>,
-    patience: Patience,
+    /// Whether all steps are sealed, or it is held: a checkpoint or a loss is missing.
+    is_ending: bool,
+    watch: Watch,
     /// Whether it was held from here.
     is_held: bool,
     /// What a person should look at, as it was told last.
@@ -134,9 +126,8 @@ impl<'a> Course<'a> {
             is_left: false,
             retold: Retold::default(),
             held_out: None,
-            done_since: None,
-            keeping_since: None,
-            patience: Patience::new(WAITING_MAX),
+            is_ending: false,
+            watch: Watch::begin(Instant::now()),
             is_held: false,
             warning: None,
             asked: None,
@@ -180,7 +171,7 @@ impl<'a> Course<'a> {
 
     /// Whether it is worth a question. Whoever waits for the end of a run that ends asks each time.
     fn may_be_over(&mut self) -> bool {
-        let is_ending = self.done_since.or(self.keeping_since).is_some() || self.is_held;
+        let is_ending = self.is_ending || self.is_held;
         if !is_ending && self.asked.is_some_and(|asked| asked.elapsed() < STATUS_PAUSE) {
             return false;
         }
@@ -194,12 +185,18 @@ impl<'a> Course<'a> {
         children: &mut Children,
         client: &mut ApiClient<'_>,
     ) -> Result<Option<u64>, Failure> {
-        let Some(job) = client.status().ok().and_then(|status| status.job) else { return Ok(None) };
-        self.patience
-            .look(&job.phase, Instant::now())
-            .map_err(|in_vain| in_vain.failure(children.last_words()))?;
+        let Ok(status) = client.status() else { return Ok(None) };
+        let now = Instant::now();
+        self.watch.look(&status, now).map_err(|in_vain| self.given_up(&in_vain, children))?;
+        let Some(job) = &status.job else { return Ok(None) };
+        self.is_ending = job.step >= job.step_count;
         match &job.phase {
-            JobPhaseStatus::Done => Ok(self.is_complete(&job).then_some(job.step)),
+            JobPhaseStatus::Done => {
+                let may_come = self.watch.is_evaluated(&status, now);
+                let is_read = self.held_out.is_some_and(|last| last.steps_done == job.step);
+                let is_complete = !self.wishes.reads_held_out || is_read || !may_come;
+                Ok(is_complete.then_some(job.step))
+            }
             JobPhaseStatus::Halted { reason } => {
                 let what = format!("the run is held after step {}: {reason}", job.step);
                 Err(Failure::new(FailureCode::WrongState, what))
@@ -208,49 +205,31 @@ impl<'a> Course<'a> {
                 let what = format!("somebody stopped the run after step {}", job.step);
                 Err(Failure::new(FailureCode::WrongState, what))
             }
-            JobPhaseStatus::Paused if self.is_held => {
-                if client.checkpoint(job.step).is_ok() {
-                    return Ok(Some(job.step));
-                }
-                self.check_keeping(&job, children).map(|()| None)
+            JobPhaseStatus::Paused if self.is_held && client.checkpoint(job.step).is_ok() => {
+                Ok(Some(job.step))
             }
             JobPhaseStatus::Running | JobPhaseStatus::Waiting { .. } | JobPhaseStatus::Paused => {
-                if job.step >= job.step_count {
-                    self.check_keeping(&job, children)?;
-                }
                 Ok(None)
             }
         }
     }
 
-    /// Whether the loss on held-out text is there, or will not come any more.
-    fn is_complete(&mut self, job: &JobStatus) -> bool {
-        let is_read = self.held_out.is_some_and(|last| last.steps_done == job.step);
-        let since = *self.done_since.get_or_insert_with(Instant::now);
-        !self.wishes.reads_held_out || is_read || since.elapsed() > HELD_OUT_WITHIN
-    }
-
-    /// A checkpoint that does not come to be is waited for so long and no longer.
-    fn check_keeping(&mut self, job: &JobStatus, children: &mut Children) -> Result<(), Failure> {
-        let since = *self.keeping_since.get_or_insert_with(Instant::now);
-        if since.elapsed() <= END_WITHIN {
-            return Ok(());
-        }
-        let (step, seconds) = (job.step, END_WITHIN.as_secs());
-        let code = match self.wishes.interrupt.is_requested() {
-            true => FailureCode::Interrupted,
-            false => FailureCode::OutOfResource,
-        };
-        let what = format!("the checkpoint after step {step} could not be written in {seconds} s");
-        let mut failure = Failure::new(code, what);
+    /// As a person is told of a run that is given up.
+    fn given_up(&self, in_vain: &InVain, children: &Children) -> Failure {
+        let mut failure = in_vain.failure(Vec::new());
         failure.details.extend(self.warning.iter().map(|what| Detail::new(what.clone())));
         failure.details.extend(children.last_words());
-        let out = children.run_folder().display();
-        let detail =
-            Detail::new("there is no model of it; what is sealed stays with its processes");
-        let hint = format!("room on the disk; then the same command with --out {out} goes on");
-        failure.details.push(detail.hint(hint));
-        Err(failure)
+        if let InVain::Checkpoint { .. } = in_vain {
+            if self.wishes.interrupt.is_requested() {
+                failure.code = FailureCode::Interrupted;
+            }
+            let out = children.run_folder().display();
+            let detail =
+                Detail::new("there is no model of it; what is sealed stays with its processes");
+            let hint = format!("room on the disk; then the same command with --out {out} goes on");
+            failure.details.push(detail.hint(hint));
+        }
+        failure
     }
 
     fn ended(self, steps_done: u64) -> Ended {

@@ -1,0 +1,116 @@
+//! How much work a worker process has done, and what takes it long just now. Counted where the work is
+//! done, read by the event loop, and reported to controllers: who is slow is told from who is stuck by it
+//! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, Step};
+
+/// What takes a worker long beside the passes of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// Layers are received from other workers.
+    Receiving {
+        /// Bytes verified.
+        done: Bytes,
+        /// Bytes of all layers that were asked for.
+        total: Bytes,
+    },
+    /// Held-out text is evaluated.
+    Evaluating {
+        /// Passes of this stage that ran.
+        done: u32,
+        /// Passes of this stage.
+        total: u32,
+    },
+    /// Layers of a checkpoint are written, here and where copies of them are kept.
+    Writing {
+        /// The checkpoint's version.
+        version: Step,
+        /// Bytes that are durable.
+        done: Bytes,
+        /// Bytes of all layers of this stage.
+        total: Bytes,
+    },
+}
+
+impl std::fmt::Display for Activity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Receiving { done, total } => write!(f, "receives layers, {done} of {total}"),
+            Self::Evaluating { done, total } => {
+                write!(f, "evaluates held-out text, {done} of {total} passes")
+            }
+            Self::Writing { version, done, total } => {
+                write!(f, "writes checkpoint {version}, {done} of {total}")
+            }
+        }
+    }
+}
+
+/// A count that only grows. Cheap to clone: all clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct WorkCount(Arc<AtomicU64>);
+
+impl WorkCount {
+    /// Counts this much more.
+    pub fn add(&self, done: u64) {
+        self.0.fetch_add(done, Ordering::Relaxed);
+    }
+
+    /// All that was counted.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The counter itself, for who counts in a package that does not know this one.
+    #[must_use]
+    pub fn shared(&self) -> Arc<AtomicU64> {
+        self.0.clone()
+    }
+}
+
+/// How far an evaluation is, as the device thread sets it and the event loop reads it.
+#[derive(Debug, Default)]
+pub struct EvaluationGauge(AtomicU64);
+
+impl EvaluationGauge {
+    /// Passes that ran, and all of them; none if no evaluation is under way.
+    pub fn set(&self, passes: Option<(u32, u32)>) {
+        let packed = passes.map_or(0, |(done, total)| u64::from(done) << 32 | u64::from(total));
+        self.0.store(packed, Ordering::Relaxed);
+    }
+
+    /// As it was set last.
+    #[must_use]
+    pub fn get(&self) -> Option<(u32, u32)> {
+        let packed = self.0.load(Ordering::Relaxed);
+        (packed != 0).then_some(((packed >> 32) as u32, packed as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_is_read_as_it_was_set() {
+        let gauge = EvaluationGauge::default();
+        for passes in [None, Some((0, 7)), Some((7, 7)), None] {
+            gauge.set(passes);
+            assert_eq!(gauge.get(), passes);
+        }
+    }
+
+    #[test]
+    fn clones_of_a_count_count_together() {
+        let count = WorkCount::default();
+        count.clone().add(3);
+        count.shared().fetch_add(4, Ordering::Relaxed);
+        assert_eq!(count.total(), 7);
+    }
+}
