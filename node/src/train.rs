@@ -120,6 +120,7 @@ fn train_into(
             Told::News(news) => reporter.observe(&news),
             Told::Rollback(rollback) => reporter.observe_rollback(rollback),
             Told::Event(event) => reporter.observe_event(event),
+            Told::Activity(what) => reporter.observe_activity(&what),
         })
     };
     let reporter::Closing { final_loss, causes, stop } = reporter.finish();

@@ -15,8 +15,9 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Plan, choose, layer_work};
-use zbelastic_types::{Bytes, LayerRange, NodeId};
+use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
 use super::document::{JobDocument, NamedJob};
 use super::pace::{Known, Seated};
@@ -31,6 +32,12 @@ const REMEMBERED_MAX: usize = 256;
 /// What a device of speed 1000 does in a second, in floating-point operations: one core of the kind
 /// that this was measured on, rounded down.
 const REFERENCE_FLOP_PER_S: f64 = 2e10;
+/// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate, its
+/// commit, and the fingerprint of what comes of it (docs/decisions/0038).
+const UPDATE_BYTES_PER_WEIGHT: f64 = 64.0;
+/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same:
+/// a fifth of what one core of the kind above was measured to copy alone, and rounded down.
+const REFERENCE_BYTES_PER_S: f64 = 1e9;
 /// How many times longer than predicted an operation may take: cores are shared, and shared cores
 /// are preempted.
 const PATIENCE: f64 = 10.0;
@@ -264,7 +271,7 @@ fn search(
     (pace, nodes): (&Pace, &[Seated]),
 ) -> Result<Solution, String> {
     let choice = choice(document, resort, question, pace)?;
-    let op_ticks_max = op_ticks_max(document, &choice.plan.chunks, nodes);
+    let op_ticks_max = op_ticks_max(document, &choice.plan, nodes);
     let Plan { program, chunks, .. } = choice.plan;
     Ok(Solution { program, chunks, op_ticks_max })
 }
@@ -299,22 +306,37 @@ fn choice(
     })
 }
 
-/// Ticks after which an operation hangs: so many times what it should take on the slowest node.
-fn op_ticks_max(document: &JobDocument, chunks: &[LayerRange], nodes: &[Seated]) -> u32 {
+/// Ticks after which an operation hangs: so many times what the longest one should take on the slowest
+/// node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
+fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[Seated]) -> u32 {
     let config = &document.config;
     let work = layer_work(&config.model, config.batch.microbatch);
     let of_chunk =
         |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
-    let of_pass = chunks.iter().map(of_chunk).fold(0.0, f64::max);
+    let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
     // A device does later what it is told: who reads what it did waits for all of a step.
     let passes = match config.arithmetic.device {
         DeviceKind::Cpu => 1,
         DeviceKind::Cuda => config.batch.microbatch_count,
     };
-    let largest = of_pass * f64::from(passes);
+    let pass_s = of_pass * f64::from(passes) / REFERENCE_FLOP_PER_S;
+    let update_s =
+        weights_most(&config.model, plan) * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
     let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
     let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;
-    ticks_of_seconds(OP_SECONDS_MIN + PATIENCE * largest / (REFERENCE_FLOP_PER_S * speed))
+    ticks_of_seconds(OP_SECONDS_MIN + PATIENCE * pass_s.max(update_s) / speed)
+}
+
+/// The weights of the stage that has most of them.
+fn weights_most(model: &ModelConfig, plan: &Plan) -> f64 {
+    let layers = model_layers(model);
+    let of_chunk = |chunk: ChunkIndex| -> usize {
+        plan.chunks[chunk.index()].ids().map(|layer| layers[layer as usize].len()).sum()
+    };
+    let placement = plan.placement();
+    let stages = (0..placement.stage_count()).map(StageIndex);
+    let of_stage = |stage| placement.chunks_of(stage).map(of_chunk).sum::<usize>();
+    stages.map(of_stage).max().unwrap_or(0) as f64
 }
 
 #[cfg(test)]
@@ -325,6 +347,37 @@ mod tests {
     use crate::cluster::document::DataName;
     use crate::config::load_document;
 
+    /// A model whose layers are large beside its passes updates for longer than any pass runs, and is not
+    /// called hung for it.
+    #[test]
+    fn an_operation_may_take_as_long_as_the_update_of_a_large_layer() {
+        let ticks_max = |vocabulary: u32| {
+            let toml = format!(
+                "[model]\npreset = \"tiny\"\nvocab = {vocabulary}\n[train]\nseq_len = 8\n\
+                 microbatch = 1\nglobal_batch = 4\n"
+            );
+            let config = load_document("test", &toml).expect("legal").config;
+            let weights = u64::from(config.model.vocabulary) * u64::from(config.model.width);
+            let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+            let found = Search::default().plan_on(&document, Window::One, &seats(&[1, 2]));
+            (found.expect("there is a plan").op_ticks_max, weights)
+        };
+        let (small, _) = ticks_max(256);
+        let (large, weights) = ticks_max(4_000_000);
+        let update_s = weights as f64 * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
+        assert!(large >= ticks_of_seconds(PATIENCE * update_s), "{large} ticks for {update_s} s");
+        assert!(small < large);
+    }
+
+    fn seats(nodes: &[u64]) -> Vec<Seated> {
+        let resources = Resources {
+            memory: Bytes(0),
+            speed_permille: 1000,
+            class: zbelastic_consensus::class::DeviceClass::Processors,
+        };
+        nodes.iter().map(|node| (NodeId(*node), resources)).collect()
+    }
+
     /// What cannot be had with so many chunks is not taken for what cannot be had at all.
     #[test]
     fn chunks_that_do_not_fit_give_way_before_a_node_is_left_out() {
@@ -332,12 +385,7 @@ mod tests {
             "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"auto\"\nchunks = 8\n".to_owned();
         let config = load_document("test", &toml).expect("legal").config;
         let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
-        let resources = Resources {
-            memory: Bytes(0),
-            speed_permille: 1000,
-            class: zbelastic_consensus::class::DeviceClass::Processors,
-        };
-        let nodes = [1, 2].map(|node| (NodeId(node), resources));
+        let nodes = seats(&[1, 2]);
         let mut search = Search::default();
         for turn in ["searched", "remembered"] {
             let found = search.plan_on(&document, Window::One, &nodes).expect("there is a plan");

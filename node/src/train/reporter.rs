@@ -16,7 +16,7 @@ use super::line::{LineContext, duration_text, rollback_line, step_line};
 use super::mail::Evaluated;
 use super::news::{News, StepRecord};
 use super::timing::Causes;
-use crate::api::{Event, EventKind};
+use crate::api::{Event, EventKind, escape};
 use crate::commands::events::run_line;
 use crate::failure::Stop;
 
@@ -99,6 +99,17 @@ impl<'a> Reporter<'a> {
             false => Ok(()),
         };
         self.course(told)
+    }
+
+    /// Tells a person what takes long; a script reads it from `status`. Breaks if it cannot be written.
+    pub fn observe_activity(&mut self, what: &str) -> ControlFlow<()> {
+        let Some(person) = self.person.as_ref().filter(|_| self.stop.is_none()) else {
+            return ControlFlow::Continue(());
+        };
+        let out = &mut *self.out;
+        let told =
+            person.bar.suspend(|| writeln!(out, "· {}", escape(what)).and_then(|()| out.flush()));
+        self.course(told.map_err(Stop::from))
     }
 
     /// Keeps the first thing that could not be written.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -20,11 +20,9 @@ use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::train::folder::CLUSTER;
 
-/// A process that ends so often without having lived for a while is not started again.
+/// A process that ends by itself so often without a step sealed in between is not started again. One that
+/// is killed always is: that is what a run in processes is for.
 const DEATHS_MAX: u32 = 5;
-/// For a while: longer than any start, which takes longer on a device.
-const LIVED: Duration = Duration::from_secs(5);
-const LIVED_ON_DEVICE: Duration = Duration::from_secs(60);
 /// The folder of the controller, and its name.
 const CONTROLLER: &str = "controller";
 /// Processes of a run that was killed let go of its port within this.
@@ -37,7 +35,7 @@ const LAST_LINES: usize = 6;
 /// A process.
 struct Process {
     child: Child,
-    started: Instant,
+    /// How often it ended by itself since a step was sealed.
     deaths: u32,
     arguments: Vec<String>,
 }
@@ -159,7 +157,7 @@ impl Children {
 
     fn start(&mut self, name: &str, arguments: Vec<String>) -> Result<(), Failure> {
         let child = self.spawn(name, &arguments)?;
-        let process = Process { child, started: Instant::now(), deaths: 0, arguments };
+        let process = Process { child, deaths: 0, arguments };
         self.processes.insert(name.to_owned(), process);
         Ok(())
     }
@@ -200,10 +198,7 @@ impl Children {
             let process = self.processes.get_mut(&name).expect("it was listed");
             // What cannot be asked about is as good as running.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
-            let is_on_device = process.arguments.iter().any(|argument| argument == "--device");
-            let lived = if is_on_device { LIVED_ON_DEVICE } else { LIVED };
-            let has_lived = process.started.elapsed() > lived;
-            let deaths = if has_lived { 1 } else { process.deaths + 1 };
+            let deaths = process.deaths + u32::from(status.signal().is_none());
             if deaths > DEATHS_MAX {
                 let what = format!("the process of {name} ends again and again ({status})");
                 let mut failure = Failure::new(FailureCode::Internal, what);
@@ -212,10 +207,14 @@ impl Children {
             }
             let arguments = process.arguments.clone();
             let child = self.spawn(&name, &arguments)?;
-            let started = Instant::now();
-            self.processes.insert(name, Process { child, started, deaths, arguments });
+            self.processes.insert(name, Process { child, deaths, arguments });
         }
         Ok(())
+    }
+
+    /// A step was sealed: whoever ends from now on does not end again and again.
+    pub fn note_sealed(&mut self) {
+        self.processes.values_mut().for_each(|process| process.deaths = 0);
     }
 
     /// What the processes said last.

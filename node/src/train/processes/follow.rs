@@ -13,7 +13,7 @@ use super::children::Children;
 use super::retold::Retold;
 use super::standstill::{InVain, STANDSTILL, Watch};
 use crate::api::client::ApiClient;
-use crate::api::{Answer, Event, EventKind, JobPhaseStatus, Request};
+use crate::api::{Answer, Event, EventKind, JobPhaseStatus, Request, Status};
 use crate::commands::follow::Follower;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::train::events::RollbackEvent;
@@ -25,6 +25,9 @@ use crate::train::timing::Bubbles;
 /// How often is asked whether a run is over that tells of nothing that would end it.
 const STATUS_PAUSE: Duration = Duration::from_millis(500);
 
+/// How often a person reads what takes long, and how long it must take to be worth a line.
+const ACTIVITY_EVERY: Duration = Duration::from_secs(5);
+
 /// What happens.
 pub enum Told<'a> {
     /// What a run in one process tells too.
@@ -33,6 +36,8 @@ pub enum Told<'a> {
     Rollback(RollbackEvent),
     /// What only a cluster tells.
     Event(&'a Event),
+    /// What takes long, and how far it is.
+    Activity(String),
 }
 
 /// Is told what happens; breaks if the run is to end with the step under way.
@@ -85,12 +90,15 @@ pub fn follow(
             course.retold.begin();
         }
         polled.events.iter().for_each(|event| course.tell(event, observe));
+        if polled.events.iter().any(|event| matches!(event.kind, EventKind::Step { .. })) {
+            children.note_sealed();
+        }
         course.hold_if_wished(client);
         if !polled.events.is_empty() {
             continue;
         }
         if course.may_be_over()
-            && let Some(steps_done) = course.over(children, client)?
+            && let Some(steps_done) = course.over(children, client, observe)?
         {
             // What was sealed between the last question and the end.
             let rest = follower.poll(client).unwrap_or_default();
@@ -117,6 +125,8 @@ struct Course<'a> {
     warning: Option<String>,
     /// When its state was asked for, if nothing but steps was told since.
     asked: Option<Instant>,
+    /// When anything was said last.
+    said: Instant,
 }
 
 impl<'a> Course<'a> {
@@ -131,6 +141,7 @@ impl<'a> Course<'a> {
             is_held: false,
             warning: None,
             asked: None,
+            said: Instant::now(),
         }
     }
 
@@ -151,6 +162,7 @@ impl<'a> Course<'a> {
         if self.is_held && matches!(event.kind, EventKind::Paused { .. }) {
             return;
         }
+        self.said = Instant::now();
         let told = told(event, self.wishes.bubble_planned);
         self.is_left |= observe(told).is_break();
     }
@@ -184,10 +196,12 @@ impl<'a> Course<'a> {
         &mut self,
         children: &mut Children,
         client: &mut ApiClient<'_>,
+        observe: Observe<'_>,
     ) -> Result<Option<u64>, Failure> {
         let Ok(status) = client.status() else { return Ok(None) };
         let now = Instant::now();
         self.watch.look(&status, now).map_err(|in_vain| self.given_up(&in_vain, children))?;
+        self.say_activity(&status, now, observe);
         let Some(job) = &status.job else { return Ok(None) };
         self.is_ending = job.step >= job.step_count;
         match &job.phase {
@@ -214,6 +228,15 @@ impl<'a> Course<'a> {
         }
     }
 
+    /// Says what takes long, if nothing was said for a while.
+    fn say_activity(&mut self, status: &Status, now: Instant, observe: Observe<'_>) {
+        let text = activity_text(status);
+        if let Some(text) = text.filter(|_| now.duration_since(self.said) >= ACTIVITY_EVERY) {
+            self.said = now;
+            self.is_left |= observe(Told::Activity(text)).is_break();
+        }
+    }
+
     /// As a person is told of a run that is given up.
     fn given_up(&self, in_vain: &InVain, children: &Children) -> Failure {
         let mut failure = in_vain.failure(Vec::new());
@@ -236,6 +259,19 @@ impl<'a> Course<'a> {
         let held_out = self.held_out.filter(|last| last.steps_done == steps_done);
         Ended { steps_done, held_out }
     }
+}
+
+/// What a run waits for, or who is at something that takes long.
+fn activity_text(status: &Status) -> Option<String> {
+    if let Some(JobPhaseStatus::Waiting { reason }) = status.job.as_ref().map(|job| &job.phase) {
+        return Some(reason.clone());
+    }
+    let active = status.members.iter().filter_map(|member| {
+        let activity = member.work?.activity?;
+        Some(format!("{} {activity}", member.name))
+    });
+    let texts: Vec<String> = active.collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 /// An event as a run in one process would tell it, if it would.
