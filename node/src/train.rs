@@ -10,6 +10,7 @@ pub mod cluster;
 mod coordinator;
 pub mod corpus;
 pub mod devices;
+mod disk;
 mod events;
 mod folder;
 pub mod interrupt;
@@ -66,6 +67,7 @@ use summary::Finished;
 pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     let mut prepared = prepare(args)?;
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
+    check_disk(args, &prepared)?;
     prepared.job.interrupt = Interrupt::listen()?;
     let config = config_with_command(&prepared);
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, &config)?;
@@ -74,6 +76,15 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
         folder.discard_if_empty();
     }
     ended
+}
+
+/// Checks that a new run's files find room. One that goes on has most of them already.
+fn check_disk(args: &TrainArgs, prepared: &Prepared) -> Result<(), Failure> {
+    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
+    if folder.join(folder::CLUSTER).exists() {
+        return Ok(());
+    }
+    disk::check_disk(&folder, &prepared.config, prepared.worker_count, prepared.sharing)
 }
 
 /// The effective configuration, and what beside it makes the run: workers and threads do not

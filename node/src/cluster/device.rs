@@ -340,6 +340,8 @@ impl<M: Machine> DeviceThread<M> {
         self.gauge.cross();
         let progress = host.run_next();
         self.gauge.cross();
+        let station = host.station();
+        self.gauge.evaluation.set(station.and_then(|station| station.engine().evaluated()));
         let has_run = match progress {
             Some(Progress::Ran(activity)) => {
                 if let Some((since, turn)) = self.waits_since.take() {
@@ -373,8 +375,6 @@ impl<M: Machine> DeviceThread<M> {
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
         self.gauge.work.add(1);
-        let station = self.host.as_ref().and_then(Host::station);
-        self.gauge.evaluation.set(station.and_then(|station| station.engine().evaluated()));
         let is_drawn = match activity {
             Activity::Op {
                 op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),

@@ -35,7 +35,9 @@ pub const CLUSTER: &str = "cluster";
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
-/// Folders of one name below `runs`.
+/// Where run folders lie if nothing is said.
+pub const RUNS: &str = "runs";
+/// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
 
 /// A folder that belongs to one run.
@@ -70,7 +72,7 @@ impl RunFolder {
     fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
         let path = match out {
             Some(path) => take_folder(path)?,
-            None => first_free(Path::new("runs"), name)?,
+            None => first_free(Path::new(RUNS), name)?,
         };
         write_file(&path.join(CONFIG), config.as_bytes())?;
         let metrics_path = path.join(METRICS);

@@ -70,7 +70,7 @@ impl Machines {
         let Self::Devices(probes) = self else {
             let needed = stages.iter().map(StageMemory::total).sum();
             return match memory_total().filter(|total| needed > *total) {
-                Some(total) => Err(machine_failure(needed, total, model)),
+                Some(total) => Err(machine_failure(stages, (needed, total), model)),
                 None => Ok(()),
             };
         };
@@ -239,13 +239,30 @@ fn device_failure(probe: &Probe, stages: &[(usize, Bytes)]) -> Failure {
     failure
 }
 
-fn machine_failure(needed: Bytes, total: Bytes, model: &ModelConfig) -> Failure {
+fn machine_failure(
+    stages: &[StageMemory],
+    (needed, total): (Bytes, Bytes),
+    model: &ModelConfig,
+) -> Failure {
     let mut failure = Failure::new(FailureCode::OutOfResource, "the run does not fit this machine");
     let (_, parameters) = model_size(model);
     let detail = Detail::new(format!("all stages take {needed}, the machine has {total}"))
         .why(format!("weights, moments, gradients and candidates of {parameters} parameters, and what passes keep"))
-        .hint("a smaller train.microbatch, --schedule 1f1b, or a smaller model");
+        .hint(
+            "memory.recompute=full with memory.recompute_passes=needed, memory.offload, a smaller \
+             train.microbatch, --schedule 1f1b, or a smaller model; or workers on other machines, \
+             with `init` and `join`",
+        );
     failure.details = vec![detail];
+    let copies: Bytes = stages.iter().map(|stage| stage.copies).sum();
+    if copies > Bytes(0) {
+        let without = Bytes(needed.0 - copies.0);
+        let fits = if without <= total { "it fits" } else { "it still does not fit" };
+        let detail = Detail::new(format!("copies of other workers' layers take {copies} of it"))
+            .why("a worker that is lost is gone on without from them")
+            .hint(format!("with --set elastic.copies=0 it takes {without}, and {fits}"));
+        failure.details.push(detail);
+    }
     failure
 }
 
@@ -321,6 +338,20 @@ mod tests {
         let parts = Machines::Devices(devices).parts(3, Sharing::Processes).into_iter();
         let parts: Vec<_> = parts.map(|part| (part.bytes.0, part.smallest)).collect();
         assert_eq!(parts, [(half, 0), (half, 0), (half, 0)]);
+    }
+
+    #[test]
+    fn a_machine_without_room_for_copies_is_refused_with_what_fits() {
+        let model = crate::config::load_document("test", "[model]\npreset = \"tiny\"\n");
+        let model = model.expect("legal").config.model;
+        let stages = [StageMemory { copies: Bytes(3), ..stage(5) }, stage(4)];
+        let text = |total| machine_failure(&stages, (Bytes(12), Bytes(total)), &model).to_string();
+        for word in ["take 12 B", "take 3 B of it", "elastic.copies=0 it takes 9 B, and it fits"] {
+            assert!(text(9).contains(word), "no {word} in: {}", text(9));
+        }
+        assert!(text(8).contains("still does not fit"), "{}", text(8));
+        let bare = machine_failure(&[stage(5)], (Bytes(5), Bytes(4)), &model).to_string();
+        assert!(!bare.contains("copies"), "{bare}");
     }
 
     #[test]
