@@ -78,7 +78,7 @@ impl LayerBody {
     /// The body of a layer.
     #[must_use]
     pub fn new(image: Arc<LayerImage>) -> Self {
-        Self { header: image.header(), image }
+        Self { header: image.header().to_vec(), image }
     }
 }
 
