@@ -30,8 +30,10 @@ pub struct LayerAssembler {
 struct Body {
     header: Header,
     hasher: LayerHasher,
-    /// Those that are whole, and last the one that is filled: w, m, v.
-    parts: [Vec<f32>; 3],
+    /// w, m, v.
+    parts: [HostFloats; 3],
+    /// Floats of them that are there.
+    filled: usize,
 }
 
 impl LayerAssembler {
@@ -65,7 +67,7 @@ impl LayerAssembler {
                 return Err(ImageError::Length { expected, found });
             }
             self.pending.clear();
-            self.body = Some(Body::new(header));
+            self.body = Some(Body::new(header)?);
         }
         let Self { pending, body: Some(body), .. } = self else { return Ok(()) };
         body.push(pending, bytes);
@@ -79,18 +81,20 @@ impl LayerAssembler {
     pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
         let Self { expected, found, body, .. } = self;
         let body = body.filter(|_| expected == found);
-        let Body { header, hasher, parts } = body.ok_or(ImageError::Length { expected, found })?;
-        let [w, m, v] = parts.map(HostFloats::from);
+        let Body { header, hasher, parts: [w, m, v], .. } =
+            body.ok_or(ImageError::Length { expected, found })?;
         let Header { layer, version, .. } = header;
         Ok((LayerImage { layer, version, w, m, v }, hasher.finish()))
     }
 }
 
 impl Body {
-    fn new(header: Header) -> Self {
+    fn new(header: Header) -> Result<Self, ImageError> {
         let Header { layer, version, len } = header;
-        let parts = [(); 3].map(|()| Vec::with_capacity(len as usize));
-        Self { header, hasher: LayerHasher::new(layer, version), parts }
+        let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
+        let part = || HostFloats::zeroed(len as usize).map_err(no_room);
+        let (hasher, parts) = (LayerHasher::new(layer, version), [part()?, part()?, part()?]);
+        Ok(Self { header, hasher, parts, filled: 0 })
     }
 
     /// Takes bytes of floats, of which the first `pending` came before.
@@ -109,16 +113,19 @@ impl Body {
         pending.extend_from_slice(rest);
     }
 
-    /// Appends whole floats to the parts that they belong to.
+    /// Puts whole floats where they belong.
     fn extend(&mut self, bytes: &[u8]) {
         let (mut floats, _) = bytes.as_chunks::<FLOAT_LEN>();
-        for part in &mut self.parts {
-            let count = floats.len().min(self.header.len as usize - part.len());
-            let (now, later) = floats.split_at(count);
-            part.extend(now.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-            floats = later;
+        let len = self.header.len as usize;
+        while !floats.is_empty() {
+            let (index, start) = (self.filled / len, self.filled % len);
+            let (now, later) = floats.split_at(floats.len().min(len - start));
+            let to = &mut self.parts[index].as_mut_slice()[start..start + now.len()];
+            for (to, bytes) in to.iter_mut().zip(now) {
+                *to = f32::from_le_bytes(*bytes);
+            }
+            (self.filled, floats) = (self.filled + now.len(), later);
         }
-        assert!(floats.is_empty(), "no more bytes are taken than are expected");
     }
 }
 

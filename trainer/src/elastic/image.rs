@@ -51,6 +51,12 @@ pub enum ImageError {
         /// The version found.
         found: u8,
     },
+    /// There is no memory for as many.
+    #[error("no memory for the {expected} bytes of a layer")]
+    Memory {
+        /// Bytes that the header announces.
+        expected: u64,
+    },
     /// More floats than a layer can have.
     #[error("{found} floats, at most {FLOATS_MAX}")]
     Size {
