@@ -113,7 +113,9 @@ macro_rules! store_conformance {
 
             $crate::store_conformance!(@tests $make;
                 a_new_store_is_empty, a_piece_comes_back, pieces_come_back_after_opening_again,
-                pieces_of_every_length_come_back, a_record_tells_length_and_chunks,
+                pieces_of_every_length_come_back,
+                a_piece_that_is_read_as_it_is_written_comes_back,
+                a_piece_whose_source_ends_early_is_refused, a_record_tells_length_and_chunks,
                 a_piece_that_is_not_there_is_named, the_same_piece_twice_is_one,
                 another_content_replaces_the_record, equal_chunks_are_kept_once,
                 a_piece_of_one_chunk_repeated_comes_back, names_are_in_order,

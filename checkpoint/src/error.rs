@@ -279,6 +279,14 @@ pub enum StoreError {
         /// Its bytes.
         found: usize,
     },
+    /// What a piece is read from failed while the piece was written.
+    #[error("{name} cannot be read to be written: {source}")]
+    Source {
+        /// The piece.
+        name: PieceName,
+        /// What its reader said.
+        source: io::Error,
+    },
     /// A record that cannot be one.
     #[error("the record of {name}: {fault}")]
     BadRecord {
@@ -308,6 +316,7 @@ impl StoreError {
             | Self::DamagedChunk { .. }
             | Self::WrongChunk { .. }
             | Self::ChunkLength { .. }
+            | Self::Source { .. }
             | Self::BadRecord { .. }
             | Self::BadManifest(_) => false,
         }

@@ -5,7 +5,8 @@
 //! the chunks. `uses` makes the two exclude each other: whoever writes holds it shared from the
 //! first chunk it looks at to the record, whoever removes files holds it alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
@@ -18,9 +19,9 @@ use crate::files::Files;
 use crate::index::{Change, Index};
 use crate::index_rows;
 use crate::manifest::Manifest;
-use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
-use crate::store::{Store, check_chunk, check_length, names_first};
+use crate::store::{Store, check_chunk, check_length, check_piece_length, names_first, read_chunk};
 use crate::verify::Verification;
 
 /// The folder of the index, beside those of the chunks.
@@ -112,25 +113,23 @@ impl<I: Index> FolderStore<I> {
         self.index.commit(changes).map_err(|fault| self.failed(fault))
     }
 
-    /// Makes chunks durable, names and bytes. `new` are those that may not be there.
-    fn write_chunks(&self, new: &[(ChunkHash, &[u8])]) -> Result<(), StoreError> {
-        for batch in new.chunks(CHUNKS_AT_ONCE) {
-            let mut unnamed = Vec::with_capacity(batch.len());
-            for &(hash, bytes) in batch {
-                unnamed.extend(self.write_if_needed(hash, bytes)?);
-            }
-            for (file, _) in &mut unnamed {
-                self.sync_bytes(file)?;
-            }
-            for (file, is_something_there) in unnamed {
-                if is_something_there {
-                    file.put_aside_what_is_there()?;
-                }
-                file.give_name()?;
-            }
+    /// Writes chunks and gives them their names, which [`ChunkFolder::sync_names`] makes durable. `new` are
+    /// those that may not be there, [`CHUNKS_AT_ONCE`] at most.
+    fn write_batch(&self, new: &BTreeMap<ChunkHash, impl AsRef<[u8]>>) -> Result<(), StoreError> {
+        let mut unnamed = Vec::with_capacity(new.len());
+        for (hash, bytes) in new {
+            unnamed.extend(self.write_if_needed(*hash, bytes.as_ref())?);
         }
-        let hashes = new.iter().map(|(hash, _)| *hash).collect();
-        self.stop(self.chunks.sync_names(&hashes))
+        for (file, _) in &mut unnamed {
+            self.sync_bytes(file)?;
+        }
+        for (file, is_something_there) in unnamed {
+            if is_something_there {
+                file.put_aside_what_is_there()?;
+            }
+            file.give_name()?;
+        }
+        Ok(())
     }
 
     /// The chunk's file and whether something else has its name, unless it is there and whole.
@@ -200,14 +199,28 @@ pub(crate) fn damage(
 }
 
 impl<I: Index> Store for FolderStore<I> {
-    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError> {
+    fn put_from(
+        &self,
+        name: PieceName,
+        length: u64,
+        source: &mut dyn io::Read,
+    ) -> Result<PieceRecord, StoreError> {
+        check_piece_length(name, length)?;
         let _writing = self.writing()?;
-        let record = PieceRecord::of(bytes);
-        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
-        let mut seen = BTreeSet::new();
-        let pairs = record.chunks.iter().copied().zip(bytes.chunks(CHUNK_BYTES));
-        let new: Vec<_> = pairs.filter(|(hash, _)| seen.insert(*hash)).collect();
-        self.write_chunks(&new)?;
+        let (mut left, mut record) = (length, PieceRecord { length, chunks: Vec::new() });
+        let (mut written, mut batch) = (BTreeSet::new(), BTreeMap::new());
+        while let Some(bytes) = read_chunk(name, &mut left, source)? {
+            let hash = ChunkHash::of(&bytes);
+            record.chunks.push(hash);
+            if written.insert(hash) {
+                batch.insert(hash, bytes);
+            }
+            if batch.len() == CHUNKS_AT_ONCE || left == 0 {
+                self.write_batch(&batch)?;
+                batch.clear();
+            }
+        }
+        self.stop(self.chunks.sync_names(&written))?;
         self.commit(&[index_rows::put_piece(name, &record)])?;
         Ok(record)
     }
@@ -268,7 +281,9 @@ impl<I: Index> Store for FolderStore<I> {
                 under_way.insert(hash);
             }
         }
-        let written = self.write_chunks(&[(hash, bytes)]);
+        let written = self.write_batch(&BTreeMap::from([(hash, bytes)]));
+        let synced = || self.stop(self.chunks.sync_names(&BTreeSet::from([hash])));
+        let written = written.and_then(|()| synced());
         if written.is_err() {
             self.under_way().remove(&hash);
         }

@@ -1,15 +1,16 @@
 //! A store that goes with the process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::{Mutex, MutexGuard};
 
 use zbelastic_types::Step;
 
 use crate::error::StoreError;
 use crate::manifest::Manifest;
-use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
-use crate::store::Store;
+use crate::store::{Store, check_piece_length, read_chunk};
 use crate::verify::{ManifestHealth, PieceHealth, Verification};
 
 /// A store in memory: for tests, and the model that others are compared with.
@@ -57,12 +58,22 @@ impl Held {
 }
 
 impl Store for MemoryStore {
-    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError> {
-        let record = PieceRecord::of(bytes);
-        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
+    fn put_from(
+        &self,
+        name: PieceName,
+        length: u64,
+        source: &mut dyn io::Read,
+    ) -> Result<PieceRecord, StoreError> {
+        check_piece_length(name, length)?;
+        let (mut left, mut record) = (length, PieceRecord { length, chunks: Vec::new() });
+        let mut chunks = BTreeMap::new();
+        while let Some(bytes) = read_chunk(name, &mut left, source)? {
+            let hash = ChunkHash::of(&bytes);
+            record.chunks.push(hash);
+            chunks.insert(hash, bytes);
+        }
         let mut held = self.held();
-        let chunks = bytes.chunks(CHUNK_BYTES).map(<[u8]>::to_vec);
-        held.chunks.extend(record.chunks.iter().copied().zip(chunks));
+        held.chunks.extend(chunks);
         held.pieces.insert(name, record.clone());
         Ok(record)
     }

@@ -1,10 +1,14 @@
 //! Where the pieces of checkpoints lie.
 
+use std::io;
+
 use zbelastic_types::Step;
 
 use crate::error::StoreError;
 use crate::manifest::Manifest;
-use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::names::{
+    CHUNK_BYTES, ChunkDamage, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, RecordFault,
+};
 use crate::retention::{Inventory, Removal};
 use crate::verify::Verification;
 
@@ -13,14 +17,29 @@ use crate::verify::Verification;
 /// What a call acknowledged is on the medium when it returns. What a call yields was checked
 /// against the hash it was written under.
 pub trait Store: Send + Sync {
-    /// Writes a piece: its chunks first, then their folder entries, then its record. Chunks that
-    /// are there and whole are not written again, those that are there and damaged are replaced.
+    /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their folder
+    /// entries, then its record. Chunks that are there and whole are not written again, those that are
+    /// there and damaged are replaced. A few chunks are in memory at once, whatever the length.
+    ///
+    /// # Errors
+    /// If it is not durable, or `source` has fewer bytes. Nothing refers to what was written of it.
+    fn put_from(
+        &self,
+        name: PieceName,
+        length: u64,
+        source: &mut dyn io::Read,
+    ) -> Result<PieceRecord, StoreError>;
+
+    /// The same for bytes that are at hand.
     ///
     /// # Errors
     /// If it is not durable. Nothing refers to what was written of it.
-    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError>;
+    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError> {
+        self.put_from(name, bytes.len() as u64, &mut &*bytes)
+    }
 
-    /// The bytes of a piece, each chunk checked.
+    /// The bytes of a piece, each chunk checked. Who wants a piece of any length reads its
+    /// [`Self::record`] and its chunks one by one.
     ///
     /// # Errors
     /// If it is not here, or which of its chunks are not whole.
@@ -103,6 +122,31 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// If the index or the folder cannot be read at all. A chunk that cannot be is in the answer.
     fn verify(&self) -> Result<Verification, StoreError>;
+}
+
+/// Checks that a piece may have this length, before anything of it is read.
+pub(crate) fn check_piece_length(name: PieceName, length: u64) -> Result<(), StoreError> {
+    if length <= PIECE_BYTES_MAX {
+        return Ok(());
+    }
+    let fault = RecordFault::TooLong { found: length };
+    Err(StoreError::BadRecord { name, fault })
+}
+
+/// Reads the next chunk of a piece of which `left` bytes are left, none at its end.
+pub(crate) fn read_chunk(
+    name: PieceName,
+    left: &mut u64,
+    source: &mut dyn io::Read,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    if *left == 0 {
+        return Ok(None);
+    }
+    let count = (*left).min(CHUNK_BYTES as u64);
+    let mut bytes = vec![0; count as usize];
+    source.read_exact(&mut bytes).map_err(|source| StoreError::Source { name, source })?;
+    *left -= count;
+    Ok(Some(bytes))
 }
 
 /// Checks that `bytes` may be a chunk, and are the one called `expected`.

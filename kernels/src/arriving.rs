@@ -7,6 +7,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::allocate::AllocateError;
+use crate::cpu::Block;
 use crate::fault::DeviceFault;
 
 /// Floats that a device copies to the host.
@@ -22,12 +24,17 @@ pub trait Arriving: Send + Sync {
 }
 
 /// Floats on the host, or on their way there. Read as a slice they are waited for.
+///
+/// Those that the processor backend shares, and those made here by [`Self::zeroed`], lie in pages of their
+/// own: a clone of them, and the buffer that a processor makes of them, are the same memory until one is
+/// written.
 #[derive(Clone)]
 pub struct HostFloats(Place);
 
 #[derive(Clone)]
 enum Place {
     Here(Vec<f32>),
+    Shared(Arc<Block>),
     Arriving(Arc<dyn Arriving>),
 }
 
@@ -38,11 +45,46 @@ impl HostFloats {
         Self(Place::Arriving(floats))
     }
 
+    /// As many zeros. Memory is taken page by page as they are written.
+    ///
+    /// # Errors
+    /// If the system has no memory of that size.
+    pub fn zeroed(len: usize) -> Result<Self, AllocateError> {
+        Block::zeroed(len).map(|block| Self::sharing(Arc::new(block)))
+    }
+
+    pub(crate) fn sharing(block: Arc<Block>) -> Self {
+        Self(Place::Shared(block))
+    }
+
+    /// Where they lie, if a processor's buffer can lie there too.
+    pub(crate) fn shared(&self) -> Option<&Arc<Block>> {
+        match &self.0 {
+            Place::Shared(block) => Some(block),
+            Place::Here(_) | Place::Arriving(_) => None,
+        }
+    }
+
+    /// The floats, to be written: those that others hold too, or that a device copies, as a copy of one's
+    /// own.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        if let Place::Arriving(floats) = &self.0 {
+            self.0 = Place::Here(floats.floats().to_vec());
+        }
+        match &mut self.0 {
+            Place::Here(floats) => floats,
+            Place::Shared(block) => Block::make_mut(block),
+            Place::Arriving(_) => unreachable!("they are here now"),
+        }
+    }
+
     /// How many, without a wait.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
             Place::Here(floats) => floats.len(),
+            Place::Shared(block) => block.floats().len(),
             Place::Arriving(floats) => floats.count(),
         }
     }
@@ -64,6 +106,7 @@ impl HostFloats {
     pub fn into_floats(self) -> Vec<f32> {
         match self.0 {
             Place::Here(floats) => floats,
+            Place::Shared(block) => block.floats().to_vec(),
             Place::Arriving(floats) => floats.floats().to_vec(),
         }
     }
@@ -73,7 +116,7 @@ impl HostFloats {
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         match &self.0 {
-            Place::Here(_) => None,
+            Place::Here(_) | Place::Shared(_) => None,
             Place::Arriving(floats) => floats.fault(),
         }
     }
@@ -91,6 +134,7 @@ impl Deref for HostFloats {
     fn deref(&self) -> &[f32] {
         match &self.0 {
             Place::Here(floats) => floats,
+            Place::Shared(block) => block.floats(),
             Place::Arriving(floats) => floats.floats(),
         }
     }
@@ -112,6 +156,7 @@ impl fmt::Debug for HostFloats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Place::Here(floats) => floats.fmt(f),
+            Place::Shared(block) => block.floats().fmt(f),
             Place::Arriving(floats) => write!(f, "{} floats of a device", floats.count()),
         }
     }

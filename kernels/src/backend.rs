@@ -166,6 +166,21 @@ pub trait Backend: ByteCounts {
     /// Copies from the host; lengths are equal.
     fn upload(&self, from: &[f32], to: ViewMut<'_, Self::Buffer>);
 
+    /// A buffer that begins with these floats. What lies where the device reads it is not copied.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn adopt(&self, floats: &HostFloats) -> Result<Self::Buffer, AllocateError> {
+        let mut buffer = self.allocate(floats.len())?;
+        self.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+        Ok(buffer)
+    }
+
+    /// What a buffer holds now, on the host. What lies there already is not copied until it is written.
+    fn share(&self, from: &Self::Buffer) -> HostFloats {
+        self.download(View::new(from, 0..self.len(from))).into()
+    }
+
     /// A copy on the host.
     fn download(&self, from: View<'_, Self::Buffer>) -> Vec<f32>;
 

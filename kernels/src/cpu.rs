@@ -26,5 +26,6 @@ mod versions;
 pub use attention::HEAD_WIDTH_MAX;
 pub(crate) use backend::matrix_bytes;
 pub use backend::{CpuBackend, CpuMatrix};
+pub(crate) use buffer::Block;
 pub use buffer::CpuBuffer;
 pub use lanes::InstructionSet;

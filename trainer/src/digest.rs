@@ -21,15 +21,35 @@ impl fmt::Display for StateDigest {
     }
 }
 
-/// The digest of a layer as it travels: its id, its version, then weights and moments.
-pub(crate) fn image_digest(image: &LayerImage) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&image.layer.0.to_le_bytes());
-    hasher.update(&image.version.0.to_le_bytes());
-    for part in [&image.w, &image.m, &image.v] {
-        hash_floats(&mut hasher, part);
+/// Makes the digest of a layer as it travels: of its id, its version, then weights and moments.
+#[derive(Debug)]
+pub(crate) struct LayerHasher(blake3::Hasher);
+
+impl LayerHasher {
+    pub(crate) fn new(layer: LayerId, version: Step) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&layer.0.to_le_bytes());
+        hasher.update(&version.0.to_le_bytes());
+        Self(hasher)
     }
-    Digest(*hasher.finalize().as_bytes())
+
+    /// Takes the bytes of floats that follow, as they travel.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn finish(&self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
+    }
+}
+
+/// The digest of a layer as it travels.
+pub(crate) fn image_digest(image: &LayerImage) -> Digest {
+    let mut hasher = LayerHasher::new(image.layer, image.version);
+    for part in [&image.w, &image.m, &image.v] {
+        hash_floats(&mut hasher.0, part);
+    }
+    hasher.finish()
 }
 
 /// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats each:

@@ -3,6 +3,7 @@
 //! A layer is named by its id and its version, the number of steps sealed before it. What travels
 //! is always sealed state: weights and both moments.
 
+mod assembler;
 mod copy;
 mod image;
 
@@ -14,6 +15,7 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
+pub use assembler::LayerAssembler;
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 

@@ -7,4 +7,4 @@ mod config;
 mod names;
 
 pub use config::{ConfigError, config_json, parse_config};
-pub use names::{ImportError, NamedTensor, export_safetensors, import_safetensors, to_named};
+pub use names::{ImportError, NamedTensor, import_safetensors, to_named, write_safetensors};

@@ -19,7 +19,7 @@ mod tensors;
 
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
-pub use initial::initial_weights;
+pub use initial::{draw_weights, initial_weights};
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
     LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Span, Spent, Timed,

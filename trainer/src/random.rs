@@ -52,7 +52,8 @@ impl Stream {
         let radius = (f64::from(block[0]) + 1.0) / 4_294_967_296.0;
         let angle = f64::from(block[1]) / 4_294_967_296.0 * std::f64::consts::TAU;
         let length = (-2.0 * libm::log(radius)).sqrt();
-        [length * libm::cos(angle), length * libm::sin(angle)]
+        let (sine, cosine) = libm::sincos(angle);
+        [length * cosine, length * sine]
     }
 }
 

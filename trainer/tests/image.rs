@@ -1,7 +1,9 @@
 //! A layer's bytes, as they travel and lie in a checkpoint: fixed, and refused when damaged.
 
 use zbelastic_kernels::HostFloats;
-use zbelastic_trainer::elastic::{FLOATS_MAX, ImageError, LayerImage};
+use zbelastic_trainer::elastic::{
+    FLOATS_MAX, ImageError, LayerAssembler, LayerImage, layer_digest,
+};
 use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
 use zbelastic_types::{LayerId, Step};
 
@@ -55,7 +57,9 @@ fn one_changed_byte_is_refused_or_makes_another_layer() {
         match LayerImage::decode(&damaged) {
             Ok(found) => assert_eq!(found.encode(), damaged),
             Err(ImageError::Version { found }) => assert_eq!((index, found), (0, damaged[0])),
-            Err(ImageError::Length { .. } | ImageError::Size { .. }) => {
+            Err(
+                ImageError::Length { .. } | ImageError::Size { .. } | ImageError::Memory { .. },
+            ) => {
                 assert!((13..21).contains(&index), "byte {index} is no length");
             }
         }
@@ -74,4 +78,52 @@ fn a_model_with_a_layer_that_no_checkpoint_holds_is_refused() {
     let errors = model.errors();
     let [ModelError::LargeLayer { found, .. }] = errors[..] else { panic!("{errors:?}") };
     assert!(found > FLOATS_MAX);
+}
+
+/// Puts a layer together from `bytes` in pieces of `piece` bytes.
+fn assemble(bytes: &[u8], piece: usize, expected: u64) -> Result<LayerImage, ImageError> {
+    let mut layer = LayerAssembler::new(expected);
+    bytes.chunks(piece).try_for_each(|piece| layer.push(piece))?;
+    assert_eq!(layer.found(), bytes.len() as u64);
+    let (image, digest) = layer.finish()?;
+    assert_eq!(digest, layer_digest(&image), "the digest of pieces of {piece} bytes");
+    Ok(image)
+}
+
+#[test]
+fn pieces_of_any_size_make_the_layer_and_its_digest() {
+    let parts = [0.5, -3.0, 1e-30].map(|x| (0..37).map(|i| x * i as f32).collect());
+    let [w, m, v] = parts;
+    let image = LayerImage { w, m, v, ..image() };
+    let bytes = image.encode();
+    for piece in 1..=bytes.len() {
+        let found = assemble(&bytes, piece, bytes.len() as u64);
+        assert_eq!(found.as_ref(), Ok(&image), "pieces of {piece} bytes");
+    }
+    let none = || HostFloats::from(Vec::new());
+    let empty = LayerImage { w: none(), m: none(), v: none(), ..image };
+    assert_eq!(assemble(&empty.encode(), 4, 21), Ok(empty));
+}
+
+#[test]
+fn pieces_that_are_no_layer_of_the_expected_length_are_refused() {
+    let bytes = image().encode();
+    let expected = bytes.len() as u64;
+    for found in 0..expected {
+        let refused = assemble(&bytes[..found as usize], 5, expected);
+        assert_eq!(refused, Err(ImageError::Length { expected, found }));
+    }
+    let longer = [&bytes[..], &[0]].concat();
+    let refused = assemble(&longer, 7, expected);
+    assert_eq!(refused, Err(ImageError::Length { expected, found: expected + 1 }));
+    // The header announces other bytes than are expected: nothing is allocated for either.
+    let huge = 1 << 60;
+    let refused = assemble(&bytes, 7, huge);
+    assert_eq!(refused, Err(ImageError::Length { expected, found: huge }));
+    let mut damaged = bytes.clone();
+    damaged[0] = 9;
+    assert_eq!(assemble(&damaged, 1, expected), Err(ImageError::Version { found: 9 }));
+    let mut damaged = bytes;
+    damaged[13..21].copy_from_slice(&(FLOATS_MAX + 1).to_le_bytes());
+    assert_eq!(assemble(&damaged, 64, expected), Err(ImageError::Size { found: FLOATS_MAX + 1 }));
 }

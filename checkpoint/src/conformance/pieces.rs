@@ -1,13 +1,13 @@
 //! Pieces and manifests: what is written comes back.
 
-use std::thread;
+use std::{io, thread};
 
 use zbelastic_types::{Digest, LayerId, Step};
 
 use super::{StorePlace, manifest, name, noise};
 use crate::error::StoreError;
 use crate::manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
-use crate::names::{CHUNK_BYTES, ChunkHash, PieceName, PieceRecord};
+use crate::names::{CHUNK_BYTES, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, RecordFault};
 use crate::store::Store;
 
 fn check(store: &impl Store, name: PieceName, expected: &[u8]) {
@@ -53,6 +53,47 @@ pub fn pieces_of_every_length_come_back(place: &mut impl StorePlace) {
         store.put(name(1, layer), &bytes).expect("durable");
         check(&store, name(1, layer), &bytes);
     }
+}
+
+/// Yields few bytes at a time, as a stream does.
+struct Dripping<'a>(&'a [u8]);
+
+impl io::Read for Dripping<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let few = into.len().min(1000);
+        self.0.read(&mut into[..few])
+    }
+}
+
+/// Case of the suite.
+pub fn a_piece_that_is_read_as_it_is_written_comes_back(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    // More chunks than are written at once, the first one twice.
+    let mut bytes = noise(1, 9 * CHUNK_BYTES + 3);
+    bytes.copy_within(..CHUNK_BYTES, 4 * CHUNK_BYTES);
+    let (length, source) = (bytes.len() as u64, &mut Dripping(&bytes));
+    let record = store.put_from(name(1, 0), length, source).expect("durable");
+    assert_eq!(record, PieceRecord::of(&bytes));
+    check(&store, name(1, 0), &bytes);
+}
+
+/// Case of the suite.
+pub fn a_piece_whose_source_ends_early_is_refused(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let bytes = noise(1, CHUNK_BYTES + 10);
+    let refused = store.put_from(name(1, 0), bytes.len() as u64 + 1, &mut Dripping(&bytes));
+    match refused {
+        Err(StoreError::Source { name: found, source }) => {
+            assert_eq!((found, source.kind()), (name(1, 0), io::ErrorKind::UnexpectedEof));
+        }
+        other => panic!("a byte is missing, got {other:?}"),
+    }
+    assert_eq!(store.names().expect("readable"), []);
+    let too_long = store.put_from(name(1, 0), PIECE_BYTES_MAX + 1, &mut io::empty());
+    let fault = RecordFault::TooLong { found: PIECE_BYTES_MAX + 1 };
+    assert!(matches!(too_long, Err(StoreError::BadRecord { fault: found, .. }) if found == fault));
+    store.put(name(1, 0), &bytes).expect("nothing stands in the way");
+    check(&store, name(1, 0), &bytes);
 }
 
 /// Case of the suite.

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::backend::{
     Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Rows, SquareSum, StateSums, Turn, View, ViewMut,
+    EarlierSlice, EmbedGradient, ForwardEpilogue, HostFloats, LinearGradient, MatrixPart,
+    MatrixShape, Norm, NormGradient, Rows, SquareSum, StateSums, Turn, View, ViewMut,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -146,6 +146,23 @@ impl Backend for CpuBackend {
 
     fn upload(&self, from: &[f32], to: ViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(from);
+    }
+
+    fn adopt(&self, floats: &HostFloats) -> Result<CpuBuffer, AllocateError> {
+        if let Some(block) = floats.shared() {
+            return Ok(CpuBuffer::sharing(block.clone()));
+        }
+        let mut buffer = self.allocate(floats.len())?;
+        buffer.as_mut_slice().copy_from_slice(floats);
+        Ok(buffer)
+    }
+
+    fn share(&self, from: &CpuBuffer) -> HostFloats {
+        HostFloats::sharing(from.share())
+    }
+
+    fn carry(&self, from: &mut CpuBuffer) -> HostFloats {
+        self.share(from)
     }
 
     fn download(&self, from: View<'_, CpuBuffer>) -> Vec<f32> {

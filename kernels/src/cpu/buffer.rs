@@ -68,17 +68,57 @@ fn map(size: usize) -> Option<Region> {
     Some(Region { _map: map, start })
 }
 
-/// A zeroed run of floats that starts on a cache line.
-pub struct CpuBuffer {
+/// A run of floats that starts on a cache line; zeros, until somebody writes them.
+pub(crate) struct Block {
     region: Arc<Region>,
     /// Floats before it in the region.
     offset: usize,
     len: usize,
 }
 
+impl Block {
+    /// A block with a region of its own.
+    pub(crate) fn zeroed(len: usize) -> Result<Self, AllocateError> {
+        let size = CpuBuffer::bytes(len).max(1) as usize;
+        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(size as u64))?);
+        Ok(Self { region, offset: 0, len })
+    }
+
+    pub(crate) fn floats(&self) -> &[f32] {
+        // SAFETY: the floats lie within the region, which lives as long as the block, are zero or
+        // written through it, and belong to no other block.
+        unsafe { std::slice::from_raw_parts(self.region.start.add(self.offset), self.len) }
+    }
+
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and the block is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.region.start.add(self.offset), self.len) }
+    }
+
+    /// The floats of a block that others may hold, to be written: if others do, of a copy that takes its
+    /// place, and theirs stay as they are.
+    ///
+    /// # Panics
+    /// If the system has no memory for a copy.
+    pub(crate) fn make_mut(block: &mut Arc<Self>) -> &mut [f32] {
+        if Arc::get_mut(block).is_none() {
+            let mut copy = Self::zeroed(block.len).expect("the system has memory for a copy");
+            copy.floats_mut().copy_from_slice(block.floats());
+            *block = Arc::new(copy);
+        }
+        Arc::get_mut(block).expect("nobody else holds it").floats_mut()
+    }
+}
+
+/// A zeroed run of floats that starts on a cache line.
+///
+/// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: whoever writes it while it is
+/// shared, writes to a copy.
+pub struct CpuBuffer(Arc<Block>);
+
 impl CpuBuffer {
     fn cut(region: &Arc<Region>, offset_bytes: usize, len: usize) -> Self {
-        Self { region: region.clone(), offset: offset_bytes / 4, len }
+        Self(Arc::new(Block { region: region.clone(), offset: offset_bytes / 4, len }))
     }
 
     /// A buffer with a region of its own.
@@ -86,9 +126,17 @@ impl CpuBuffer {
     /// # Errors
     /// If the system has no memory of that size.
     pub fn zeroed(len: usize) -> Result<Self, AllocateError> {
-        let size = Self::bytes(len).max(1) as usize;
-        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(size as u64))?);
-        Ok(Self::cut(&region, 0, len))
+        Block::zeroed(len).map(|block| Self(Arc::new(block)))
+    }
+
+    /// The buffer of floats that others may hold.
+    pub(super) fn sharing(block: Arc<Block>) -> Self {
+        Self(block)
+    }
+
+    /// What it holds now, whatever is written to it later.
+    pub(super) fn share(&self) -> Arc<Block> {
+        self.0.clone()
     }
 
     /// Bytes a buffer of `len` floats takes.
@@ -100,16 +148,13 @@ impl CpuBuffer {
     /// The floats.
     #[must_use]
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: the floats lie within the region, which lives as long as the buffer, are zero or
-        // written through it, and belong to no other buffer.
-        unsafe { std::slice::from_raw_parts(self.region.start.add(self.offset), self.len) }
+        self.0.floats()
     }
 
     /// The floats, to be written.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and the buffer is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.region.start.add(self.offset), self.len) }
+        Block::make_mut(&mut self.0)
     }
 }
 
@@ -133,6 +178,23 @@ mod tests {
         for (index, buffer) in buffers.iter().enumerate() {
             assert!(buffer.as_slice().iter().all(|x| *x == index as f32 + 1.0));
         }
+    }
+
+    #[test]
+    fn what_was_shared_stays_as_it_was_when_the_buffer_is_written() {
+        let arena = Arena::new();
+        let mut buffer = arena.allocate(40).expect("bytes");
+        buffer.as_mut_slice().fill(1.0);
+        let place = buffer.as_slice().as_ptr();
+        let shared = buffer.share();
+        assert_eq!(shared.floats().as_ptr(), place, "nothing is copied to be shared");
+        buffer.as_mut_slice()[7] = 2.0;
+        assert!(shared.floats().iter().all(|x| *x == 1.0));
+        assert_eq!((buffer.as_slice()[6], buffer.as_slice()[7]), (1.0, 2.0));
+        // Who holds what nobody else does any more writes it in place.
+        let mut last = CpuBuffer::sharing(shared);
+        last.as_mut_slice()[0] = 3.0;
+        assert_eq!(last.as_slice().as_ptr(), place);
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl<'a> OptimizerBench<'a> {
     pub fn new(case: &'a Case) -> Result<Self, Failure> {
         let backend = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
         let layer = |spec| {
-            let weights = case.weights().of_layer(&spec).into_owned();
+            let weights = case.weights().of_layer(&spec);
             let mut layer = LayerState::new(&backend, &case.model, spec, &weights)?;
             let gradient: Vec<f32> = weights.iter().map(|w| 1e-3 * w + 1e-5).collect();
             let len = gradient.len();

@@ -29,7 +29,7 @@ use zbelastic_consensus::state::Change;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_transport::{
-    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
+    BulkBody, CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
     Transport, TransportEvent,
 };
 use zbelastic_types::{Generation, NodeId, StageIndex, Step};
@@ -47,7 +47,7 @@ use super::shelf::Shelf;
 use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
 use super::tick::TICK;
-use super::wire::{self, BulkKey, NodeMessage};
+use super::wire::{self, BulkKey, NodeMessage, PieceRef};
 use crate::api::{EventKind, WorkStatus};
 
 /// Results of fetches and of work off the loop that wait for it at once.
@@ -134,6 +134,8 @@ struct Controller {
     orders: orders::Orders,
     /// Strangers that wait for the use of their token to be agreed.
     joins: joins::Joins,
+    /// The layer that somebody exports, read from the store.
+    exported: Option<(PieceRef, Arc<dyn BulkBody>)>,
     /// Texts that are being uploaded.
     uploads: data::Uploads,
     arrivals: mpsc::Sender<Arrived>,
@@ -209,6 +211,7 @@ impl Controller {
             paces: paces::Paces::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
+            exported: None,
             uploads: data::Uploads::default(),
             arrivals,
             heard: BTreeMap::new(),

@@ -20,6 +20,7 @@ use zbelastic_transport::BulkBody;
 use zbelastic_types::{Digest, NodeId, Step};
 
 use super::data::FileBody;
+use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
 use super::wire::{BulkKey, PieceRef};
@@ -60,10 +61,14 @@ pub enum PieceBytes {
 }
 
 impl PieceBytes {
-    fn into_bytes(self) -> Vec<u8> {
+    /// Writes the piece, in form as it is written: nothing of its length is made beside it.
+    fn put(self, store: &impl Store, name: PieceName) -> Result<PieceRecord, StoreError> {
         match self {
-            Self::Layer(image) => image.encode(),
-            Self::Encoded(bytes) => bytes,
+            Self::Layer(image) => {
+                let body = LayerBody::new(Arc::new(image));
+                store.put_from(name, body.len(), &mut BodyReader::new(&body))
+            }
+            Self::Encoded(bytes) => store.put(name, &bytes),
         }
     }
 }
@@ -327,8 +332,7 @@ fn serve(
 fn carry_out(store: &impl Store, order: Order) -> Option<Kept> {
     match order {
         Order::Put { piece, bytes, purpose } => {
-            let put = store.put(name_of(piece), &bytes.into_bytes());
-            let failure = put.err().map(KeepFailure::from);
+            let failure = bytes.put(store, name_of(piece)).err().map(KeepFailure::from);
             Some(Kept::Put { piece, purpose, failure })
         }
         Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),

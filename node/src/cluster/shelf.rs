@@ -78,7 +78,7 @@ impl LayerBody {
     /// The body of a layer.
     #[must_use]
     pub fn new(image: Arc<LayerImage>) -> Self {
-        Self { header: image.header(), image }
+        Self { header: image.header().to_vec(), image }
     }
 }
 
@@ -105,6 +105,30 @@ impl BulkBody for LayerBody {
     }
 }
 
+/// Reads a body from its beginning to its end.
+pub struct BodyReader<'a> {
+    body: &'a dyn BulkBody,
+    at: u64,
+}
+
+impl<'a> BodyReader<'a> {
+    /// A reader that stands at the beginning.
+    #[must_use]
+    pub const fn new(body: &'a dyn BulkBody) -> Self {
+        Self { body, at: 0 }
+    }
+}
+
+impl io::Read for BodyReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.body.len() - self.at;
+        let count = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
+        self.body.read(self.at, &mut into[..count])?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
 fn floats(floats: &[f32]) -> &[u8] {
     bytemuck::cast_slice(floats)
 }
@@ -128,6 +152,18 @@ mod tests {
                 body.read(start as u64, &mut found).expect("within the body");
                 assert_eq!(found, bytes[start..end], "{start}..{end}");
             }
+        }
+        for piece in 1..=bytes.len() + 1 {
+            let (mut reader, mut found) = (BodyReader::new(&body), Vec::new());
+            let mut into = vec![0; piece];
+            loop {
+                let count = io::Read::read(&mut reader, &mut into).expect("within the body");
+                if count == 0 {
+                    break;
+                }
+                found.extend_from_slice(&into[..count]);
+            }
+            assert_eq!(found, bytes, "read by {piece} bytes");
         }
         assert!(body.read(bytes.len() as u64, &mut [0]).is_err());
         assert!(body.read(0, &mut vec![0; bytes.len() + 1]).is_err());

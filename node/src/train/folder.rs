@@ -115,11 +115,15 @@ impl RunFolder {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write_model(&self, config: &str, tensors: &[u8]) -> Result<(), Failure> {
+    pub fn write_model(
+        &self,
+        config: &str,
+        tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
         let folder = self.path.join(MODEL);
         fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
         write_file(&folder.join("config.json"), config.as_bytes())?;
-        write_file(&folder.join("model.safetensors"), tensors)
+        write_file_with(&folder.join("model.safetensors"), tensors)
     }
 
     /// Writes one of the other files.
@@ -142,9 +146,17 @@ fn no_place(path: &Path, error: &io::Error) -> Failure {
 
 /// Writes beside the name and renames, so that what stands there is whole.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    write_file_with(path, |to| to.write_all(bytes))
+}
+
+/// The same for what is written as it is made.
+fn write_file_with(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
     let beside = path.with_extension("part");
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    written.map_err(|error| {
+    let written = File::create(&beside).and_then(|mut file| write(&mut file));
+    written.and_then(|()| fs::rename(&beside, path)).map_err(|error| {
         // What is left of it is of no use; if it cannot be removed either, the first error tells.
         let _ = fs::remove_file(&beside);
         no_place(path, &error)
@@ -277,7 +289,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let out = parent.path().join("run");
         let folder = RunFolder::create(Some(&out), "unused", "").expect("new");
-        folder.write_model("{}", b"tensors").expect("writable");
+        folder.write_model("{}", |to| to.write_all(b"tensors")).expect("writable");
         folder.write(SAMPLE, "text").expect("writable");
         assert_eq!(fs::read(out.join("model/model.safetensors")).expect("there"), b"tensors");
         let mut names: Vec<_> = fs::read_dir(&out)

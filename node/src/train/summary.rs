@@ -8,7 +8,7 @@ use serde_json::json;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
 use zbelastic_schedule::Window;
-use zbelastic_trainer::hf::{config_json, export_safetensors};
+use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Draw, Sampler};
@@ -98,7 +98,8 @@ pub fn write_end(
     out: &mut dyn Write,
 ) -> Result<(), Stop> {
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
-    folder.write_model(&config_json(model), &export_safetensors(model, &outcome.layers))?;
+    let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
+    folder.write_model(&config_json(model), write)?;
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;

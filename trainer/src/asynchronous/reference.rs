@@ -167,7 +167,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let angles = rotary_angles(&backend, model, shape)?;
         let first: Vec<Vec<f32>> = model_layers(model)
             .iter()
-            .map(|spec| setup.weights.of_layer(spec).into_owned())
+            .map(|spec| setup.weights.of_layer(spec).into_floats())
             .collect();
         let specs = model_layers(model).into_iter().zip(&first);
         let layers = specs.map(|(spec, weights)| LayerState::new(&backend, model, spec, weights));

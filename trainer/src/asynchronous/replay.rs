@@ -87,7 +87,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             let (mut layers, mut floats) = (Vec::new(), Vec::new());
             for layer in range.ids() {
                 let spec = specs[layer as usize].clone();
-                let weights = setup.weights.of_layer(&spec).into_owned();
+                let weights = setup.weights.of_layer(&spec).into_floats();
                 layers.push(LayerState::new(backend, model, spec, &weights)?);
                 floats.push(LayerFloats::new(weights));
             }

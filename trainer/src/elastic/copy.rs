@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostFloats, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, ViewMut};
 use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
@@ -77,11 +77,7 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
     }
 
     fn initial(&self, layer: LayerId) -> LayerImage {
-        let spec = &model_layers(&self.model)[layer.index()];
-        let w = self.weights.of_layer(spec).into_owned();
-        let (m, v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
-        let [w, m, v] = [w, m, v].map(HostFloats::from);
-        LayerImage { layer, version: Step(0), w, m, v }
+        self.weights.image_of(&model_layers(&self.model)[layer.index()])
     }
 
     fn fits(&self, image: &LayerImage) -> bool {
@@ -97,22 +93,16 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
         layers: &[Arc<LayerImage>],
     ) -> Result<Self::Workbench, AllocateError> {
         let backend = self.device.make(DeviceUse::Stage);
-        let bench = match &self.store {
-            None => Bench::new(setup, stage, backend)?,
-            Some(make) => Bench::storing(setup, stage, backend, make)?,
-        };
+        let bench = Bench::resumed(setup, stage, backend, layers, self.store.as_ref())?;
         let timer = self.clock.map(|clock| LayerTimer::new(clock())).unwrap_or_default();
-        let mut bench = bench.with_timer(timer);
-        bench.restore(layers);
-        Ok(bench)
+        Ok(bench.with_timer(timer))
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
         let backend = self.device.make(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
         claim_copy(&backend, &spec)?;
-        let mut layer = LayerState::replayed(&backend, &self.model, spec, &image.w)?;
-        layer.restore(&backend, image);
+        let layer = LayerState::replayed(&backend, &self.model, spec, image)?;
         let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);
         Ok(BackendCopy { backend, layer, optimizer, step_count, held: None })
     }

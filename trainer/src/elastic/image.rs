@@ -4,10 +4,12 @@ use zbelastic_kernels::reference::state_sums;
 use zbelastic_kernels::{DeviceFault, HostFloats};
 use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
+use super::assembler::LayerAssembler;
+
 /// The version of the form.
 const FORMAT_VERSION: u8 = 1;
 /// Version, layer, step and the length of one of three parts.
-const HEADER_LEN: usize = 1 + 4 + 8 + 8;
+pub(super) const HEADER_LEN: usize = 1 + 4 + 8 + 8;
 /// Floats in one part at most: 16 GiB each of weights and moments. No larger layer is trained.
 pub const FLOATS_MAX: u64 = 1 << 32;
 
@@ -49,6 +51,12 @@ pub enum ImageError {
         /// The version found.
         found: u8,
     },
+    /// There is no memory for as many.
+    #[error("no memory for the {expected} bytes of a layer")]
+    Memory {
+        /// Bytes that the header announces.
+        expected: u64,
+    },
     /// More floats than a layer can have.
     #[error("{found} floats, at most {FLOATS_MAX}")]
     Size {
@@ -66,8 +74,8 @@ impl LayerImage {
     pub fn encode(&self) -> Vec<u8> {
         let Self { w, m, v, .. } = self;
         assert!(w.len() == m.len() && w.len() == v.len(), "moments are as long as weights");
-        let mut bytes = self.header();
-        bytes.reserve_exact(12 * w.len());
+        let mut bytes = Vec::with_capacity(HEADER_LEN + 12 * w.len());
+        bytes.extend(self.header());
         for part in [w, m, v] {
             extend_with_floats(&mut bytes, part);
         }
@@ -94,13 +102,9 @@ impl LayerImage {
 
     /// What stands before its weights.
     #[must_use]
-    pub fn header(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_LEN);
-        bytes.push(FORMAT_VERSION);
-        bytes.extend(self.layer.0.to_le_bytes());
-        bytes.extend(self.version.0.to_le_bytes());
-        bytes.extend((self.w.len() as u64).to_le_bytes());
-        bytes
+    pub fn header(&self) -> [u8; HEADER_LEN] {
+        let Self { layer, version, ref w, .. } = *self;
+        Header { layer, version, len: w.len() as u64 }.encode()
     }
 
     /// The layer in `bytes`.
@@ -111,7 +115,36 @@ impl LayerImage {
         let found = bytes.len() as u64;
         let expected = HEADER_LEN as u64;
         let header = bytes.first_chunk::<HEADER_LEN>();
-        let header = header.ok_or(ImageError::Length { expected, found })?;
+        let header = Header::decode(header.ok_or(ImageError::Length { expected, found })?)?;
+        let expected = header.image_bytes();
+        if found != expected {
+            return Err(ImageError::Length { expected, found });
+        }
+        let mut layer = LayerAssembler::new(found);
+        layer.push(bytes)?;
+        layer.finish().map(|(image, _)| image)
+    }
+}
+
+/// What stands before a layer's weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) layer: LayerId,
+    pub(super) version: Step,
+    /// Floats in each of its parts.
+    pub(super) len: u64,
+}
+
+impl Header {
+    fn encode(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [FORMAT_VERSION; HEADER_LEN];
+        bytes[1..5].copy_from_slice(&self.layer.0.to_le_bytes());
+        bytes[5..13].copy_from_slice(&self.version.0.to_le_bytes());
+        bytes[13..].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(header: &[u8; HEADER_LEN]) -> Result<Self, ImageError> {
         if header[0] != FORMAT_VERSION {
             return Err(ImageError::Version { found: header[0] });
         }
@@ -121,20 +154,12 @@ impl LayerImage {
         if len > FLOATS_MAX {
             return Err(ImageError::Size { found: len });
         }
-        let expected = expected + 12 * len;
-        if found != expected {
-            return Err(ImageError::Length { expected, found });
-        }
-        let mut rest = &bytes[HEADER_LEN..];
-        let mut part = || -> HostFloats {
-            let (part, after) = rest.split_at(4 * len as usize);
-            rest = after;
-            let (floats, _) = part.as_chunks();
-            let floats = floats.iter().map(|bytes| f32::from_le_bytes(*bytes));
-            floats.collect::<Vec<_>>().into()
-        };
-        let (w, m, v) = (part(), part(), part());
-        Ok(Self { layer, version, w, m, v })
+        Ok(Self { layer, version, len })
+    }
+
+    /// Bytes of the layer, this header included.
+    pub(super) const fn image_bytes(self) -> u64 {
+        image_bytes(self.len as usize)
     }
 }
 

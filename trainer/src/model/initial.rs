@@ -7,6 +7,16 @@ use crate::random::{Purpose, Stream};
 #[must_use]
 pub fn initial_weights(spec: &LayerSpec, seed: u64) -> Vec<f32> {
     let mut weights = vec![0.0; spec.len()];
+    draw_weights(spec, seed, &mut weights);
+    weights
+}
+
+/// The same, written where they are wanted.
+///
+/// # Panics
+/// If `weights` is not as long as the layer.
+pub fn draw_weights(spec: &LayerSpec, seed: u64, weights: &mut [f32]) {
+    assert_eq!(weights.len(), spec.len(), "as many weights as the layer has");
     for tensor in &spec.tensors {
         let to = &mut weights[tensor.range.clone()];
         match tensor.initial {
@@ -22,5 +32,4 @@ pub fn initial_weights(spec: &LayerSpec, seed: u64) -> Vec<f32> {
             }
         }
     }
-    weights
 }

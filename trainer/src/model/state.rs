@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRun, AllocateError, Backend, HostFloats, LayerCandidate, MatrixPart, StateSums,
-    UpdateState, View, ViewMut,
+    AdamWRun, AllocateError, Backend, LayerCandidate, MatrixPart, StateSums, UpdateState, View,
+    ViewMut,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
@@ -47,8 +47,9 @@ pub enum AfterCommit {
 ///
 /// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
 /// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores everything.
-/// Beside steps [`Self::restore`] writes it, and [`Self::write_weights`] for versions of weights. On a device whose candidates are forms ([`Backend::form_optimizer`]) those of matrices are
-/// the forms that passes read, and only what lies in no matrix has a place of its own.
+/// Beside steps [`Self::write_weights`] does, for versions of weights. On a device whose candidates are
+/// forms ([`Backend::form_optimizer`]) those of matrices are the forms that passes read, and only what lies
+/// in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// Its tensors.
     pub spec: LayerSpec,
@@ -87,29 +88,44 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        Self::with_room(backend, model, spec, weights, Room::Trained)
+        let start = Begin::of_weights(backend, weights, Room::Trained)?;
+        Self::with_room(backend, model, spec, start, Room::Trained)
+    }
+
+    /// The layer of an image, to be trained. What of the image lies where the device reads it is not copied
+    /// until it is written, or the image is gone.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    ///
+    /// # Panics
+    /// If the image is of another layer, or of another length.
+    pub fn of_image(
+        backend: &B,
+        model: &ModelConfig,
+        spec: LayerSpec,
+        image: &LayerImage,
+    ) -> Result<Self, AllocateError> {
+        let start = Begin::of_image(backend, &spec, image)?;
+        Self::with_room(backend, model, spec, start, Room::Trained)
     }
 
     fn with_room(
         backend: &B,
         model: &ModelConfig,
         spec: LayerSpec,
-        weights: &[f32],
+        Begin { w, m, v, version }: Begin<B>,
         room: Room,
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
-        let buffer = |is_needed| backend.allocate(if is_needed { spec.len() } else { 0 });
         let rest = rest(backend, &parts, &spec);
         let of_candidate = rest.as_ref().map_or(spec.len(), Rest::floats);
         let candidate = backend.allocate(if room == Room::Trained { of_candidate } else { 0 })?;
-        let mut w = buffer(true)?;
-        let is_updated = room != Room::Frozen;
-        let (m, v, g) = (buffer(is_updated)?, buffer(is_updated)?, buffer(is_updated)?);
-        backend.upload(weights, ViewMut::new(&mut w, 0..spec.len()));
+        let g = backend.allocate(if room == Room::Frozen { 0 } else { spec.len() })?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
-        let (live, unasked, version, sums) = (Live::State, None, Step(0), None);
+        let (live, unasked, sums) = (Live::State, None, None);
         let mut state = Self {
             spec,
             parts,
@@ -140,21 +156,26 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        Self::with_room(backend, model, spec, weights, Room::Frozen)
+        let start = Begin::of_weights(backend, weights, Room::Frozen)?;
+        Self::with_room(backend, model, spec, start, Room::Frozen)
     }
 
-    /// A layer with these weights and moments of zero on which the optimizer is replayed and no
-    /// pass is run: it has no candidate, and no matrix in the form products read.
+    /// The layer of an image on which the optimizer is replayed and no pass is run: it has no candidate, and
+    /// no matrix in the form products read. It is taken as [`Self::of_image`] takes it.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
+    ///
+    /// # Panics
+    /// If the image is of another layer, or of another length.
     pub fn replayed(
         backend: &B,
         model: &ModelConfig,
         spec: LayerSpec,
-        weights: &[f32],
+        image: &LayerImage,
     ) -> Result<Self, AllocateError> {
-        Self::with_room(backend, model, spec, weights, Room::Replayed)
+        let start = Begin::of_image(backend, &spec, image)?;
+        Self::with_room(backend, model, spec, start, Room::Replayed)
     }
 
     /// What this layer has taken, counted from what is there.
@@ -291,13 +312,11 @@ impl<B: Backend> LayerState<B> {
         self.version = step.next();
     }
 
-    /// The sealed state as it travels; never the candidate.
+    /// The sealed state as it travels; never the candidate. What lies on the host is copied when it is
+    /// written while the image is there, and not before.
     #[must_use]
     pub fn image(&self, backend: &B) -> LayerImage {
-        let read = |buffer: &B::Buffer| -> HostFloats {
-            backend.download(View::new(buffer, 0..self.spec.len())).into()
-        };
-        let (w, m, v) = (read(&self.w), read(&self.m), read(&self.v));
+        let [w, m, v] = [&self.w, &self.m, &self.v].map(|part| backend.share(part));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
     }
 
@@ -316,23 +335,6 @@ impl<B: Backend> LayerState<B> {
     /// What is written to weights and moments from now on comes after the copies that still read them.
     fn settle_state(&mut self, backend: &B) {
         [&mut self.w, &mut self.m, &mut self.v].into_iter().for_each(|part| backend.settle(part));
-    }
-
-    /// Takes the state that travelled here.
-    ///
-    /// # Panics
-    /// If it is of another layer, or of another length.
-    pub fn restore(&mut self, backend: &B, image: &LayerImage) {
-        assert_eq!(self.spec.layer, image.layer, "a layer is restored as itself");
-        self.settle_state(backend);
-        let len = self.spec.len();
-        for (floats, buffer) in
-            [(&image.w, &mut self.w), (&image.m, &mut self.m), (&image.v, &mut self.v)]
-        {
-            backend.upload(floats, ViewMut::new(buffer, 0..len));
-        }
-        (self.version, self.sums) = (image.version, None);
-        self.put_state_in_force(backend);
     }
 
     /// The candidate becomes the state's weights, and the moments of the same step the state's; what the
@@ -375,6 +377,33 @@ impl<B: Backend> LayerState<B> {
     /// The fingerprint of the sealed state from its sums, which are waited for.
     pub(crate) fn fingerprint_of(&self, sums: &StateSums) -> Fingerprint {
         fingerprint(self.spec.layer, self.version, self.spec.len(), sums.wait())
+    }
+}
+
+/// What a layer's state begins as.
+struct Begin<B: Backend> {
+    w: B::Buffer,
+    m: B::Buffer,
+    v: B::Buffer,
+    version: Step,
+}
+
+impl<B: Backend> Begin<B> {
+    /// These weights, and moments of zero where there are any.
+    fn of_weights(backend: &B, weights: &[f32], room: Room) -> Result<Self, AllocateError> {
+        let mut w = backend.allocate(weights.len())?;
+        backend.upload(weights, ViewMut::new(&mut w, 0..weights.len()));
+        let moments = || backend.allocate(if room == Room::Frozen { 0 } else { weights.len() });
+        Ok(Self { w, m: moments()?, v: moments()?, version: Step(0) })
+    }
+
+    fn of_image(backend: &B, spec: &LayerSpec, image: &LayerImage) -> Result<Self, AllocateError> {
+        let LayerImage { layer, version, w, m, v } = image;
+        assert_eq!(spec.layer, *layer, "a layer is restored as itself");
+        let are_its = [w, m, v].iter().all(|part| part.len() == spec.len());
+        assert!(are_its, "an image is as long as its layer");
+        let (w, m, v) = (backend.adopt(w)?, backend.adopt(m)?, backend.adopt(v)?);
+        Ok(Self { w, m, v, version: *version })
     }
 }
 

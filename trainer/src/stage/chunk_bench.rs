@@ -2,6 +2,7 @@
 //! one length share a pool of slots; where sequences are cut evenly or not at all there is one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend};
 use zbelastic_types::{LayerRange, SliceIndex};
@@ -9,6 +10,7 @@ use zbelastic_types::{LayerRange, SliceIndex};
 use super::engine::InitialWeights;
 pub(super) use super::pass_pool::Part;
 use super::pass_pool::PassPool;
+use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, LayerState, Logits, ModelConfig, PassStash, left_parts, model_layers, settle,
 };
@@ -166,18 +168,51 @@ pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
     if place == 0 { Accumulate::Start } else { Accumulate::Add }
 }
 
-/// The layers of a chunk, with the weights that they begin with.
-pub(super) fn build_layers<B: Backend>(
-    backend: &B,
-    model: &ModelConfig,
-    layers: LayerRange,
-    weights: &InitialWeights,
-) -> Result<Vec<LayerState<B>>, AllocateError> {
-    let specs = model_layers(model);
-    let build = |layer: u32| {
-        let spec = specs[layer as usize].clone();
-        let weights = weights.of_layer(&spec);
-        LayerState::new(backend, model, spec, &weights)
-    };
-    layers.ids().map(build).collect()
+/// Where the layers of a stage begin.
+#[derive(Clone, Copy)]
+pub(super) enum Layers<'a> {
+    /// Before the first step.
+    Initial(&'a InitialWeights),
+    /// As they travelled here, in the order of chunks.
+    Images(&'a [Arc<LayerImage>]),
+}
+
+impl Layers<'_> {
+    /// Those of the next chunk, taken out of what is left.
+    ///
+    /// # Panics
+    /// If what travelled here is not of this stage.
+    pub(super) fn build<B: Backend>(
+        &mut self,
+        backend: &B,
+        model: &ModelConfig,
+        layers: LayerRange,
+    ) -> Result<Vec<LayerState<B>>, AllocateError> {
+        let specs = model_layers(model);
+        let build = |layer: u32| {
+            let spec = specs[layer as usize].clone();
+            match self {
+                Self::Initial(weights) => {
+                    let image = weights.image_of(&spec);
+                    LayerState::of_image(backend, model, spec, &image)
+                }
+                Self::Images(images) => {
+                    let image = images.split_off_first().expect("as many layers as the stage has");
+                    LayerState::of_image(backend, model, spec, image)
+                }
+            }
+        };
+        layers.ids().map(build).collect()
+    }
+
+    /// All chunks have theirs.
+    ///
+    /// # Panics
+    /// If more travelled here.
+    pub(super) fn finish(self) {
+        match self {
+            Self::Initial(_) => {}
+            Self::Images(left) => assert!(left.is_empty(), "as many layers as the stage has"),
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! The engine: events in, the next operation run, outputs out.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
     Application, LayerFingerprint, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -21,8 +20,8 @@ use super::passes::Bench;
 use super::store::StoreError;
 use super::workbench::Workbench;
 use crate::data::BatchSource;
-use crate::elastic::LayerGradient;
-use crate::model::{LayerSpec, LayerState, ModelConfig, initial_weights};
+use crate::elastic::{LayerGradient, LayerImage};
+use crate::model::{LayerSpec, LayerState, ModelConfig, draw_weights};
 use crate::optimizer::OptimizerConfig;
 use crate::plan::Plan;
 
@@ -78,12 +77,31 @@ pub enum InitialWeights {
 
 impl InitialWeights {
     /// The weights of a layer.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
     #[must_use]
-    pub fn of_layer(&self, spec: &LayerSpec) -> Cow<'_, [f32]> {
+    pub fn of_layer(&self, spec: &LayerSpec) -> HostFloats {
+        let mut weights =
+            HostFloats::zeroed(spec.len()).expect("memory for the weights of a layer");
         match self {
-            Self::Drawn { seed } => initial_weights(spec, *seed).into(),
-            Self::Given(layers) => Cow::Borrowed(&layers[spec.layer.index()]),
+            Self::Drawn { seed } => draw_weights(spec, *seed, weights.as_mut_slice()),
+            Self::Given(layers) => {
+                weights.as_mut_slice().copy_from_slice(&layers[spec.layer.index()]);
+            }
         }
+        weights
+    }
+
+    /// A layer before the first step. Its moments are zeros that take no memory until they are written.
+    ///
+    /// # Panics
+    /// If there is no memory for it.
+    #[must_use]
+    pub fn image_of(&self, spec: &LayerSpec) -> LayerImage {
+        let zeros = || HostFloats::zeroed(spec.len()).expect("pages that nobody has written");
+        let (layer, version, w) = (spec.layer, Step(0), self.of_layer(spec));
+        LayerImage { layer, version, w, m: zeros(), v: zeros() }
     }
 }
 

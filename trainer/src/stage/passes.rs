@@ -11,7 +11,7 @@ use zbelastic_kernels::{
 use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, LayerId, SliceIndex, StageIndex, Step};
 
-use super::chunk_bench::{ChunkBench, Part, Working, build_layers, next_in_order};
+use super::chunk_bench::{ChunkBench, Layers, Part, Working, next_in_order};
 use super::elsewhere::Elsewhere;
 use super::engine::StageSetup;
 use super::injection::Injection;
@@ -60,7 +60,36 @@ impl<B: Backend> Bench<B> {
     /// # Errors
     /// If the device's memory does not hold what the plan claims.
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
-        Self::build(setup, stage, backend, Elsewhere::of_device)
+        let layers = Layers::Initial(&setup.weights);
+        Self::build(setup, stage, backend, layers, Elsewhere::of_device)
+    }
+
+    /// The bench of a stage that goes on with layers that travelled here, in the order of chunks. What of
+    /// them lies where the device reads it is not copied until it is written.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold what the plan claims.
+    ///
+    /// # Panics
+    /// If they are not those of this stage.
+    pub fn resumed(
+        setup: &StageSetup,
+        stage: StageIndex,
+        backend: B,
+        layers: &[Arc<LayerImage>],
+        make: Option<impl FnOnce(Bytes) -> Box<dyn SecondStore>>,
+    ) -> Result<Self, AllocateError> {
+        let layers = Layers::Images(layers);
+        Self::build(
+            setup,
+            stage,
+            backend,
+            layers,
+            |backend: &B, places: &[AwayPlaces]| match make {
+                Some(make) => Ok(Elsewhere::in_store(make, places)),
+                None => Elsewhere::of_device(backend, places),
+            },
+        )
     }
 
     /// The same with a second store of floats for what is away, made for the bytes that they take.
@@ -74,16 +103,17 @@ impl<B: Backend> Bench<B> {
         make: impl FnOnce(Bytes) -> Box<dyn SecondStore>,
     ) -> Result<Self, AllocateError> {
         let in_store = |_: &B, places: &[AwayPlaces]| Ok(Elsewhere::in_store(make, places));
-        Self::build(setup, stage, backend, in_store)
+        Self::build(setup, stage, backend, Layers::Initial(&setup.weights), in_store)
     }
 
     fn build(
         setup: &StageSetup,
         stage: StageIndex,
         backend: B,
+        mut layers: Layers<'_>,
         elsewhere: impl FnOnce(&B, &[AwayPlaces]) -> Result<Elsewhere<B>, AllocateError>,
     ) -> Result<Self, AllocateError> {
-        let StageSetup { model, plan, weights, .. } = setup;
+        let StageSetup { model, plan, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
         let counted = stage_memory(&backend, &setup.model, &setup.plan, stage);
         let beside = device_claim(&setup.model, &setup.plan, stage);
@@ -107,11 +137,12 @@ impl<B: Backend> Bench<B> {
             }
         }
         let mut chunks = BTreeMap::new();
-        for (chunk, layers) in plan.chunks_of(stage) {
-            let held = Chunk::new(build_layers(&backend, model, layers, weights)?);
+        for (chunk, range) in plan.chunks_of(stage) {
+            let held = Chunk::new(layers.build(&backend, model, range)?);
             let pools = pools.remove(&chunk).expect("made above");
             chunks.insert(chunk, ChunkBench::new(held, pools, cut.clone()));
         }
+        layers.finish();
         let mut angles = Vec::new();
         for slice in cut.slices() {
             let shape = cut.shape_of(microbatch, slice);
@@ -186,20 +217,6 @@ impl<B: Backend> Bench<B> {
     /// How many microbatches of a step a chunk sees.
     fn microbatches_of(&self, chunk: ChunkIndex, microbatch_count: u32) -> u32 {
         self.placement.microbatches_of(self.placement.replica_of(chunk), microbatch_count)
-    }
-
-    /// Takes layers that travelled here, in the order of chunks.
-    ///
-    /// # Panics
-    /// If they are not those of this stage.
-    pub fn restore(&mut self, images: &[Arc<LayerImage>]) {
-        let (backend, layers) = self.update_layers();
-        let mut count = 0;
-        for (layer, image) in layers.zip(images) {
-            layer.restore(backend, image);
-            count += 1;
-        }
-        assert_eq!(count, images.len(), "as many layers as the stage has");
     }
 
     /// The device, and the layers that this stage speaks for.

@@ -16,7 +16,7 @@ fn a_sample_is_drawn_on_a_device_or_its_fault_is_told() {
     for family in [Family::Gpt2, Family::Llama] {
         let model = tiny_model(family);
         let weights = InitialWeights::Drawn { seed: 3 };
-        let of_layer = |spec| weights.of_layer(spec).into_owned();
+        let of_layer = |spec| weights.of_layer(spec).into_floats();
         let layers: Vec<Vec<f32>> = model_layers(&model).iter().map(of_layer).collect();
         let drawn = |order, gives_up| {
             let device = Emulated::new(Precision::Bf16, order, 1 << 30)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_checkpoint::{SledStore, Store, StoreError};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
-use zbelastic_transport::{BulkFetch, Reply, Transport};
+use zbelastic_transport::{BulkBody, BulkFetch, Reply, Transport};
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
 use super::Controller;
@@ -13,7 +13,7 @@ use crate::api::{
     Answer, Backup, CheckpointDetail, Collected, CopyState, HexDigest, LayerCopy, LayerDetail,
     LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
 };
-use crate::cluster::keeper::name_of;
+use crate::cluster::keeper::{Keeper, name_of};
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef, layer_bytes};
 
 impl Controller {
@@ -80,19 +80,29 @@ impl Controller {
         });
     }
 
-    /// A piece of a layer's image, wherever it lies.
+    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: whoever
+    /// asks for one piece asks for the others.
     pub(super) fn export(&mut self, step: u64, layer: u32, offset: u64, reply: Reply) {
         let Some(piece) = self.piece(step, layer) else {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
-        let (store, transport) = (self.keeper.store(), self.transport.clone());
+        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
+        // The body keeps the chunk that was read last, which pieces that follow lie in as well.
+        let known = self.exported.take().filter(|(of, _)| *of == piece).map(|(_, body)| body);
+        let body = known.or_else(|| keeper.find(&BulkKey::Piece(piece)));
+        self.exported = body.clone().map(|body| (piece, body));
         let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
         tokio::spawn(async move {
-            let answer = match read_anywhere(store, &transport, others, piece).await {
-                Ok(image) => slice(&image, offset),
-                Err(what) => Answer::Refused(Refusal::OutOfResource { what }),
+            let body = match body {
+                Some(body) => Ok(body),
+                None => bring(&keeper, &transport, others, piece).await,
             };
-            send(reply, &answer);
+            let answer = match body {
+                Ok(body) => slice(body, offset).await,
+                Err(what) => Err(what),
+            };
+            let refused = |what| Answer::Refused(Refusal::OutOfResource { what });
+            send(reply, &answer.map_or_else(refused, Answer::Layer));
         });
     }
 
@@ -144,9 +154,31 @@ fn window(bytes: &[u8], offset: u64) -> &[u8] {
     &bytes[start..end]
 }
 
-fn slice(image: &[u8], offset: u64) -> Answer {
-    let bytes = window(image, offset).to_vec();
-    Answer::Layer(LayerPiece { total: image.len() as u64, offset, bytes })
+/// The bytes of a layer from `offset` on, as many as an answer holds. A disk is read beside the loop.
+async fn slice(body: Arc<dyn BulkBody>, offset: u64) -> Result<LayerPiece, String> {
+    let read = move || {
+        let total = body.len();
+        let count = total.saturating_sub(offset).min(PIECE_BYTES_MAX as u64);
+        let mut bytes = vec![0; count as usize];
+        body.read(offset, &mut bytes).map_err(|error| error.to_string())?;
+        Ok(LayerPiece { total, offset, bytes })
+    };
+    let read = tokio::task::spawn_blocking(read).await;
+    read.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// Fetches a piece that others have into the store here.
+async fn bring(
+    keeper: &Keeper,
+    transport: &Transport,
+    holders: Vec<NodeId>,
+    piece: PieceRef,
+) -> Result<Arc<dyn BulkBody>, String> {
+    let store = keeper.store().ok_or("there is no store")?;
+    let bytes = fetch(transport, holders, piece).await?;
+    let put = tokio::task::spawn_blocking(move || store.put(name_of(piece), &bytes)).await;
+    put.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+    keeper.find(&BulkKey::Piece(piece)).ok_or_else(|| "it went as it came".to_owned())
 }
 
 async fn read_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
@@ -189,16 +221,4 @@ async fn fetch(
     let key = wire::encode(&BulkKey::Piece(piece));
     let fetch = BulkFetch { holders, key, length: piece.length };
     transport.fetch_bulk(fetch).await.map_err(|error| error.to_string())
-}
-
-async fn read_anywhere(
-    store: Option<Arc<SledStore>>,
-    transport: &Transport,
-    others: Vec<NodeId>,
-    piece: PieceRef,
-) -> Result<Vec<u8>, String> {
-    match read_here(store, piece).await {
-        Ok(bytes) => Ok(bytes),
-        Err(_) => fetch(transport, others, piece).await,
-    }
 }

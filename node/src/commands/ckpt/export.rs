@@ -3,12 +3,12 @@
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
 //! that the cluster agreed on; moments stay behind. Nothing is written before all of it is there.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::{fs, io};
 
-use zbelastic_trainer::elastic::{LayerImage, layer_digest};
-use zbelastic_trainer::hf::{config_json, export_safetensors};
+use zbelastic_trainer::elastic::{LayerAssembler, LayerImage, image_bytes};
+use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{Bytes, LayerId, Step};
 
@@ -23,8 +23,6 @@ use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
 const CONFIG: &str = "config.json";
 /// The weights.
 const WEIGHTS: &str = "model.safetensors";
-/// Most bytes of a layer, so that a wrong answer does not fill the memory.
-const LAYER_BYTES_MAX: u64 = 64 << 30;
 
 /// Writes the checkpoint of `step`, or the newest one, into `folder`.
 ///
@@ -46,8 +44,8 @@ pub fn export(
     let model = model_of(&detail)?;
     let layers = weights(&detail, &model, client)?;
     fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
-    write_whole(&folder.join(WEIGHTS), &export_safetensors(&model, &layers))?;
-    write_whole(&folder.join(CONFIG), config_json(&model).as_bytes())?;
+    write_whole(&folder.join(WEIGHTS), |to| write_safetensors(&model, &layers, to))?;
+    write_whole(&folder.join(CONFIG), |to| to.write_all(config_json(&model).as_bytes()))?;
     let floats: usize = layers.iter().map(Vec::len).sum();
     let (shown, size) = (folder.display(), Bytes::of_f32(floats));
     writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
@@ -107,47 +105,45 @@ fn fetch(
     spec: &LayerSpec,
     client: &mut ApiClient<'_>,
 ) -> Result<Vec<f32>, Failure> {
-    let bytes = fetch_bytes(step, layer.layer, client)?;
     let name = format!("layer {} of checkpoint {step}", layer.layer);
-    let image = LayerImage::decode(&bytes).map_err(|error| wrong(&name, &error.to_string()))?;
-    let expected = spec.len();
+    let (image, digest) = fetch_image(step, layer.layer, image_bytes(spec.len()), client)?;
     if image.layer != LayerId(layer.layer) || image.version != Step(step) {
         let what = format!("it says that it is layer {} at {}", image.layer, image.version);
         return Err(wrong(&name, &what));
     }
-    if image.w.len() != expected {
-        let what = format!("{} parameters, expected {expected}", image.w.len());
-        return Err(wrong(&name, &what));
-    }
-    let found = HexDigest(layer_digest(&image));
-    if found == layer.digest {
+    if digest == layer.digest {
         return Ok(image.w.into_floats());
     }
-    Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
+    Err(Refusal::Damaged { what: name, expected: layer.digest, found: digest }.failure())
 }
 
-fn fetch_bytes(step: u64, layer: u32, client: &mut ApiClient<'_>) -> Result<Vec<u8>, Failure> {
-    let mut bytes: Vec<u8> = Vec::new();
+/// A layer as it is stored, and its digest: put together and hashed as its pieces come.
+fn fetch_image(
+    step: u64,
+    layer: u32,
+    expected: u64,
+    client: &mut ApiClient<'_>,
+) -> Result<(LayerImage, HexDigest), Failure> {
     let name = format!("layer {layer} of checkpoint {step}");
-    loop {
-        let offset = bytes.len() as u64;
+    let mut image = LayerAssembler::new(expected);
+    while image.found() < expected {
+        let offset = image.found();
         let piece = client.layer_piece(step, layer, offset)?;
-        if piece.total > LAYER_BYTES_MAX {
-            return Err(wrong(&name, &format!("it has {}", Bytes(piece.total))));
+        if piece.total != expected {
+            let what = format!("it has {} bytes, expected {expected}", piece.total);
+            return Err(wrong(&name, &what));
         }
         let length = piece.bytes.len() as u64;
         let end = offset + length;
-        let is_last = end == piece.total;
-        let is_full = length == PIECE_BYTES_MAX as u64 || is_last;
-        if piece.offset != offset || end > piece.total || length == 0 || !is_full {
+        let is_full = length == PIECE_BYTES_MAX as u64 || end == expected;
+        if piece.offset != offset || end > expected || length == 0 || !is_full {
             let what = format!("a piece of {length} bytes at {}, asked at {offset}", piece.offset);
             return Err(wrong(&name, &what));
         }
-        bytes.extend(piece.bytes);
-        if is_last {
-            return Ok(bytes);
-        }
+        image.push(&piece.bytes).map_err(|error| wrong(&name, &error.to_string()))?;
     }
+    let (image, digest) = image.finish().map_err(|error| wrong(&name, &error.to_string()))?;
+    Ok((image, HexDigest(digest)))
 }
 
 fn wrong(name: &str, what: &str) -> Failure {
@@ -156,10 +152,13 @@ fn wrong(name: &str, what: &str) -> Failure {
 }
 
 /// Writes beside the name and renames, so that what stands there is whole.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
     let beside = path.with_extension("part");
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    written.map_err(|error| {
+    let written = fs::File::create(&beside).and_then(|mut file| write(&mut file));
+    written.and_then(|()| fs::rename(&beside, path)).map_err(|error| {
         // What is left of it is of no use; if it cannot be removed either, the first error tells.
         let _ = fs::remove_file(&beside);
         cannot_write(path, &error)
@@ -168,6 +167,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_trainer::elastic::layer_digest;
     use zbelastic_trainer::hf::import_safetensors;
 
     use super::*;
@@ -280,14 +280,18 @@ mod tests {
 
     #[test]
     fn a_layer_comes_in_pieces() {
-        let total = PIECE_BYTES_MAX + 5;
-        let bytes: Vec<u8> = (0..total).map(|index| index as u8).collect();
+        let part = |scale: f32| (0..50_000).map(|i| scale * i as f32).collect();
+        let (w, m, v) = (part(1.0), part(0.5), part(0.25));
+        let image = LayerImage { layer: LayerId(0), version: Step(100), w, m, v };
+        let bytes = image.encode();
+        let total = bytes.len();
         let answers = vec![
             Ok(piece(bytes[..PIECE_BYTES_MAX].to_vec(), total, 0)),
             Ok(piece(bytes[PIECE_BYTES_MAX..].to_vec(), total, PIECE_BYTES_MAX as u64)),
         ];
         let (mut client, asked) = scripted(answers);
-        assert_eq!(fetch_bytes(100, 0, &mut client), Ok(bytes));
+        let digest = layer_digest(&image).into();
+        assert_eq!(fetch_image(100, 0, total as u64, &mut client), Ok((image, digest)));
         assert_eq!(asked.borrow().len(), 2);
     }
 }

@@ -1,0 +1,137 @@
+//! A layer put together from its bytes as they arrive, a piece at a time.
+
+use zbelastic_kernels::HostFloats;
+use zbelastic_types::Digest;
+
+use super::image::{HEADER_LEN, Header, ImageError, LayerImage};
+use crate::digest::LayerHasher;
+
+/// Bytes of a float.
+const FLOAT_LEN: usize = 4;
+
+/// Puts a layer together from its encoded bytes, in order, in pieces of any size.
+///
+/// Weights and moments are allocated once, at their final length, when the header is there and announces
+/// as many bytes as are expected; each byte is copied once, to where it belongs, and hashed on its way. So
+/// a layer that arrives takes what it takes in training, and nothing of its length beside.
+#[derive(Debug)]
+pub struct LayerAssembler {
+    /// Bytes expected in all.
+    expected: u64,
+    /// Bytes pushed.
+    found: u64,
+    /// The header, until it is whole; then the bytes of a float that is not.
+    pending: Vec<u8>,
+    body: Option<Body>,
+}
+
+/// What follows the header.
+#[derive(Debug)]
+struct Body {
+    header: Header,
+    hasher: LayerHasher,
+    /// w, m, v.
+    parts: [HostFloats; 3],
+    /// Floats of them that are there.
+    filled: usize,
+}
+
+impl LayerAssembler {
+    /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
+    #[must_use]
+    pub fn new(expected: u64) -> Self {
+        Self { expected, found: 0, pending: Vec::with_capacity(HEADER_LEN), body: None }
+    }
+
+    /// Bytes that came.
+    #[must_use]
+    pub const fn found(&self) -> u64 {
+        self.found
+    }
+
+    /// Takes the bytes that follow those pushed before.
+    ///
+    /// # Errors
+    /// If what is there cannot become the layer that is expected. Nothing more may be pushed then.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), ImageError> {
+        self.found += bytes.len() as u64;
+        if self.found > self.expected {
+            return Err(ImageError::Length { expected: self.expected, found: self.found });
+        }
+        if self.body.is_none() {
+            fill(&mut self.pending, &mut bytes, HEADER_LEN);
+            let Some(header) = self.pending.first_chunk() else { return Ok(()) };
+            let header = Header::decode(header)?;
+            let (expected, found) = (header.image_bytes(), self.expected);
+            if expected != found {
+                return Err(ImageError::Length { expected, found });
+            }
+            self.pending.clear();
+            self.body = Some(Body::new(header)?);
+        }
+        let Self { pending, body: Some(body), .. } = self else { return Ok(()) };
+        body.push(pending, bytes);
+        Ok(())
+    }
+
+    /// The layer and its digest, once all bytes are there.
+    ///
+    /// # Errors
+    /// If some are missing.
+    pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
+        let Self { expected, found, body, .. } = self;
+        let body = body.filter(|_| expected == found);
+        let Body { header, hasher, parts: [w, m, v], .. } =
+            body.ok_or(ImageError::Length { expected, found })?;
+        let Header { layer, version, .. } = header;
+        Ok((LayerImage { layer, version, w, m, v }, hasher.finish()))
+    }
+}
+
+impl Body {
+    fn new(header: Header) -> Result<Self, ImageError> {
+        let Header { layer, version, len } = header;
+        let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
+        let part = || HostFloats::zeroed(len as usize).map_err(no_room);
+        let (hasher, parts) = (LayerHasher::new(layer, version), [part()?, part()?, part()?]);
+        Ok(Self { header, hasher, parts, filled: 0 })
+    }
+
+    /// Takes bytes of floats, of which the first `pending` came before.
+    fn push(&mut self, pending: &mut Vec<u8>, mut bytes: &[u8]) {
+        self.hasher.update(bytes);
+        if !pending.is_empty() {
+            fill(pending, &mut bytes, FLOAT_LEN);
+            if pending.len() < FLOAT_LEN {
+                return;
+            }
+            self.extend(pending);
+            pending.clear();
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % FLOAT_LEN);
+        self.extend(whole);
+        pending.extend_from_slice(rest);
+    }
+
+    /// Puts whole floats where they belong.
+    fn extend(&mut self, bytes: &[u8]) {
+        let (mut floats, _) = bytes.as_chunks::<FLOAT_LEN>();
+        let len = self.header.len as usize;
+        while !floats.is_empty() {
+            let (index, start) = (self.filled / len, self.filled % len);
+            let (now, later) = floats.split_at(floats.len().min(len - start));
+            let to = &mut self.parts[index].as_mut_slice()[start..start + now.len()];
+            for (to, bytes) in to.iter_mut().zip(now) {
+                *to = f32::from_le_bytes(*bytes);
+            }
+            (self.filled, floats) = (self.filled + now.len(), later);
+        }
+    }
+}
+
+/// Moves bytes until `to` has `len` of them, or none are left.
+fn fill(to: &mut Vec<u8>, from: &mut &[u8], len: usize) {
+    let (now, later) = from.split_at(from.len().min(len - to.len()));
+    to.extend_from_slice(now);
+    *from = later;
+}
