@@ -146,7 +146,8 @@ where
     W: AsyncWrite + Send + Unpin + 'static,
 {
     let length = bytes.len() as u64;
-    let request = BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length };
+    let request =
+        BulkFetch { holders: vec![NodeId(1)], key: b"bench".to_vec(), length, progress: None };
     let (received, cost) = timed(|| Ok(fetcher.block_on(fetch(request, open))?))?;
     assert!(received == **bytes, "what was sent arrived");
     Ok(cost)

@@ -113,8 +113,12 @@ fn frames(one: &Node, two: &Node) -> Outcome<Duration> {
 fn bodies(one: &Node, two: &Node) -> Outcome<Duration> {
     let body: Arc<dyn BulkBody> = Arc::new(vec![7_u8; BODY_BYTES]);
     two.transport.serve_bulk(Box::new(move |_, _| Some(Arc::clone(&body))));
-    let fetch =
-        BulkFetch { holders: vec![NodeId(2)], key: b"body".to_vec(), length: BODY_BYTES as u64 };
+    let fetch = BulkFetch {
+        holders: vec![NodeId(2)],
+        key: b"body".to_vec(),
+        length: BODY_BYTES as u64,
+        progress: None,
+    };
     let began = Instant::now();
     one.runtime.block_on(one.transport.fetch_bulk(fetch))?;
     Ok(began.elapsed())

@@ -6,7 +6,8 @@
 //!                       everything little endian; only the last chunk of all is shorter
 //! ```
 //!
-//! Who fetches knows the length beforehand and allocates it once. Each chunk is held against its
+//! Who fetches knows the length beforehand. Memory for a chunk is allocated when its bytes begin to
+//! arrive, and given to the caller's sink when they are verified. Each chunk is held against its
 //! hash; what is damaged, and what a broken stream did not bring, is asked of another holder. The
 //! hash is the holder's own: that the bytes are those which were meant is for the caller to check.
 //! Streams carry any number of requests, one after another, so that there is no pause between two.
@@ -17,12 +18,13 @@ mod fetch;
 mod holder;
 mod serve;
 mod share;
-mod slots;
+mod sink;
 mod streams;
 mod wire;
 
 pub use body::BulkBody;
 pub use error::{BulkError, HolderError, HolderFailure};
-pub use fetch::{BulkFetch, HOLDERS_MAX, fetch};
+pub use fetch::{BulkFetch, FETCH_WHOLE_BYTES_MAX, HOLDERS_MAX, fetch, fetch_into};
 pub use serve::{ServeBulkError, Served, serve};
+pub use sink::ChunkSink;
 pub use wire::{BULK_BYTES_MAX, CHUNK_BYTES, KEY_BYTES_MAX, RequestFault};

@@ -24,7 +24,7 @@ pub mod local;
 mod peers;
 mod request;
 
-pub use bulk::{BulkBody, BulkError, BulkFetch};
+pub use bulk::{BulkBody, BulkError, BulkFetch, ChunkSink};
 pub use endpoint::{
     AdminClient, BindError, BulkSource, CloseCode, ConnectAttempt, ConnectError, ControlCounters,
     Counters, DialProblem, DoorCounters, FrameSender, FrameSink, LaneCounters, ProcessStart,

@@ -2,14 +2,16 @@
 
 mod holders;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, repeat, sink, split};
 use zbelastic_transport::bulk::{
-    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, HolderError, KEY_BYTES_MAX,
-    RequestFault, ServeBulkError, Served, fetch, serve,
+    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, ChunkSink, FETCH_WHOLE_BYTES_MAX,
+    HolderError, KEY_BYTES_MAX, RequestFault, ServeBulkError, Served, fetch, fetch_into, serve,
 };
 use zbelastic_types::NodeId;
 
@@ -172,7 +174,7 @@ async fn an_error_names_who_failed_and_how() {
 /// Fetches one chunk and a bit from a holder that answers with these bytes whatever it is asked.
 async fn from_answer(answer: Vec<u8>, tail: u64) -> Vec<(u64, HolderError)> {
     let length = CHUNK_BYTES as u64 + 1;
-    let request = BulkFetch { holders: vec![NodeId(1)], key: KEY.to_vec(), length };
+    let request = BulkFetch { holders: vec![NodeId(1)], key: KEY.to_vec(), length, progress: None };
     let fetched = fetch(request, move |_| {
         let reader = io::Cursor::new(answer.clone());
         let reader = AsyncReadExt::chain(reader, AsyncReadExt::take(repeat(0x5a), tail));
@@ -211,7 +213,7 @@ async fn answers_that_are_none_are_refused() {
 async fn what_cannot_be_asked_for_is_not() {
     let ask = async |holders: &[u64], key_bytes, length| {
         let holders = holders.iter().copied().map(NodeId).collect();
-        let request = BulkFetch { holders, key: vec![1; key_bytes], length };
+        let request = BulkFetch { holders, key: vec![1; key_bytes], length, progress: None };
         fetch(request, |_| async { Ok((tokio::io::empty(), sink())) }).await
     };
     assert!(matches!(ask(&[], 1, 1).await, Err(BulkError::NoHolders)));
@@ -221,7 +223,76 @@ async fn what_cannot_be_asked_for_is_not() {
     assert!(matches!(ask(&[1], KEY_BYTES_MAX, 1).await, Err(BulkError::NoHolderLeft { .. })));
     let found = BULK_BYTES_MAX + 1;
     let result = ask(&[1], 1, found).await;
-    assert!(matches!(result, Err(BulkError::TooLong { found: told }) if told == found));
+    let expected = (found, FETCH_WHOLE_BYTES_MAX);
+    assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
+    let request = BulkFetch { holders: vec![NodeId(1)], length: found, ..BulkFetch::default() };
+    let open = |_| async { Ok((tokio::io::empty(), sink())) };
+    let result = fetch_into(request, Recorder::default(), open).await.map(|_| ());
+    let expected = (found, BULK_BYTES_MAX);
+    assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
+}
+
+/// Keeps what it was given, and fails from one chunk on if it is told to.
+#[derive(Default)]
+struct Recorder {
+    chunks: BTreeMap<u64, Vec<u8>>,
+    room: Option<usize>,
+}
+
+impl ChunkSink for Recorder {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.room == Some(self.chunks.len()) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        assert!(self.chunks.insert(offset, bytes.to_vec()).is_none(), "{offset} comes twice");
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_sink_gets_each_chunk_once_and_the_caller_sees_bytes_arrive() {
+    let bytes = content(40 * CHUNK_BYTES + 17);
+    let damaged = Holder { faults: vec![vec![Fault::Flip(STEP_BYTES + 60)]], ..Holder::of(&bytes) };
+    let holders = Holders::new([damaged, Holder::of(&bytes)]);
+    let progress = Arc::new(AtomicU64::new(0));
+    let request = holders.request(bytes.len(), Some(Arc::clone(&progress)));
+    let recorder =
+        fetch_into(request, Recorder::default(), |node| holders.open(node)).await.unwrap();
+    let joined: Vec<u8> = recorder.chunks.into_values().flatten().collect();
+    assert!(joined == *bytes);
+    assert_eq!(progress.load(Ordering::Relaxed), bytes.len() as u64);
+}
+
+#[tokio::test]
+async fn progress_counts_what_came_before_a_fetch_failed() {
+    let bytes = content(3 * CHUNK_BYTES);
+    let cut = Holder { always: vec![Fault::Cut(ANSWER_BYTES + STEP_BYTES)], ..Holder::of(&bytes) };
+    let first = Holder { faults: vec![cut.always.clone()], always: vec![Fault::Cut(0)], ..cut };
+    let holders = Holders::new([first]);
+    let progress = Arc::new(AtomicU64::new(0));
+    let request = holders.request(bytes.len(), Some(Arc::clone(&progress)));
+    let fetched = fetch(request, |node| holders.open(node)).await;
+    assert_eq!(failures(fetched).len(), FAILURES);
+    assert_eq!(progress.load(Ordering::Relaxed), CHUNK_BYTES as u64);
+}
+
+#[tokio::test]
+async fn a_sink_that_fails_ends_the_fetch() {
+    let bytes = content(20 * CHUNK_BYTES);
+    let holders = Holders::new(vec![Holder::of(&bytes); 2]);
+    let full = Recorder { room: Some(2), ..Recorder::default() };
+    let request = holders.request(bytes.len(), None);
+    let result = fetch_into(request, full, |node| holders.open(node)).await.map(|_| ());
+    let Err(BulkError::Sink(error)) = result else { panic!("another end: {result:?}") };
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+}
+
+#[tokio::test]
+async fn a_length_without_bytes_behind_it_takes_no_memory() {
+    let holders = Holders::new([Holder::default()]);
+    let length = usize::try_from(FETCH_WHOLE_BYTES_MAX).unwrap();
+    let failed = failures(holders.fetch(length).await);
+    assert!(matches!(failed[..], [(1, HolderError::WrongLength { found: 0, .. })]), "{failed:?}");
 }
 
 #[tokio::test]

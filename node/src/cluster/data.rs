@@ -117,7 +117,8 @@ pub async fn fetch_data(
     if let Some(bytes) = read_if_same(&path, name) {
         return Ok(bytes);
     }
-    let fetch = BulkFetch { holders, key: wire::encode(&BulkKey::Data(hash)), length };
+    let fetch =
+        BulkFetch { holders, key: wire::encode(&BulkKey::Data(hash)), length, progress: None };
     let bytes = transport.fetch_bulk(fetch).await;
     let bytes = bytes.map_err(|error| FetchError::Fetch { hash, error })?;
     let found = DataName::of(&bytes).hash;

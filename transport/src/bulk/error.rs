@@ -7,7 +7,7 @@ use thiserror::Error;
 use zbelastic_types::NodeId;
 
 use super::share::Setback;
-use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX};
+use super::wire::KEY_BYTES_MAX;
 
 /// Why a fetch gave nothing.
 #[derive(Debug, Error)]
@@ -22,11 +22,16 @@ pub enum BulkError {
         found: usize,
     },
     /// The caller named a length that is not fetched at once.
-    #[error("{found} bytes are to be fetched, at most {BULK_BYTES_MAX} are")]
+    #[error("{found} bytes are to be fetched, at most {most} are")]
     TooLong {
         /// The length.
         found: u64,
+        /// The longest that is fetched this way.
+        most: u64,
     },
+    /// What arrived could not be kept.
+    #[error("what arrived could not be kept: {0}")]
+    Sink(#[source] io::Error),
     /// Every holder failed as often as it may.
     #[error("no holder is left after {arrived} of {expected} chunks: {}", Failures(.failures))]
     NoHolderLeft {
@@ -76,8 +81,8 @@ pub enum HolderError {
     /// The stream ended or broke.
     #[error("the stream broke: {0}")]
     Stream(#[source] io::Error),
-    /// Nothing came for too long.
-    #[error("sent too little for too long")]
+    /// No byte came for too long.
+    #[error("sent nothing for too long")]
     Stalled,
     /// It was so much slower than another that the other took over.
     #[error("was overtaken by a faster one")]

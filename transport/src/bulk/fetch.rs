@@ -3,6 +3,8 @@
 use std::future::pending;
 use std::io;
 use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -14,16 +16,19 @@ use zbelastic_types::NodeId;
 use super::error::{BulkError, HolderFailure};
 use super::holder::{Errand, Order, Report, run};
 use super::share::{HOLDER_FAILURES_MAX, ORDERS_AHEAD, Share};
-use super::slots::Slots;
+use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
 
 /// The most holders that are asked. Those after them are not.
 pub const HOLDERS_MAX: usize = 16;
-/// The most reports that wait for the owner.
-const REPORTS_MAX: usize = 64;
+/// The most reports that wait for the owner, each with a chunk at most: one of each holder.
+const REPORTS_MAX: usize = HOLDERS_MAX;
+/// The most bytes that [`fetch`] gives as one vector. What may be longer goes through
+/// [`fetch_into`], whose memory does not grow with the length.
+pub const FETCH_WHOLE_BYTES_MAX: u64 = 16 << 30;
 
 /// What to fetch, and from whom.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct BulkFetch {
     /// Who has it. Who is named twice is asked once.
     pub holders: Vec<NodeId>,
@@ -31,13 +36,14 @@ pub struct BulkFetch {
     pub key: Vec<u8>,
     /// How many bytes it has.
     pub length: u64,
+    /// Where the caller sees how many bytes were verified so far: it only grows, up to the length.
+    pub progress: Option<Arc<AtomicU64>>,
 }
 
-/// Fetches from all holders at once, over the streams that `open` gives: one a holder, and another
-/// after a failure. May be dropped at any time, which ends all of them.
+/// Fetches into one vector, which grows with what arrives. As [`fetch_into`] otherwise.
 ///
 /// # Errors
-/// If nothing can be asked for, or every holder failed.
+/// If nothing can be asked for, every holder failed, or there is no memory for what arrives.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -48,7 +54,32 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
+    if request.length > FETCH_WHOLE_BYTES_MAX {
+        let (found, most) = (request.length, FETCH_WHOLE_BYTES_MAX);
+        return Err(BulkError::TooLong { found, most });
+    }
+    Ok(fetch_into(request, MemorySink::default(), open).await?.into_bytes())
+}
+
+/// Fetches from all holders at once, over the streams that `open` gives: one a holder, and another
+/// after a failure. Chunks go to the sink as they are verified; a few of each holder are in memory.
+/// May be dropped at any time, which ends all streams and drops the sink.
+///
+/// # Errors
+/// If nothing can be asked for, every holder failed, or the sink did.
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub async fn fetch_into<S, O, F, R, W>(request: BulkFetch, sink: S, open: O) -> Result<S, BulkError>
+where
+    S: ChunkSink,
+    O: Fn(NodeId) -> F,
+    F: Future<Output = io::Result<(R, W)>> + Send + 'static,
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
     let mut crew = Crew::new(request)?;
+    let sink = SinkThread::start(sink);
     let mut tasks = JoinSet::new();
     loop {
         let now = crew.began.elapsed();
@@ -59,7 +90,7 @@ where
             }
         }
         if crew.share.is_done() {
-            return Ok(crew.slots.join());
+            return sink.finish().await.map_err(BulkError::Sink);
         }
         if crew.share.is_hopeless() {
             return Err(crew.into_error());
@@ -67,7 +98,13 @@ where
         let timeout = crew.share.poll_timeout(now).map(|at| crew.began + at);
         tokio::select! {
             report = crew.reports.recv() => {
-                crew.take(report.expect("there is a sender here"));
+                let verified = crew.take(report.expect("there is a sender here"));
+                if let Some(verified) = verified
+                    && !sink.give(verified).await
+                {
+                    let error = sink.finish().await.err();
+                    return Err(BulkError::Sink(error.expect("a sink ends early by an error")));
+                }
             }
             Some(ended) = tasks.join_next() => {
                 // A task that ended has reported; one that panicked has not, and never will.
@@ -92,7 +129,7 @@ struct Crew {
     length: u64,
     began: Instant,
     share: Share,
-    slots: Slots,
+    progress: Option<Arc<AtomicU64>>,
     members: Vec<Member>,
     /// Of all members, in order.
     failures: Vec<HolderFailure>,
@@ -113,12 +150,12 @@ struct Task {
 
 impl Crew {
     fn new(request: BulkFetch) -> Result<Self, BulkError> {
-        let BulkFetch { holders, key, length } = request;
+        let BulkFetch { holders, key, length, progress } = request;
         if key.len() > KEY_BYTES_MAX {
             return Err(BulkError::KeyTooLong { found: key.len() });
         }
         if length > BULK_BYTES_MAX {
-            return Err(BulkError::TooLong { found: length });
+            return Err(BulkError::TooLong { found: length, most: BULK_BYTES_MAX });
         }
         let mut members: Vec<Member> = Vec::new();
         for node in holders {
@@ -132,9 +169,8 @@ impl Crew {
         }
         let share = Share::new(chunk_count(length), members.len());
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
-        let (slots, failures) = (Slots::new(length), Vec::new());
-        let began = Instant::now();
-        Ok(Self { key, length, began, share, slots, members, failures, reports, reporter })
+        let (began, failures) = (Instant::now(), Vec::new());
+        Ok(Self { key, length, began, share, progress, members, failures, reports, reporter })
     }
 
     /// Tells a holder to give up what it owes, if another should have it.
@@ -150,20 +186,15 @@ impl Crew {
     /// the errand for a new one.
     fn give_order(&mut self, holder: usize, now: Duration) -> Option<Errand> {
         while let Some(range) = self.share.poll_order(holder, now) {
-            let first = range.start;
-            let order =
-                Order { first, pieces: range.map(|chunk| self.slots.lend(chunk)).collect() };
             let member = &mut self.members[holder];
             if let Some(task) = &member.task {
                 // A task that has ended has reported so; what it owes is then given out again.
-                if let Err(error) = task.orders.try_send(order) {
-                    self.put_back(error.into_inner());
-                }
+                let _ = task.orders.try_send(range);
                 continue;
             }
             let (sender, orders) = mpsc::channel(ORDERS_AHEAD);
             let (overtake, overtaken) = oneshot::channel();
-            sender.try_send(order).expect("a new queue has room");
+            sender.try_send(range).expect("a new queue has room");
             member.task = Some(Task { orders: sender, overtake: Some(overtake) });
             let (key, reports) = (self.key.clone(), self.reporter.clone());
             return Some(Errand { holder, key, length: self.length, orders, reports, overtaken });
@@ -171,26 +202,22 @@ impl Crew {
         None
     }
 
-    fn put_back(&mut self, order: Order) {
-        for (chunk, piece) in (order.first..).zip(order.pieces) {
-            self.slots.put_back(chunk, piece);
-        }
-    }
-
-    fn take(&mut self, report: Report) {
+    /// Books a report, and gives the chunk that it brought.
+    fn take(&mut self, report: Report) -> Option<VerifiedChunk> {
         let now = self.began.elapsed();
         match report {
-            Report::Chunk { holder, chunk, piece } => {
-                self.slots.put_back(chunk, piece);
-                self.share.on_chunk(holder, chunk, now);
-            }
-            Report::Ended { holder, error, pieces } => {
-                for (chunk, piece) in pieces {
-                    self.slots.put_back(chunk, piece);
+            Report::Chunk { holder, verified } => {
+                self.share.on_chunk(holder, verified.chunk, now);
+                if let Some(progress) = &self.progress {
+                    progress.fetch_add(verified.bytes.len() as u64, Ordering::Relaxed);
                 }
+                Some(verified)
+            }
+            Report::Ended { holder, error } => {
                 self.members[holder].task = None;
                 self.share.on_setback(holder, error.setback(), now);
                 self.note(HolderFailure { holder: self.members[holder].node, error });
+                None
             }
         }
     }

@@ -1,44 +1,42 @@
 //! One holder's stream: a task that asks for chunks, reads them and holds them against their hashes.
 //!
 //! Requests go out as orders come in, while earlier answers are still read. A chunk is hashed on a
-//! thread that may block while the next one is read. Whatever ends the task, the pieces of memory
-//! it was lent go back with its last report.
+//! thread that may block while the next one is read.
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
-use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{self, JoinHandle};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::error::HolderError;
+use super::sink::VerifiedChunk;
 use super::streams::{Inbox, Outbox, Unverified};
 use super::wire::Request;
 
-/// How long a stream to a holder may take to open.
-const OPEN_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a chunk may take to come, its answer included: 35 KB a second.
-const CHUNK_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a stream to a holder may take to open. A liveness bound of the network: a connection
+/// whose peer is silent ends after as long, and a local socket is accepted at once.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+/// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
+/// a road is, bytes keep arriving on it. Covers that the holder looks for what it was asked for.
+const SILENT_WITHIN: Duration = Duration::from_secs(30);
 /// The most chunks that were read and are not verified.
 const VERIFY_AHEAD: usize = 2;
 
-/// A range of chunks and the memory for them.
-#[derive(Debug)]
-pub(super) struct Order {
-    pub(super) first: u64,
-    pub(super) pieces: Vec<BytesMut>,
-}
+/// A range of chunks to ask for.
+pub(super) type Order = Range<u64>;
 
-/// What a task tells of its holder.
+/// What a task reports of its holder.
 #[derive(Debug)]
 pub(super) enum Report {
     /// A chunk came whole.
-    Chunk { holder: usize, chunk: u64, piece: BytesMut },
-    /// The last report: why the task ended, and the memory of the chunks that did not come.
-    Ended { holder: usize, error: HolderError, pieces: Vec<(u64, BytesMut)> },
+    Chunk { holder: usize, verified: VerifiedChunk },
+    /// The last report: why the task ended.
+    Ended { holder: usize, error: HolderError },
 }
 
 /// What a task needs to know.
@@ -59,7 +57,7 @@ struct Verifying {
 }
 
 struct Verified {
-    piece: BytesMut,
+    bytes: Vec<u8>,
     is_whole: bool,
 }
 
@@ -70,17 +68,12 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut pieces = Vec::new();
     let error = match errand.open(opening).await {
-        Ok((reader, writer)) => errand.work(reader, writer, &mut pieces).await,
+        Ok((reader, writer)) => errand.work(reader, writer).await,
         Err(error) => error,
     };
-    errand.orders.close();
-    while let Ok(order) = errand.orders.try_recv() {
-        pieces.extend((order.first..).zip(order.pieces));
-    }
-    let ended = Report::Ended { holder: errand.holder, error, pieces };
-    // Without a receiver the fetch is over, and nobody asks for the pieces.
+    let ended = Report::Ended { holder: errand.holder, error };
+    // Without a receiver the fetch is over.
     let _ = errand.reports.send(ended).await;
 }
 
@@ -90,20 +83,15 @@ impl Errand {
         F: Future<Output = io::Result<S>>,
     {
         tokio::select! {
-            opened = timeout(OPEN_DEADLINE, opening) => {
+            opened = timeout(OPEN_WITHIN, opening) => {
                 opened.map_err(|_| HolderError::Stalled)?.map_err(HolderError::Unreachable)
             }
             _ = &mut self.overtaken => Err(HolderError::Overtaken),
         }
     }
 
-    /// Works until something fails, and says what. The memory of what did not come goes to `pieces`.
-    async fn work<R, W>(
-        &mut self,
-        reader: R,
-        writer: W,
-        pieces: &mut Vec<(u64, BytesMut)>,
-    ) -> HolderError
+    /// Works until something fails, and says what.
+    async fn work<R, W>(&mut self, reader: R, writer: W) -> HolderError
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -113,18 +101,16 @@ impl Errand {
         let mut error = self.turn(&mut inbox, Outbox::new(writer), &mut verifying).await;
         // What was read before the failure counts, up to the first chunk that is damaged: that came
         // before whatever else was seen.
-        while let Some((chunk, Verified { piece, is_whole })) = verifying.next().await {
-            let is_after_damage = matches!(error, HolderError::Damaged { .. });
-            if is_whole && !is_after_damage {
-                self.report(chunk, piece).await;
+        while let Some((chunk, Verified { bytes, is_whole })) = verifying.next().await {
+            if matches!(error, HolderError::Damaged { .. }) {
                 continue;
             }
-            pieces.push((chunk, piece));
-            if !is_after_damage {
+            if is_whole {
+                self.report(VerifiedChunk { chunk, bytes }).await;
+            } else {
                 error = HolderError::Damaged { chunk };
             }
         }
-        pieces.extend(inbox.take_pieces());
         error
     }
 
@@ -138,7 +124,7 @@ impl Errand {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut deadline = Instant::now() + CHUNK_DEADLINE;
+        let mut silent_until = Instant::now() + SILENT_WITHIN;
         loop {
             let may_read = inbox.is_waiting() && verifying.chunks.len() < VERIFY_AHEAD;
             tokio::select! {
@@ -147,57 +133,52 @@ impl Errand {
                     // Without a sender the fetch is over, and nobody reads what this returns.
                     let Some(order) = order else { return HolderError::Overtaken };
                     if !inbox.is_waiting() {
-                        deadline = Instant::now() + CHUNK_DEADLINE;
+                        silent_until = Instant::now() + SILENT_WITHIN;
                     }
-                    self.ask(order, inbox, &mut outbox);
+                    let (first, count) = (order.start, order.end - order.start);
+                    outbox.push(&Request { key: self.key.clone(), first, count });
+                    inbox.expect(order);
                 }
                 sent = outbox.send(), if outbox.is_waiting() => {
                     if let Err(error) = sent { return HolderError::Stream(error) }
                 }
                 read = inbox.read(), if may_read => match read {
-                    Ok(None) => {}
-                    Ok(Some(chunk)) => {
-                        deadline = Instant::now() + CHUNK_DEADLINE;
-                        verifying.push(chunk);
+                    Ok(read) => {
+                        silent_until = Instant::now() + SILENT_WITHIN;
+                        verifying.chunks.extend(read.map(verify));
                     }
                     Err(error) => return error,
                 },
                 Some((chunk, verified)) = verifying.next() => {
-                    deadline = Instant::now() + CHUNK_DEADLINE;
-                    if !verified.is_whole {
-                        inbox.put_back(chunk, verified.piece);
+                    silent_until = Instant::now() + SILENT_WITHIN;
+                    let Verified { bytes, is_whole } = verified;
+                    if !is_whole {
                         return HolderError::Damaged { chunk };
                     }
-                    self.report(chunk, verified.piece).await;
+                    self.report(VerifiedChunk { chunk, bytes }).await;
                 }
-                () = sleep_until(deadline), if inbox.is_waiting() => return HolderError::Stalled,
+                () = sleep_until(silent_until), if inbox.is_waiting() => return HolderError::Stalled,
             }
         }
     }
 
-    fn ask<R, W>(&self, order: Order, inbox: &mut Inbox<R>, outbox: &mut Outbox<W>) {
-        let Order { first, pieces } = order;
-        let count = pieces.len() as u64;
-        outbox.push(&Request { key: self.key.clone(), first, count });
-        inbox.expect(first, pieces);
-    }
-
-    async fn report(&self, chunk: u64, piece: BytesMut) {
-        let report = Report::Chunk { holder: self.holder, chunk, piece };
+    async fn report(&self, verified: VerifiedChunk) {
+        let report = Report::Chunk { holder: self.holder, verified };
         // Without a receiver the fetch is over.
         let _ = self.reports.send(report).await;
     }
 }
 
-impl Verifying {
-    fn push(&mut self, Unverified { chunk, piece, hash }: Unverified) {
-        let hashed = task::spawn_blocking(move || {
-            let is_whole = blake3::hash(&piece) == hash;
-            Verified { piece, is_whole }
-        });
-        self.chunks.push_back((chunk, hashed));
-    }
+/// Begins to hash a chunk.
+fn verify(Unverified { chunk, bytes, hash }: Unverified) -> (u64, JoinHandle<Verified>) {
+    let hashed = task::spawn_blocking(move || {
+        let is_whole = blake3::hash(&bytes) == hash;
+        Verified { bytes, is_whole }
+    });
+    (chunk, hashed)
+}
 
+impl Verifying {
     /// The next chunk that was hashed, in order, or `None` if none is under way. May be dropped
     /// half-way.
     async fn next(&mut self) -> Option<(u64, Verified)> {

@@ -18,9 +18,10 @@ use super::wire::{Answer, CHUNK_BYTES, Request, RequestFault, chunk_bytes, chunk
 
 /// How many chunks are read and hashed ahead of the one that is written.
 const AHEAD_CHUNKS: usize = 2;
-/// How long a chunk may take to be written. A peer that takes less than a chunk in this time is
-/// left alone: it holds [`AHEAD_CHUNKS`] and one more in memory.
-const WRITE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a peer may take no byte at all of what is written to it. A rule about progress: a slow
+/// peer is served for as long as it reads, one that stopped is left alone, since it holds
+/// [`AHEAD_CHUNKS`] and one more in memory.
+const UNREAD_WITHIN: Duration = Duration::from_secs(60);
 /// What is read ahead of requests.
 const READ_AHEAD_BYTES: usize = 1024;
 
@@ -49,7 +50,7 @@ pub enum ServeBulkError {
         source: io::Error,
     },
     /// The peer takes nothing.
-    #[error("the peer took too little for too long")]
+    #[error("the peer took nothing for too long")]
     Stalled,
     /// The stream failed.
     #[error("the stream failed")]
@@ -159,7 +160,16 @@ fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {
     body.lend(chunk * CHUNK_BYTES as u64, chunk_bytes(body.len(), chunk))
 }
 
-async fn write<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> Result<(), ServeBulkError> {
-    let written = timeout(WRITE_DEADLINE, writer.write_all(bytes)).await;
-    Ok(written.map_err(|_| ServeBulkError::Stalled)??)
+async fn write<W>(writer: &mut W, mut bytes: &[u8]) -> Result<(), ServeBulkError>
+where
+    W: AsyncWrite + Unpin,
+{
+    while !bytes.is_empty() {
+        let written = timeout(UNREAD_WITHIN, writer.write(bytes)).await;
+        match written.map_err(|_| ServeBulkError::Stalled)?? {
+            0 => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
 }

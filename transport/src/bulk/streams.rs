@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
+use std::ops::Range;
 
-use bytes::BytesMut;
+use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
 use super::error::HolderError;
-use super::wire::{ANSWER_BYTES, Answer, HASH_BYTES, Request};
+use super::wire::{ANSWER_BYTES, Answer, HASH_BYTES, Request, chunk_bytes};
 
 /// What is read ahead of answers and hashes. The bytes of chunks pass it by.
 const READ_AHEAD_BYTES: usize = 4096;
@@ -26,18 +27,20 @@ pub(super) struct Inbox<R> {
     reader: BufReader<R>,
     /// The length of the whole, as an answer has to say.
     length: u64,
-    /// What was asked for, in the order in which it comes.
+    /// What was asked for and did not come, in the order in which it comes.
     asked: VecDeque<Asked>,
     stage: Stage,
     head: [u8; HASH_BYTES],
-    /// How much of the stage is there.
+    /// How much of the head is there.
     filled: usize,
+    /// The bytes that came of the chunk that is read, in memory for all of it.
+    bytes: Vec<u8>,
 }
 
+/// What is left of a request.
 struct Asked {
-    chunk: u64,
-    piece: BytesMut,
-    /// Whether an answer comes before it, as before the first chunk of a request.
+    chunks: Range<u64>,
+    /// Whether its answer comes first.
     has_answer: bool,
 }
 
@@ -47,13 +50,13 @@ enum Stage {
     /// An answer, or the hash of a chunk that has none.
     Begin,
     Hash,
-    Piece,
+    Bytes,
 }
 
 /// A chunk and what its holder says it hashes to.
 pub(super) struct Unverified {
     pub(super) chunk: u64,
-    pub(super) piece: BytesMut,
+    pub(super) bytes: Vec<u8>,
     pub(super) hash: blake3::Hash,
 }
 
@@ -89,28 +92,39 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
 impl<R: AsyncRead + Unpin> Inbox<R> {
     pub(super) fn new(reader: R, length: u64) -> Self {
         let reader = BufReader::with_capacity(READ_AHEAD_BYTES, reader);
-        let asked = VecDeque::new();
-        Self { reader, length, asked, stage: Stage::Begin, head: [0; HASH_BYTES], filled: 0 }
+        Self {
+            reader,
+            length,
+            asked: VecDeque::new(),
+            stage: Stage::Begin,
+            head: [0; HASH_BYTES],
+            filled: 0,
+            bytes: Vec::new(),
+        }
     }
 
     /// Reads some of what comes, and gives a chunk when it is complete. May be dropped half-way.
     pub(super) async fn read(&mut self) -> Result<Option<Unverified>, HolderError> {
-        let asked = self.asked.front_mut().expect("something was asked for");
+        let asked = self.asked.front().expect("something was asked for");
         if self.stage == Stage::Begin && !asked.has_answer {
             self.stage = Stage::Hash;
         }
-        let stage = match self.stage {
-            Stage::Begin => &mut self.head[..ANSWER_BYTES],
-            Stage::Hash => &mut self.head[..],
-            Stage::Piece => &mut asked.piece[..],
+        let expected = match self.stage {
+            Stage::Begin => ANSWER_BYTES,
+            Stage::Hash => HASH_BYTES,
+            Stage::Bytes => chunk_bytes(self.length, asked.chunks.start),
         };
-        let stage_bytes = stage.len();
-        let read = self.reader.read(&mut stage[self.filled..]).await;
+        let read = if self.stage == Stage::Bytes {
+            let rest = expected - self.bytes.len();
+            self.reader.read_buf(&mut (&mut self.bytes).limit(rest)).await
+        } else {
+            self.reader.read(&mut self.head[self.filled..expected]).await
+        };
         match read.map_err(HolderError::Stream)? {
             0 => return Err(HolderError::Stream(io::ErrorKind::UnexpectedEof.into())),
             read => self.filled += read,
         }
-        if self.filled < stage_bytes {
+        if self.filled < expected {
             return Ok(None);
         }
         self.filled = 0;
@@ -118,21 +132,29 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     }
 
     fn finish_stage(&mut self) -> Result<Option<Unverified>, HolderError> {
+        let asked = self.asked.front_mut().expect("something was read");
         match self.stage {
             Stage::Begin => {
-                self.check_answer()?;
+                asked.has_answer = false;
                 self.stage = Stage::Hash;
+                self.check_answer()?;
                 Ok(None)
             }
             Stage::Hash => {
-                self.stage = Stage::Piece;
+                self.stage = Stage::Bytes;
+                self.bytes = Vec::with_capacity(chunk_bytes(self.length, asked.chunks.start));
                 Ok(None)
             }
-            Stage::Piece => {
+            Stage::Bytes => {
                 self.stage = Stage::Begin;
-                let Asked { chunk, piece, .. } = self.asked.pop_front().expect("it was read");
-                let hash = blake3::Hash::from_bytes(self.head);
-                Ok(Some(Unverified { chunk, piece, hash }))
+                let chunk = asked.chunks.start;
+                asked.chunks.start += 1;
+                if asked.chunks.is_empty() {
+                    self.asked.pop_front();
+                }
+                let (bytes, hash) =
+                    (mem::take(&mut self.bytes), blake3::Hash::from_bytes(self.head));
+                Ok(Some(Unverified { chunk, bytes, hash }))
             }
         }
     }
@@ -161,23 +183,8 @@ impl<R> Inbox<R> {
         !self.asked.is_empty()
     }
 
-    /// From now on the chunks from `first` on come as well, after an answer.
-    pub(super) fn expect(&mut self, first: u64, pieces: Vec<BytesMut>) {
-        let asked = (first..).zip(pieces).map(|(chunk, piece)| Asked {
-            chunk,
-            piece,
-            has_answer: chunk == first,
-        });
-        self.asked.extend(asked);
-    }
-
-    /// The memory of a chunk that came and is of no use.
-    pub(super) fn put_back(&mut self, chunk: u64, piece: BytesMut) {
-        self.asked.push_back(Asked { chunk, piece, has_answer: false });
-    }
-
-    /// The memory of the chunks that did not come. Nothing can be read any more.
-    pub(super) fn take_pieces(&mut self) -> Vec<(u64, BytesMut)> {
-        mem::take(&mut self.asked).into_iter().map(|asked| (asked.chunk, asked.piece)).collect()
+    /// From now on these chunks come as well, after an answer.
+    pub(super) fn expect(&mut self, chunks: Range<u64>) {
+        self.asked.push_back(Asked { chunks, has_answer: true });
     }
 }

@@ -15,7 +15,7 @@ use super::context::Context;
 use super::counters::Counters;
 use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
-use crate::bulk::{BulkBody, BulkError, BulkFetch, fetch};
+use crate::bulk::{BulkBody, BulkError, BulkFetch, ChunkSink, fetch, fetch_into};
 use crate::control::Queued;
 use crate::event::EventQueue;
 use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
@@ -152,6 +152,20 @@ impl Transport {
     pub async fn fetch_bulk(&self, request: BulkFetch) -> Result<Vec<u8>, BulkError> {
         let context = Arc::clone(&self.shared.context);
         fetch(request, move |node| open_bulk(Arc::clone(&context), node)).await
+    }
+
+    /// Fetches a body from those who hold it, into a sink.
+    ///
+    /// # Errors
+    ///
+    /// No holder could give all of it, or the sink failed.
+    pub async fn fetch_bulk_into<S: ChunkSink>(
+        &self,
+        request: BulkFetch,
+        sink: S,
+    ) -> Result<S, BulkError> {
+        let context = Arc::clone(&self.shared.context);
+        fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
     /// Asks a peer and waits for its answer. To drop the future is to cancel the request.

@@ -100,9 +100,13 @@ impl Holders {
 
     /// Fetches `length` bytes from all of them.
     pub async fn fetch(&self, length: usize) -> Result<Vec<u8>, BulkError> {
+        fetch(self.request(length, None), |node| self.open(node)).await
+    }
+
+    /// What asks all of them for `length` bytes.
+    pub fn request(&self, length: usize, progress: Option<Arc<AtomicU64>>) -> BulkFetch {
         let holders = self.watched.keys().copied().collect();
-        let request = BulkFetch { holders, key: KEY.to_vec(), length: length as u64 };
-        fetch(request, |node| self.open(node)).await
+        BulkFetch { holders, key: KEY.to_vec(), length: length as u64, progress }
     }
 
     /// The bytes that the fetching side read from a holder.

@@ -220,12 +220,17 @@ async fn a_body_is_fetched_from_holders_on_either_road() {
         }));
         let length = body.len() as u64;
         let holders = vec![NodeId(9), NodeId(2)];
-        let fetch = BulkFetch { holders: holders.clone(), key: b"weights".to_vec(), length };
+        let fetch = BulkFetch {
+            holders: holders.clone(),
+            key: b"weights".to_vec(),
+            length,
+            progress: None,
+        };
         assert!(one.transport.fetch_bulk(fetch).await.unwrap() == body);
         let bulk = one.transport.counters().bulk;
         let by_road = (bulk.quic_bytes_received > 0, bulk.same_host_bytes_received > 0);
         assert_eq!(by_road, (!same_host, same_host));
-        let unknown = BulkFetch { holders, key: b"other".to_vec(), length };
+        let unknown = BulkFetch { holders, key: b"other".to_vec(), length, progress: None };
         assert!(one.transport.fetch_bulk(unknown).await.is_err());
     }
 }

@@ -219,6 +219,6 @@ async fn fetch(
     piece: PieceRef,
 ) -> Result<Vec<u8>, String> {
     let key = wire::encode(&BulkKey::Piece(piece));
-    let fetch = BulkFetch { holders, key, length: piece.length };
+    let fetch = BulkFetch { holders, key, length: piece.length, progress: None };
     transport.fetch_bulk(fetch).await.map_err(|error| error.to_string())
 }

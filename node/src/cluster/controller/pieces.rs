@@ -26,7 +26,7 @@ impl Controller {
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders: vec![node], key, length: piece.length };
+        let fetch = BulkFetch { holders: vec![node], key, length: piece.length, progress: None };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let bytes = transport.fetch_bulk(fetch).await.ok();

@@ -70,7 +70,7 @@ impl Worker {
         }
         let count = self.work.begin_receiving(length);
         let key = wire::encode(&offered.key);
-        let fetch = BulkFetch { holders: vec![from.node], key, length };
+        let fetch = BulkFetch { holders: vec![from.node], key, length, progress: None };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let asked = Instant::now();

@@ -102,7 +102,7 @@ impl Worker {
 
     fn fetch_piece(&mut self, piece: PieceRef, holders: Vec<NodeId>, purpose: PiecePurpose) {
         let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders, key, length: piece.length };
+        let fetch = BulkFetch { holders, key, length: piece.length, progress: None };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());

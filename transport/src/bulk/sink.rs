@@ -1,0 +1,113 @@
+//! Where the bytes of a fetch go, and the thread that writes them there.
+
+use std::io;
+
+use tokio::sync::mpsc;
+use tokio::task::{self, JoinHandle};
+
+use super::wire::CHUNK_BYTES;
+
+/// The most verified chunks that wait for the sink. With this many, a slow sink slows the holders
+/// down instead of filling memory: one chunk is written, the others bridge a pause of the sink.
+const SINK_AHEAD: usize = 4;
+
+/// Takes the verified bytes of a fetch.
+pub trait ChunkSink: Send + 'static {
+    /// Writes the bytes of a chunk to `offset`. Called on a thread that may block, once for each
+    /// chunk, in the order in which chunks were verified, which is not that of their offsets.
+    ///
+    /// # Errors
+    /// If they cannot be kept. The fetch ends with the error.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Memory that grows with the bytes that arrive.
+#[derive(Debug, Default)]
+pub(super) struct MemorySink {
+    bytes: Vec<u8>,
+}
+
+impl MemorySink {
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl ChunkSink for MemorySink {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let too_long = |_| io::Error::from(io::ErrorKind::OutOfMemory);
+        let start = usize::try_from(offset).map_err(too_long)?;
+        let end = start.checked_add(bytes.len()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let known = self.bytes.len();
+        if end > known {
+            let more = end - known;
+            self.bytes.try_reserve(more).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        }
+        if start == known {
+            self.bytes.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.bytes.resize(known.max(end), 0);
+        self.bytes[start..end].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// A chunk that is what its hash says.
+#[derive(Debug)]
+pub(super) struct VerifiedChunk {
+    pub(super) chunk: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The thread that owns a sink while a fetch runs. Dropped, it ends after the chunk it writes.
+pub(super) struct SinkThread<S> {
+    chunks: mpsc::Sender<VerifiedChunk>,
+    thread: JoinHandle<Result<S, io::Error>>,
+}
+
+impl<S: ChunkSink> SinkThread<S> {
+    pub(super) fn start(mut sink: S) -> Self {
+        let (chunks, mut waiting) = mpsc::channel::<VerifiedChunk>(SINK_AHEAD);
+        let thread = task::spawn_blocking(move || {
+            while let Some(VerifiedChunk { chunk, bytes }) = waiting.blocking_recv() {
+                sink.write(chunk * CHUNK_BYTES as u64, &bytes)?;
+            }
+            Ok(sink)
+        });
+        Self { chunks, thread }
+    }
+
+    /// Gives it a chunk. `false` if the sink failed; [`SinkThread::finish`] says how.
+    pub(super) async fn give(&self, chunk: VerifiedChunk) -> bool {
+        self.chunks.send(chunk).await.is_ok()
+    }
+
+    /// The sink with all chunks that were given to it.
+    pub(super) async fn finish(self) -> io::Result<S> {
+        drop(self.chunks);
+        self.thread.await.expect("a sink does not panic")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ChunkSink, MemorySink};
+
+    #[test]
+    fn bytes_lie_at_their_offsets_whatever_order_they_come_in() {
+        let mut sink = MemorySink::default();
+        for (offset, bytes) in [(2_u64, [3, 4]), (6, [7, 8]), (0, [1, 2]), (4, [5, 6])] {
+            sink.write(offset, &bytes).unwrap();
+        }
+        assert_eq!(sink.into_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn an_offset_beyond_all_memory_is_an_error() {
+        let mut sink = MemorySink::default();
+        assert!(sink.write(u64::MAX - 1, &[1]).is_err());
+        assert!(sink.write(1 << 62, &[1]).is_err());
+        assert!(sink.into_bytes().is_empty());
+    }
+}
