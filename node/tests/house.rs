@@ -76,7 +76,7 @@ const FENCES: [Fence; 37] = [
         &[],
         &[
             "trainer/src/digest.rs",
-            "trainer/src/elastic/image.rs",
+            "trainer/src/elastic/",
             "transport/src/",
             "node/src/cluster/",
         ],

@@ -6,6 +6,7 @@
 mod assembler;
 mod copy;
 mod image;
+mod scattered;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::stage::{StageSetup, Workbench};
 pub use assembler::LayerAssembler;
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
+pub use scattered::ScatteredLayer;
 
 /// A layer's gradient on its way to who keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]

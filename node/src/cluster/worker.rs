@@ -118,8 +118,8 @@ enum Arrived {
 /// The job that this worker has a part in.
 struct JobHere {
     document: Arc<NamedJob>,
-    /// Bytes of each layer as it travels.
-    layer_bytes: Vec<u64>,
+    /// Floats in each part of each layer.
+    layer_floats: Vec<usize>,
     /// The plan that was loaded last.
     plan: Option<Arc<PlanRecord>>,
     /// What is copied ahead.

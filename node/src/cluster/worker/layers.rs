@@ -1,13 +1,14 @@
 //! Layers between workers: asked for, offered, fetched over the bulk lane, handed to the host.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::elastic::{LayerImage, image_bytes};
+use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
 use zbelastic_trainer::host::{HostInput, PeerBody, PeerFrame};
-use zbelastic_transport::{BulkFetch, PeerIdentity};
+use zbelastic_transport::{BulkFetch, ChunkSink, PeerIdentity, Transport};
 use zbelastic_types::{Generation, LayerId, NodeId};
 
 use super::{Arrived, Worker};
@@ -64,23 +65,19 @@ impl Worker {
     }
 
     fn fetch_layer(&mut self, from: PeerIdentity, offered: Offered, layer: LayerId) {
-        let Some(length) = self.layer_length(layer) else { return };
+        let Some(float_count) = self.layer_floats(layer) else { return };
         if offered.sender.node != from.node || !self.arriving.insert(offered.key) {
             return;
         }
-        let count = self.work.begin_receiving(length);
+        let length = image_bytes(float_count);
+        let progress = Some(self.work.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
-        let fetch = BulkFetch { holders: vec![from.node], key, length, progress: None };
+        let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let asked = Instant::now();
-            let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
-            count.add(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64));
+            let image = fetch_image(&transport, fetch, float_count).await;
             let took = asked.elapsed();
-            let image = match bytes {
-                Ok(bytes) => decode(bytes).await,
-                Err(error) => Err(error),
-            };
             let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, image, took })).await;
         });
     }
@@ -117,9 +114,24 @@ impl Worker {
     }
 }
 
-/// Decodes a layer on a thread that may block. The bulk lane has verified its bytes chunk by chunk; that
-/// the state is the one that was sealed is verified when the plan resumes, by its digest.
-async fn decode(bytes: Vec<u8>) -> Result<LayerImage, String> {
-    let decoded = tokio::task::spawn_blocking(move || LayerImage::decode(&bytes)).await;
-    decoded.expect("decoding does not panic").map_err(|error| error.to_string())
+/// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the state is
+/// the one that was sealed is verified when the plan resumes, by its digest.
+async fn fetch_image(
+    transport: &Transport,
+    fetch: BulkFetch,
+    float_count: usize,
+) -> Result<LayerImage, String> {
+    let layer = ScatteredLayer::new(float_count).map_err(|error| error.to_string())?;
+    let fetched = transport.fetch_bulk_into(fetch, LayerSink(layer)).await;
+    let LayerSink(layer) = fetched.map_err(|error| error.to_string())?;
+    layer.finish().map_err(|error| error.to_string())
+}
+
+/// A layer that is written as its chunks come.
+struct LayerSink(ScatteredLayer);
+
+impl ChunkSink for LayerSink {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes).map_err(io::Error::other)
+    }
 }

@@ -7,7 +7,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, Order};
 use zbelastic_trainer::host::HostInput;
-use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{Digest, LayerId};
 
 use super::{Arrived, JobHere, ORDERS_HELD_MAX, Readiness, Worker};
@@ -16,7 +16,7 @@ use crate::cluster::device::{DeviceInput, DeviceJob, StepTime};
 use crate::cluster::document::JobDocument;
 use crate::cluster::ending::{Ending, Signal};
 use crate::cluster::frames::Expected;
-use crate::cluster::wire::{NodeMessage, layer_bytes};
+use crate::cluster::wire::NodeMessage;
 use crate::second_store::SECOND_STORE;
 
 impl Worker {
@@ -164,7 +164,7 @@ impl Worker {
         };
         let (config, job) = (&document.job.config, document.clone());
         let specs = model_layers(&config.model);
-        let layer_bytes = specs.iter().map(layer_bytes).collect();
+        let layer_floats = specs.iter().map(LayerSpec::len).collect();
         let scratch = self.setup.identity.with_file_name(SECOND_STORE);
         let job = DeviceJob { document: job, corpus, weights, scratch };
         if let Err(error) = self.device.tell(DeviceInput::Begin(Box::new(job))) {
@@ -172,7 +172,7 @@ impl Worker {
             return;
         }
         self.readiness =
-            Readiness::Ready(JobHere { document, layer_bytes, plan: None, rehearsal: None });
+            Readiness::Ready(JobHere { document, layer_floats, plan: None, rehearsal: None });
         held.into_iter().for_each(|order| self.carry_out(order));
     }
 
@@ -197,10 +197,10 @@ impl Worker {
         }
     }
 
-    /// Bytes of a layer as it travels, if there is a job.
-    pub(super) fn layer_length(&self, layer: LayerId) -> Option<u64> {
+    /// Floats in each part of a layer, if there is a job.
+    pub(super) fn layer_floats(&self, layer: LayerId) -> Option<usize> {
         match &self.readiness {
-            Readiness::Ready(job) => job.layer_bytes.get(layer.index()).copied(),
+            Readiness::Ready(job) => job.layer_floats.get(layer.index()).copied(),
             Readiness::Idle | Readiness::Fetching(_) => None,
         }
     }

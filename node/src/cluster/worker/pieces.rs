@@ -80,7 +80,7 @@ impl Worker {
 
     /// The host wants to go on from a layer of a checkpoint.
     pub(super) fn read(&mut self, version: Step, layer: LayerId, digest: Digest) {
-        let Some(length) = self.layer_length(layer) else { return };
+        let Some(length) = self.layer_floats(layer).map(image_bytes) else { return };
         let piece = PieceRef { version, layer, digest, length };
         self.reading.insert((version, layer), piece);
         if self.keeper.get(piece).is_err() {

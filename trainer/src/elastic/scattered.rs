@@ -1,0 +1,151 @@
+//! A layer put together from chunks that arrive in any order, as several holders send them at once.
+
+use std::ops::Range;
+
+use zbelastic_kernels::HostFloats;
+
+use super::image::{HEADER_LEN, Header, ImageError, LayerImage, image_bytes};
+
+/// Bytes of a float.
+const FLOAT_LEN: usize = 4;
+
+/// Puts a layer together from its encoded bytes, each of which is written once, in any order.
+///
+/// Weights and moments are allocated once, at their final length, and their memory is taken page by page as
+/// it is written. Nothing is hashed: chunks were verified by who received them.
+#[derive(Debug)]
+pub struct ScatteredLayer {
+    header: [u8; HEADER_LEN],
+    /// w, m, v, as encoded.
+    parts: [HostFloats; 3],
+    /// Bytes written.
+    found: u64,
+}
+
+impl ScatteredLayer {
+    /// Of a layer of so many floats in each of its parts.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn new(len: usize) -> Result<Self, ImageError> {
+        let no_room = |_| ImageError::Memory { expected: image_bytes(len) };
+        let part = || HostFloats::zeroed(len).map_err(no_room);
+        Ok(Self { header: [0; HEADER_LEN], parts: [part()?, part()?, part()?], found: 0 })
+    }
+
+    /// Writes bytes to where they belong.
+    ///
+    /// # Errors
+    /// If they lie beyond the end of the layer.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ImageError> {
+        let (expected, end) = (self.expected(), offset.saturating_add(bytes.len() as u64));
+        if end > expected {
+            return Err(ImageError::Length { expected, found: end });
+        }
+        let (written, mut begin) = (offset as usize..end as usize, 0);
+        let [w, m, v] = &mut self.parts;
+        let floats = [w, m, v].map(|part| bytemuck::cast_slice_mut(part.as_mut_slice()));
+        for to in std::iter::once(self.header.as_mut_slice()).chain(floats) {
+            copy_common(to, begin, bytes, written.clone());
+            begin += to.len();
+        }
+        self.found += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// The layer, once all bytes are there.
+    ///
+    /// # Errors
+    /// If some are missing, or its header announces another layer.
+    pub fn finish(self) -> Result<LayerImage, ImageError> {
+        let (expected, found) = (self.expected(), self.found);
+        if expected != found {
+            return Err(ImageError::Length { expected, found });
+        }
+        let header = Header::decode(&self.header)?;
+        let found = header.image_bytes();
+        if expected != found {
+            return Err(ImageError::Length { expected, found });
+        }
+        let Header { layer, version, .. } = header;
+        let [w, m, v] = self.parts.map(of_little_endian);
+        Ok(LayerImage { layer, version, w, m, v })
+    }
+
+    fn expected(&self) -> u64 {
+        image_bytes(self.parts[0].len())
+    }
+}
+
+/// Copies what `bytes`, which lie at `written`, have in common with a part that lies at `begin`.
+fn copy_common(part: &mut [u8], begin: usize, bytes: &[u8], written: Range<usize>) {
+    let start = written.start.max(begin);
+    let end = written.end.min(begin + part.len());
+    if start < end {
+        let from = start - written.start..end - written.start;
+        part[start - begin..end - begin].copy_from_slice(&bytes[from]);
+    }
+}
+
+/// Floats whose bytes lie least significant first.
+fn of_little_endian(mut floats: HostFloats) -> HostFloats {
+    if cfg!(target_endian = "big") {
+        for x in floats.as_mut_slice() {
+            *x = f32::from_bits(x.to_bits().swap_bytes());
+        }
+    }
+    floats
+}
+
+const _: () = assert!(size_of::<f32>() == FLOAT_LEN);
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{LayerId, Step};
+
+    use super::*;
+
+    fn image(len: usize) -> LayerImage {
+        let part = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
+        let (w, m, v) = (part(1), part(100), part(1000));
+        LayerImage { layer: LayerId(3), version: Step(9), w, m, v }
+    }
+
+    #[test]
+    fn chunks_of_any_size_in_any_order_make_the_layer() {
+        let image = image(7);
+        let bytes = image.encode();
+        for size in 1..=bytes.len() {
+            let mut layer = ScatteredLayer::new(7).expect("memory");
+            let chunks: Vec<_> = (0..).step_by(size).zip(bytes.chunks(size)).collect();
+            // Every other one first, the rest backwards.
+            let (first, rest): (Vec<_>, Vec<_>) =
+                chunks.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
+            for (_, (offset, chunk)) in first.into_iter().chain(rest.into_iter().rev()) {
+                layer.write(offset, chunk).expect("within the layer");
+            }
+            assert_eq!(layer.finish().expect("whole"), image, "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_too_long_or_of_another_size_is_refused() {
+        let bytes = image(7).encode();
+        let mut layer = ScatteredLayer::new(7).expect("memory");
+        let expected = bytes.len() as u64;
+        layer.write(0, &bytes[..bytes.len() - 1]).expect("within the layer");
+        let found = expected + 1;
+        let beyond = layer.write(expected - 1, &[1, 2]);
+        assert_eq!(beyond, Err(ImageError::Length { expected, found }));
+        assert!(layer.write(u64::MAX, &[1]).is_err());
+        let found = expected - 1;
+        assert_eq!(layer.finish(), Err(ImageError::Length { expected, found }));
+        // As long as it says it is not.
+        let mut other = ScatteredLayer::new(7).expect("memory");
+        let mut wrong = bytes.clone();
+        wrong[..HEADER_LEN].copy_from_slice(&image(8).header());
+        other.write(0, &wrong).expect("within the layer");
+        let found = image_bytes(8);
+        assert_eq!(other.finish(), Err(ImageError::Length { expected, found }));
+    }
+}
