@@ -63,6 +63,8 @@ pub enum Invariant {
     L1,
     /// Work lost per failure at most the open attempt.
     L3,
+    /// No sealed version is given up that a living member holds.
+    L4,
     /// The canary.
     Canary,
 }

@@ -30,6 +30,7 @@ pub mod markers;
 pub mod network;
 pub mod numeric;
 pub mod options;
+pub mod pace;
 pub mod processes;
 pub mod queue;
 pub mod quiet;

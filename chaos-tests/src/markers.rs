@@ -81,6 +81,16 @@ pub enum Marker {
     WindowSwitched,
     /// Nothing moved, and the same nodes began anew.
     Stalled,
+    /// An inventory took longer than what was once waited for it.
+    LateInventory,
+    /// Layers of a plan took more than a hundred heartbeats to read, to move or to bring into place.
+    LongLoad,
+    /// An operation took more than a hundred heartbeats.
+    LongOperation,
+    /// A piece of a checkpoint took more than a hundred heartbeats to write.
+    LongWrite,
+    /// Who owed an answer and got no further was taken out.
+    StuckNodeLost,
     /// A bit of a state flipped, and whoever could have told was lost in the same step: nothing is
     /// promised then, and the life ends.
     WitnessLost,
@@ -90,7 +100,7 @@ pub enum Marker {
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 45] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -129,6 +139,11 @@ impl Marker {
         Self::FollowerLost,
         Self::WindowSwitched,
         Self::Stalled,
+        Self::LateInventory,
+        Self::LongLoad,
+        Self::LongOperation,
+        Self::LongWrite,
+        Self::StuckNodeLost,
         Self::WitnessLost,
         Self::Halted,
     ];

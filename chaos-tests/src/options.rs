@@ -10,6 +10,7 @@ use zbelastic_consensus::job::WindowPolicy;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 
+use crate::pace::Pace;
 use crate::random::{Draws, Purpose};
 
 /// What computes.
@@ -155,6 +156,9 @@ pub struct Options {
     /// Share of reads from the store that fail.
     #[serde(default)]
     pub read_failures: f64,
+    /// Which work takes how long, in a life where it may take longer than heartbeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
     /// What the network does.
     pub network: NetworkOptions,
     /// The classes of faults there are.
@@ -243,6 +247,7 @@ impl Options {
             storm_us,
             steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
+            pace: Pace::draw(seed),
             network: draw_network(&mut draws, &classes),
             classes,
         }
@@ -358,6 +363,9 @@ impl fmt::Display for Options {
             self.storm_us / 1_000_000,
             self.steps_after
         )?;
+        if let Some(pace) = &self.pace {
+            writeln!(f, "work that takes long {pace:?}")?;
+        }
         writeln!(f, "network {:?}", self.network)?;
         write!(f, "faults {:?}", self.classes)
     }

@@ -18,6 +18,8 @@ pub enum Purpose {
     Targets = 6,
     /// What the checkpoint store does.
     Store = 7,
+    /// Which work takes long.
+    Pace = 8,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -102,6 +102,13 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
             // As many as clusters have: an odd number.
             | self.lessen_machines((1..controllers_now).step_by(2), controllers)
             | self.lessen_steps()
+            | self.drop_pace()
+    }
+
+    /// Lets no work take long.
+    fn drop_pace(&mut self) -> bool {
+        let mut case = self.smallest.case.clone();
+        case.options.pace.take().is_some() && self.try_case(case)
     }
 
     /// The first of these numbers of machines with which the case still fails.

@@ -11,15 +11,19 @@ use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::NodeId;
 
 use crate::options::Options;
+use crate::world::TICK_US;
 
-/// Ticks after which an operation of a life hangs.
+/// Ticks after which an operation of a life hangs, where none takes long.
 const OP_TICKS_MAX: u32 = 40;
+/// How many times longer than planned an operation may take; clocks differ.
+const PATIENCE: u64 = 2;
 
 /// A solver that remembers what it found.
 pub struct Solver {
     model: ModelConfig,
     batch: BatchShape,
     kind: ScheduleKind,
+    op_ticks_max: u32,
     /// By speeds of the nodes used, where they are not alike.
     found: BTreeMap<(u32, Window, Vec<u32>), Solution>,
 }
@@ -29,7 +33,9 @@ impl Solver {
     #[must_use]
     pub fn new(options: &Options, setup: &StageSetup) -> Self {
         let (model, batch) = (setup.model.clone(), setup.plan.batch);
-        Self { model, batch, kind: options.kind, found: BTreeMap::new() }
+        let long_us = options.pace.map_or(0, |pace| pace.op_us);
+        let op_ticks_max = OP_TICKS_MAX.max((PATIENCE * long_us / TICK_US) as u32);
+        Self { model, batch, kind: options.kind, op_ticks_max, found: BTreeMap::new() }
     }
 
     /// A plan over as many of the nodes as can be used.
@@ -61,7 +67,7 @@ impl Solver {
         let nodes = request.nodes.len();
         let plan = found.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
-        let solution = Solution { program, chunks, op_ticks_max: OP_TICKS_MAX };
+        let solution = Solution { program, chunks, op_ticks_max: self.op_ticks_max };
         self.found.insert(key, solution.clone());
         Ok(solution)
     }

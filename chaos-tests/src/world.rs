@@ -9,6 +9,7 @@ mod crash;
 mod damage;
 mod ending;
 mod hosts;
+mod long_work;
 mod numbers;
 mod storm;
 mod workers;
@@ -20,7 +21,7 @@ use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::message::{Envelope, HeldLayer};
 use zbelastic_consensus::raft::PersistToken;
 use zbelastic_consensus::seat::{Seat, SeatInput};
 use zbelastic_consensus::state::State;
@@ -42,6 +43,7 @@ use crate::markers::{Marker, Markers};
 use crate::network::{Lane, Network};
 use crate::numeric::NumericFaults;
 use crate::options::Options;
+use crate::pace::{BEAT_US, LONG_US_MAX};
 use crate::queue::{Moment, Queue};
 use crate::random::{Draws, Purpose};
 use crate::reference::Reference;
@@ -57,6 +59,9 @@ const ADMIN_US: u64 = 500_000;
 const CALM_US_MAX: u64 = 30_000_000;
 /// After the storm, how long a life may take at most.
 const LIFE_US_MAX: u64 = 400_000_000;
+/// How much longer both may be where work takes long: all of it, and an operation that hangs, which
+/// is given twice the longest.
+const LONG_LIFE_US: u64 = LONG_US_MAX + 2 * 1_000 * BEAT_US;
 /// Events of a life at most: one that goes in circles is a failure, not a loop.
 const EVENTS_MAX: u64 = 20_000_000;
 
@@ -99,6 +104,13 @@ enum Event {
         node: NodeId,
         life: u64,
         key: PieceKey,
+    },
+    /// A layer that took long leaves.
+    Served {
+        node: NodeId,
+        life: u64,
+        to: NodeId,
+        frame: Box<PeerFrame>,
     },
     /// Whoever runs the cluster tells a controller something, or a connection of it closed.
     Command {
@@ -143,6 +155,7 @@ impl Event {
             | Self::OpDone { node, .. }
             | Self::ReadDone { node, .. }
             | Self::WriteDone { node, .. }
+            | Self::Served { node, .. }
             | Self::Command { node, .. }
             | Self::Advice { node, .. } => Some(*node),
             Self::Fault(_)
@@ -228,6 +241,11 @@ struct Process<M: ComputeModel, S> {
     op_number: u64,
     /// The operation under way never ends.
     is_hung: bool,
+    /// The work it has done, and what it moves at the moment.
+    done: u64,
+    transfers: u32,
+    /// What it said last that it holds, and when.
+    inventory_told: Option<(Moment, Vec<HeldLayer>)>,
     /// What the checker looked at last.
     checked: Option<(Turn, Step)>,
     /// What only a known bug looks at.
@@ -258,6 +276,11 @@ pub struct World<'a, M: ComputeModel, S> {
     draws_work: Draws,
     draws_target: Draws,
     draws_store: Draws,
+    draws_pace: Draws,
+    /// What is left of the time for long work.
+    long_us_left: u64,
+    /// The version that waits for its seal, once one was sealed.
+    open: Option<long_work::OpenVersion>,
     cluster: ClusterId,
     controllers: BTreeMap<NodeId, ControllerMachine>,
     workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
@@ -329,6 +352,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             draws_work: draws(Purpose::Work),
             draws_target: draws(Purpose::Targets),
             draws_store: draws(Purpose::Store),
+            draws_pace: draws(Purpose::Pace),
+            long_us_left: LONG_US_MAX,
+            open: None,
             cluster: ClusterId(seed | 1),
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -432,10 +458,11 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             }
         }
         let moved = self.checker.moved_at().max(self.calm_at);
-        if self.now.0 > moved.0 + CALM_US_MAX {
+        let slack_us = if self.case.options.pace.is_some() { LONG_LIFE_US } else { 0 };
+        if self.now.0 > moved.0 + CALM_US_MAX + slack_us {
             let last = self.describe();
             self.fail(Failure::liveness(format!("nothing moves after the storm: {last}")));
-        } else if self.now.0 > self.calm_at.0 + LIFE_US_MAX || events > EVENTS_MAX {
+        } else if self.now.0 > self.calm_at.0 + LIFE_US_MAX + slack_us || events > EVENTS_MAX {
             self.fail(Failure::liveness("the life does not end"));
         }
         self.failure.is_some()
@@ -468,6 +495,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
             Event::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
             Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
+            Event::Served { node, life, to, frame } => self.handle_served(node, life, to, *frame),
             Event::Command { node, life, input } => self.handle_command(node, life, *input),
             Event::Advice { node, life, input } => self.handle_advice(node, life, *input),
             Event::Fault(index) if self.now < self.storm.undisturbed_until => {
@@ -550,41 +578,5 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     fn mark(&mut self, marker: Marker) {
         self.markers.hit(marker);
-    }
-
-    fn describe(&self) -> String {
-        let Some(core) = self.newest_core() else { return "no controller is up".to_owned() };
-        let state = core.state();
-        let plan = state.plan().map(|plan| {
-            let phase = match &plan.phase {
-                zbelastic_consensus::state::PlanPhase::Loading(slots) => {
-                    format!("loading, {} ready", slots.iter().flatten().count())
-                }
-                zbelastic_consensus::state::PlanPhase::Running => "running".to_owned(),
-                zbelastic_consensus::state::PlanPhase::Closed => "closed".to_owned(),
-            };
-            format!("generation {} {phase}", plan.record.generation)
-        });
-        let leader = self.leader();
-        let need = leader.and_then(|node| {
-            let core = self.controllers[&node].core.as_ref()?;
-            let duties = core.duties()?;
-            Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
-        });
-        let standing = |(node, machine): (&NodeId, &ControllerMachine)| match &machine.core {
-            Some(core) => {
-                let status = core.status();
-                let (applied, greets) = (core.state().applied(), status.is_greeting);
-                format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
-            }
-            None => format!("n{node} is down, condemned {}", machine.is_condemned),
-        };
-        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
-        format!(
-            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
-            state.open_turn(),
-            state.live_workers().count(),
-            controllers.join("; ")
-        )
     }
 }

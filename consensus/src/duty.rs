@@ -7,6 +7,7 @@ mod blame;
 mod draft;
 mod gone;
 mod inbox;
+mod owed;
 mod pace;
 mod planning;
 mod refusal;
@@ -36,6 +37,7 @@ use crate::validation::Turn;
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
 pub use gone::EPHEMERAL_TICKS_MAX;
 pub use inbox::HELD_VERSIONS_MAX;
+pub use owed::{Awaited, Owed};
 pub use pace::Measured;
 pub use planning::Need;
 pub use refusal::InputRefusal;
@@ -49,11 +51,13 @@ pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 pub struct DutyTiming {
     /// Without a heartbeat, until a member is lost, as long as there is no job that says it.
     pub lost_after_ticks: u32,
-    /// Without a seal, until a running plan is given up.
-    pub stall_ticks: u32,
-    /// Until a plan that loads is given up.
-    pub load_ticks: u32,
-    /// Until an inventory goes on without those who did not answer.
+    /// Without any progress, until what does not get on is given up: a plan, whoever owes an answer,
+    /// copying ahead (rule R10). It says nothing about how long work may take; it is long beside
+    /// heartbeats, which tell of progress.
+    pub progress_ticks: u32,
+    /// For which an inventory waits for everybody though each layer is held by somebody who has
+    /// answered: with more answers there are more sources. What nobody who has answered holds is
+    /// waited for as long as it takes (rule R9).
     pub inventory_ticks: u32,
 }
 
@@ -91,19 +95,13 @@ pub struct Unsolvable {
     pub reason: String,
 }
 
-/// Why a plan that is needed is not proposed. Unless it says otherwise, none is asked for again
-/// until members, the open step or the plan in force change.
+/// Why a plan that is needed is not proposed. None is asked for again until members, the open step or
+/// the plan in force change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
     /// There is none.
     #[error(transparent)]
     Unsolvable(#[from] Unsolvable),
-    /// Nobody answered. It is asked for again.
-    #[error("no answer to a request for a plan within {ticks} ticks")]
-    Unanswered {
-        /// Ticks waited.
-        ticks: u32,
-    },
     /// The one there is would change nothing.
     #[error("the plan that was found would be refused: {0}")]
     Refused(EntryRefusal),
@@ -123,7 +121,6 @@ impl NoPlan {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Unsolvable(_) => "plan-unsolvable",
-            Self::Unanswered { .. } => "plan-unanswered",
             Self::Refused(_) => "plan-refused",
             Self::TooLarge { .. } => "plan-too-large",
         }
@@ -173,6 +170,8 @@ pub struct Duties {
     planning: draft::Planning,
     paces: pace::Paces,
     ready: BTreeMap<StageIndex, ReadyRecord>,
+    /// Who said of the plan that loads that a layer does not come.
+    complained: BTreeSet<Holder>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
     /// Why the plan of this generation must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
@@ -206,6 +205,7 @@ impl Duties {
             planning: draft::Planning::default(),
             paces: pace::Paces::default(),
             ready: BTreeMap::new(),
+            complained: BTreeSet::new(),
             saved: BTreeMap::new(),
             trouble: None,
             differing: None,
@@ -222,7 +222,8 @@ impl Duties {
     pub fn handle_tick(&mut self, state: &State) {
         self.now += 1;
         self.gone.handle_tick(state, self.now);
-        let lost = self.watch.overdue(state, self.now, self.lost_after_ticks(state));
+        let mut lost = self.watch.overdue(state, self.now, self.lost_after_ticks(state));
+        lost.extend(self.without_progress(state));
         for (holder, reason) in lost {
             self.note_change(MemberChange::Lost { holder, reason });
         }
@@ -270,6 +271,7 @@ impl Duties {
                 if result.is_ok() =>
             {
                 self.moved = self.now;
+                self.complained.clear();
                 self.planning.on_plan_changed();
             }
             Entry::Adopt(_)

@@ -69,6 +69,11 @@ pub enum LossReason {
         /// Ticks the plan allows.
         ticks_max: u32,
     },
+    /// Its heartbeat lives, and it got no further with what it owes (rule R10).
+    NoProgress {
+        /// Ticks without progress.
+        ticks: u32,
+    },
     /// It came back in a new life.
     Superseded,
     /// It went as it had said it would.
@@ -93,6 +98,7 @@ impl LossReason {
             Self::Closed
             | Self::Silent { .. }
             | Self::OpOverdue { .. }
+            | Self::NoProgress { .. }
             | Self::Superseded
             | Self::Drained
             | Self::Removed
@@ -108,6 +114,9 @@ impl fmt::Display for LossReason {
             Self::Silent { ticks } => write!(f, "not heard for {ticks} ticks"),
             Self::OpOverdue { ticks, ticks_max } => {
                 write!(f, "an operation took {ticks} ticks, {ticks_max} planned at most")
+            }
+            Self::NoProgress { ticks } => {
+                write!(f, "no progress for {ticks} ticks with what it owes")
             }
             Self::Superseded => write!(f, "came back in a new life"),
             Self::Drained => write!(f, "drained"),

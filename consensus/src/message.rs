@@ -28,6 +28,10 @@ pub struct Pulse {
     pub busy_ticks: u32,
     /// Ticks the last verdict was waited for.
     pub wait_ticks: u32,
+    /// Work that its process has done so far: operations that ran, pieces of layers that were hashed,
+    /// loaded, drawn, received or written. It only grows; that it did says that the worker gets on
+    /// (rule R10).
+    pub progress: u64,
 }
 
 /// A layer that a worker holds.
@@ -178,7 +182,7 @@ pub enum Message {
         /// The layers.
         layers: Vec<LayerDigest>,
     },
-    /// A worker follows all layers that it will need.
+    /// A worker follows the layers that it will need, but for those that its memory does not hold.
     Following {
         /// Who.
         holder: Holder,

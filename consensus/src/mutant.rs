@@ -40,6 +40,8 @@ pub enum Mutant {
     M27RewindsForEveryLoss,
     /// m28: a plan begins with what was followed, whatever version it has.
     M28FollowedTooOld,
+    /// m29: a layer is lost when an answer about it is late; R9 off.
+    M29SilenceIsLoss,
 }
 
 #[cfg(feature = "mutants")]

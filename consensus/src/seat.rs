@@ -343,6 +343,10 @@ impl Seat {
             self.pulse.wait_ticks = ticks;
             return;
         }
+        if let News::Progress { done } = news {
+            self.pulse.progress = done;
+            return;
+        }
         let Standing::Member(member) = &mut self.standing else { return };
         let holder = member.holder;
         let Some(message) = member.message_of(holder, news) else { return };
@@ -395,16 +399,18 @@ fn plan_of(news: &News) -> Option<Generation> {
         News::Loaded { generation, .. }
         | News::LoadFailed { generation, .. }
         | News::Following { generation, .. } => Some(*generation),
-        News::Busy { .. } | News::Waited { .. } | News::Inventory { .. } | News::Saved { .. } => {
-            None
-        }
+        News::Busy { .. }
+        | News::Progress { .. }
+        | News::Waited { .. }
+        | News::Inventory { .. }
+        | News::Saved { .. } => None,
     }
 }
 
 impl Untold {
     fn remember(&mut self, holder: Holder, news: News) -> Option<Message> {
         let message = match news {
-            News::Busy { .. } | News::Waited { .. } => return None,
+            News::Busy { .. } | News::Progress { .. } | News::Waited { .. } => return None,
             News::Reported { report, state } => {
                 let turn = report.turn;
                 let message = Message::Report { holder, report, state };
@@ -428,6 +434,8 @@ impl Untold {
             News::Loaded { generation, layers, copies } => {
                 let ready = ReadyRecord { generation, holder, layers, copies };
                 self.ready = Some(ready.clone());
+                // What could not be had came after all.
+                self.load_failed = None;
                 Message::Ready(ready)
             }
             News::LoadFailed { generation, layer, cause } => {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zbelastic_types::Generation;
 
-use crate::duty::{NoPlan, Withheld};
+use crate::duty::{Awaited, NoPlan, Withheld};
 use crate::job::{HaltReason, JobPhase};
 use crate::state::{PlanPhase, State};
 
@@ -46,7 +46,10 @@ pub enum RunStanding {
     /// There is no plan for those who are there.
     NoPlan(NoPlan),
     /// A plan is being made.
-    Planning,
+    Planning {
+        /// Whose answers it waits for, if this node leads.
+        awaited: Vec<Awaited>,
+    },
     /// Layers of a plan are on their way.
     Loading {
         /// The plan.
@@ -55,6 +58,8 @@ pub enum RunStanding {
         ready: u32,
         /// Stages there are.
         stages: u32,
+        /// Whose answers it waits for, if this node leads.
+        awaited: Vec<Awaited>,
     },
     /// A plan's program runs.
     Running {
@@ -79,7 +84,7 @@ impl RunStanding {
             Self::Stopped => "stopped",
             Self::WaitingForWorkers { .. } => "waiting-for-workers",
             Self::NoPlan(_) => "no-plan",
-            Self::Planning => "planning",
+            Self::Planning { .. } => "planning",
             Self::Loading { .. } => "loading",
             Self::Running { .. } => "running",
         }
@@ -103,12 +108,13 @@ impl RunStanding {
             Some((generation, PlanPhase::Running)) => Self::Running { generation, withheld: None },
             Some((generation, PlanPhase::Loading(slots))) => {
                 let ready = slots.iter().filter(|slot| slot.is_some()).count() as u32;
-                Self::Loading { generation, ready, stages: slots.len() as u32 }
+                let (stages, awaited) = (slots.len() as u32, Vec::new());
+                Self::Loading { generation, ready, stages, awaited }
             }
             Some((_, PlanPhase::Closed)) | None if present < needed => {
                 Self::WaitingForWorkers { present, left_out, needed }
             }
-            Some((_, PlanPhase::Closed)) | None => Self::Planning,
+            Some((_, PlanPhase::Closed)) | None => Self::Planning { awaited: Vec::new() },
         }
     }
 }
@@ -148,9 +154,13 @@ impl fmt::Display for RunStanding {
                 }
             }
             Self::NoPlan(none) => none.fmt(f),
-            Self::Planning => write!(f, "a plan is being made"),
-            Self::Loading { generation, ready, stages } => {
-                write!(f, "plan {generation} loads, {ready} of {stages} stages are ready")
+            Self::Planning { awaited } => {
+                write!(f, "a plan is being made")?;
+                write_awaited(f, awaited)
+            }
+            Self::Loading { generation, ready, stages, awaited } => {
+                write!(f, "plan {generation} loads, {ready} of {stages} stages are ready")?;
+                write_awaited(f, awaited)
             }
             Self::Running { generation, withheld: None } => write!(f, "plan {generation} runs"),
             Self::Running { generation, withheld: Some(reason) } => {
@@ -158,4 +168,8 @@ impl fmt::Display for RunStanding {
             }
         }
     }
+}
+
+fn write_awaited(f: &mut fmt::Formatter<'_>, awaited: &[Awaited]) -> fmt::Result {
+    awaited.iter().try_for_each(|awaited| write!(f, "; waiting for {awaited}"))
 }

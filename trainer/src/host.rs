@@ -303,7 +303,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    fn inventory(&self) -> Vec<HeldLayer> {
+    /// The layers that are here, at which version and with which bits: what it tells when it is asked.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<HeldLayer> {
         let held = |image: &Arc<LayerImage>| HeldLayer {
             layer: image.layer,
             version: image.version,

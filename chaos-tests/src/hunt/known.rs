@@ -18,7 +18,7 @@ pub enum Known {
 
 impl Known {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -43,6 +43,7 @@ impl Known {
         Self::Mutant(Mutant::M26GoodStepSkipped),
         Self::Mutant(Mutant::M27RewindsForEveryLoss),
         Self::Mutant(Mutant::M28FollowedTooOld),
+        Self::Mutant(Mutant::M29SilenceIsLoss),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -77,6 +78,7 @@ impl Known {
             Self::Mutant(Mutant::M26GoodStepSkipped) => "m26",
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => "m27",
             Self::Mutant(Mutant::M28FollowedTooOld) => "m28",
+            Self::Mutant(Mutant::M29SilenceIsLoss) => "m29",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -142,6 +144,9 @@ impl Known {
             Self::Mutant(Mutant::M28FollowedTooOld) => {
                 "a plan begins with what was followed, whatever version it has"
             }
+            Self::Mutant(Mutant::M29SilenceIsLoss) => {
+                "a layer is lost when an answer about it is late (R9 off)"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -187,7 +192,8 @@ impl Known {
             Self::Mutant(Mutant::M25RejectedCounted) | Self::Mutant(Mutant::M26GoodStepSkipped) => {
                 &[Invariant::N5]
             }
-            Self::Mutant(Mutant::M27RewindsForEveryLoss) => &[Invariant::L3],
+            Self::Mutant(Mutant::M27RewindsForEveryLoss)
+            | Self::Mutant(Mutant::M29SilenceIsLoss) => &[Invariant::L3, Invariant::L4],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // What is not held elsewhere is not compared either: a bit that flips is sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {

@@ -2,6 +2,7 @@
 //! old checkpoints go, manifests are kept, markers are hit.
 
 use zbelastic_consensus::codec;
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord};
 use zbelastic_consensus::rehearsal::Follow;
@@ -30,6 +31,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.store_index = index;
         self.note_change(node, index, change);
+        self.follow_open_version(node, change);
         match change {
             Change::Checkpoint { version, .. } => self.keep_manifest(node, *version),
             Change::Rewound { dropped, .. } => {
@@ -50,6 +52,29 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Access(_) => {}
         }
         self.mark_change(node, change);
+    }
+
+    /// Which version is open, and that none is given up that somebody holds.
+    fn follow_open_version(&mut self, node: NodeId, change: &Change) {
+        match change {
+            Change::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, self.now)),
+            Change::Rewound { to, reason, .. } => {
+                match reason {
+                    RewindReason::LayerLost { layer } => self.look_for_holders(node, *layer),
+                    RewindReason::StateDiffers { .. } | RewindReason::Ordered => {}
+                }
+                self.open = Some((*to, self.now));
+            }
+            Change::Members(_)
+            | Change::Adopted(_)
+            | Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Resumed(_)
+            | Change::Durable { .. }
+            | Change::Checkpoint { .. }
+            | Change::Job { .. }
+            | Change::Access(_) => {}
+        }
     }
 
     /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
@@ -244,6 +269,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match reason {
             LossReason::Drained => return self.mark(Marker::Drained),
             LossReason::OpOverdue { .. } => self.mark(Marker::HungNodeLost),
+            LossReason::NoProgress { .. } => self.mark(Marker::StuckNodeLost),
             LossReason::Untrusted { .. } => self.mark(Marker::Quarantined),
             LossReason::Closed
             | LossReason::Silent { .. }

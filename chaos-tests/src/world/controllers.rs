@@ -35,12 +35,8 @@ const ELECTION_TICKS_MIN: u32 = 10;
 const ELECTION_TICKS_APART: u32 = 4;
 
 /// How long a leader of a life waits for what.
-const TIMING: DutyTiming = DutyTiming {
-    lost_after_ticks: LOST_AFTER_TICKS,
-    stall_ticks: 160,
-    load_ticks: 200,
-    inventory_ticks: 40,
-};
+const TIMING: DutyTiming =
+    DutyTiming { lost_after_ticks: LOST_AFTER_TICKS, progress_ticks: 200, inventory_ticks: 40 };
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// The first controllers of a cluster, with nothing or with a state.

@@ -207,7 +207,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.note(|| format!("a new cluster begins, with a checkpoint: {}", state.is_some()));
         self.mark(Marker::RecoveredByForce);
-        self.store_index = 0;
+        (self.store_index, self.open) = (0, None);
         self.create_controllers(self.case.options.controllers, state);
         let controllers = self.controllers_in_use();
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();

@@ -91,6 +91,43 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
+    /// How everything stands, for who reads why nothing moves.
+    pub(super) fn describe(&self) -> String {
+        let Some(core) = self.newest_core() else { return "no controller is up".to_owned() };
+        let state = core.state();
+        let plan = state.plan().map(|plan| {
+            let phase = match &plan.phase {
+                PlanPhase::Loading(slots) => {
+                    format!("loading, {} ready", slots.iter().flatten().count())
+                }
+                PlanPhase::Running => "running".to_owned(),
+                PlanPhase::Closed => "closed".to_owned(),
+            };
+            format!("generation {} {phase}", plan.record.generation)
+        });
+        let leader = self.leader();
+        let need = leader.and_then(|node| {
+            let core = self.controllers[&node].core.as_ref()?;
+            let duties = core.duties()?;
+            Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
+        });
+        let standing = |(node, machine): (&NodeId, &super::ControllerMachine)| match &machine.core {
+            Some(core) => {
+                let status = core.status();
+                let (applied, greets) = (core.state().applied(), status.is_greeting);
+                format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
+            }
+            None => format!("n{node} is down, condemned {}", machine.is_condemned),
+        };
+        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
+        format!(
+            "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
+            state.open_turn(),
+            state.live_workers().count(),
+            controllers.join("; ")
+        )
+    }
+
     /// S2: what each controller says is agreed on follows from what is on its disk.
     fn audit_logs(&mut self) {
         let machines = self.controllers.iter();

@@ -14,6 +14,7 @@ use crate::crash_points::CrashPoint;
 use crate::failure::Invariant;
 use crate::markers::Marker;
 use crate::network::Lane;
+use crate::pace::Work;
 use crate::store::PieceKey;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
@@ -54,6 +55,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn host_takes(&mut self, node: NodeId, input: HostInput) {
+        let moves = match &input {
+            HostInput::Peer(frame) => {
+                matches!(frame.body, PeerBody::Layer(_) | PeerBody::Ahead { .. })
+            }
+            HostInput::Tick
+            | HostInput::Order(_)
+            | HostInput::Read { .. }
+            | HostInput::Written { .. } => false,
+        };
         let frame = match &input {
             HostInput::Peer(frame) => Some((frame.generation, frame.sender, is_work(&frame.body))),
             HostInput::Tick
@@ -66,6 +76,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let plan = process.host.station().map(|station| station.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.host.handle(input);
+        process.done += u64::from(moves && taken.is_ok());
         if let Some((generation, sender, true)) = frame {
             match taken {
                 Ok(()) => self.checker.processed(generation, sender, plan),
@@ -96,6 +107,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 Some(Progress::Faulted(fault)) => panic!("processors do not give up: {fault}"),
                 Some(Progress::Blocked(_) | Progress::Finished) | None => return,
             };
+            process.done += 1;
             let takes_time = match activity {
                 Activity::Op { op, .. } => matches!(op, Op::Compute(..)),
                 Activity::Evaluation { .. } => true,
@@ -112,7 +124,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn begin_op(&mut self, node: NodeId) {
         let op_us = self.draws_work.between(1_000, self.case.options.op_us_max);
-        let now = self.now;
+        let (now, long) = (self.now, self.long_us(Work::Op));
+        if let Some(us) = long {
+            self.note_long(Work::Op, us);
+        }
         let machine = self.workers.get_mut(&node).expect("a worker");
         let life = machine.life;
         let factor = if machine.slow_until > now { machine.slow_factor } else { 1 };
@@ -127,7 +142,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.checker.disturbed(node, now);
             self.note(|| format!("w{node}: an operation hangs"));
         } else {
-            self.queue.push(now.after(op_us * factor), Event::OpDone { node, life, number });
+            let op_us = long.unwrap_or(op_us * factor);
+            self.queue.push(now.after(op_us), Event::OpDone { node, life, number });
         }
         self.tell_seat(node, News::Busy { is_busy: true });
     }
@@ -142,6 +158,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         let (_, outputs) = process.busy.take().expect("looked at above");
+        process.done += 1;
         self.tell_seat(node, News::Busy { is_busy: false });
         for output in outputs {
             self.perform_host_output(node, output);
@@ -167,7 +184,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 return;
             }
             let Some(output) = process.host.poll_output() else { return };
-            self.perform_host_output(node, output);
+            match self.long_answer(&output) {
+                Some(long) => self.begin_answer(node, output, long),
+                None => self.perform_host_output(node, output),
+            }
         }
     }
 
@@ -183,10 +203,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.tell_seat(node, news);
             }
             HostOutput::Peer { to, frame } => {
-                self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
+                self.send_frame(node, to, frame);
             }
             HostOutput::Read { version, layer, digest } => {
-                let at = self.now.after(self.draws_store.between(1_000, 60_000));
+                let usual_us = self.draws_store.between(1_000, 60_000);
+                let at = self.transfer_ends(node, Work::Read, usual_us);
                 self.queue.push(at, Event::ReadDone { node, life, key: (version, layer, digest) });
             }
             HostOutput::Write { image, digest } => {
@@ -195,6 +216,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             HostOutput::Evaluated { .. } => {}
         }
+    }
+
+    pub(super) fn send_peer(&mut self, node: NodeId, to: NodeId, frame: PeerFrame) {
+        self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
     }
 
     fn begin_write(&mut self, node: NodeId, life: u64, key: PieceKey, bytes: Vec<u8>) {
@@ -209,7 +234,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.store.remove(old);
             });
         }
-        let at = self.now.after(self.draws_store.between(5_000, 900_000));
+        let usual_us = self.draws_store.between(5_000, 900_000);
+        let at = self.transfer_ends(node, Work::Write, usual_us);
         self.queue.push(at, Event::WriteDone { node, life, key });
         if bug::is(Bug::M8ToldBeforeDurable) {
             let told = HostInput::Written { version, layer, digest, is_durable: true };
@@ -224,6 +250,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let fails = !self.is_calm && self.draws_store.chance(self.case.options.read_failures);
         let bytes = if fails { None } else { self.store.get(key) };
         let (version, layer, _) = key;
+        self.transfer_ended(node, life);
         if fails {
             self.checker.read_failed();
             self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
@@ -235,6 +262,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
             return;
         }
+        self.transfer_ended(node, life);
         let (is_durable, (version, layer, digest)) = (self.store.finish(key), key);
         self.host_input(node, life, HostInput::Written { version, layer, digest, is_durable });
     }

@@ -75,6 +75,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             backlog: Vec::new(),
             op_number: 0,
             is_hung: false,
+            done: 0,
+            transfers: 0,
+            inventory_told: None,
             checked: None,
             last_program: None,
         });
@@ -123,6 +126,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
+        self.tell_progress(node);
         self.seat_input(node, SeatInput::Tick);
         self.host_input(node, life, HostInput::Tick);
     }
@@ -145,6 +149,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             News::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
             News::Following { .. } => Some(CrashPoint::FollowingBeforeTold),
             News::Busy { .. }
+            | News::Progress { .. }
             | News::Waited { .. }
             | News::Held(_)
             | News::Inventory { .. }
@@ -154,6 +159,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if point.is_some_and(|point| self.hits(point)) {
             self.crash_here(node);
             return;
+        }
+        if let News::Inventory { layers, .. } = &news
+            && let Some(process) = self.workers.get_mut(&node).and_then(|m| m.process.as_mut())
+        {
+            process.inventory_told = Some((self.now, layers.clone()));
         }
         self.seat_input(node, SeatInput::News(news));
     }

@@ -50,3 +50,12 @@ fn without_the_check_of_norms_a_gradient_that_is_not_finite_is_kept() {
         numbers::case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_node;
     notices(mutant, scenario);
 }
+
+#[test]
+fn without_r9_what_is_late_is_given_up() {
+    let mutant = Mutant::M29SilenceIsLoss;
+    notices(
+        mutant,
+        workers::case_19_a_holder_that_answers_after_a_thousand_heartbeats_is_waited_for,
+    );
+}

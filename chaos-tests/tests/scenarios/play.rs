@@ -318,10 +318,7 @@ impl Play {
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         controllers.into_iter().for_each(|node| self.controller_input(node, Input::Tick));
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();
-        for node in workers {
-            self.seat_input(node, SeatInput::Tick);
-            self.host_input(node, HostInput::Tick);
-        }
+        workers.into_iter().for_each(|node| self.tick_worker(node));
     }
 
     fn is_reached(&self, goal: Goal) -> bool {

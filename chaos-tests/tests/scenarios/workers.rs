@@ -340,3 +340,43 @@ pub fn case_16_while_a_copy_does_not_follow_nothing_is_sealed() {
     play.expect(Claim::NoRollback);
     play.expect(Claim::SameAsUndisturbed);
 }
+
+/// Ticks from one heartbeat to the next.
+const BEAT_TICKS: u32 = 4;
+
+/// R9: the stage that dies has its copy with the one behind it, which hashes what it holds for a
+/// thousand heartbeats. Its heart beats, and its heartbeats say that it gets on.
+#[test]
+pub fn case_19_a_holder_that_answers_after_a_thousand_heartbeats_is_waited_for() {
+    let mut play = Play::new(Cast { checkpoint_every: 3, ..Cast::default() });
+    play.run_until(Goal::Sealed(5));
+    let (lost, late) = (play.stage(0), play.stage(1));
+    play.hold(Mail::InventoryFrom(late));
+    play.work(late, true);
+    play.crash(lost);
+    play.run_ticks(1_000 * BEAT_TICKS);
+    assert_eq!(play.sealed(), 5, "nothing goes on without what it holds");
+    play.expect(Claim::NoRewind);
+    play.work(late, false);
+    play.release(Mail::InventoryFrom(late));
+    play.finish();
+    play.expect(Claim::Plans(2));
+    play.expect(Claim::NoRewind);
+    play.expect(Claim::SameAsUndisturbed);
+}
+
+/// R10: the same, but it gets no further. It is called lost, and then its layers are.
+#[test]
+pub fn case_19_a_holder_that_gets_no_further_is_not_waited_for() {
+    let mut play = Play::new(Cast { checkpoint_every: 3, ..Cast::default() });
+    play.run_until(Goal::Sealed(5));
+    let (lost, stuck) = (play.stage(0), play.stage(1));
+    play.hold(Mail::InventoryFrom(stuck));
+    play.crash(lost);
+    play.run_until(Goal::Sealed(6));
+    play.release(Mail::InventoryFrom(stuck));
+    play.finish();
+    play.expect(Claim::Admitted(stuck, 2));
+    play.expect(Claim::RewoundTo(3));
+    play.expect(Claim::SameAsUndisturbed);
+}

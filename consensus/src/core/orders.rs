@@ -149,15 +149,19 @@ impl Core {
         let duties = self.duties.as_ref();
         let needed = duties.map_or(0, |duties| duties.workers_needed(&self.state));
         let standing = RunStanding::of(&self.state, needed);
+        let awaited = || duties.map_or_else(Vec::new, |duties| duties.awaited(&self.state));
         match standing {
             RunStanding::Running { generation, withheld: None } => {
                 let withheld = duties.and_then(|duties| duties.withheld(&self.state));
                 RunStanding::Running { generation, withheld }
             }
-            RunStanding::Planning => match &self.no_plan {
+            RunStanding::Planning { .. } => match &self.no_plan {
                 Some(none) => RunStanding::NoPlan(none.clone()),
-                None => RunStanding::Planning,
+                None => RunStanding::Planning { awaited: awaited() },
             },
+            RunStanding::Loading { generation, ready, stages, .. } => {
+                RunStanding::Loading { generation, ready, stages, awaited: awaited() }
+            }
             RunStanding::Running { .. }
             | RunStanding::NoPlan(_)
             | RunStanding::NoQuorum { .. }
@@ -167,8 +171,7 @@ impl Core {
             | RunStanding::Saving { .. }
             | RunStanding::Done
             | RunStanding::Stopped
-            | RunStanding::WaitingForWorkers { .. }
-            | RunStanding::Loading { .. } => standing,
+            | RunStanding::WaitingForWorkers { .. } => standing,
         }
     }
 }

@@ -56,6 +56,8 @@ pub(super) struct Rehearsed {
     pub(super) since: u64,
     /// Who follows what, as far as it was told.
     pub(super) following: BTreeSet<(Holder, LayerId)>,
+    /// Who told: what it does not follow will not be followed there.
+    pub(super) told: BTreeSet<Holder>,
 }
 
 /// That the cluster stands still for want of a plan.
@@ -81,10 +83,11 @@ impl Draft {
         self.basis == *now
     }
 
-    pub(super) fn asks(&self, node: NodeId) -> bool {
-        let is_counted = self.basis.workers.iter().any(|holder| holder.node == node);
-        let is_missing = is_counted && !self.inventory.contains_key(&node);
-        self.asked.is_some() && self.basis.is_now && is_missing
+    /// Who was asked which layers it holds, and has not answered.
+    pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
+        let is_asked = self.asked.is_some() && self.basis.is_now;
+        let is_missing = |holder: &&Holder| !self.inventory.contains_key(&holder.node);
+        self.basis.workers.iter().filter(move |_| is_asked).filter(is_missing).copied()
     }
 }
 
@@ -147,7 +150,7 @@ impl Planning {
 
     /// Whether this node is asked what it holds, and has not answered.
     pub(super) fn asks_inventory_of(&self, node: NodeId) -> bool {
-        self.draft.as_ref().is_some_and(|draft| draft.asks(node))
+        self.draft.iter().flat_map(Draft::missing).any(|holder| holder.node == node)
     }
 
     pub(super) fn handle_inventory(
@@ -174,6 +177,9 @@ impl Planning {
         let followed: BTreeSet<_> = rehearsal.followed_by(holder).map(|f| f.layer).collect();
         let known = layers.iter().filter(|layer| followed.contains(layer));
         rehearsed.following.extend(known.map(|layer| (holder, *layer)));
+        if !followed.is_empty() {
+            rehearsed.told.insert(holder);
+        }
         !followed.is_empty()
     }
 

@@ -203,7 +203,8 @@ impl Duties {
         Ok(())
     }
 
-    /// A layer cannot be had as the plan says.
+    /// A layer cannot be had as the plan says, or does not come. It is told again until there is
+    /// another plan or the layer is there.
     ///
     /// # Errors
     /// If it is about another plan.
@@ -225,7 +226,16 @@ impl Duties {
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 self.unread.entry(*version).or_default().insert(generation);
             }
-            (LoadFault::Source, LayerSource::Nodes(_) | LayerSource::Initial) => {}
+            // R10: a layer that others hold is given up when neither they nor who asks gets on.
+            (LoadFault::Source, LayerSource::Nodes(nodes)) => {
+                let concerned = nodes.iter().copied().chain([holder.node]);
+                let stand = self.stand_still(concerned);
+                self.complained.insert(holder);
+                if !stand {
+                    return Ok(());
+                }
+            }
+            (LoadFault::Source, LayerSource::Initial) => {}
         }
         self.note_trouble(state, PlanReason::LoadFailed { layer });
         Ok(())

@@ -27,13 +27,10 @@ use crate::state::{PlanPhase, State};
 /// and one more, so that nothing that ran ahead crosses the change.
 const PLANNED_AHEAD: u64 = 2;
 
-/// How many times longer than an inventory takes a cluster that stands still waits: for members
-/// that are heard and do not answer, before sealed steps are given up for want of what they hold;
-/// and for those who come and go, before it goes on with those who were there when it began.
+/// How many times longer than everybody's inventory a cluster that stands still waits for those who
+/// come and go, before it goes on with those who were there when it began. Nothing that anybody
+/// holds is given up for it.
 const PATIENCE: u32 = 4;
-
-/// Ticks an answer to a request for a plan is waited for; then it is asked for anew.
-const SOLVE_TICKS_MAX: u64 = 1200;
 
 /// Why and when a plan is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,17 +85,14 @@ impl Duties {
         if let Some((_, reason)) = self.trouble.as_ref().filter(|(of, _)| *of == generation) {
             return Some(Need::Now(reason.clone()));
         }
-        let ticks = (self.now - self.moved) as u32;
-        let is_all_sealed = state.is_all_sealed();
-        let ticks_max = match plan.phase {
-            // Who loads the plan that follows writes the last checkpoint, or writes it once more.
-            PlanPhase::Running if is_all_sealed => self.timing.load_ticks,
-            PlanPhase::Running => self.timing.stall_ticks,
-            PlanPhase::Loading(_) | PlanPhase::Closed => self.timing.load_ticks,
-        };
-        if ticks > ticks_max {
+        // R10. Behind the last step, who loads the plan that follows writes the last checkpoint, or
+        // writes it once more.
+        let progress = plan.record.stages.iter().map(|holder| self.watch.progress_at(holder.node));
+        let ticks = (self.now - progress.fold(self.moved, u64::max)) as u32;
+        if ticks > self.timing.progress_ticks {
             return Some(Need::Now(PlanReason::Stalled { ticks }));
         }
+        let is_all_sealed = state.is_all_sealed();
         if plan.phase != PlanPhase::Running || state.next_plan().is_some() || is_all_sealed {
             return None;
         }
@@ -199,6 +193,12 @@ impl Duties {
         (!self.is_in_flight(Lane::Members)).then_some(change)
     }
 
+    /// What a leader with a known bug does: an answer that is late is one that nothing is held.
+    fn takes_silence_for_loss(&self, since: u64) -> bool {
+        let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
+        mutant::is(Mutant::M29SilenceIsLoss) && self.now - since > patience
+    }
+
     /// A standstill that has lasted for longer than those who come and go are waited for.
     fn long_standstill(&self) -> Option<&Standstill> {
         let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
@@ -250,17 +250,12 @@ impl Duties {
             return Some(Action::AskInventory);
         }
         let draft = self.planning.draft.as_ref()?;
-        let waited = self.now - draft.since;
-        let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
-        let is_late = waited > u64::from(self.timing.inventory_ticks);
-        if draft.basis.is_now && !has_all && !is_late {
+        let has_all = draft.missing().next().is_none();
+        let is_late = self.now - draft.since > u64::from(self.timing.inventory_ticks);
+        if !has_all && !is_late {
             return None;
         }
-        if draft.solution.is_none() && waited > SOLVE_TICKS_MAX {
-            let ticks = waited as u32;
-            self.planning.draft = None;
-            return Some(Action::GiveUp(NoPlan::Unanswered { ticks }));
-        }
+        // The solver runs beside this core and answers each request, so its answer is waited for.
         let solution = match draft.solution.as_ref()? {
             Ok(solution) => solution.clone(),
             Err(none) => {
@@ -294,15 +289,16 @@ impl Duties {
             base: state.history().base(),
         };
         let expected = expected_digests(&inventory);
-        let waited = self.now - draft.since;
-        let is_patient = waited <= u64::from(PATIENCE * self.timing.inventory_ticks);
-        let has_all = draft.basis.workers.iter().all(|w| draft.inventory.contains_key(&w.node));
+        // R9: whoever has not answered may hold what nobody else does. After a rewind memory is not
+        // believed, and no answer brings a layer back.
+        let may_be_held = believes && draft.missing().next().is_some();
+        let is_waited_for = may_be_held && !self.takes_silence_for_loss(draft.since);
         let restored = match rewinds_needlessly(&reason) {
             true => back_for_nothing(state),
             false => restore_point(&inventory),
         };
         match restored {
-            Restore::Back { .. } | Restore::Nowhere if is_patient && !has_all => None,
+            Restore::Back { .. } | Restore::Nowhere if is_waited_for => None,
             Restore::Here(sources) => {
                 let (nodes, from_step) = (draft.nodes.clone(), state.open_turn().step);
                 let from = Beginning { nodes, sources, expected, from_step };
@@ -374,8 +370,9 @@ impl Duties {
         Some(Beginning { nodes, sources, expected, from_step })
     }
 
-    /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
-    /// long as a plan may load; who has not caught up by then fetches layers when the plan begins.
+    /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as long
+    /// as anybody who has not told gets on (rule R10); who has not caught up by then fetches layers
+    /// when the plan begins.
     fn rehearse(
         &mut self,
         state: &State,
@@ -385,11 +382,13 @@ impl Duties {
     ) -> Option<Ahead> {
         let draft = self.planning.draft.as_ref()?;
         if let (Some(rehearsed), Some(rehearsal)) = (&draft.rehearsed, &self.planning.rehearsal) {
-            let waited = self.now - rehearsed.since;
-            let is_told = |f: &Follow| rehearsed.following.contains(&(f.follower, f.layer));
-            let is_complete = rehearsal.follows.iter().all(is_told);
-            let is_late = waited > u64::from(self.timing.load_ticks);
-            return (is_complete || is_late).then(|| Ahead::Ends(rehearsed.following.clone()));
+            let followers = rehearsal.follows.iter().map(|follow: &Follow| follow.follower);
+            let mut owing = followers.filter(|holder| !rehearsed.told.contains(holder)).peekable();
+            let is_complete = owing.peek().is_none();
+            let has_waited = self.now - rehearsed.since > u64::from(self.timing.progress_ticks);
+            let is_over =
+                is_complete || has_waited && self.stand_still(owing.map(|holder| holder.node));
+            return is_over.then(|| Ahead::Ends(rehearsed.following.clone()));
         }
         let plan = &state.plan()?.record;
         let from = self.beginning(state, solution, &BTreeSet::new(), from)?;
@@ -397,9 +396,9 @@ impl Duties {
         let rehearsal = Rehearsal::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
         let Some(rehearsal) = rehearsal else { return Some(Ahead::Ends(BTreeSet::new())) };
         self.planning.rehearsal = Some(Arc::new(rehearsal));
-        let (since, following) = (self.now, BTreeSet::new());
+        let (since, following, told) = (self.now, BTreeSet::new(), BTreeSet::new());
         let draft = self.planning.draft.as_mut()?;
-        draft.rehearsed = Some(Rehearsed { since, following });
+        draft.rehearsed = Some(Rehearsed { since, following, told });
         Some(Ahead::Begins)
     }
 

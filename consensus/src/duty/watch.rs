@@ -15,6 +15,8 @@ struct Heard {
     holder: Holder,
     at: u64,
     pulse: Pulse,
+    /// When it was last seen to get on: its count of work changed, or an operation was under way.
+    progress_at: u64,
 }
 
 /// What was heard of the workers.
@@ -34,13 +36,23 @@ impl Watch {
     pub(super) fn follow(&mut self, state: &State, now: u64) {
         self.heard.retain(|_, heard| state.is_live(heard.holder));
         for (holder, _) in state.live_workers() {
-            let heard = Heard { holder, at: now, pulse: Pulse::default() };
+            let heard = Heard { holder, at: now, pulse: Pulse::default(), progress_at: now };
             self.heard.entry(holder.node).or_insert(heard);
         }
     }
 
     pub(super) fn heard(&mut self, holder: Holder, now: u64, pulse: Pulse) {
-        self.heard.insert(holder.node, Heard { holder, at: now, pulse });
+        let before = self.heard.get(&holder.node).filter(|before| before.holder == holder);
+        let is_same = |before: &&Heard| before.pulse.progress == pulse.progress;
+        let stands = before.filter(is_same).filter(|_| pulse.busy_ticks == 0);
+        let progress_at = stands.map_or(now, |before| before.progress_at);
+        self.heard.insert(holder.node, Heard { holder, at: now, pulse, progress_at });
+    }
+
+    /// When a member was last seen to get on with anything; the beginning of the watch if it is
+    /// watched no more.
+    pub(super) fn progress_at(&self, node: NodeId) -> u64 {
+        self.heard.get(&node).map_or(0, |heard| heard.progress_at)
     }
 
     /// The longest wait for a verdict that anybody told of.

@@ -82,6 +82,12 @@ pub enum News {
         /// Whether one is under way.
         is_busy: bool,
     },
+    /// How much work the process has done so far, as [`Pulse::progress`](crate::message::Pulse) counts
+    /// it. The next heartbeats carry it.
+    Progress {
+        /// All of it, since the process began.
+        done: u64,
+    },
     /// How long the last verdict was waited for.
     Waited {
         /// In ticks.
@@ -103,7 +109,8 @@ pub enum News {
         /// Layers with their versions.
         layers: Vec<HeldLayer>,
     },
-    /// All layers that are to be followed here are.
+    /// All layers that are to be followed here are, or will not be: memory does not hold those that
+    /// are left out.
     Following {
         /// The plan in force.
         generation: Generation,

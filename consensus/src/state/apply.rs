@@ -164,6 +164,7 @@ impl State {
             LossReason::Closed
             | LossReason::Silent { .. }
             | LossReason::OpOverdue { .. }
+            | LossReason::NoProgress { .. }
             | LossReason::Superseded
             | LossReason::OutOfMemory => {}
         }

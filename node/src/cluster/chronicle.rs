@@ -483,9 +483,9 @@ impl Chronicle {
 fn detected_ms(reason: LossReason) -> Option<f64> {
     let tick_ms = super::tick::TICK.as_secs_f64() * 1e3;
     match reason {
-        LossReason::Silent { ticks } | LossReason::OpOverdue { ticks, .. } => {
-            Some(f64::from(ticks) * tick_ms)
-        }
+        LossReason::Silent { ticks }
+        | LossReason::OpOverdue { ticks, .. }
+        | LossReason::NoProgress { ticks } => Some(f64::from(ticks) * tick_ms),
         LossReason::Closed
         | LossReason::Superseded
         | LossReason::Drained

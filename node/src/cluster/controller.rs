@@ -387,6 +387,7 @@ impl Controller {
     fn handle_tick(&mut self) {
         self.tell_core(Input::Tick);
         self.joins.handle_tick();
+        self.solver.handle_tick();
         self.look_at_certificate();
         self.answer_late_orders();
         self.look_at_quorum();

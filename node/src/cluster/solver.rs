@@ -6,7 +6,7 @@
 mod review;
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
@@ -76,6 +76,8 @@ enum Ask {
 /// The thread that looks for plans.
 pub struct Solver {
     asks: SyncSender<Ask>,
+    /// A request that found no room.
+    waiting: Option<Box<SolveRequest>>,
 }
 
 impl Solver {
@@ -88,12 +90,24 @@ impl Solver {
         let (answers, outbox) = mpsc::channel(REQUESTS_MAX);
         let search = move || Search::default().serve(&inbox, &answers);
         thread::Builder::new().name("solver".to_owned()).spawn(search)?;
-        Ok((Self { asks }, outbox))
+        Ok((Self { asks, waiting: None }, outbox))
     }
 
-    /// Asks for a plan. With too many waiting the request is dropped: the leader asks again.
-    pub fn ask(&self, request: SolveRequest) {
-        let _ = self.asks.try_send(Ask::Solve(Box::new(request)));
+    /// Asks for a plan. With too many waiting it waits for room, in place of the one before: a leader
+    /// gives up what it asked for earlier, and waits for an answer to the last one.
+    pub fn ask(&mut self, request: SolveRequest) {
+        self.waiting = Some(Box::new(request));
+        self.handle_tick();
+    }
+
+    /// Passes on a request that waits, if there is room.
+    pub fn handle_tick(&mut self) {
+        let Some(request) = self.waiting.take() else { return };
+        if let Err(TrySendError::Full(Ask::Solve(request))) =
+            self.asks.try_send(Ask::Solve(request))
+        {
+            self.waiting = Some(request);
+        }
     }
 
     /// Has a plan judged. Yields whether somebody will.

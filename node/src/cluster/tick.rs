@@ -25,11 +25,11 @@ const ELECTION_TICKS_APART: u32 = 5;
 /// Controllers that get numbers of their own before they repeat: more than ever vote.
 const ELECTION_NUMBERS: u64 = 8;
 
-/// Without a seal for so long, a running plan is given up.
-const STALL: Duration = Duration::from_secs(20);
-/// A plan that loads is given up after so long without anybody becoming ready.
-const LOAD: Duration = Duration::from_secs(60);
-/// An inventory goes on without those who did not answer for so long.
+/// Without any progress for so long, what does not get on is given up. Progress comes with each
+/// heartbeat, however long work takes: this is more than three hundred of them.
+const PROGRESS: Duration = Duration::from_secs(20);
+/// For so long an inventory waits for those who did not answer though it knows a source of each layer:
+/// a little more than who is idle takes. Nothing is lost when it ends.
 const INVENTORY: Duration = Duration::from_millis(400);
 
 /// How long a leader waits for what. A job says itself how long a member of its cluster may be
@@ -38,8 +38,7 @@ const INVENTORY: Duration = Duration::from_millis(400);
 pub fn duty_timing() -> DutyTiming {
     DutyTiming {
         lost_after_ticks: ticks_of(LOST_AFTER),
-        stall_ticks: ticks_of(STALL),
-        load_ticks: ticks_of(LOAD),
+        progress_ticks: ticks_of(PROGRESS),
         inventory_ticks: ticks_of(INVENTORY),
     }
 }

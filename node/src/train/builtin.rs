@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 59] = pages![
+const PAGES: [(&str, &str); 61] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -61,6 +61,8 @@ const PAGES: [(&str, &str); 59] = pages![
     "decisions/0039-a-stage-claims-its-device-at-once.md",
     "decisions/0040-a-driver-made-of-processors.md",
     "decisions/0041-what-leaves-a-stage-is-read-late.md",
+    "decisions/0042-losing-state-takes-evidence.md",
+    "decisions/0043-waiting-ends-with-progress.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -158,15 +158,16 @@ impl<C: LayerCopy> Following<C> {
         due.map(ask).collect()
     }
 
-    /// The news that everything is here, once.
+    /// The news what is followed, once nothing more is to come: what memory does not hold is left out.
     fn news(&mut self) -> Option<News> {
-        let is_here = self.layers.values().all(|followed| followed.copy.is_some());
-        if !is_here || self.is_told {
+        let is_over = self.layers.values().all(|followed| !followed.is_wanted());
+        if !is_over || self.is_told {
             return None;
         }
         self.is_told = true;
-        let (generation, layers) = (self.rehearsal.generation, self.layers.keys().copied());
-        Some(News::Following { generation, layers: layers.collect() })
+        let here = self.layers.iter().filter(|(_, followed)| followed.copy.is_some());
+        let layers = here.map(|(layer, _)| *layer).collect();
+        Some(News::Following { generation: self.rehearsal.generation, layers })
     }
 
     /// S3: what is followed comes from who trains it, under the plan in force.

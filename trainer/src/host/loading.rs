@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::LoadFault;
-use zbelastic_consensus::plan::LayerSource;
+use zbelastic_consensus::plan::{LayerSource, SOURCES_MAX};
 use zbelastic_consensus::seat::{LoadOrder, News};
 use zbelastic_consensus::state::copied_layers;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
@@ -20,8 +20,27 @@ use crate::elastic::{ComputeModel, LayerImage, layer_digest};
 const ASK_TICKS: u32 = 3;
 /// How often they are doubled.
 const ASK_DOUBLINGS: u32 = 3;
-/// Ticks without any layer coming until those missing count as not to be had.
-const SILENCE_TICKS_MAX: u32 = 180;
+/// How often a layer is asked for, with none coming, until the host says that it does not come: each
+/// node that a plan names for it is asked once.
+const ASKS_IN_VAIN: u32 = SOURCES_MAX as u32;
+/// Ticks that so many asks take. A host is given no tick while an operation runs or a layer is on its
+/// way. That no layer came in these is told to the leader, who sees whether those who are asked get
+/// on: only where nobody does is the layer given up (rule R10), and until then it is asked for.
+const SILENCE_TICKS_MAX: u32 = ticks_of_asks(ASKS_IN_VAIN);
+
+/// Ticks until a layer that was asked for so often is asked for again.
+const fn ticks_after(asks: u32) -> u32 {
+    ASK_TICKS << if asks < ASK_DOUBLINGS { asks } else { ASK_DOUBLINGS }
+}
+
+const fn ticks_of_asks(count: u32) -> u32 {
+    let (mut ticks, mut asks) = (0, 0);
+    while asks < count {
+        ticks += ticks_after(asks);
+        asks += 1;
+    }
+    ticks
+}
 
 /// A layer on its way.
 struct Awaited {
@@ -85,7 +104,7 @@ impl Loading {
     fn ask(&mut self, layer: LayerId) -> Option<HostOutput> {
         let version = self.version();
         let awaited = self.awaited.get_mut(&layer)?;
-        awaited.due = self.tick + (ASK_TICKS << awaited.asks.min(ASK_DOUBLINGS));
+        awaited.due = self.tick + ticks_after(awaited.asks);
         awaited.asks += 1;
         match &awaited.source {
             LayerSource::Nodes(nodes) => {
@@ -103,7 +122,7 @@ impl Loading {
         }
     }
 
-    /// Asks others again for what has not come, or gives it up. A read is answered, so it is asked
+    /// Asks others again for what has not come, and says so if nothing does. A read is answered, so it is asked
     /// for once.
     pub(super) fn ask_again(&mut self) -> Vec<HostOutput> {
         self.tick += 1;

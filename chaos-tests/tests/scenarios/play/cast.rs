@@ -85,6 +85,7 @@ impl Script {
             replays: cast.replays,
             spike_guard: false,
             clip_share: cast.clip_share,
+            pace: None,
             ..case.options
         };
         let (spec, stage) = parts(&case);

@@ -13,7 +13,7 @@ use super::wire::{Letter, Packet};
 use super::{CLUSTER, Play};
 
 const TIMING: DutyTiming =
-    DutyTiming { lost_after_ticks: 24, stall_ticks: 160, load_ticks: 200, inventory_ticks: 40 };
+    DutyTiming { lost_after_ticks: 24, progress_ticks: 200, inventory_ticks: 40 };
 
 /// A controller's machine.
 pub struct Controller {

@@ -41,6 +41,8 @@ pub enum Mail {
     Raft,
     /// Plans that a solver has found.
     Plans,
+    /// What one node says that it holds.
+    InventoryFrom(NodeId),
     /// Word that layers are followed.
     Following,
     /// Word that layers of a checkpoint are durable.
@@ -62,6 +64,9 @@ impl Mail {
         let is_briefing = matches!(message, Some(Message::Briefing(_)));
         match self {
             Self::ReportsFrom(node) => is_report && *from == node,
+            Self::InventoryFrom(node) => {
+                matches!(message, Some(Message::Inventory { .. })) && *from == node
+            }
             Self::Held => matches!(message, Some(Message::Held { .. })),
             Self::Briefings => is_briefing,
             Self::BriefingsTo(node) => is_briefing && *to == node,

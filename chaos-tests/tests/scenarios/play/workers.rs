@@ -10,7 +10,7 @@ use chaos_tests::numeric::NumericFaults;
 use chaos_tests::store::Store;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
-use zbelastic_consensus::seat::{Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
+use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_schedule::{Compute, Op};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerRefusal, Station};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
@@ -31,6 +31,8 @@ type PlayedStation = Station<DigestModel, DigestSource>;
 pub struct Worker {
     pub process: Option<Process>,
     pub faults: NumericFaults,
+    /// Whether it works on something that is not told: its heartbeats say that it gets on.
+    pub is_at_work: bool,
 }
 
 /// What runs on it.
@@ -38,6 +40,8 @@ pub struct Process {
     node: NodeId,
     seat: Seat,
     host: Host<DigestModel, DigestSource>,
+    /// The work it has done.
+    done: u64,
 }
 
 /// What a process reaches.
@@ -125,6 +129,7 @@ impl Process {
     /// Runs one operation, if one can run.
     fn run_op(&mut self, around: &mut Surroundings<'_>) -> bool {
         let Some(Progress::Ran(activity)) = self.host.run_next() else { return false };
+        self.done += 1;
         if let Activity::Op { turn, op: Op::Compute(compute, _) } = activity {
             let station = self.host.station().expect("it ran an operation");
             let version = station.engine().bench().version();
@@ -165,7 +170,7 @@ impl Play {
         let model = DigestModel { shape, faults: worker.faults.clone(), leftovers };
         let host_setup = HostSetup { stage: self.script.stage.clone() };
         let (seat, host) = (Seat::new(setup), Host::new(host_setup, model, source));
-        worker.process = Some(Process { node, seat, host });
+        worker.process = Some(Process { node, seat, host, done: 0 });
     }
 
     /// Lets a process act in its surroundings, if it is up. Yields what it yields.
@@ -178,6 +183,23 @@ impl Play {
         let process = workers.get_mut(&node).and_then(|worker| worker.process.as_mut());
         let mut around = Surroundings { wire, store, record };
         process.map_or_else(T::default, |process| act(process, &mut around))
+    }
+
+    /// A node works on something for long, from now on or no longer.
+    pub fn work(&mut self, node: NodeId, is_at_work: bool) {
+        self.workers.get_mut(&node).expect("a worker").is_at_work = is_at_work;
+    }
+
+    /// A worker's clock ticks.
+    pub(super) fn tick_worker(&mut self, node: NodeId) {
+        let is_at_work = self.workers[&node].is_at_work;
+        self.with_process(node, |process, around| {
+            process.done += u64::from(is_at_work);
+            let done = process.done;
+            process.seat_input(SeatInput::News(News::Progress { done }), around);
+            process.seat_input(SeatInput::Tick, around);
+            process.host_input(HostInput::Tick, around);
+        });
     }
 
     pub(super) fn seat_input(&mut self, node: NodeId, input: SeatInput) {

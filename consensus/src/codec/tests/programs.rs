@@ -16,18 +16,18 @@ fn slices_take_no_bytes_where_there_are_none() {
         assert_eq!(hex(&encode(&pass)), expected, "{pass:?}");
         assert_eq!(decode(&encode(&pass), BYTES_MAX), Ok(pass));
     };
-    check(Pass::new(1, 2), "050102");
-    check(Pass::new(1, 300), "0501ac02");
-    check(Pass::sliced(1, 2, 1), "05018280808010");
-    check(Pass::sliced(1, u32::MAX, u32::MAX), "0501ffffffffffffffffff01");
+    check(Pass::new(1, 2), "060102");
+    check(Pass::new(1, 300), "0601ac02");
+    check(Pass::sliced(1, 2, 1), "06018280808010");
+    check(Pass::sliced(1, u32::MAX, u32::MAX), "0601ffffffffffffffffff01");
     let header = |text: &str| {
         let program: Program = text.parse().expect("the text is a program");
         hex(&encode(&program))
     };
     let plain = "program gpipe line stages 1 chunks 1 microbatches 2 window -\nstage 0:";
-    assert_eq!(header(plain), "0500000101020001 00".replace(' ', ""));
+    assert_eq!(header(plain), "0600000101020001 00".replace(' ', ""));
     let sliced = plain.replace("window", "slices 2 window");
-    assert_eq!(header(&sliced), "05000001018280808010000100");
+    assert_eq!(header(&sliced), "06000001018280808010000100");
 }
 
 #[test]

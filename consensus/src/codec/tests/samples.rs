@@ -207,7 +207,7 @@ pub(super) fn messages() -> Vec<Message> {
 }
 
 fn pulse() -> Pulse {
-    Pulse { busy_ticks: 1, wait_ticks: 300 }
+    Pulse { busy_ticks: 1, wait_ticks: 300, progress: 70_000 }
 }
 
 pub(super) fn envelope(message: Message) -> Envelope {

@@ -36,6 +36,7 @@ fn of_members() -> Vec<String> {
         LossReason::Closed,
         LossReason::Silent { ticks: 300 },
         LossReason::OpOverdue { ticks: 300, ticks_max: 50 },
+        LossReason::NoProgress { ticks: 300 },
         LossReason::Superseded,
         LossReason::Drained,
         LossReason::Untrusted { partners: 2 },

@@ -7,7 +7,7 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 use super::super::{Command, Core, CoreRefusal, Event, Input, Ordered, Output};
 use super::pump::{CONTROLLER, Pump, leader, n, persist, recovered};
 use crate::access::{AccessChange, AccessOutcome, AccessRefusal, AccessRole, TokenId, TokenTerms};
-use crate::duty::Unsolvable;
+use crate::duty::{Owed, Unsolvable};
 use crate::entry::RewindReason;
 use crate::fixture::{Log, contact, spec};
 use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec};
@@ -258,6 +258,15 @@ fn standing(state: &State) -> RunStanding {
     leader(state).standing()
 }
 
+/// Whom a leader waits for, and for what.
+fn awaited(standing: &RunStanding) -> Vec<(u64, Owed)> {
+    let (RunStanding::Planning { awaited } | RunStanding::Loading { awaited, .. }) = standing
+    else {
+        panic!("{standing} waits for nobody")
+    };
+    awaited.iter().map(|awaited| (awaited.node.0, awaited.owed)).collect()
+}
+
 #[test]
 fn status_says_why_nothing_is_sealed() {
     let follower = recovered(&Log::empty().state).expect("the disk is usable");
@@ -267,13 +276,18 @@ fn status_says_why_nothing_is_sealed() {
     let waits = |present| RunStanding::WaitingForWorkers { present, left_out: 0, needed: 2 };
     assert_eq!(standing(&Log::with_job(two.clone(), &[]).state), waits(0));
     assert_eq!(standing(&Log::with_job(two.clone(), &[1]).state), waits(1));
-    assert_eq!(standing(&Log::with_job(two, &[1, 2]).state), RunStanding::Planning);
+    let planning = standing(&Log::with_job(two, &[1, 2]).state);
+    assert_eq!(awaited(&planning), [(1, Owed::Inventory), (2, Owed::Inventory)]);
+    let text = "waiting for node 2: has not said which layers it holds";
+    assert!(planning.to_string().contains(text), "{planning}");
     let mut log = Log::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
     let ready = crate::entry::Entry::Ready(log.ready(0));
     log.apply(ready);
-    let (generation, ready, stages) = (log.state.generation(), 1, 2);
-    assert_eq!(standing(&log.state), RunStanding::Loading { generation, ready, stages });
+    let generation = log.state.generation();
+    let loading = standing(&log.state);
+    assert!(matches!(loading, RunStanding::Loading { ready: 1, stages: 2, .. }), "{loading}");
+    assert_eq!(awaited(&loading), [(2, Owed::Ready)]);
     let mut log = Log::running(spec(), &[1, 2]);
     assert_eq!(standing(&log.state), RunStanding::Running { generation, withheld: None });
     for (change, expected) in [

@@ -20,7 +20,7 @@ use crate::seat::{Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use crate::state::State;
 
 pub const TIMING: DutyTiming =
-    DutyTiming { lost_after_ticks: 20, stall_ticks: 100, load_ticks: 60, inventory_ticks: 10 };
+    DutyTiming { lost_after_ticks: 20, progress_ticks: 100, inventory_ticks: 10 };
 
 /// Controllers are numbered from here on, workers from 1.
 pub const CONTROLLER: u64 = 101;

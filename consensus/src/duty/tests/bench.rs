@@ -1,5 +1,7 @@
 //! A leader without a log: what it proposes is agreed at once.
 
+use std::collections::BTreeSet;
+
 use zbelastic_schedule::Window;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
@@ -17,8 +19,7 @@ use crate::validation::{LayerFingerprint, Report, TensorSum};
 pub const TIMING: DutyTiming = DutyTiming {
     // Not what the job says: where there is one, it is heeded.
     lost_after_ticks: 17,
-    stall_ticks: 50,
-    load_ticks: 30,
+    progress_ticks: 40,
     inventory_ticks: 8,
 };
 
@@ -32,6 +33,8 @@ pub struct Bench {
     pub follows: bool,
     /// The version of which second replicas' states are told, if not that of the open step.
     pub twin_version: Option<u64>,
+    /// The work that everybody who beats has done.
+    pub progress: u64,
 }
 
 impl Bench {
@@ -40,7 +43,8 @@ impl Bench {
         let duties = Duties::new(&log.state, TIMING);
         let (asked, given_up) = (None, Vec::new());
         let (asks_inventory, follows, twin_version) = (false, true, None);
-        Self { log, duties, asked, asks_inventory, given_up, follows, twin_version }
+        let progress = 0;
+        Self { log, duties, asked, asks_inventory, given_up, follows, twin_version, progress }
     }
 
     pub fn running(spec: JobSpec, nodes: &[u64]) -> Self {
@@ -89,12 +93,17 @@ impl Bench {
     /// All who are to follow layers say that they do.
     pub fn follow_all(&mut self) {
         let rehearsal = self.duties.rehearsal().cloned().expect("something is to be followed");
-        rehearsal.follows.iter().for_each(|follow| self.follow(follow.follower, follow.layer));
+        let followers: BTreeSet<Holder> = rehearsal.follows.iter().map(|f| f.follower).collect();
+        for holder in followers {
+            let layers = rehearsal.followed_by(holder).map(|follow| follow.layer).collect();
+            self.follow(holder, layers);
+        }
     }
 
-    pub fn follow(&mut self, holder: Holder, layer: LayerId) {
+    /// Somebody says that it follows these layers, and no others.
+    pub fn follow(&mut self, holder: Holder, layers: Vec<LayerId>) {
         let (state, generation) = (&self.log.state, self.plan().generation);
-        let told = self.duties.handle_following(state, holder, generation, vec![layer]);
+        let told = self.duties.handle_following(state, holder, generation, layers);
         told.expect("it was told to");
     }
 
@@ -108,8 +117,16 @@ impl Bench {
 
     pub fn beat(&mut self, node: u64, busy_ticks: u32, wait_ticks: u32) {
         let holder = self.log.holder(node);
-        let pulse = Pulse { busy_ticks, wait_ticks };
+        let pulse = Pulse { busy_ticks, wait_ticks, progress: self.progress };
         self.duties.handle_beat(&self.log.state, holder, pulse).expect("it is a member");
+    }
+
+    /// Ticks, all of these nodes beating in each, and having done some more.
+    pub fn work(&mut self, count: u32, working: &[u64]) {
+        for _ in 0..count {
+            self.progress += 1;
+            self.tick(1, working);
+        }
     }
 
     pub fn need(&self) -> Option<Need> {

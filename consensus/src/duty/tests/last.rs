@@ -56,21 +56,21 @@ fn who_is_left_writes_the_last_checkpoint_when_a_worker_is_lost() {
 #[test]
 fn a_last_checkpoint_that_nobody_gets_on_with_is_written_anew() {
     let mut bench = bench();
-    bench.tick(TIMING.load_ticks, &[1, 2]);
+    bench.tick(TIMING.progress_ticks, &[1, 2]);
     assert_eq!(bench.need(), None, "who writes may take longer than a step");
     bench.tick(1, &[1, 2]);
-    let ticks = TIMING.load_ticks + 1;
+    let ticks = TIMING.progress_ticks + 1;
     assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
 }
 
 #[test]
 fn who_gets_on_with_the_last_checkpoint_is_waited_for() {
     let mut bench = bench();
-    bench.tick(TIMING.load_ticks, &[1, 2]);
+    bench.tick(TIMING.progress_ticks, &[1, 2]);
     let (version, holder) = (12, bench.log.holder(1));
     let first = digests([LayerId(0)], version);
     bench.agree(bench.log.durable(version, holder, first));
-    bench.tick(TIMING.load_ticks, &[1, 2]);
+    bench.tick(TIMING.progress_ticks, &[1, 2]);
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
     assert!(matches!(bench.need(), Some(Need::Now(PlanReason::Stalled { .. }))));

@@ -227,7 +227,7 @@ fn pulse(bench: &mut Bench) -> Pulse {
 #[test]
 fn the_heart_says_how_long_an_operation_takes_and_how_long_a_verdict_was_waited_for() {
     let (_, mut bench) = running();
-    assert_eq!(pulse(&mut bench), Pulse { busy_ticks: 0, wait_ticks: 0 });
+    assert_eq!(pulse(&mut bench), Pulse::default());
     bench.news(News::Busy { is_busy: true });
     assert_eq!(pulse(&mut bench).busy_ticks, 1 + TIMING.beat_ticks);
     assert_eq!(pulse(&mut bench).busy_ticks, 1 + 2 * TIMING.beat_ticks);
@@ -235,5 +235,17 @@ fn the_heart_says_how_long_an_operation_takes_and_how_long_a_verdict_was_waited_
     assert_eq!(pulse(&mut bench).busy_ticks, 1 + TIMING.beat_ticks, "another operation");
     bench.news(News::Busy { is_busy: false });
     bench.news(News::Waited { ticks: 3 });
-    assert_eq!(pulse(&mut bench), Pulse { busy_ticks: 0, wait_ticks: 3 });
+    assert_eq!(pulse(&mut bench), Pulse { wait_ticks: 3, ..Pulse::default() });
+}
+
+/// Progress costs no message of its own.
+#[test]
+fn the_heart_says_how_much_was_done() {
+    let (_, mut bench) = running();
+    bench.sent.clear();
+    bench.news(News::Progress { done: 1 });
+    bench.news(News::Progress { done: 70_000 });
+    assert_eq!(bench.sent, []);
+    assert_eq!(pulse(&mut bench).progress, 70_000);
+    assert_eq!(pulse(&mut bench).progress, 70_000, "it is a count, and no rate");
 }
