@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use chaos_tests::processes::account::{Account, Verdict};
 use chaos_tests::processes::campaign::{self, CampaignSetup};
-use chaos_tests::processes::contract::Program;
+use chaos_tests::processes::contract::{Configuration, Program};
 use chaos_tests::processes::faults::{FaultKind, FaultMix};
 use chaos_tests::processes::folder::Folder;
 use chaos_tests::processes::group::{GroupError, GroupSetup};
@@ -34,19 +34,20 @@ struct Scene {
     bug: Option<&'static str>,
     mix: FaultMix,
     wires: Wires,
-    seal_limit: Duration,
+    standstill: Duration,
 }
 
 impl Scene {
     fn new(kinds: &[FaultKind], count: u64, power_cycles: u64) -> Self {
         let folder = Folder::temporary("fake").expect("a folder");
         let mix = FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: LONGEST_MS };
-        Self { folder, bug: None, mix, wires: Wires::Loopback, seal_limit: PATIENCE }
+        Self { folder, bug: None, mix, wires: Wires::Loopback, standstill: PATIENCE }
     }
 
     fn training(&self, bug: Option<&str>) -> Training {
         let config = shared().join("config.toml");
         std::fs::write(&config, "").expect("written");
+        let config = Configuration::of(config);
         let path = std::env::current_exe().expect("it has a path");
         let environment = bug.map(|bug| (fake::BUG.to_owned(), bug.to_owned()));
         let environment = environment.into_iter().collect();
@@ -74,9 +75,9 @@ impl Scene {
             wires: self.wires,
             small_disk_mib: None,
         };
-        let (mix, seal_limit) = (self.mix.clone(), self.seal_limit);
+        let (mix, standstill) = (self.mix.clone(), self.standstill);
         let (every_steps, tell_every) = (EVERY_STEPS, Some(Duration::from_millis(100)));
-        let setup = CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every };
+        let setup = CampaignSetup { training, group, mix, every_steps, standstill, tell_every };
         let account = campaign::run(&setup, &undisturbed, &mut watch).expect("it is told");
         (account, String::from_utf8(told).expect("text"))
     }
@@ -149,7 +150,7 @@ fn a_step_that_is_left_out_is_found() {
 
 fn a_run_that_stands_still_is_found() {
     let mut scene = Scene::new(&[FaultKind::KillWorker], 2, 0);
-    (scene.bug, scene.seal_limit) = (Some("stuck"), IMPATIENCE);
+    (scene.bug, scene.standstill) = (Some("stuck"), IMPATIENCE);
     let account = scene.account();
     assert!(matches!(account.verdict, Verdict::Stuck(_)), "{account}");
 }

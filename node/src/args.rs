@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chaos_tests::args::processes::{
-    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, RunArgs as ChaosRunArgs,
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, ReplayArgs, RunArgs as ChaosRunArgs,
 };
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -333,6 +333,12 @@ pub struct BenchMemoryArgs {
 pub struct BenchClusterArgs {
     /// What is trained; without it, the preset quickstart.
     pub config: Option<PathBuf>,
+    /// A preset instead.
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Set any key of the configuration; the last of several wins.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
     /// Workers.
     #[arg(long, value_name = "W", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
     pub workers: u32,
@@ -394,9 +400,13 @@ pub enum ChaosCommand {
     /// those of a run that nothing disturbed.
     #[command(after_help = run_help())]
     Run(ChaosRunArgs),
-    /// Measure how long a real run takes to go on after each kind of fault.
+    /// Measure a real cluster against its goals: undisturbed, its speed, and how long a run takes to
+    /// go on after each kind of fault.
     #[command(after_help = MEASURE_EXAMPLES)]
     Measure(MeasureArgs),
+    /// Train while workers come and go as those of a recorded fleet of spot machines did.
+    #[command(after_help = REPLAY_EXAMPLES)]
+    Replay(ReplayArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.
     #[command(after_help = demo_help())]
     Demo(DemoArgs),
@@ -405,7 +415,19 @@ pub enum ChaosCommand {
 const MEASURE_EXAMPLES: &str = "\
 Examples:
   zbelastic chaos measure --config tiny.toml
-  zbelastic chaos measure --config tiny.toml --times 200 --report recovery.json";
+  zbelastic chaos measure --preset gpt2-124m --set train.global_batch=4 --workers 3 \\
+      --controllers 1 --rows worker-killed,controller-killed --times 3 --report recovery.json
+  zbelastic chaos measure --preset tiny --undisturbed 20
+  zbelastic chaos measure --preset tiny --rows speed --steps 120
+  zbelastic chaos measure --preset tiny --rows mass --workers 64 --controllers 3
+
+Rows: undisturbed, speed, worker-killed, controller-killed, stopped-0.3s, stopped-3s, stopped-30s,
+joins, drains, power-cycle, two-killed, mass.";
+
+const REPLAY_EXAMPLES: &str = "\
+Example:
+  zbelastic chaos replay --trace aws_p3.csv --window 5.5h..6.5h --speed 60 --workers-max 6 \\
+      --preset tiny --report replay.json";
 
 fn demo_help() -> String {
     format!(

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::processes::contract::Configuration;
 use crate::processes::faults::FaultKind;
+use crate::processes::measure::RowKind;
 
 /// More processes are not started on one machine.
 const NODES_MAX: i64 = 64;
@@ -15,11 +17,11 @@ const SECONDS_MAX: f64 = 86_400.0;
 /// What stands below the help of `run`.
 pub const RUN_EXIT_CODES: &str = "\
 Exit codes: 0 passed, 2 usage, 10 safety: an invariant was broken or the weights differ, 11
-liveness: nothing was sealed for a minute, 12 a process ended by itself, 14 the campaign itself, 130
+liveness: no progress for a minute, 12 a process ended by itself, 14 the campaign itself, 130
 interrupted.";
 /// What stands below the help of `demo`.
 pub const DEMO_EXIT_CODES: &str = "\
-Exit codes: 0 the weights are the same, 8 they differ, 11 nothing was sealed for a minute, 12 a
+Exit codes: 0 the weights are the same, 8 they differ, 11 no progress for a minute, 12 a
 process ended by itself, 14 the demonstration itself, 130 interrupted.";
 
 /// The cluster that is started.
@@ -39,12 +41,35 @@ pub struct GroupArgs {
     pub program: Option<PathBuf>,
 }
 
+/// What is trained.
+#[derive(Args, Clone, Debug)]
+pub struct SubjectArgs {
+    /// A configuration file.
+    #[arg(long, value_name = "FILE", required_unless_present = "preset")]
+    pub config: Option<PathBuf>,
+    /// A preset, as in `config schema`; a file's keys win over its.
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Set any key of the configuration; the last of several wins.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl SubjectArgs {
+    /// What is typed to the binary.
+    #[must_use]
+    pub fn configuration(&self) -> Configuration {
+        let preset = self.preset.iter().map(|name| format!("model.preset={name}"));
+        Configuration { file: self.config.clone(), set: preset.chain(self.set.clone()).collect() }
+    }
+}
+
 /// `zbelastic chaos run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
     /// What is trained; the number of steps is chosen so that all faults find their time.
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    #[command(flatten)]
+    pub subject: SubjectArgs,
     /// The cluster.
     #[command(flatten)]
     pub group: GroupArgs,
@@ -89,20 +114,86 @@ pub struct RunArgs {
 #[derive(Args, Clone, Debug)]
 pub struct MeasureArgs {
     /// What is trained.
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    #[command(flatten)]
+    pub subject: SubjectArgs,
     /// The cluster.
     #[command(flatten)]
     pub group: GroupArgs,
-    /// How often each fault strikes.
+    /// Rows, with commas [default: the faults that strike one node, and power cycles].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
+    pub rows: Vec<RowKind>,
+    /// How often each fault strikes; long ones and joins a quarter as often.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub times: u32,
     /// How often everything dies at once.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub power_cycles: u32,
+    /// Runs of the row `undisturbed`, which is the only one without --rows [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub undisturbed: Option<u32>,
+    /// Steps of each run of the rows `undisturbed` and `speed`.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Rounds of the row `speed`, of three runs each.
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
     /// Write what was measured as JSON, too.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+}
+
+/// `zbelastic chaos replay`.
+#[derive(Args, Clone, Debug)]
+pub struct ReplayArgs {
+    /// A CSV file with the columns time_s,event,node,nodes_alive (events are join and leave), or
+    /// time_s,nodes_alive.
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// A part of it: two times, in seconds, or in hours as in 5.5h..6.5h.
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_window)]
+    pub window: Window,
+    /// Seconds of the trace in a second of ours.
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_speed)]
+    pub speed: f64,
+    /// Workers when the trace has most nodes; if it never has so many, as many as it has.
+    #[arg(long, value_name = "M", default_value_t = 8, value_parser = nodes())]
+    pub workers_max: u32,
+    /// Controllers, which do not come and go.
+    #[arg(long, value_name = "C", default_value_t = 1, value_parser = nodes())]
+    pub controllers: u32,
+    /// Workers are asked to leave so many seconds before they are killed [default: no notice].
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub notice: Option<Duration>,
+    /// What is trained.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// Steps of each run that says how fast so many workers are.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..))]
+    pub trial_steps: u64,
+    /// Which workers leave follows from it.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// The binary that is started [default: this one].
+    #[arg(long, value_name = "PATH")]
+    pub program: Option<PathBuf>,
+    /// Write what came of it as JSON, too.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+/// A part of a trace, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    from_s: f64,
+    to_s: f64,
+}
+
+impl Window {
+    /// Its beginning and its end.
+    #[must_use]
+    pub const fn seconds(self) -> (f64, f64) {
+        (self.from_s, self.to_s)
+    }
 }
 
 /// `zbelastic chaos demo`.
@@ -127,6 +218,32 @@ fn parse_kind(name: &str) -> Result<FaultKind, String> {
     })
 }
 
+fn parse_row(name: &str) -> Result<RowKind, String> {
+    RowKind::named(name).ok_or_else(|| {
+        let names = RowKind::ALL.map(RowKind::name).join(", ");
+        format!("there are {names}")
+    })
+}
+
+fn parse_window(text: &str) -> Result<Window, String> {
+    let time = |text: &str| {
+        let (number, unit_s) = match text.strip_suffix('h') {
+            Some(hours) => (hours, 3600.0),
+            None => (text, 1.0),
+        };
+        let found = number.parse::<f64>().ok().filter(|time| time.is_finite() && *time >= 0.0);
+        found.map(|time| time * unit_s).ok_or_else(|| format!("{text} is no time"))
+    };
+    let (from, to) = text.split_once("..").ok_or("expected FROM..TO")?;
+    let (from_s, to_s) = (time(from)?, time(to)?);
+    if from_s < to_s { Ok(Window { from_s, to_s }) } else { Err("it ends before it begins".into()) }
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if speed.is_finite() && speed > 0.0 { Ok(speed) } else { Err("must be above 0".to_owned()) }
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if !(0.0..=SECONDS_MAX).contains(&seconds) {
@@ -141,13 +258,15 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::{DemoArgs, MeasureArgs, RunArgs};
+    use super::{DemoArgs, MeasureArgs, ReplayArgs, RunArgs};
     use crate::processes::faults::FaultKind;
+    use crate::processes::measure::RowKind;
 
     #[derive(Debug, Parser)]
     enum Line {
         Run(RunArgs),
         Measure(MeasureArgs),
+        Replay(ReplayArgs),
         Demo(DemoArgs),
     }
 
@@ -169,6 +288,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_trained_is_a_file_a_preset_and_keys() {
+        let line = "measure --preset gpt2-124m --set a.b=1 --set c.d=2 --rows joins,worker-killed";
+        let Some(Line::Measure(args)) = parse(line) else { panic!("legal") };
+        let configuration = args.subject.configuration();
+        assert_eq!(configuration.file, None);
+        assert_eq!(configuration.set, ["model.preset=gpt2-124m", "a.b=1", "c.d=2"]);
+        assert_eq!(args.rows, [RowKind::Joins, RowKind::WorkerKilled]);
+    }
+
+    #[test]
+    fn a_replay_is_typed() {
+        let line = "replay --trace t.csv --preset tiny --window 5.5h..6.5h --speed 60 --notice 2";
+        let Some(Line::Replay(args)) = parse(line) else { panic!("legal") };
+        assert_eq!(args.window.seconds(), (19_800.0, 23_400.0));
+        assert_eq!((args.speed, args.notice), (60.0, Some(Duration::from_secs(2))));
+        for window in ["5", "5..5", "6..5", "-1..5", "a..5", "0..nan"] {
+            let line = format!("replay --trace t.csv --preset tiny --window={window}");
+            assert!(parse(&line).is_none(), "{window}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         let lines = [
             "run",
@@ -176,6 +317,11 @@ mod tests {
             "run --config a --workers 65",
             "run --config a --faults earthquake",
             "run --config a --every -1",
+            "run --set a.b=1",
+            "measure --preset tiny --rows earthquake",
+            "measure --rows joins",
+            "replay --trace t --preset tiny",
+            "replay --trace t --preset tiny --window 0..9 --speed 0",
             "demo --seconds nan",
             "demo --seconds 86401",
         ];

@@ -18,7 +18,7 @@ use super::proxy::Proxy;
 use super::strike::{Strike, Striker};
 use super::times::words;
 use super::undisturbed::{Training, log_of};
-use super::watch::{Progress, Watch};
+use super::watch::{Progress, STANDSTILL, Watch};
 
 /// Steps before the first fault and after the last one, in distances between two faults, and as
 /// many times those that pass during the longest fault.
@@ -27,13 +27,9 @@ const MARGINS: u64 = 2;
 const STEP_MS_MIN: f64 = 0.1;
 /// Steps between two faults at least: one under way, one that shows that the run recovered, and two
 /// under the plan that follows.
-const STEPS_APART_MIN: u64 = 4;
-/// Within this time something is sealed, once nothing is down, stopped or cut off.
-pub const SEAL_LIMIT: Duration = Duration::from_secs(60);
+pub const STEPS_APART_MIN: u64 = 4;
 /// More victims than this are everybody.
 const NAMES_MAX: usize = 4;
-/// Within this time a cluster is up.
-pub const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is tried.
 #[derive(Clone, Debug)]
@@ -46,8 +42,8 @@ pub struct CampaignSetup {
     pub mix: FaultMix,
     /// Steps between two faults, if the run recovers that fast.
     pub every_steps: u64,
-    /// Within this time something is sealed, once nothing is down, stopped or cut off.
-    pub seal_limit: Duration,
+    /// A run is given up that makes no progress for so long, once nothing is down, stopped or cut off.
+    pub standstill: Duration,
     /// How often the step and its loss are told.
     pub tell_every: Option<Duration>,
 }
@@ -95,7 +91,7 @@ pub fn run(
 ) -> Result<Account, GroupError> {
     let began = Instant::now();
     let account = blank(setup, undisturbed);
-    let group = match Group::start(&setup.group, START_LIMIT) {
+    let group = match Group::start(&setup.group, STANDSTILL) {
         Ok(group) => group,
         Err(error) => return Ok(Account { verdict: verdict_of(error)?, ..account }),
     };
@@ -219,7 +215,7 @@ impl<'a, 'b> Campaign<'a, 'b> {
             if !self.striker.is_idle() {
                 progress.excuse();
             }
-            progress.check(&self.group, self.setup.seal_limit)?;
+            progress.check(&self.group, self.setup.standstill)?;
             if self.is_time() {
                 self.strike()?;
             }
@@ -231,7 +227,7 @@ impl<'a, 'b> Campaign<'a, 'b> {
             self.group.look_for(LOOK_EVERY)?;
         }
         self.close()?;
-        self.watch.until_done(&mut self.group, self.setup.seal_limit)
+        self.watch.until_done(&mut self.group, self.setup.standstill)
     }
 
     fn is_time(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What `zbelastic chaos run`, `measure` and `demo` do.
+//! What `zbelastic chaos run`, `measure`, `replay` and `demo` do.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::account::{Account, Verdict};
-use super::campaign::{self, CampaignSetup, SEAL_LIMIT, START_LIMIT};
+use super::campaign::{self, CampaignSetup};
 use super::check::Undisturbed;
 use super::contract::Program;
 use super::demo::{self, Demo};
@@ -15,11 +15,12 @@ use super::faults::{FaultKind, FaultMix};
 use super::folder::Folder;
 use super::group::{GroupError, GroupSetup};
 use super::machine;
-use super::measure::{self, MeasureSetup, heading};
+use super::measure::{self, MeasureSetup, RowKind, heading};
+use super::replay::{self, ReplaySetup, Trace};
 use super::undisturbed::Training;
-use super::watch::Watch;
+use super::watch::{STANDSTILL, Watch};
 use super::wires::Wires;
-use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, RunArgs};
+use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, ReplayArgs, RunArgs};
 
 /// Steps that tell how long a step takes.
 const TRIAL_STEPS: u64 = 40;
@@ -66,17 +67,17 @@ fn undisturbed(
     own: &Path,
     watch: &mut Watch<'_>,
 ) -> Result<(Training, Undisturbed, u64), GroupError> {
-    let cache = std::env::temp_dir().join("zbelastic-chaos-undisturbed");
-    let (config, workers) = (args.config.clone(), args.group.workers);
+    let cache = cache();
+    let (config, workers) = (args.subject.configuration(), args.group.workers);
     let program = program(&args.group, own);
     let trial = Training { program, config, steps: TRIAL_STEPS, workers };
-    let step_ms = trial.undisturbed(&cache, START_LIMIT, watch)?.step_ms;
+    let step_ms = trial.undisturbed(&cache, STANDSTILL, watch)?.step_ms;
     let every_steps = CampaignSetup::distance(args.every, step_ms);
     let steps =
         CampaignSetup::steps(mix, every_steps, CampaignSetup::distance(args.longest, step_ms));
     watch.tell(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
     let training = Training { steps, ..trial };
-    let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
+    let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
     Ok((training, undisturbed, every_steps))
 }
 
@@ -101,8 +102,8 @@ fn campaign(
         wires,
         small_disk_mib: args.small_disk,
     };
-    let (seal_limit, tell_every) = (SEAL_LIMIT, None);
-    CampaignSetup { training, group, mix, every_steps, seal_limit, tell_every }
+    let (standstill, tell_every) = (STANDSTILL, None);
+    CampaignSetup { training, group, mix, every_steps, standstill, tell_every }
 }
 
 /// Shows that kills change nothing, and returns the exit code.
@@ -130,17 +131,83 @@ pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<
         wires: Wires::Loopback,
         small_disk_mib: None,
     };
-    let (config, times, power_cycles) = (args.config.clone(), args.times, args.power_cycles);
     watch.tell(&heading())?;
-    let setup = MeasureSetup { group, config, times, power_cycles };
+    let setup = MeasureSetup {
+        group,
+        config: args.subject.configuration(),
+        rows: rows(args),
+        times: args.times,
+        power_cycles: args.power_cycles,
+        undisturbed: args.undisturbed.unwrap_or(1),
+        steps: args.steps,
+        rounds: args.rounds,
+        cache: cache(),
+    };
     let measures = measure::run(&setup, watch).inspect_err(|_| folder.keep())?;
     for violation in &measures.findings.violations {
         watch.tell(&violation.to_string())?;
     }
     watch.tell(&measures.moved.to_string())?;
     watch.tell(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
+    watch.tell(&format!("{} goals missed", measures.missed()))?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &measures))?;
     Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })
+}
+
+/// The rows that were asked for, in the order in which they are measured.
+fn rows(args: &MeasureArgs) -> Vec<RowKind> {
+    let mut rows = match args.rows.as_slice() {
+        [] if args.undisturbed.is_some() => vec![RowKind::Undisturbed],
+        [] => RowKind::USUAL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Replays a trace, and returns the exit code.
+///
+/// # Errors
+/// If the trace cannot be read, the run does not come to its end, or nobody takes what is told.
+pub fn replay(args: &ReplayArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+    let doing = || format!("cannot read {}", args.trace.display());
+    let text = fs::read_to_string(&args.trace).map_err(|source| system(doing(), source))?;
+    let fleet = Trace::parse(&text)
+        .and_then(|trace| trace.follow(args.window.seconds(), args.speed, args.workers_max));
+    let fleet = match fleet {
+        Ok(fleet) => fleet,
+        Err(error) => {
+            watch.tell(&format!("error: {}: {error}", args.trace.display()))?;
+            return Ok(USAGE);
+        }
+    };
+    let mut folder = folder(None, "replay")?;
+    let setup = ReplaySetup {
+        group: GroupSetup {
+            program: Program::at(args.program.clone().unwrap_or_else(|| own.to_owned())),
+            folder: folder.path().join("cluster"),
+            controllers: args.controllers,
+            workers: fleet.begin,
+            seed: args.seed,
+            wires: Wires::Loopback,
+            small_disk_mib: None,
+        },
+        config: args.subject.configuration(),
+        fleet,
+        notice: args.notice,
+        trial_steps: args.trial_steps,
+        cache: cache(),
+    };
+    let replayed = replay::run(&setup, watch).inspect_err(|_| folder.keep())?;
+    watch.tell(&replayed.to_string())?;
+    args.report.as_deref().map_or(Ok(()), |path| write_json(path, &replayed))?;
+    Ok(if replayed.findings.violations.is_empty() { 0 } else { UNSAFE })
+}
+
+/// Where runs that nothing disturbed are kept.
+fn cache() -> PathBuf {
+    std::env::temp_dir().join("zbelastic-chaos-undisturbed")
 }
 
 fn finish(

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::namespaces::Namespace;
 use super::system::tie;
@@ -132,6 +132,38 @@ impl Program {
     }
 }
 
+/// What is trained: a configuration file, and keys that win over it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Configuration {
+    /// The file, if there is one; without it and without a preset, the binary has a default.
+    pub file: Option<PathBuf>,
+    /// `KEY=VALUE`, as they are typed behind `--set`; the last of several wins.
+    pub set: Vec<String>,
+}
+
+impl Configuration {
+    /// A file alone.
+    #[must_use]
+    pub const fn of(file: PathBuf) -> Self {
+        Self { file: Some(file), set: Vec::new() }
+    }
+
+    /// The same with another key set.
+    #[must_use]
+    pub fn with(&self, key: &str, value: impl std::fmt::Display) -> Self {
+        let mut set = self.set.clone();
+        set.push(format!("{key}={value}"));
+        Self { set, ..self.clone() }
+    }
+
+    fn type_to(&self, command: &mut Command) {
+        command.args(&self.file);
+        self.set.iter().for_each(|set| {
+            command.arg("--set").arg(set);
+        });
+    }
+}
+
 /// What `token create --json` says, as far as it matters here.
 #[derive(Debug, Deserialize)]
 struct TokenAnswer {
@@ -171,6 +203,58 @@ pub struct MemberStatus {
     pub name: String,
     /// Its place in the pipeline.
     pub stage: Option<u64>,
+    /// What it has done, as it reported last.
+    pub work: Option<WorkStatus>,
+}
+
+/// What a worker has done, as far as it matters here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct WorkStatus {
+    /// A count that grows with each operation that runs and each byte of a layer that comes.
+    pub done: u64,
+}
+
+/// What `plan --json` says, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PlanAnswer {
+    /// Schedules.
+    pub schedules: Vec<PlannedSchedule>,
+}
+
+/// What a schedule takes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PlannedSchedule {
+    /// Its name.
+    pub schedule: String,
+    /// Memory of each stage, copies included.
+    pub stage_bytes: Vec<u64>,
+}
+
+impl PlanAnswer {
+    /// The memory of each stage under a schedule.
+    #[must_use]
+    pub fn stage_bytes(&self, schedule: &str) -> Option<&[u64]> {
+        let found = self.schedules.iter().find(|planned| planned.schedule == schedule)?;
+        Some(&found.stage_bytes)
+    }
+}
+
+/// What `bench cluster --json` says, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BenchAnswer {
+    /// A step, each worker a thread of one process, in milliseconds.
+    pub threads_ms: f64,
+    /// A step, each worker a process.
+    pub processes_ms: f64,
+    /// Tokens a second of processes over those of threads.
+    pub processes_over_threads: f64,
+    /// A step during which a checkpoint was written over one without.
+    pub checkpoint_ratio: Option<f64>,
+    /// From the last seal to the model's file over writing its bytes plainly.
+    pub ending_ratio: Option<f64>,
 }
 
 /// What is trained, as far as it matters here.
@@ -228,25 +312,68 @@ impl Program {
         let mut command = self.verb();
         command.args(["token", "create", "--role", role.name(), "--uses", TOKEN_USES, "--json"]);
         command.arg("--data-dir").arg(admin);
-        let answer: TokenAnswer = ask(&mut command, limit)?;
+        let answer: TokenAnswer = ask(&mut command, Some(limit))?;
         Ok(Ticket { token: answer.token, addresses: answer.addresses })
     }
 
-    /// Submits a configuration, for so many steps.
+    /// Submits a configuration, for so many steps. It may take as long as its text is sent.
     ///
     /// # Errors
-    /// If it is not taken within the limit.
-    pub fn run(
-        &self,
-        config: &Path,
-        steps: u64,
-        admin: &Path,
-        limit: Duration,
-    ) -> Result<(), VerbError> {
+    /// If it is refused.
+    pub fn run(&self, config: &Configuration, steps: u64, admin: &Path) -> Result<(), VerbError> {
         let mut command = self.verb();
-        command.arg("run").arg(config).arg("--set").arg(format!("train.steps={steps}"));
+        command.arg("run");
+        config.with("train.steps", steps).type_to(&mut command);
         command.arg("--detach").arg("--data-dir").arg(admin);
-        finish(&mut command, limit).map(|_| ())
+        finish(&mut command, None).map(|_| ())
+    }
+
+    /// Trains without a cluster, a thread for each worker, and returns the lines that it printed. It
+    /// takes as long as its steps do: nothing outside can tell a long one from none.
+    ///
+    /// # Errors
+    /// If it does not come to its end.
+    pub fn train(
+        &self,
+        config: &Configuration,
+        (steps, workers): (u64, u32),
+        out: &Path,
+    ) -> Result<String, VerbError> {
+        let mut command = self.verb();
+        command.arg("train");
+        config.with("train.steps", steps).type_to(&mut command);
+        command.args(["--workers", &workers.to_string(), "--threads", WORKER_THREADS]);
+        command.args(["--threads-only", "--json", "--out"]).arg(out);
+        finish(&mut command, None)
+    }
+
+    /// What stages of so many workers take.
+    ///
+    /// # Errors
+    /// If nothing fits.
+    pub fn plan(&self, config: &Configuration, workers: u32) -> Result<PlanAnswer, VerbError> {
+        let mut command = self.verb();
+        command.arg("plan");
+        config.type_to(&mut command);
+        command.args(["--nodes", &workers.to_string(), "--threads", WORKER_THREADS, "--json"]);
+        ask(&mut command, None)
+    }
+
+    /// Processes beside threads, steps beside steps with a checkpoint under way, and the end of runs.
+    ///
+    /// # Errors
+    /// If a run does not come to its end.
+    pub fn bench_cluster(
+        &self,
+        config: &Configuration,
+        (steps, workers, rounds): (u64, u32, u32),
+    ) -> Result<BenchAnswer, VerbError> {
+        let mut command = self.verb();
+        command.args(["bench", "cluster"]);
+        config.type_to(&mut command);
+        command.args(["--steps", &steps.to_string(), "--workers", &workers.to_string()]);
+        command.args(["--rounds", &rounds.to_string(), "--json"]);
+        ask(&mut command, None)
     }
 
     /// How everything stands.
@@ -256,17 +383,17 @@ impl Program {
     pub fn status(&self, admin: &Path, limit: Duration) -> Result<Status, VerbError> {
         let mut command = self.verb();
         command.args(["status", "--json"]).arg("--data-dir").arg(admin);
-        ask(&mut command, limit)
+        ask(&mut command, Some(limit))
     }
 
-    /// Reads every copy of every checkpoint that is referred to.
+    /// Reads every copy of every checkpoint that is referred to, however long disks take for it.
     ///
     /// # Errors
-    /// If one is damaged, or nobody answers within the limit.
-    pub fn verify(&self, admin: &Path, limit: Duration) -> Result<(), VerbError> {
+    /// If one is damaged, or nobody answers.
+    pub fn verify(&self, admin: &Path) -> Result<(), VerbError> {
         let mut command = self.verb();
         command.args(["ckpt", "verify", "--json"]).arg("--data-dir").arg(admin);
-        finish(&mut command, limit).map(|_| ())
+        finish(&mut command, None).map(|_| ())
     }
 
     /// What a person types beside the nodes.
@@ -295,7 +422,10 @@ pub fn line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-fn ask<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Result<T, VerbError> {
+fn ask<T: DeserializeOwned>(
+    command: &mut Command,
+    limit: Option<Duration>,
+) -> Result<T, VerbError> {
     let said = finish(command, limit)?;
     serde_json::from_str(&said).map_err(|source| VerbError::Answer {
         verb: line(command),
@@ -304,8 +434,9 @@ fn ask<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Result<T,
     })
 }
 
-/// Runs a verb to its end, and returns what it said on its standard output.
-fn finish(command: &mut Command, limit: Duration) -> Result<String, VerbError> {
+/// Runs a verb to its end, and returns what it said on its standard output. Without a limit it ends
+/// when it has done its work, or gives its cluster up by itself.
+fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, VerbError> {
     let verb = line(command);
     let start = |source| VerbError::Start { verb: verb.clone(), source };
     // Files, because a pipe that nobody reads holds the process up.
@@ -317,7 +448,7 @@ fn finish(command: &mut Command, limit: Duration) -> Result<String, VerbError> {
         if let Some(status) = child.try_wait().map_err(start)? {
             break status;
         }
-        if began.elapsed() > limit {
+        if let Some(limit) = limit.filter(|limit| began.elapsed() > *limit) {
             child.kill().and_then(|()| child.wait()).map_err(start)?;
             return Err(VerbError::Late { verb, limit });
         }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::account::{Account, Verdict};
-use super::campaign::{self, CampaignSetup, SEAL_LIMIT, START_LIMIT};
-use super::contract::Program;
+use super::campaign::{self, CampaignSetup};
+use super::contract::{Configuration, Program};
 use super::faults::{FaultKind, FaultMix};
 use super::folder::Folder;
 use super::group::{GroupError, GroupSetup};
 use super::undisturbed::Training;
-use super::watch::Watch;
+use super::watch::{STANDSTILL, Watch};
 use super::wires::Wires;
 
 /// The two digests are not equal: the exit code of a failed verification.
@@ -63,14 +63,15 @@ pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let config = folder.path().join("demo.toml");
     std::fs::write(&config, CONFIG).map_err(making)?;
     let Demo { program, workers, .. } = demo.clone();
+    let config = Configuration::of(config);
     let training = Training { program, config, steps: TRIAL_STEPS, workers };
     let cache = folder.path().join("undisturbed");
     watch.tell("How long does a step take here?")?;
-    let trial = training.undisturbed(&cache, START_LIMIT, watch)?;
+    let trial = training.undisturbed(&cache, STANDSTILL, watch)?;
     let (mix, steps) = plan(demo, trial.step_ms);
     let training = Training { steps, ..training };
     watch.tell(&format!("{:.0} ms. Now {steps} steps that nothing disturbs.", trial.step_ms))?;
-    let undisturbed = training.undisturbed(&cache, START_LIMIT, watch)?;
+    let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
     let faults = mix.count;
     watch.tell(&format!("The same {steps} steps, while {faults} times somebody is killed."))?;
     let setup = CampaignSetup {
@@ -78,7 +79,7 @@ pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
         training,
         every_steps: steps / (faults + 2),
         mix,
-        seal_limit: SEAL_LIMIT,
+        standstill: STANDSTILL,
         tell_every: Some(TELL_EVERY),
     };
     let account = campaign::run(&setup, &undisturbed, watch)?;

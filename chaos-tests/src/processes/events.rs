@@ -90,6 +90,10 @@ pub enum EventKind {
         generation: u64,
         /// The node at each stage.
         stages: Vec<u64>,
+        /// Its schedule.
+        schedule: String,
+        /// Why it was made.
+        reason: String,
     },
     /// A plan's program runs.
     Running(Moved),
@@ -177,6 +181,7 @@ struct Raw {
     reason: Option<String>,
     generation: u64,
     stages: Option<serde_json::Value>,
+    schedule: String,
     step: u64,
     to_step: u64,
     verdict: String,
@@ -201,7 +206,8 @@ impl Raw {
             ("plan", _) => {
                 let stages = self.stages.as_ref().and_then(serde_json::Value::as_array);
                 let stages = stages.into_iter().flatten().filter_map(serde_json::Value::as_u64);
-                EventKind::Plan { generation: self.generation, stages: stages.collect() }
+                let (generation, schedule) = (self.generation, self.schedule);
+                EventKind::Plan { generation, stages: stages.collect(), schedule, reason }
             }
             ("step", _) => {
                 let bits = [self.loss, self.gnorm, self.clip, self.lr];
@@ -334,8 +340,15 @@ mod tests {
         check(r#"{"event":"lost","node":5,"name":"w1","reason":"silent"}"#, lost);
         let joined = EventKind::Joined { node: 5, name: "w1".to_owned() };
         check(r#"{"event":"joined","node":5,"name":"w1","role":"worker"}"#, joined);
-        let plan = EventKind::Plan { generation: 2, stages: vec![3, 4] };
-        check(r#"{"event":"plan","generation":2,"stages":[3,4],"window":1}"#, plan);
+        let plan = EventKind::Plan {
+            generation: 2,
+            stages: vec![3, 4],
+            schedule: "zb-h1".to_owned(),
+            reason: "first".to_owned(),
+        };
+        let line = r#"{"event":"plan","generation":2,"stages":[3,4],"schedule":"zb-h1","window":1,
+                       "reason":"first"}"#;
+        check(line, plan);
         let moved = Moved { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
         let line = "{\"event\":\"running\",\"generation\":4,\"bytes_moved\":70,\
                     \"bytes_floor\":64,\"moved_ms\":2.5,\"pause_ms\":9.5}";

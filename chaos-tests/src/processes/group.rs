@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use self::member::{Member, Standing, Surprise};
-use super::contract::{Entry, NodeSpec, Program, Role, Status, Ticket, VerbError};
+use super::contract::{Configuration, Entry, NodeSpec, Program, Role, Status, Ticket, VerbError};
 use super::events::{Event, EventsError};
 use super::namespaces::Cut;
 use super::picture::{MemberIndex, Picture};
@@ -23,7 +23,8 @@ use super::wires::{Door, Network, Wires};
 
 /// Between two looks at files and processes.
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long a verb may take.
+/// How long a verb may take that exchanges a few small messages: it dials each controller in turn,
+/// of which some may be down.
 pub const VERB_LIMIT: Duration = Duration::from_secs(30);
 /// Members of a group, those that have gone included.
 pub const MEMBERS_MAX: usize = 1024;
@@ -49,11 +50,11 @@ pub enum GroupError {
     #[error("{0}")]
     Surprise(Surprise),
     /// Something did not come.
-    #[error("{what} did not come within {limit:?}; {seen}")]
+    #[error("{what} did not come, and there was no progress for {limit:?}; {seen}")]
     Late {
         /// What.
         what: String,
-        /// How long it had.
+        /// How long nothing made progress.
         limit: Duration,
         /// What there is instead.
         seen: String,
@@ -133,7 +134,7 @@ impl Group {
     /// A cluster whose members have all begun.
     ///
     /// # Errors
-    /// If one of them does not come up within `limit`.
+    /// If one of them does not come up, and nobody has told anything for `limit`.
     pub fn start(setup: &GroupSetup, limit: Duration) -> Result<Self, GroupError> {
         let making = format!("cannot make {}", setup.folder.display());
         fs::create_dir_all(&setup.folder).map_err(system(making))?;
@@ -299,20 +300,22 @@ impl Group {
     /// Looks until something is so.
     ///
     /// # Errors
-    /// If it is not within `limit`, or as [`Self::look`].
+    /// If it is not, and no member has told anything for `limit`, or as [`Self::look`].
     pub fn wait(
         &mut self,
         limit: Duration,
         what: &str,
         mut is_so: impl FnMut(&Picture, &[Member]) -> bool,
     ) -> Result<(), GroupError> {
-        let began = Instant::now();
+        let mut since = Instant::now();
         loop {
-            self.look()?;
+            if !self.look()?.is_empty() {
+                since = Instant::now();
+            }
             if is_so(&self.picture, &self.members) {
                 return Ok(());
             }
-            if began.elapsed() > limit {
+            if since.elapsed() > limit {
                 let (what, seen) = (what.to_owned(), self.seen());
                 return Err(GroupError::Late { what, limit, seen });
             }
@@ -334,8 +337,8 @@ impl Group {
     ///
     /// # Errors
     /// If it is not taken.
-    pub fn run(&self, config: &Path, steps: u64) -> Result<(), GroupError> {
-        Ok(self.program.run(config, steps, self.admin(), VERB_LIMIT)?)
+    pub fn run(&self, config: &Configuration, steps: u64) -> Result<(), GroupError> {
+        Ok(self.program.run(config, steps, self.admin())?)
     }
 
     /// What `status` says.
@@ -357,7 +360,7 @@ impl Group {
     /// # Errors
     /// If one is damaged, or nobody answers.
     pub fn verify(&self) -> Result<(), VerbError> {
-        self.program.verify(self.admin(), VERB_LIMIT)
+        self.program.verify(self.admin())
     }
 
     /// What is known.
@@ -408,6 +411,19 @@ impl Group {
     /// A member goes and is not to come back.
     pub fn retire(&mut self, index: MemberIndex) {
         self.members[index].retire();
+    }
+
+    /// Removes what a member that is gone has left on its disk, but for what it told.
+    ///
+    /// # Errors
+    /// If the system does not do it.
+    pub fn clear(&self, index: MemberIndex) -> Result<(), GroupError> {
+        let member = &self.members[index];
+        if member.standing() != Standing::Gone {
+            return Ok(());
+        }
+        let name = &member.spec().name;
+        member.clear().map_err(system(format!("cannot clear the folder of {name}")))
     }
 
     /// Something is about to happen to a member that may leave a broken line in its file.

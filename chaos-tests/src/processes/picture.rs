@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::events::{Event, EventKind, Facts, Seal};
+use super::times::Times;
 
 /// A member's place in its group, counted from 0.
 pub type MemberIndex = usize;
+
+/// Seals that say how long a step takes lately.
+const SEALS_MEASURED: usize = 16;
 
 /// A step as it was first told of.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +65,7 @@ impl Picture {
                     (self.term, self.leader) = (*term, *node);
                 }
             }
-            EventKind::Plan { generation, stages } => {
+            EventKind::Plan { generation, stages, .. } => {
                 if *generation > self.generation {
                     (self.generation, self.stages) = (*generation, stages.clone());
                 }
@@ -92,6 +96,18 @@ impl Picture {
     #[must_use]
     pub fn step(&self) -> u64 {
         self.seals.last_key_value().map_or(0, |(step, _)| *step)
+    }
+
+    /// From seal to seal under the last plan that sealed, the median of the last ones, in
+    /// milliseconds; nothing before two seals of it.
+    #[must_use]
+    pub fn step_ms(&self) -> Option<f64> {
+        let (_, last) = self.seals.last_key_value()?;
+        let of_plan = self.seals.values().rev();
+        let of_plan = of_plan.take_while(|seal| seal.generation == last.generation);
+        let moments: Vec<u64> = of_plan.take(SEALS_MEASURED).map(|seal| seal.at_us).collect();
+        let gaps = moments.windows(2).map(|pair| pair[0].saturating_sub(pair[1]) as f64 / 1e3);
+        Some(gaps.collect::<Times>().quantiles()?.p50_ms)
     }
 
     /// Sealed steps.
@@ -250,6 +266,16 @@ mod tests {
         check(&lines, Some(5));
         lines[1] = (0, seal(5, 20, 2));
         check(&lines, Some(6));
+    }
+
+    #[test]
+    fn a_step_takes_what_lies_between_seals_of_one_plan() {
+        let lines = [seal(1, 10, 1), seal(2, 20, 1), seal(3, 500, 2), seal(4, 530, 2)];
+        let told = |count: usize| {
+            let lines: Vec<_> = lines[..count].iter().map(|line| (0, line.as_str())).collect();
+            picture(&lines).step_ms()
+        };
+        assert_eq!([1, 2, 3, 4].map(told), [None, Some(10.0), None, Some(30.0)]);
     }
 
     #[test]

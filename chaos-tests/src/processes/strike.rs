@@ -322,10 +322,14 @@ fn leader(group: &Group) -> Option<MemberIndex> {
     group.running(Role::Controller).contains(&leader).then_some(leader)
 }
 
-/// Workers that run: those with a stage if there are any, then the others.
+/// Workers that run: those with a stage in the order of the pipeline, so that two of them one after
+/// the other are neighbours, and then the others.
 fn staged_first(group: &Group) -> (Vec<MemberIndex>, Vec<MemberIndex>) {
-    let stages = group.picture().stages();
-    group.running(Role::Worker).into_iter().partition(|worker| stages.contains(worker))
+    let running = group.running(Role::Worker);
+    let mut staged = group.picture().stages();
+    staged.retain(|worker| running.contains(worker));
+    let others = running.into_iter().filter(|worker| !staged.contains(worker)).collect();
+    (staged, others)
 }
 
 /// Where victims are picked from.

@@ -43,10 +43,16 @@ impl Times {
     }
 }
 
+impl Extend<f64> for Times {
+    fn extend<I: IntoIterator<Item = f64>>(&mut self, times: I) {
+        times.into_iter().for_each(|ms| self.add(ms));
+    }
+}
+
 impl FromIterator<f64> for Times {
     fn from_iter<I: IntoIterator<Item = f64>>(times: I) -> Self {
         let mut all = Self::default();
-        times.into_iter().for_each(|ms| all.add(ms));
+        all.extend(times);
         all
     }
 }

@@ -4,11 +4,12 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::check::{NodeLog, Undisturbed, check};
-use super::contract::Program;
+use super::contract::{Configuration, Program};
+use super::events::{Event, EventKind};
 use super::folder::Folder;
 use super::group::{Group, GroupError, GroupSetup};
 use super::picture::Picture;
@@ -16,16 +17,13 @@ use super::times::Times;
 use super::watch::Watch;
 use super::wires::Wires;
 
-/// A cluster that nothing disturbs seals within this time, or something is wrong with it.
-const STEP_LIMIT: Duration = Duration::from_secs(60);
-
 /// What to train.
 #[derive(Clone, Debug)]
 pub struct Training {
     /// The binary.
     pub program: Program,
     /// Its configuration.
-    pub config: PathBuf,
+    pub config: Configuration,
     /// Steps.
     pub steps: u64,
     /// Workers.
@@ -41,14 +39,17 @@ impl Training {
         let mut hasher = DefaultHasher::new();
         let program = fs::metadata(&self.program.path)?;
         (&self.program.path, program.len(), program.modified()?).hash(&mut hasher);
-        (&self.config, fs::read(&self.config)?, self.steps).hash(&mut hasher);
+        let Configuration { file, set } = &self.config;
+        let text = file.as_deref().map_or(Ok(Vec::new()), fs::read)?;
+        // How long a step takes depends on the workers, whatever it agrees on.
+        (file, text, set, self.steps, self.workers).hash(&mut hasher);
         Ok(hasher.finish())
     }
 
     /// What a run without faults agrees on; from `cache` if it is there.
     ///
     /// # Errors
-    /// If the cluster does not come to its end.
+    /// If the cluster does not come to its end because it makes no progress for `limit`.
     pub fn undisturbed(
         &self,
         cache: &Path,
@@ -56,7 +57,7 @@ impl Training {
         watch: &mut Watch<'_>,
     ) -> Result<Undisturbed, GroupError> {
         let reading = |source| GroupError::System {
-            doing: format!("cannot read {}", self.config.display()),
+            doing: "cannot read the configuration or the binary".to_owned(),
             source,
         };
         let path = cache.join(format!("undisturbed-{:016x}.json", self.key().map_err(reading)?));
@@ -67,6 +68,31 @@ impl Training {
         // Without a cache the next campaign trains again.
         let _ = save(&path, &undisturbed);
         Ok(undisturbed)
+    }
+
+    /// What the same training agrees on in one process without a cluster, a thread for each worker;
+    /// from `cache` if it is there.
+    ///
+    /// # Errors
+    /// If it does not come to its end.
+    pub fn alone(&self, cache: &Path) -> Result<Undisturbed, GroupError> {
+        let reading = |source| GroupError::System {
+            doing: "cannot read the configuration or the binary".to_owned(),
+            source,
+        };
+        let path = cache.join(format!("alone-{:016x}.json", self.key().map_err(reading)?));
+        if let Some(known) = load(&path) {
+            return Ok(known);
+        }
+        let folder = Folder::temporary("alone").map_err(|source| GroupError::System {
+            doing: "cannot make a folder".to_owned(),
+            source,
+        })?;
+        let told = self.program.train(&self.config, (self.steps, self.workers), folder.path())?;
+        let found = retold(&told);
+        // Without a cache the next measurement trains again.
+        let _ = save(&path, &found);
+        Ok(found)
     }
 
     fn train(&self, limit: Duration, watch: &mut Watch<'_>) -> Result<Undisturbed, GroupError> {
@@ -85,7 +111,7 @@ impl Training {
         };
         let mut group = Group::start(&setup, limit)?;
         group.run(&self.config, self.steps)?;
-        watch.until_done(&mut group, STEP_LIMIT)?;
+        watch.until_done(&mut group, limit)?;
         let logs: Vec<_> = group.members().iter().map(log_of).collect();
         let findings = check(&logs, self.steps, None);
         let violations = findings.violations.iter().map(ToString::to_string);
@@ -98,6 +124,25 @@ impl Training {
         let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
         Ok(Undisturbed { steps, digest, step_ms: step_ms(group.picture()) })
     }
+}
+
+/// What the lines of a training say.
+fn retold(told: &str) -> Undisturbed {
+    let mut found = Undisturbed::default();
+    let mut times = Times::default();
+    for line in told.lines() {
+        match Event::parse(line).kind {
+            EventKind::Seal(seal) => {
+                found.steps.insert(seal.step, seal.facts);
+                let line = serde_json::from_str::<serde_json::Value>(line);
+                times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
+            }
+            EventKind::Done { digest, .. } => found.digest = digest,
+            _ => {}
+        }
+    }
+    found.step_ms = times.quantiles().map_or(0.0, |quantiles| quantiles.p50_ms);
+    found
 }
 
 /// What a member told.
@@ -132,9 +177,9 @@ fn save(path: &Path, undisturbed: &Undisturbed) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Training, load, save};
+    use super::{Training, load, retold, save};
     use crate::processes::check::Undisturbed;
-    use crate::processes::contract::Program;
+    use crate::processes::contract::{Configuration, Program};
     use crate::processes::events::Facts;
 
     #[test]
@@ -151,16 +196,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_training_printed_is_what_it_agreed_on() {
+        let told = "{\"event\":\"step\",\"step\":1,\"verdict\":\"keep\",\"loss\":2.5,\"ms\":7.0}\n\
+                    {\"event\":\"eval\",\"step\":1,\"held_out_loss\":2.0}\n\
+                    {\"event\":\"done\",\"steps\":1,\"digest\":\"ab\"}\n";
+        let found = retold(told);
+        assert_eq!((found.digest.as_deref(), found.step_ms), (Some("ab"), 7.0));
+        assert_eq!(found.steps[&1].loss(), Some(2.5));
+    }
+
+    #[test]
     fn another_training_has_another_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("a.toml");
         std::fs::write(&config, "a").expect("written");
         let program = Program::at(config.clone());
-        let one = Training { program, config: config.clone(), steps: 3, workers: 2 };
+        let set = vec!["a.b=1".to_owned()];
+        let configuration = Configuration { file: Some(config.clone()), set };
+        let one = Training { program, config: configuration, steps: 3, workers: 2 };
         let more = Training { steps: 4, ..one.clone() };
+        let other = Training { config: one.config.with("a.b", 2), ..one.clone() };
         let key = one.key().expect("readable");
         assert_eq!(one.key().expect("readable"), key);
         assert_ne!(more.key().expect("readable"), key);
+        assert_ne!(other.key().expect("readable"), key);
         std::fs::write(&config, "b").expect("written");
         assert_ne!(one.key().expect("readable"), key);
     }

@@ -1,13 +1,21 @@
 //! Whoever watches a group: what is told to them, and whether they still want to know.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::contract::Status;
 use super::group::{Group, GroupError, LOOK_EVERY};
 
-/// How long a group has to tell the digest after the last seal.
-const ENDING_LIMIT: Duration = Duration::from_secs(60);
+/// A cluster is given up when neither a step was sealed nor what any worker reports to have done
+/// changed for so long: longer than the loss of a node is noticed, a controller elected, a process
+/// started again and a connection dialled, one after the other, on a machine with too few cores.
+/// Nothing in it follows from the model.
+pub const STANDSTILL: Duration = Duration::from_secs(60);
+/// Of a standstill, after so many parts each the cluster is asked what its workers have done: seldom
+/// enough to disturb nobody, often enough to notice whoever works.
+const ASKS: u32 = 6;
 
 /// Where lines go, and what says that it is enough.
 pub struct Watch<'a> {
@@ -39,10 +47,10 @@ impl<'a> Watch<'a> {
         if is_over { Err(GroupError::Interrupted) } else { Ok(()) }
     }
 
-    /// Looks at a group until its run is done, while something is sealed within each `limit`.
+    /// Looks at a group until its run is done and the digest of its state is known.
     ///
     /// # Errors
-    /// If nothing is, or the group cannot go on.
+    /// If it makes no progress for `limit`, or cannot go on.
     pub fn until_done(&self, group: &mut Group, limit: Duration) -> Result<(), GroupError> {
         let mut progress = Progress::new(group);
         while group.picture().done().is_none() {
@@ -55,27 +63,31 @@ impl<'a> Watch<'a> {
             let is_done = group.picture().done().is_some_and(|(_, digest)| digest.is_some());
             is_done || group.final_digest().is_some()
         };
-        let began = Instant::now();
-        while !is_told(group) && began.elapsed() < ENDING_LIMIT {
+        while !is_told(group) {
             self.check()?;
             group.look_for(Duration::from_millis(200))?;
+            progress.check(group, limit)?;
         }
         Ok(())
     }
 }
 
-/// When something was sealed last.
+/// When anything made progress last: a step was sealed, or a worker reported that it had done more.
 #[derive(Debug)]
 pub struct Progress {
     step: u64,
     since: Instant,
+    /// What workers had done when they were asked last, by node.
+    work: BTreeMap<u64, u64>,
+    asked: Instant,
 }
 
 impl Progress {
     /// From now on.
     #[must_use]
     pub fn new(group: &Group) -> Self {
-        Self { step: group.picture().step(), since: Instant::now() }
+        let now = Instant::now();
+        Self { step: group.picture().step(), since: now, work: BTreeMap::new(), asked: now }
     }
 
     /// Nothing can be sealed at present, so it does not count.
@@ -83,7 +95,7 @@ impl Progress {
         self.since = Instant::now();
     }
 
-    /// Looks whether something was sealed.
+    /// Looks whether something made progress.
     ///
     /// # Errors
     /// If the last time is longer ago than `limit`, or the run is held.
@@ -95,10 +107,69 @@ impl Progress {
         if let Some(reason) = group.picture().halted() {
             return Err(GroupError::Halted { reason: reason.to_owned() });
         }
+        if self.since.elapsed() > limit / ASKS && self.asked.elapsed() > limit / ASKS {
+            self.ask(group);
+        }
         if self.since.elapsed() > limit {
             let what = "a sealed step".to_owned();
             return Err(GroupError::Late { what, limit, seen: group.seen() });
         }
         Ok(())
+    }
+
+    /// Whoever has done something since the last question makes progress. A cluster that does not
+    /// answer makes none that could be seen.
+    fn ask(&mut self, group: &Group) {
+        if let Ok(status) = group.status()
+            && has_grown(&mut self.work, work_of(&status))
+        {
+            self.since = Instant::now();
+        }
+        self.asked = Instant::now();
+    }
+}
+
+/// What each worker has done, by node.
+fn work_of(status: &Status) -> BTreeMap<u64, u64> {
+    let members = status.members.iter();
+    members.filter_map(|member| Some((member.id, member.work?.done))).collect()
+}
+
+/// Whether somebody has done something that had not been reported before. The first answer is what
+/// others are compared with, and no progress by itself; whoever begins anew counts from nothing.
+fn has_grown(known: &mut BTreeMap<u64, u64>, now: BTreeMap<u64, u64>) -> bool {
+    let is_first = known.is_empty();
+    let grown = now.iter().any(|(node, done)| known.get(node) != Some(done));
+    *known = now;
+    grown && !is_first
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::{has_grown, work_of};
+    use crate::processes::contract::Status;
+
+    #[test]
+    fn whoever_has_done_more_since_the_last_question_makes_progress() {
+        let mut known = BTreeMap::new();
+        let mut check = |work: &[(u64, u64)], expected: bool| {
+            assert_eq!(has_grown(&mut known, work.iter().copied().collect()), expected, "{work:?}");
+        };
+        check(&[], false);
+        check(&[(4, 10), (5, 3)], false);
+        check(&[(4, 10), (5, 3)], false);
+        check(&[(4, 10), (5, 4)], true);
+        check(&[(4, 10)], false);
+        check(&[(4, 10), (5, 1)], true);
+    }
+
+    #[test]
+    fn those_who_report_nothing_are_left_out() {
+        let text = r#"{"members":[{"id":1},{"id":4,"work":{"done":7,"activity":null}},
+                       {"id":5,"work":null}]}"#;
+        let status: Status = serde_json::from_str(text).expect("a status");
+        assert_eq!(work_of(&status), BTreeMap::from([(4, 7)]));
     }
 }

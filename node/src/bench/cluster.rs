@@ -1,12 +1,16 @@
-//! `bench cluster`: what a process for each worker costs against a thread for each, and what a
-//! checkpoint costs while it is written.
+//! `bench cluster`: what a process for each worker costs against a thread for each, what a
+//! checkpoint costs while it is written, and what the end of a run takes.
 //!
 //! Runs are started as a person would, in turns, and timed by what they tell of their steps. Of each
 //! kind the best round counts.
 
-use std::io::{BufRead, BufReader, Write};
+use std::cmp::Ordering;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -14,12 +18,20 @@ use serde_json::Value;
 use crate::args::BenchClusterArgs;
 use crate::failure::{Failure, FailureCode, Stop};
 
-/// Steps before a run is as fast as it gets.
-const STEPS_FIRST: usize = 10;
-/// Steps from one checkpoint to the next, in runs that write some: most steps are without one.
-const CHECKPOINT_EVERY: &str = "20";
+/// Steps before a run is as fast as it gets, of one that has many; of a short one, a share of them.
+const STEPS_FIRST_MAX: usize = 10;
+const FIRST_PARTS: usize = 4;
+/// Checkpoints of a run that writes some: few enough that most steps are without one.
+const CHECKPOINTS: u64 = 6;
+/// Steps from one checkpoint to the next at least, so that some are without.
+const CHECKPOINT_EVERY_MIN: u64 = 3;
 /// Only the one behind the last step, which is not looked at.
-const CHECKPOINT_NEVER: &str = "0";
+const CHECKPOINT_NEVER: u64 = 0;
+/// The model of a run, below its folder.
+const MODEL_FILE: &str = "model/model.safetensors";
+/// Where the folders of a run's processes are, below its folder, and what each of them tells.
+const CLUSTER_FOLDER: &str = "cluster";
+const EVENTS_FILE: &str = "events.jsonl";
 
 /// What was measured. Times are medians.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,14 +43,36 @@ struct ClusterReport {
     processes_ms: f64,
     /// Tokens a second of processes over those of threads.
     processes_over_threads: f64,
-    /// A step during which no checkpoint was written.
-    without_checkpoint_ms: f64,
+    /// A step during which no checkpoint was written, if there was one.
+    without_checkpoint_ms: Option<f64>,
     /// A step during which one was.
-    with_checkpoint_ms: f64,
+    with_checkpoint_ms: Option<f64>,
     /// The second over the first.
-    checkpoint_ratio: f64,
+    checkpoint_ratio: Option<f64>,
     /// Steps during which one was, over all rounds.
     steps_with_checkpoint: usize,
+    /// From the last seal to the model's file under its name, as processes.
+    ending_ms: Option<f64>,
+    /// Writing the same bytes to the same disk, until they are durable.
+    plain_write_ms: Option<f64>,
+    /// The first over the second.
+    ending_ratio: Option<f64>,
+}
+
+/// What a run told and left behind.
+#[derive(Debug, Default)]
+struct Trained {
+    timeline: Timeline,
+    ending: Option<Ending>,
+}
+
+/// The end of a run of processes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ending {
+    /// From the last seal to the model's file.
+    took_ms: f64,
+    /// Writing its bytes plainly.
+    plain_ms: f64,
 }
 
 /// How long steps and checkpoints took, as the run tells it: when it tells of them says less, as it
@@ -82,7 +116,8 @@ impl Timeline {
         let is_written = |(from, to): &&(f64, f64)| {
             written.iter().any(|(begins, ends)| begins < to && ends > from)
         };
-        let settled = spans.get(STEPS_FIRST..).unwrap_or_default();
+        let first = STEPS_FIRST_MAX.min(spans.len() / FIRST_PARTS);
+        let settled = spans.get(first..).unwrap_or_default();
         let (with, without): (Vec<_>, Vec<_>) = settled.iter().partition(is_written);
         let took = |spans: Vec<&(f64, f64)>| spans.iter().map(|(from, to)| to - from).collect();
         (took(with), took(without))
@@ -97,33 +132,51 @@ pub fn run(args: &BenchClusterArgs, out: &mut dyn Write) -> Result<(), Stop> {
         return Ok(());
     }
     let ClusterReport { workers, threads_ms, processes_ms, processes_over_threads, .. } = report;
-    let ClusterReport { without_checkpoint_ms, with_checkpoint_ms, checkpoint_ratio, .. } = report;
     writeln!(out, "{workers} workers, a thread each")?;
     writeln!(out, "  as threads    {threads_ms:>8.1} ms a step")?;
     writeln!(out, "  as processes  {processes_ms:>8.1} ms a step")?;
     writeln!(out, "  {processes_over_threads:.2} of the tokens a second of threads")?;
-    writeln!(out, "checkpoints, every {CHECKPOINT_EVERY} steps")?;
-    writeln!(out, "  none written  {without_checkpoint_ms:>8.1} ms a step")?;
-    writeln!(out, "  one written   {with_checkpoint_ms:>8.1} ms a step")?;
-    let steps = report.steps_with_checkpoint;
-    writeln!(out, "  {checkpoint_ratio:.2} of the time without, over {steps} steps")?;
+    let told = |found: Option<f64>| found.map_or("-".to_owned(), |found| format!("{found:.1}"));
+    let ratio = |found: Option<f64>| found.map_or("-".to_owned(), |found| format!("{found:.2}"));
+    writeln!(out, "checkpoints, every {} steps", checkpoint_every(args.steps))?;
+    writeln!(out, "  none written  {:>8} ms a step", told(report.without_checkpoint_ms))?;
+    writeln!(out, "  one written   {:>8} ms a step", told(report.with_checkpoint_ms))?;
+    let (share, steps) = (ratio(report.checkpoint_ratio), report.steps_with_checkpoint);
+    writeln!(out, "  {share} of the time without, over {steps} steps")?;
+    writeln!(out, "the end of a run")?;
+    writeln!(out, "  last seal to model  {:>8} ms", told(report.ending_ms))?;
+    writeln!(out, "  its bytes plainly   {:>8} ms", told(report.plain_write_ms))?;
+    writeln!(out, "  {} of the time of a plain write", ratio(report.ending_ratio))?;
     Ok(())
+}
+
+/// Steps from one checkpoint to the next, in runs that write some.
+fn checkpoint_every(steps: u64) -> u64 {
+    (steps / CHECKPOINTS).max(CHECKPOINT_EVERY_MIN)
 }
 
 fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
     let (mut threads, mut processes) = (Vec::new(), Vec::new());
     let (mut with, mut without) = (Vec::new(), Vec::new());
+    let mut endings = Vec::new();
     for _ in 0..args.rounds {
-        threads.push(median(train(args, true, CHECKPOINT_NEVER)?.steps().1)?);
-        processes.push(median(train(args, false, CHECKPOINT_NEVER)?.steps().1)?);
-        let (written, calm) = train(args, false, CHECKPOINT_EVERY)?.steps();
+        threads.push(pace(train(args, true, CHECKPOINT_NEVER)?.timeline)?);
+        let calm = train(args, false, CHECKPOINT_NEVER)?;
+        endings.extend(calm.ending);
+        processes.push(pace(calm.timeline)?);
+        let saving = train(args, false, checkpoint_every(args.steps))?;
+        endings.extend(saving.ending);
+        let (written, calm) = saving.timeline.steps();
         with.extend(written);
         without.extend(calm);
     }
     let best = |times: Vec<f64>| times.into_iter().fold(f64::INFINITY, f64::min);
     let (threads_ms, processes_ms) = (best(threads), best(processes));
     let steps_with_checkpoint = with.len();
-    let (with_checkpoint_ms, without_checkpoint_ms) = (median(with)?, median(without)?);
+    let (with_checkpoint_ms, without_checkpoint_ms) = (median(with), median(without));
+    let share = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
+    let ending_ms = median(endings.iter().map(|ending| ending.took_ms).collect());
+    let plain_write_ms = median(endings.iter().map(|ending| ending.plain_ms).collect());
     Ok(ClusterReport {
         workers: args.workers,
         threads_ms,
@@ -131,32 +184,45 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
         processes_over_threads: threads_ms / processes_ms,
         without_checkpoint_ms,
         with_checkpoint_ms,
-        checkpoint_ratio: with_checkpoint_ms / without_checkpoint_ms,
+        checkpoint_ratio: share(with_checkpoint_ms, without_checkpoint_ms),
         steps_with_checkpoint,
+        ending_ms,
+        plain_write_ms,
+        ending_ratio: share(ending_ms, plain_write_ms),
     })
 }
 
+/// How long a step of a run took.
+fn pace(timeline: Timeline) -> Result<f64, Failure> {
+    let pace = median(timeline.steps().1);
+    pace.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
+}
+
 /// Trains once, and tells when it told what.
-fn train(args: &BenchClusterArgs, has_threads: bool, every: &str) -> Result<Timeline, Failure> {
+fn train(args: &BenchClusterArgs, has_threads: bool, every: u64) -> Result<Trained, Failure> {
     let name = format!("zbelastic-bench-cluster-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
-    let timeline = train_in(&folder, args, has_threads, every);
+    let trained = train_in(&folder, args, has_threads, every);
     // What cannot be removed does not make the measurement wrong.
     let _ = std::fs::remove_dir_all(&folder);
-    timeline
+    trained
 }
 
 fn train_in(
     folder: &Path,
     args: &BenchClusterArgs,
     has_threads: bool,
-    every: &str,
-) -> Result<Timeline, Failure> {
+    every: u64,
+) -> Result<Trained, Failure> {
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.arg("train").args(&args.config).arg("--json").arg("--out").arg(folder);
     command.args(["--workers", &args.workers.to_string(), "--threads", "1"]);
     command.args(["--steps", &args.steps.to_string()]);
+    let preset = args.preset.iter().map(|name| format!("model.preset={name}"));
+    for set in preset.chain(args.set.clone()) {
+        command.arg("--set").arg(set);
+    }
     command.args(["--set", &format!("checkpoint.every={every}")]);
     command.args(has_threads.then_some("--threads-only"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -167,13 +233,55 @@ fn train_in(
         timeline.note(&line);
     }
     let status = child.wait().map_err(|error| failed(&error))?;
-    if status.success() { Ok(timeline) } else { Err(failed(&format!("`train` ended: {status}"))) }
+    if !status.success() {
+        return Err(failed(&format!("`train` ended: {status}")));
+    }
+    let ending = if has_threads { None } else { ending(folder).map_err(|error| failed(&error))? };
+    Ok(Trained { timeline, ending })
 }
 
-fn median(mut times: Vec<f64>) -> Result<f64, Failure> {
+/// What the end of the run in a folder took, and what writing its model's bytes beside it takes.
+fn ending(folder: &Path) -> io::Result<Option<Ending>> {
+    let model = folder.join(MODEL_FILE);
+    let found = fs::metadata(&model)?;
+    // When it got its name: it is written beside it.
+    let named_ms = found.ctime() as f64 * 1e3 + found.ctime_nsec() as f64 / 1e6;
+    let mut last: Option<(u64, u64)> = None;
+    for node in fs::read_dir(folder.join(CLUSTER_FOLDER))? {
+        let Ok(told) = fs::read_to_string(node?.path().join(EVENTS_FILE)) else { continue };
+        last = told.lines().filter_map(seal_of).fold(last, later_seal);
+    }
+    let Some((_, sealed_ms)) = last else { return Ok(None) };
+    let bytes = fs::read(&model)?;
+    let began = Instant::now();
+    let mut file = fs::File::create(folder.join("plain"))?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    let plain_ms = began.elapsed().as_secs_f64() * 1e3;
+    Ok(Some(Ending { took_ms: named_ms - sealed_ms as f64, plain_ms }))
+}
+
+/// The step that a line tells of, and when it was sealed, in milliseconds since 1970.
+fn seal_of(line: &str) -> Option<(u64, u64)> {
+    let value = serde_json::from_str::<Value>(line).ok()?;
+    if value["event"].as_str() != Some("step") {
+        return None;
+    }
+    Some((value["step"].as_u64()?, value["at_ms"].as_u64()?))
+}
+
+/// The seal of the later step; of one that several tell of, the first news.
+fn later_seal(known: Option<(u64, u64)>, seal: (u64, u64)) -> Option<(u64, u64)> {
+    Some(known.map_or(seal, |known| match known.0.cmp(&seal.0) {
+        Ordering::Less => seal,
+        Ordering::Equal => (known.0, known.1.min(seal.1)),
+        Ordering::Greater => known,
+    }))
+}
+
+fn median(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
-    let middle = times.get(times.len() / 2).copied();
-    middle.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
+    times.get(times.len() / 2).copied()
 }
 
 fn failed(why: &dyn std::fmt::Display) -> Failure {
@@ -182,33 +290,57 @@ fn failed(why: &dyn std::fmt::Display) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{STEPS_FIRST, Timeline, median};
+    use super::{STEPS_FIRST_MAX, Timeline, checkpoint_every, later_seal, median, pace, seal_of};
 
     #[test]
     fn a_step_belongs_to_the_checkpoint_that_was_written_meanwhile() {
         let mut timeline = Timeline::default();
-        for _ in 0..STEPS_FIRST {
+        for _ in 0..STEPS_FIRST_MAX {
             timeline.note("{\"event\":\"step\",\"ms\":100.0}");
         }
-        for took in [10.0, 12.0, 8.0] {
+        let last = [10.0, 12.0, 8.0];
+        let calm = vec![9.0; 3 * STEPS_FIRST_MAX - last.len()];
+        for took in last.iter().chain(&calm) {
             timeline.note(&format!("{{\"event\":\"step\",\"ms\":{took}}}"));
         }
+        let beside = |steps: &[f64]| [steps, &calm].concat();
         timeline.note("no JSON");
         let after = |steps: usize, took: f64| {
             format!("{{\"event\":\"checkpoint\",\"step\":{steps},\"ms\":{took}}}")
         };
-        timeline.note(&after(STEPS_FIRST + 1, 12.0));
-        assert_eq!(timeline.steps(), (vec![12.0], vec![10.0, 8.0]), "it ended with the step");
-        timeline.note(&after(STEPS_FIRST, 1.0));
-        assert_eq!(timeline.steps(), (vec![10.0, 12.0], vec![8.0]));
-        timeline.note(&after(STEPS_FIRST + 3, 50.0));
-        assert_eq!(timeline.steps(), (vec![10.0, 12.0], vec![8.0]), "no step was left");
+        timeline.note(&after(STEPS_FIRST_MAX + 1, 12.0));
+        assert_eq!(timeline.steps(), (vec![12.0], beside(&[10.0, 8.0])), "it ended with the step");
+        timeline.note(&after(STEPS_FIRST_MAX, 1.0));
+        assert_eq!(timeline.steps(), (vec![10.0, 12.0], beside(&[8.0])));
+        timeline.note(&after(4 * STEPS_FIRST_MAX, 50.0));
+        assert_eq!(timeline.steps(), (vec![10.0, 12.0], beside(&[8.0])), "no step was left");
+    }
+
+    #[test]
+    fn of_a_short_run_a_share_of_its_steps_is_looked_at() {
+        let mut timeline = Timeline::default();
+        for took in [100.0, 90.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0] {
+            timeline.note(&format!("{{\"event\":\"step\",\"ms\":{took}}}"));
+        }
+        assert_eq!(timeline.steps().1, [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]);
+        assert_eq!([6, 20, 150].map(checkpoint_every), [3, 3, 25]);
+    }
+
+    #[test]
+    fn a_run_ends_with_the_first_news_of_its_last_seal() {
+        let line = |event: &str, step: u64, at_ms: u64| {
+            format!("{{\"event\":\"{event}\",\"step\":{step},\"at_ms\":{at_ms}}}")
+        };
+        let told = [line("step", 1, 50), line("step", 3, 90), line("step", 2, 70)];
+        let others = [line("step", 3, 80), line("done", 4, 99), "no JSON".to_owned()];
+        let seals = told.iter().chain(&others).filter_map(|line| seal_of(line));
+        assert_eq!(seals.fold(None, later_seal), Some((3, 80)));
     }
 
     #[test]
     fn a_run_too_short_is_told() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]).ok(), Some(2.0));
-        let failure = median(Timeline::default().steps().1).expect_err("there is no step");
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        let failure = pace(Timeline::default()).expect_err("there is no step");
         assert!(failure.what.contains("--steps"), "{}", failure.what);
     }
 }

@@ -32,6 +32,9 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Stop
         ChaosCommand::Measure(args) => {
             processes::measure(args, &own()?, &mut watch(out)?).map_err(stop_group)?
         }
+        ChaosCommand::Replay(args) => {
+            processes::replay(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+        }
         ChaosCommand::Demo(args) => {
             processes::demo(args, &own()?, &mut watch(out)?).map_err(stop_group)?
         }

@@ -133,6 +133,19 @@ impl Member {
         self.is_retired = true;
     }
 
+    /// Removes its data, but for its events.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        for entry in std::fs::read_dir(&self.spec.data_dir)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                std::fs::remove_dir_all(entry.path())?;
+            } else if entry.file_name() != EVENTS_FILE {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
     /// What is new in its file.
     pub(super) fn read(&mut self) -> Result<Vec<Event>, EventsError> {
         let new = self.tail.poll()?;

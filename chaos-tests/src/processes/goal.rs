@@ -1,0 +1,143 @@
+//! What a row of a measurement is held against. Pure: numbers in, verdicts and words out.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::times::words;
+
+/// How a number is compared with its goal.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// It must not be greater.
+    AtMost(f64),
+    /// It must not be less.
+    AtLeast(f64),
+}
+
+impl Bound {
+    const fn number(self) -> f64 {
+        match self {
+            Self::AtMost(number) | Self::AtLeast(number) => number,
+        }
+    }
+
+    /// Whether a number keeps to it. What is no number does not.
+    #[must_use]
+    pub fn is_met(self, measured: f64) -> bool {
+        match self {
+            Self::AtMost(most) => measured <= most,
+            Self::AtLeast(least) => measured >= least,
+        }
+    }
+}
+
+/// What a number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Milliseconds.
+    Milliseconds,
+    /// One number over another.
+    Ratio,
+    /// Things.
+    Count,
+}
+
+impl Unit {
+    fn words(self, number: f64) -> String {
+        match self {
+            Self::Milliseconds => words(number),
+            Self::Ratio => format!("{number:.3}"),
+            Self::Count => format!("{number:.0}"),
+        }
+    }
+}
+
+/// A goal, what was measured, and whether it is met.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mark {
+    /// What is held against it.
+    pub what: String,
+    /// The goal.
+    pub goal: Bound,
+    /// What both numbers count.
+    pub unit: Unit,
+    /// What was measured; nothing if it could not be.
+    pub measured: Option<f64>,
+    /// Whether it is met. What was not measured is not.
+    pub is_met: bool,
+}
+
+impl Mark {
+    /// Holds a number against its goal.
+    #[must_use]
+    pub fn new(
+        what: impl Into<String>,
+        goal: Bound,
+        unit: Unit,
+        measured: impl Into<Option<f64>>,
+    ) -> Self {
+        let measured = measured.into();
+        let is_met = measured.is_some_and(|measured| goal.is_met(measured));
+        Self { what: what.into(), goal, unit, measured, is_met }
+    }
+
+    /// Of what must not happen.
+    #[must_use]
+    pub fn none_of(what: impl Into<String>, count: u64) -> Self {
+        Self::new(what, Bound::AtMost(0.0), Unit::Count, count as f64)
+    }
+
+    /// Of what must happen to all of so many.
+    #[must_use]
+    pub fn all_of(what: impl Into<String>, count: u64, all: u64) -> Self {
+        Self::new(what, Bound::AtLeast(all as f64), Unit::Count, count as f64)
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = match self.goal {
+            Bound::AtMost(_) => "<=",
+            Bound::AtLeast(_) => ">=",
+        };
+        let goal = self.unit.words(self.goal.number());
+        let measured = self.measured.map_or("nothing".to_owned(), |found| self.unit.words(found));
+        let verdict = if self.is_met { "met" } else { "MISSED" };
+        write!(f, "    {:<46} goal {sign} {goal:<9} measured {measured:<9} {verdict}", self.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bound, Mark, Unit};
+
+    #[test]
+    fn a_number_meets_its_goal_or_misses_it() {
+        let check = |goal: Bound, measured: Option<f64>, expected: bool| {
+            let mark = Mark::new("x", goal, Unit::Ratio, measured);
+            assert_eq!(mark.is_met, expected, "{mark}");
+        };
+        check(Bound::AtMost(1.15), Some(1.15), true);
+        check(Bound::AtMost(1.15), Some(1.151), false);
+        check(Bound::AtLeast(0.95), Some(0.95), true);
+        check(Bound::AtLeast(0.95), Some(0.949), false);
+        check(Bound::AtLeast(0.95), None, false);
+        check(Bound::AtMost(1.0), Some(f64::NAN), false);
+        assert!(Mark::none_of("x", 0).is_met && !Mark::none_of("x", 1).is_met);
+        assert!(Mark::all_of("x", 3, 3).is_met && !Mark::all_of("x", 2, 3).is_met);
+    }
+
+    #[test]
+    fn a_line_says_goal_measured_and_verdict() {
+        let mark = Mark::new("p50", Bound::AtMost(1500.0), Unit::Milliseconds, 1620.0);
+        let words: Vec<_> = mark.to_string().split_whitespace().map(str::to_owned).collect();
+        assert_eq!(words.join(" "), "p50 goal <= 1.50 s measured 1.62 s MISSED");
+        let json = serde_json::to_value(&mark).expect("data");
+        assert_eq!(json["goal"]["at_most"], 1500.0);
+        let none = Mark::new("p50", Bound::AtLeast(0.9), Unit::Ratio, None).to_string();
+        assert!(none.contains("measured nothing") && none.ends_with("MISSED"), "{none}");
+    }
+}

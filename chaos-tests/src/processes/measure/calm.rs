@@ -1,0 +1,180 @@
+//! Runs that nothing disturbs: whether they end as the training in one process does, whether anybody
+//! is suspected in them, and what memory their processes take.
+
+use std::collections::BTreeSet;
+
+use super::{MeasureSetup, Row};
+use crate::processes::check::{Undisturbed, check};
+use crate::processes::contract::PlanAnswer;
+use crate::processes::events::{Event, EventKind};
+use crate::processes::folder::Folder;
+use crate::processes::goal::{Bound, Mark, Unit};
+use crate::processes::group::{Group, GroupError, GroupSetup};
+use crate::processes::resident::peak_bytes;
+use crate::processes::times::Times;
+use crate::processes::undisturbed::log_of;
+use crate::processes::watch::{STANDSTILL, Watch};
+
+/// The most memory that a process may take over what its plan promises.
+const MEMORY_MAX: f64 = 1.15;
+/// Why a plan follows another one though nothing happened to anybody.
+const DRIFTED: &str = "drifted";
+
+/// What runs without faults came to.
+#[derive(Debug, Default)]
+struct Calm {
+    runs: u64,
+    equal: u64,
+    suspected: u64,
+    plans: u64,
+    drifts: u64,
+    /// The greatest share of promised memory, with its stage.
+    memory: Option<(f64, String)>,
+    step_ms: Times,
+}
+
+/// Runs so many times, and holds what came of it against what one process came to.
+///
+/// # Errors
+/// If a run does not come to its end.
+pub fn measure(
+    setup: &MeasureSetup,
+    expected: &Undisturbed,
+    watch: &mut Watch<'_>,
+) -> Result<Row, GroupError> {
+    let promised = setup.group.program.plan(&setup.config, setup.group.workers)?;
+    let mut calm = Calm::default();
+    for _ in 0..setup.undisturbed {
+        run_once(setup, expected, &promised, &mut calm, watch)?;
+    }
+    Ok(calm.row())
+}
+
+fn run_once(
+    setup: &MeasureSetup,
+    expected: &Undisturbed,
+    promised: &PlanAnswer,
+    calm: &mut Calm,
+    watch: &Watch<'_>,
+) -> Result<(), GroupError> {
+    let folder = Folder::temporary("calm").map_err(|source| {
+        let doing = "cannot make a folder".to_owned();
+        GroupError::System { doing, source }
+    })?;
+    let cluster = GroupSetup { folder: folder.path().to_owned(), ..setup.group.clone() };
+    let mut group = Group::start(&cluster, STANDSTILL)?;
+    group.run(&setup.config, setup.steps)?;
+    watch.until_done(&mut group, STANDSTILL)?;
+    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    let findings = check(&logs, setup.steps, None);
+    let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
+    calm.runs += 1;
+    calm.equal += u64::from(digest.is_some() && digest == expected.digest);
+    calm.step_ms.extend(group.picture().step_ms());
+    let events = || group.members().iter().flat_map(|member| member.events());
+    calm.suspected += lost(events());
+    let (plans, drifts) = plans(events());
+    calm.plans += plans;
+    calm.drifts += drifts;
+    let schedule = events().find_map(|event| match &event.kind {
+        EventKind::Plan { schedule, .. } => Some(schedule.as_str()),
+        _ => None,
+    });
+    let stage_bytes = schedule.and_then(|schedule| promised.stage_bytes(schedule));
+    for (stage, promised) in stage_bytes.into_iter().flatten().enumerate() {
+        let worker = group.picture().stages().get(stage).copied();
+        let pid = worker.and_then(|worker| group.members()[worker].pid());
+        if let Some(peak) = pid.and_then(peak_bytes) {
+            calm.note_memory(stage, peak, *promised);
+        }
+    }
+    Ok(())
+}
+
+/// Members that were held for lost.
+fn lost<'a>(events: impl Iterator<Item = &'a Event>) -> u64 {
+    let lost = events.filter_map(|event| match &event.kind {
+        EventKind::Lost { node, .. } => Some(*node),
+        _ => None,
+    });
+    lost.collect::<BTreeSet<_>>().len() as u64
+}
+
+/// Plans behind the first one, and those that were made because passes drifted.
+fn plans<'a>(events: impl Iterator<Item = &'a Event>) -> (u64, u64) {
+    let (mut all, mut drifted) = (BTreeSet::new(), BTreeSet::new());
+    for event in events {
+        if let EventKind::Plan { generation, reason, .. } = &event.kind {
+            if reason.contains(DRIFTED) { &mut drifted } else { &mut all }.insert(*generation);
+        }
+    }
+    ((all.len() as u64).saturating_sub(1), drifted.len() as u64)
+}
+
+impl Calm {
+    fn note_memory(&mut self, stage: usize, peak: u64, promised: u64) {
+        let share = peak as f64 / promised.max(1) as f64;
+        if self.memory.as_ref().is_none_or(|(greatest, _)| share > *greatest) {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            let (took, plan) = (mib(peak), mib(promised));
+            self.memory = Some((share, format!("stage {stage}: {took:.0} of {plan:.0} MiB")));
+        }
+    }
+
+    fn row(self) -> Row {
+        let runs = self.runs;
+        let (memory, fullest) = self.memory.unzip();
+        let fullest = fullest.unwrap_or_default();
+        let marks = vec![
+            Mark::all_of("runs that end with the digest of one process", self.equal, runs),
+            Mark::none_of("members suspected", self.suspected),
+            Mark::none_of("plans behind the first, drift aside", self.plans),
+            Mark::new(
+                "peak memory over the plan's",
+                Bound::AtMost(MEMORY_MAX),
+                Unit::Ratio,
+                memory,
+            ),
+        ];
+        let drifts = self.drifts;
+        let note = format!("a step of {runs} runs; {drifts} plans for drift; {fullest}");
+        let plans = u32::try_from(self.plans + drifts).unwrap_or(u32::MAX);
+        let what = "undisturbed (a step)";
+        Row { what, next_seal: self.step_ms.quantiles(), plans, note, marks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Calm, lost, plans};
+    use crate::processes::events::Event;
+
+    #[test]
+    fn plans_and_losses_are_counted_once_whoever_tells_of_them() {
+        let plan = |generation: u64, reason: &str| {
+            Event::parse(&format!(
+                "{{\"event\":\"plan\",\"generation\":{generation},\"stages\":[4],\
+                 \"reason\":\"{reason}\"}}"
+            ))
+        };
+        let drifted = plan(2, "stage 2 (node 4) drifted: takes 27 ms");
+        let events = [plan(1, "first"), plan(1, "first"), drifted, plan(3, "node 5 was lost")];
+        assert_eq!(plans(events.iter()), (1, 1));
+        assert_eq!(plans(events[..1].iter()), (0, 0));
+        let gone = Event::parse("{\"event\":\"lost\",\"node\":5,\"reason\":\"silent\"}");
+        assert_eq!(lost([gone.clone(), gone].iter()), 1);
+    }
+
+    #[test]
+    fn the_fullest_stage_is_held_against_its_plan() {
+        let mut calm = Calm { runs: 2, equal: 1, ..Calm::default() };
+        calm.note_memory(0, 110 << 20, 100 << 20);
+        calm.note_memory(1, 240 << 20, 200 << 20);
+        calm.note_memory(2, 10 << 20, 100 << 20);
+        let row = calm.row();
+        let met: Vec<bool> = row.marks.iter().map(|mark| mark.is_met).collect();
+        assert_eq!(met, [false, true, true, false]);
+        assert!(row.note.contains("stage 1: 240 of 200 MiB"), "{}", row.note);
+        assert!(!Calm::default().row().marks[3].is_met, "nobody was measured");
+    }
+}

@@ -1,0 +1,252 @@
+//! A run whose workers come and go as those of a recorded fleet did, made smaller and faster.
+//!
+//! The ideal that it is held against is what as many workers seal undisturbed on this machine, measured
+//! in the same command at each number that the fleet has: processes of one thread on few cores do not
+//! become faster than the cores, and neither does their ideal.
+
+mod trace;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+pub use self::trace::{Fleet, Move, Trace, TraceError};
+use super::check::{Findings, check};
+use super::contract::{Configuration, Role};
+use super::goal::{Bound, Mark, Unit};
+use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing, wall_us};
+use super::picture::MemberIndex;
+use super::system::Signal;
+use super::undisturbed::{Training, log_of};
+use super::watch::{Progress, STANDSTILL, Watch};
+use crate::random::{Draws, Purpose};
+
+/// Of what is ideal, at least so much is sealed.
+const GOODPUT_MIN: f64 = 0.90;
+/// Steps before the window, so that it begins with a run that goes on.
+const STEPS_BEFORE: u64 = 4;
+/// A run has so many times the steps that are ideal, so that it does not end within the window.
+const STEPS_SPARE: f64 = 1.25;
+
+/// What is replayed.
+#[derive(Clone, Debug)]
+pub struct ReplaySetup {
+    /// The cluster; its workers are those that the fleet begins with.
+    pub group: GroupSetup,
+    /// What is trained.
+    pub config: Configuration,
+    /// Who comes and goes when.
+    pub fleet: Fleet,
+    /// How long a worker is told before it dies; without it, it dies at once.
+    pub notice: Option<Duration>,
+    /// Steps of the runs that say how fast so many workers are.
+    pub trial_steps: u64,
+    /// Where runs that nothing disturbed are kept.
+    pub cache: PathBuf,
+}
+
+/// What it came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Replayed {
+    /// Workers for each node of the trace.
+    pub scale: f64,
+    /// How long the window was, in seconds.
+    pub seconds: f64,
+    /// Steps a second that so many workers seal undisturbed.
+    pub rates: BTreeMap<u32, f64>,
+    /// Steps that are ideal for the window.
+    pub ideal_steps: f64,
+    /// Steps that were sealed in it.
+    pub sealed: u64,
+    /// The second over the first.
+    pub goodput: f64,
+    /// Workers that died.
+    pub killed: u32,
+    /// Workers that came.
+    pub started: u32,
+    /// What the event files say.
+    pub findings: Findings,
+    /// The digest that the same training has in one process.
+    pub digest_undisturbed: Option<String>,
+    /// What it is held against.
+    pub marks: Vec<Mark>,
+}
+
+struct Replay<'a, 'b> {
+    setup: &'a ReplaySetup,
+    watch: &'a mut Watch<'b>,
+    group: Group,
+    draws: Draws,
+    /// Workers that were told that they die, with when they do.
+    told: Vec<(Instant, MemberIndex)>,
+    /// Workers that are gone and whose disks are to be cleared.
+    gone: Vec<MemberIndex>,
+    killed: u32,
+    started: u32,
+}
+
+/// Replays.
+///
+/// # Errors
+/// If the run does not come to its end, or nobody takes what is told.
+pub fn run(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<Replayed, GroupError> {
+    let rates = rates(setup, watch)?;
+    let ideal_steps = setup.fleet.ideal_steps(&rates);
+    let steps = (ideal_steps * STEPS_SPARE).ceil() as u64 + 2 * STEPS_BEFORE;
+    watch.tell(&format!("{ideal_steps:.1} steps are ideal; {steps} in one process first"))?;
+    let expected = setup.training(setup.group.workers, steps).alone(&setup.cache)?;
+    let group = Group::start(&setup.group, STANDSTILL)?;
+    group.run(&setup.config, steps)?;
+    let draws = Draws::new(setup.group.seed, Purpose::Faults);
+    let (told, gone) = (Vec::new(), Vec::new());
+    let mut replay = Replay { setup, watch, group, draws, told, gone, killed: 0, started: 0 };
+    let window_us = replay.live()?;
+    let Replay { group, killed, started, .. } = replay;
+    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    let mut findings = check(&logs, steps, None);
+    if findings.digests.is_empty() {
+        findings.digests.extend(group.final_digest());
+    }
+    let seals = group.picture().seals().values();
+    let sealed = seals.filter(|seal| (window_us.0..window_us.1).contains(&seal.at_us)).count();
+    let goodput = sealed as f64 / ideal_steps;
+    let is_equal =
+        expected.digest.is_some() && findings.digests.first() == expected.digest.as_ref();
+    let marks = vec![
+        Mark::new("goodput", Bound::AtLeast(GOODPUT_MIN), Unit::Ratio, goodput),
+        Mark::all_of("ends with the digest of one process", u64::from(is_equal), 1),
+        Mark::none_of("sealed steps lost", findings.steps_lost),
+        Mark::none_of("invariants broken", findings.violations.len() as u64),
+    ];
+    let Fleet { scale, seconds, .. } = setup.fleet;
+    Ok(Replayed {
+        scale,
+        seconds,
+        rates,
+        ideal_steps,
+        sealed: sealed as u64,
+        goodput,
+        killed,
+        started,
+        findings,
+        digest_undisturbed: expected.digest,
+        marks,
+    })
+}
+
+/// Steps a second at each number of workers that the fleet has.
+fn rates(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<BTreeMap<u32, f64>, GroupError> {
+    let mut rates = BTreeMap::new();
+    for workers in setup.fleet.sizes() {
+        let training = setup.training(workers, setup.trial_steps);
+        let step_ms = training.undisturbed(&setup.cache, STANDSTILL, watch)?.step_ms;
+        watch.tell(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
+        rates.insert(workers, 1e3 / step_ms);
+    }
+    Ok(rates)
+}
+
+impl ReplaySetup {
+    fn training(&self, workers: u32, steps: u64) -> Training {
+        let (program, config) = (self.group.program.clone(), self.config.clone());
+        Training { program, config, steps, workers }
+    }
+}
+
+impl Replay<'_, '_> {
+    /// Lives through the window, and to the end of the run. Yields when the window was, in
+    /// microseconds since 1970.
+    fn live(&mut self) -> Result<(u64, u64), GroupError> {
+        let mut progress = Progress::new(&self.group);
+        while self.group.picture().step() < STEPS_BEFORE {
+            self.turn(&mut progress)?;
+        }
+        let (began, from_us) = (Instant::now(), wall_us());
+        let moves = self.setup.fleet.moves.clone();
+        for found in moves {
+            while began.elapsed().as_secs_f64() < found.after_s {
+                self.turn(&mut progress)?;
+            }
+            self.carry_out(found)?;
+        }
+        while began.elapsed().as_secs_f64() < self.setup.fleet.seconds {
+            self.turn(&mut progress)?;
+        }
+        let to_us = wall_us();
+        // Behind the window, somebody has to bring the run to its end.
+        if self.group.running(Role::Worker).is_empty() {
+            self.group.add(Role::Worker)?;
+        }
+        while !self.told.is_empty() {
+            self.turn(&mut progress)?;
+        }
+        self.watch.until_done(&mut self.group, STANDSTILL)?;
+        Ok((from_us, to_us))
+    }
+
+    fn turn(&mut self, progress: &mut Progress) -> Result<(), GroupError> {
+        self.watch.check()?;
+        self.group.look()?;
+        let now = Instant::now();
+        let (due, told) = self.told.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.told = told;
+        for (_, member) in due {
+            if self.group.members()[member].standing() == Standing::Leaving {
+                self.group.signal(member, Signal::Kill)?;
+            }
+        }
+        let members = self.group.members();
+        let is_gone = |member: &MemberIndex| members[*member].standing() == Standing::Gone;
+        let (clear, later) = self.gone.drain(..).partition::<Vec<_>, _>(is_gone);
+        self.gone = later;
+        clear.into_iter().try_for_each(|member| self.group.clear(member))?;
+        // Nobody seals where nobody is.
+        if self.group.running(Role::Worker).is_empty() {
+            progress.excuse();
+        }
+        progress.check(&self.group, STANDSTILL)?;
+        std::thread::sleep(LOOK_EVERY);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, found: Move) -> Result<(), GroupError> {
+        for _ in 0..found.kills {
+            let workers = self.group.running(Role::Worker);
+            if workers.is_empty() {
+                break;
+            }
+            let victim = *self.draws.pick(&workers);
+            self.group.retire(victim);
+            self.gone.push(victim);
+            let signal = if self.setup.notice.is_some() { Signal::Terminate } else { Signal::Kill };
+            self.group.signal(victim, signal)?;
+            let dies = self.setup.notice.map(|notice| (Instant::now() + notice, victim));
+            self.told.extend(dies);
+            self.killed += 1;
+        }
+        for _ in 0..found.starts {
+            self.group.add(Role::Worker)?;
+            self.started += 1;
+        }
+        let Move { after_s, kills, starts } = found;
+        let (step, workers) = (self.group.picture().step(), self.group.running(Role::Worker).len());
+        let line =
+            format!("{after_s:>8.1} s  step {step}: {kills} die, {starts} come; {workers} workers");
+        self.watch.tell(&line)
+    }
+}
+
+impl fmt::Display for Replayed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scale, seconds, ideal_steps, sealed, killed, started, .. } = self;
+        write!(
+            f,
+            "{seconds:.0} s at {scale:.3} workers a node: {killed} killed, {started} came; "
+        )?;
+        write!(f, "{sealed} steps sealed of {ideal_steps:.1} that are ideal")?;
+        self.marks.iter().try_for_each(|mark| write!(f, "\n{mark}"))
+    }
+}
