@@ -74,12 +74,7 @@ const FENCES: [Fence; 37] = [
         "bytemuck",
         &["trainer", "transport", "node"],
         &[],
-        &[
-            "trainer/src/digest.rs",
-            "trainer/src/elastic/",
-            "transport/src/",
-            "node/src/cluster/",
-        ],
+        &["trainer/src/digest.rs", "trainer/src/elastic/", "transport/src/", "node/src/cluster/"],
     ),
     fence("bytes", &["transport", "node"], &[], &["transport/", "node/src/"]),
     fence(

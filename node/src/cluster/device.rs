@@ -195,6 +195,8 @@ pub struct Gauge {
     edges: AtomicU64,
     /// Operations that ran, and orders that were carried out.
     work: WorkCount,
+    /// Orders begun and carried out: odd while one is under way.
+    orders: AtomicU64,
     evaluation: EvaluationGauge,
 }
 
@@ -209,6 +211,12 @@ impl Gauge {
     #[must_use]
     pub fn work(&self) -> &WorkCount {
         &self.work
+    }
+
+    /// Counts each begin and end of an order; odd while one is carried out.
+    #[must_use]
+    pub fn orders(&self) -> u64 {
+        self.orders.load(Ordering::Acquire)
     }
 
     /// How far the evaluation under way is.
@@ -405,9 +413,19 @@ impl<M: Machine> DeviceThread<M> {
     }
 
     fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
-        if let DeviceInput::Begin(_) | DeviceInput::Host(HostInput::Order(_)) = &input {
-            self.gauge.work.add(1);
-        }
+        // A tick is no work, and neither is a frame until an operation reads it.
+        let is_order = matches!(
+            input,
+            DeviceInput::Begin(_) | DeviceInput::Host(HostInput::Order(_) | HostInput::Read { .. })
+        );
+        self.gauge.orders.fetch_add(1, Ordering::AcqRel);
+        let taken = self.carry_out(input);
+        self.gauge.orders.fetch_add(1, Ordering::AcqRel);
+        self.gauge.work.add(u64::from(is_order));
+        taken
+    }
+
+    fn carry_out(&mut self, input: DeviceInput) -> Result<(), Over> {
         match input {
             DeviceInput::Begin(job) => {
                 // What the job before had goes first: there may be no room for both.

@@ -1,14 +1,30 @@
 //! What a worker reports of its work: that it makes progress, and how far what takes long is.
 
-use zbelastic_types::{Bytes, Step};
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::seat::News;
+use zbelastic_consensus::state::copied_layers;
+use zbelastic_trainer::elastic::image_bytes;
+use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::Worker;
+use crate::cluster::tick::ticks_of_seconds;
 use crate::cluster::wire::{NodeMessage, PieceRef};
 use crate::cluster::work::{Activity, WorkCount};
 
 /// Ticks between two reports of an activity: people read no faster, and heartbeats carry the count of
 /// work in between.
 const REPORT_TICKS: u32 = 50;
+
+/// An order is taken for work that gets on while it takes no longer than this many times what its bytes
+/// should: machines share cores and memory.
+const ORDER_PATIENCE: f64 = 10.0;
+/// An order may take so long however little it is about, in seconds.
+const ORDER_SECONDS_MIN: f64 = 10.0;
+/// How often an order passes over each byte that is held: it draws or restores a layer, hashes it, and
+/// gives its memory back.
+const ORDER_PASSES: f64 = 4.0;
+/// Bytes that one thread passes over in a second at least: a fifth of what a core was measured to copy.
+const ORDER_BYTES_PER_S: f64 = 1e9;
 
 /// What is under way, and what was reported of it.
 #[derive(Default)]
@@ -21,7 +37,36 @@ pub(super) struct WorkLog {
     receiving: u64,
     writing: Option<Writing>,
     reported: Option<(u64, Option<Activity>)>,
+    /// The count of work that the seat was given last.
+    progress: u64,
     ticks: u32,
+    order: OrderWatch,
+}
+
+/// The order that the device thread carries out.
+#[derive(Default)]
+struct OrderWatch {
+    /// The gauge's count of orders as it was seen last.
+    seen: u64,
+    ticks: u32,
+    /// Bytes that are held here under the plan.
+    held: u64,
+}
+
+impl OrderWatch {
+    /// Whether an order is under way that may take longer yet.
+    fn gets_on(&mut self, orders: u64) -> bool {
+        let is_same = orders == self.seen && !orders.is_multiple_of(2);
+        self.ticks = if is_same { self.ticks + 1 } else { 0 };
+        self.seen = orders;
+        is_same && self.ticks <= order_ticks_max(self.held)
+    }
+}
+
+/// Ticks that an order may take which passes over so many bytes.
+fn order_ticks_max(held: u64) -> u32 {
+    let seconds = ORDER_PASSES * held as f64 / ORDER_BYTES_PER_S;
+    ticks_of_seconds(ORDER_SECONDS_MIN + ORDER_PATIENCE * seconds)
 }
 
 /// Layers of a version on their way to disks.
@@ -80,10 +125,30 @@ impl WorkLog {
 }
 
 impl Worker {
+    /// Another plan: what is held under it.
+    pub(super) fn note_held(&mut self, plan: &PlanRecord, me: NodeId) {
+        let Some(stage) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)
+        else {
+            return;
+        };
+        let held: Vec<LayerId> =
+            plan.layers_of(stage.0).chain(copied_layers(plan, stage.0)).collect();
+        let bytes = held.into_iter().filter_map(|layer| self.layer_floats(layer)).map(image_bytes);
+        self.work.order.held = bytes.sum();
+    }
+
     /// Reports work that was done since the last report, if it is time for one.
     pub(super) fn report_work(&mut self) {
         let gauge = self.device.gauge();
+        if self.work.order.gets_on(gauge.orders()) {
+            gauge.work().add(1);
+        }
         let done = gauge.work().total() + self.work.received.total();
+        if self.work.progress != done {
+            self.work.progress = done;
+            self.tell_seat(News::Progress { done });
+        }
+        let gauge = self.device.gauge();
         self.work.ticks += 1;
         if self.work.ticks < REPORT_TICKS {
             return;
@@ -122,6 +187,20 @@ mod tests {
         let _next = log.begin_receiving(10);
         let expected = Activity::Receiving { done: Bytes(0), total: Bytes(10) };
         assert_eq!(log.activity(None), Some(expected), "what came before is not counted again");
+    }
+
+    #[test]
+    fn an_order_gets_on_for_as_long_as_its_bytes_may_take_and_no_longer() {
+        let gigabyte = OrderWatch { held: 1 << 30, ..OrderWatch::default() };
+        let mut watch = gigabyte;
+        let ticks_max = order_ticks_max(1 << 30);
+        assert!(ticks_max > 3 * order_ticks_max(1 << 20));
+        assert!(!watch.gets_on(2), "none is under way");
+        assert!(!watch.gets_on(3), "it has just begun");
+        assert!((0..ticks_max).all(|_| watch.gets_on(3)));
+        assert!(!watch.gets_on(3), "it hangs");
+        assert!(!watch.gets_on(5));
+        assert!(watch.gets_on(5), "another one has all of its time");
     }
 
     #[test]

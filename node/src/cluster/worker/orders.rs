@@ -83,6 +83,7 @@ impl Worker {
             let spec = load.spec.clone();
             return self.begin_job(&spec, Order::Load(load));
         }
+        self.note_held(&load.plan, self.setup.node);
         let Readiness::Ready(job) = &mut self.readiness else { return };
         (job.plan, job.rehearsal) = (Some(load.plan.clone()), None);
         self.shelf.clear_before(load.plan.generation);
