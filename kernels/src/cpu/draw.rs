@@ -22,15 +22,15 @@ const ONE_IN_2_32: f64 = 1.0 / 4_294_967_296.0;
 /// `ln(x)` of numbers in `(0, 1]`, as FreeBSD's `e_log.c` computes it.
 #[inline(always)]
 fn logs(x: [f64; PAIRS]) -> [f64; PAIRS] {
-    const LN2_HI: f64 = 6.931_471_803_691_238_164_90e-01;
-    const LN2_LO: f64 = 1.908_214_929_270_587_700_02e-10;
-    const LG1: f64 = 6.666_666_666_666_735_130e-01;
-    const LG2: f64 = 3.999_999_999_940_941_908e-01;
-    const LG3: f64 = 2.857_142_874_366_239_149e-01;
-    const LG4: f64 = 2.222_219_843_214_978_396e-01;
-    const LG5: f64 = 1.818_357_216_161_805_012e-01;
-    const LG6: f64 = 1.531_383_769_920_937_332e-01;
-    const LG7: f64 = 1.479_819_860_511_658_591e-01;
+    const LN2_HI: f64 = 0.6931471803691238;
+    const LN2_LO: f64 = 1.9082149292705877e-10;
+    const LG1: f64 = 0.6666666666666735;
+    const LG2: f64 = 0.3999999999940942;
+    const LG3: f64 = 0.2857142874366239;
+    const LG4: f64 = 0.22222198432149784;
+    const LG5: f64 = 0.1818357216161805;
+    const LG6: f64 = 0.15313837699209373;
+    const LG7: f64 = 0.14798198605116586;
     std::array::from_fn(|i| {
         let bits = x[i].to_bits();
         // Reduces x to [sqrt(2)/2, sqrt(2)).
@@ -53,21 +53,22 @@ fn logs(x: [f64; PAIRS]) -> [f64; PAIRS] {
 /// Sines and cosines of angles in `[0, 2 pi)`, as FreeBSD's `s_sin.c` and `s_cos.c` compute them, but for
 /// those so near a multiple of a right angle that they reduce them in more rounds: [`is_near_axis`].
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // Lane by lane, so that compilers see vectors.
 fn sines_and_cosines(x: [f64; PAIRS]) -> ([f64; PAIRS], [f64; PAIRS]) {
-    const PIO2_1: f64 = 1.570_796_326_734_125_614_17e+00;
-    const PIO2_1T: f64 = 6.077_100_506_506_192_249_32e-11;
-    const S1: f64 = -1.666_666_666_666_663_243_48e-01;
-    const S2: f64 = 8.333_333_333_322_489_461_24e-03;
-    const S3: f64 = -1.984_126_982_985_794_931_34e-04;
-    const S4: f64 = 2.755_731_370_707_006_767_89e-06;
-    const S5: f64 = -2.505_076_025_340_686_341_95e-08;
-    const S6: f64 = 1.589_690_995_211_550_102_21e-10;
-    const C1: f64 = 4.166_666_666_666_660_190_37e-02;
-    const C2: f64 = -1.388_888_888_887_410_957_49e-03;
-    const C3: f64 = 2.480_158_728_947_672_941_78e-05;
-    const C4: f64 = -2.755_731_435_139_066_330_35e-07;
-    const C5: f64 = 2.087_572_321_298_174_827_90e-09;
-    const C6: f64 = -1.135_964_755_778_819_482_65e-11;
+    const PIO2_1: f64 = 1.5707963267341256;
+    const PIO2_1T: f64 = 6.077100506506192e-11;
+    const S1: f64 = -0.16666666666666632;
+    const S2: f64 = 0.00833333333332249;
+    const S3: f64 = -0.0001984126982985795;
+    const S4: f64 = 2.7557313707070068e-06;
+    const S5: f64 = -2.5050760253406863e-08;
+    const S6: f64 = 1.58969099521155e-10;
+    const C1: f64 = 0.0416666666666666;
+    const C2: f64 = -0.001388888888887411;
+    const C3: f64 = 2.480158728947673e-05;
+    const C4: f64 = -2.7557314351390663e-07;
+    const C5: f64 = 2.087572321298175e-09;
+    const C6: f64 = -1.1359647557788195e-11;
     // The first angles that are reduced by one, two, three and four right angles.
     const FIRST: f64 = f64::from_bits(0x3fe9_21fc << 32);
     const SECOND: f64 = f64::from_bits(0x4002_d97d << 32);
@@ -110,6 +111,7 @@ fn is_near_axis(x: f64) -> bool {
 
 /// The first two words of as many blocks from `first` on.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // Lane by lane, so that compilers see vectors.
 fn blocks(normals: Normals, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
     let Normals { mut key, subject, .. } = normals;
     let mut c0: [u32; PAIRS] = std::array::from_fn(|i| (first + i as u64) as u32);
@@ -142,6 +144,7 @@ pub struct Normals {
 
 /// The pairs from `first` on, one after the other; the last may be half a pair.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // As above.
 fn draw_lanes<L: Lanes>(normals: Normals, first: u64, to: &mut [f32]) {
     for (block, to) in (0..).zip(to.chunks_mut(2 * PAIRS)) {
         let (radii, angles) = blocks(normals, first + block * PAIRS as u64);
